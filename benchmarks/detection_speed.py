@@ -32,9 +32,9 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Telemetry,
 )
 from scheduler_feedback.core.verdict import Verdict
-from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
-from scheduler_feedback.detectors.counters.counter_statistics import ALARM, CounterStatistics
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM
 
 SIZES = (1_000, 10_000, 100_000)
 TICKS = 100
@@ -145,14 +145,12 @@ class Fleet:
 
 def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
     """Measure one fleet: warm up, make one rank in a hundred fail, and run the detectors for `ticks` ticks."""
-    fleet, detectors = Fleet(gpus, seed), make_all()
-    panel = next(value for value in vars(detectors[0]).values() if isinstance(value, CounterStatistics))
+    fleet, detection = Fleet(gpus, seed), make_detection()
+    counters = detection.shared.counters
     number = 0
     for _ in range(WARM_UP_TICKS):
         number += 1
-        telemetry = fleet.tick(number)
-        for detector in detectors:
-            detector.tick(telemetry)
+        detection.tick(fleet.tick(number))
     fleet.fail()
     gc.collect()
     taken, used, reported, alarmed = [], [], 0, 0
@@ -160,10 +158,9 @@ def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
         number += 1
         telemetry = fleet.tick(number)
         begun, begun_cpu = time.perf_counter(), time.thread_time()
-        for detector in detectors:
-            reported += sum(isinstance(finding, Verdict) for finding in detector.tick(telemetry))
-        suspects = np.flatnonzero((panel.score >= ALARM).any(axis=0))
-        weigh(panel, suspects, Priors())
+        reported += sum(isinstance(finding, Verdict) for finding in detection.tick(telemetry))
+        suspects = np.flatnonzero((counters.score >= ALARM).any(axis=0))
+        weigh(counters, suspects, Priors())
         taken.append((time.perf_counter() - begun) * 1e3)
         used.append((time.thread_time() - begun_cpu) * 1e3)
         alarmed = len(suspects)
@@ -175,7 +172,7 @@ def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
         "rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "jobs": len(fleet.jobs),
         "features": len(FEATURES),
-        "groupings": len(panel.overlapping),
+        "groupings": len(counters.overlapping),
         "ranks_in_alarm_by_counters": alarmed,
         "verdicts": reported,
     }

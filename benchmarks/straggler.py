@@ -35,7 +35,7 @@ from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Abstention, Finding, Verdict
-from scheduler_feedback.detectors import Detector
+from scheduler_feedback.detectors import Detection
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.sim.world.processes import delays
 from scheduler_feedback.sim.world.processes.gang import NS, WALL_START_NS, Gang, History, frames, happen, stopped_by
@@ -65,7 +65,7 @@ class Reported:
 
 
 def watch(
-    detector: Detector,
+    detection: Detection,
     courses: Sequence[Iterator[tuple[float, Layout, Frame]]],
     tick_seconds: float = 0.5,
     fleet: Fleet | None = None,
@@ -78,10 +78,12 @@ def watch(
     due = start_seconds
     for at, layout, frame in heapq.merge(*courses, key=lambda item: item[0]):
         while due < at:
-            reports += [Reported(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
+            reports += [
+                Reported(due, finding) for finding in detection.tick(look.next(WALL_START_NS + round(due * NS)))
+            ]
             due += tick_seconds
         fleet.observe(layout, frame, round(at * NS))
-    return reports + [Reported(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
+    return reports + [Reported(due, finding) for finding in detection.tick(look.next(WALL_START_NS + round(due * NS)))]
 
 
 def faults(ranks: int) -> Iterator[tuple[str, float, Callable[[int], Gang]]]:
@@ -125,7 +127,9 @@ def healthy(ranks: int, seed: int) -> dict[str, Callable[[], Gang]]:
 
 def by_detector(gang: Gang, history: History, seed: int) -> tuple[Named, int]:
     """Return the detector's verdicts, and how often it abstained."""
-    reports = watch(StragglerDetector(), [frames(gang, history, seed, until=gang.start_seconds + COURSE_SECONDS)])
+    reports = watch(
+        Detection((StragglerDetector(),)), [frames(gang, history, seed, until=gang.start_seconds + COURSE_SECONDS)]
+    )
     named = [(h.at_seconds, h.finding.rank, h.finding.confidence) for h in reports if isinstance(h.finding, Verdict)]
     return named, sum(isinstance(h.finding, Abstention) for h in reports)
 
@@ -232,6 +236,7 @@ def cost(ranks: int, seconds: int) -> dict[str, Any]:
     layouts = node_layouts(ranks // RANKS_A_NODE)
     random = np.random.default_rng(FIRST_SEED)
     fleet, detector = Fleet(), StragglerDetector()
+    detection = Detection((detector,))
     seen = Look(fleet)
     fold: list[float] = []
     look: list[float] = []
@@ -267,7 +272,7 @@ def cost(ranks: int, seconds: int) -> dict[str, Any]:
         for layout, frame in sent:
             fleet.observe(layout, frame, at)
         folded = time.perf_counter()
-        detector.tick(seen.next(WALL_START_NS + at))
+        detection.tick(seen.next(WALL_START_NS + at))
         fold.append(folded - begun)
         look.append(time.perf_counter() - folded)
     begun = time.perf_counter()

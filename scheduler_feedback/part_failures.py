@@ -16,8 +16,9 @@ from typing import TypedDict
 
 from scheduler_feedback.core.telemetry.fleet import Sample
 
-PARTS = ("feed", "fleet", "pace", "verdicts", "entries", "baselines", "metrics", "page", "api")
-"""feed: reading agents' streams. fleet: folding frames. pace: step times for the page. verdicts: passing verdicts to
+PARTS = ("feed", "fleet", "pace", "shared", "verdicts", "entries", "baselines", "metrics", "page", "api")
+"""feed: reading agents' streams. fleet: folding frames. pace: step times for the page. shared: what all detectors
+share, and the arbiter of their verdicts. verdicts: passing verdicts to
 the cycle. entries: passing journal entries to readers. baselines: the detectors' snapshots. metrics: /metrics. page,
 api: answering requests."""
 
@@ -155,6 +156,7 @@ _NAMES = {
     "feed": "Reading the agents' streams",
     "fleet": "Telemetry",
     "pace": "Step times on the page",
+    "shared": "Detection",
     "verdicts": "Passing verdicts to the scheduler",
     "entries": "Passing events to readers",
     "baselines": "Saving the detectors' baselines",

@@ -25,6 +25,7 @@ WITHOUT_LOGIC = {
     "core.explanation": "dataclasses",
     "core.state": "enums and dataclasses",
     "core.verdict": "enums, dataclasses and constants",
+    "detectors.context": "dataclasses",
     "detectors.health.suspicion": "a dataclass",
     "detectors.ablation_switches": "a dataclass",
     "detectors.workload.workload_claim": "a dataclass and constants",

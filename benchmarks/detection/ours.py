@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
-
 from agent.schema.verdicts.kinds import OF_OWN_JOB
 from benchmarks.detection.claims import Claim
 from scheduler_feedback import detectors
@@ -16,43 +13,29 @@ from scheduler_feedback.policies.remediation.mitigation_options import lacks
 from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 
 
-@runtime_checkable
-class Timing(Protocol):
-    """A detector that infers the length of iterations for jobs that do not report it."""
-
-    def periods(self) -> Mapping[str, float]:
-        """Return the seconds of an iteration by job, for jobs of which it is sure."""
-        ...
-
-
 class Ours:
     """All of DETECTORS on one stream. switches: parts turned off for an ablation."""
 
     name = "ours"
 
     def __init__(self, switches: Switches | None = None) -> None:
-        self._detectors = detectors.make_all(switches=switches)
+        self._detection = detectors.make_detection(switches=switches)
 
     def look(self, telemetry: Telemetry) -> list[Claim]:
         """Return the verdicts of this tick, and the freeze if many agents were lost at once."""
         now = (telemetry.now_ns - WALL_START_NS) / NS
         found = []
-        for detector in self._detectors:
-            for finding in detector.tick(telemetry):
-                if isinstance(finding, Verdict):
-                    found.append(claim_of(finding, now))
-                elif isinstance(finding, Abstention) and not finding.gang:
-                    # A freeze applies to the whole fleet: no action is taken from now on.
-                    found.append(Claim(now, "freeze", "", "freeze", cause=finding.detector))
+        for finding in self._detection.tick(telemetry):
+            if isinstance(finding, Verdict):
+                found.append(claim_of(finding, now))
+            elif isinstance(finding, Abstention) and not finding.gang:
+                # A freeze applies to the whole fleet: no action is taken from now on.
+                found.append(Claim(now, "freeze", "", "freeze", cause=finding.detector))
         return found
 
     def periods(self) -> dict[str, float]:
         """Return the inferred seconds of an iteration, by job."""
-        found: dict[str, float] = {}
-        for detector in self._detectors:
-            if isinstance(detector, Timing):
-                found |= detector.periods()
-        return found
+        return self._detection.shared.speeds.periods()
 
 
 def claim_of(verdict: Verdict, now: float) -> Claim:

@@ -9,7 +9,7 @@ sequence counts as missing telemetry.
 
 A detector that raises has a bug and an unreliable state, so it is disabled in this process. Other detectors and jobs
 continue, the log has the traceback, and readiness names the detector until the controller is restarted (from the
-detector's last good snapshot).
+detector's last good snapshot). A bug in the state that they share or in the arbiter disables all of them.
 
 If a frame raises when it is folded, that is a bug too: its node's telemetry is set aside, and tried again after a
 minute, then after two, up to ten. A bug in the data combined from all nodes discards that data: folding starts again,
@@ -33,7 +33,10 @@ from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Paces, Speed
 from scheduler_feedback.core.telemetry.placements import REFUSED, Placements, Refusal
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
+from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import Detector
+from scheduler_feedback.detectors.context import Proposal
+from scheduler_feedback.detectors.detection import SHARED, SharedState, shared_of
 from scheduler_feedback.part_failures import PartFailures
 
 TICK_SECONDS = 0.5
@@ -80,6 +83,8 @@ class DetectionThread:
         self._placements = placements
         self._begin()
         self._detectors = {detector.name: detector for detector in detectors}
+        self._shared = SharedState()
+        self._kept: dict[str, SharedState | Detector] = {SHARED: self._shared, **self._detectors}
         self._found = found
         self._clock = clock
         self._tick_seconds = tick_seconds
@@ -146,12 +151,13 @@ class DetectionThread:
             return self._paces.speeds()
 
     def snapshots(self) -> dict[str, bytes]:
-        """Return every detector's baselines by name; the last good ones of a disabled detector."""
+        """Return every detector's baselines and their shared state, by name; the last good ones of a disabled
+        detector."""
         with self._lock:
-            for name, detector in self._detectors.items():
+            for name, part in self._kept.items():
                 if not self._failures.is_out(name):
                     try:
-                        self._good[name] = detector.snapshot()
+                        self._good[name] = part.snapshot()
                     except Exception as error:
                         self._failures.report(name, error, out=True)
             return dict(self._good)
@@ -160,11 +166,13 @@ class DetectionThread:
 
     def restore(self, snapshots: Mapping[str, bytes]) -> None:
         """Restore the detectors' baselines. A detector that cannot read its own starts without, which is logged."""
-        for name, detector in self._detectors.items():
-            if name in snapshots:
+        shared = shared_of(snapshots)
+        known = snapshots if shared is None else {**snapshots, SHARED: shared}
+        for name, part in self._kept.items():
+            if name in known:
                 try:
-                    detector.restore(snapshots[name])
-                    self._good[name] = snapshots[name]
+                    part.restore(known[name])
+                    self._good[name] = known[name]
                 except ValueError as error:
                     _log.error(
                         "detector %s: its snapshot is not readable, it starts without baselines: %s", name, error
@@ -233,19 +241,31 @@ class DetectionThread:
             return []
         samples: list[Sample] = []
         self._take_pace(telemetry)
-        for name, detector in self._detectors.items():
-            if not self._failures.is_out(name):
-                try:
-                    events.extend(detector.tick(telemetry))
-                    samples.extend(detector.measures())
-                except Exception as error:
-                    self._failures.report(name, error, out=True)
+        if not self._failures.is_out(SHARED):
+            try:
+                events.extend(self._detect(telemetry, samples))
+            except Exception as error:
+                self._failures.report(SHARED, error, out=True)
         try:
             samples.extend(self._fleet.measures())
         except Exception as error:
             self._failures.report("metrics", error)
         self._measures = tuple(samples)
         return events
+
+    def _detect(self, telemetry: Telemetry, samples: list[Sample]) -> list[Finding]:
+        """Run every detector that is in service, and return what the arbiter publishes. Adds metric samples."""
+        context = self._shared.begin(telemetry)
+        results: dict[str, Sequence[Proposal]] = {}
+        for name, detector in self._detectors.items():
+            if not self._failures.is_out(name):
+                try:
+                    results[name] = detector.tick(context)
+                    samples.extend(detector.measures())
+                except Exception as error:
+                    self._failures.report(name, error, out=True)
+        samples.extend(self._shared.measures())
+        return self._shared.conclude(context, results)
 
     def _fold(self) -> None:
         queue = self._queue

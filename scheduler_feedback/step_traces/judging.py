@@ -12,7 +12,7 @@ from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Finding, Kind, Verdict
-from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.windows import places
 from scheduler_feedback.step_traces import Recording
@@ -57,7 +57,7 @@ def judge(recording: Recording, switches: Switches | None = None) -> list[JobRep
     reports: dict[str, JobReport] = {}
     traces = {trace.name: trace for trace in recording.traces}
     tables: dict[str, list[tuple[Shape, StepTable]]] = {}
-    detectors = make_all(recording.timed, switches)
+    detection = make_detection(recording.timed, switches)
     for telemetry in recording.stream():
         for job in telemetry.jobs:
             report = reports.get(job.shape.job)
@@ -69,10 +69,9 @@ def judge(recording: Recording, switches: Switches | None = None) -> list[JobRep
             report.shape = job.shape
             if job.steps is not None and len(job.steps):
                 tables.setdefault(job.shape.job, []).append((job.shape, job.steps))
-        for detector in detectors:
-            for finding in detector.tick(telemetry):
-                if finding.gang in reports:
-                    _take(reports[finding.gang], finding, _newest(tables.get(finding.gang)))
+        for finding in detection.tick(telemetry):
+            if finding.gang in reports:
+                _take(reports[finding.gang], finding, _newest(tables.get(finding.gang)))
     for name, report in reports.items():
         _join_tables(report, tables.get(name, []))
         _close(report)

@@ -28,9 +28,9 @@ from scheduler_feedback.core.events import CancelRequested, Event, FreezeSet, No
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import DETECTORS
+from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.feed import Stream
 from scheduler_feedback.journal.recovery import recover, run_again
 from scheduler_feedback.journal.store import Store
@@ -610,7 +610,7 @@ class Detector:
         self.restored = b""
         self.broken = False
 
-    def tick(self, telemetry: Telemetry) -> list[Finding]:
+    def tick(self, context: DetectionContext) -> list[Finding]:
         self.ticks += 1
         if self.broken:
             raise IndexError("list index out of range")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.controller import detection_thread as watch_module
 from scheduler_feedback.controller import restarting_feed
 from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, DetectionThread
-from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.telemetry import consumption, counter_features
 from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, Gang
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
-from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors import DETECTORS
+from scheduler_feedback.detectors.context import DetectionContext, Proposal
+from scheduler_feedback.detectors.detection import SHARED
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.part_failures import PartFailures
 from tests.cluster.memory_backend import World
@@ -38,6 +38,8 @@ from tests.core.test_consumption import SECOND, WALL, Machine
 from tests.feed import test_feed as feeds
 
 BUG = "a bug that a test put there"
+
+_Tick = Callable[[DetectionContext], Sequence[Proposal]]
 
 
 def raises(*_arguments: object, **_named: object) -> Any:
@@ -195,10 +197,10 @@ def test_a_detector_that_raises_is_disabled_and_the_others_continue(
     detectors = [make() for make in DETECTORS]
     ticks = dict.fromkeys((one.name for one in detectors), 0)
 
-    def counted(name: str, tick: Callable[[Telemetry], list[Event]]) -> Callable[[Telemetry], list[Event]]:
-        def counting_tick(telemetry: Telemetry) -> list[Event]:
+    def counted(name: str, tick: _Tick) -> _Tick:
+        def counting_tick(context: DetectionContext) -> Sequence[Proposal]:
             ticks[name] += 1
-            return raises() if name == broken else tick(telemetry)  # type: ignore[no-any-return]
+            return raises() if name == broken else tick(context)  # type: ignore[no-any-return]
 
         return counting_tick
 
@@ -211,7 +213,7 @@ def test_a_detector_that_raises_is_disabled_and_the_others_continue(
     assert watch.broken().startswith(f"{broken} failed: KeyError")
     assert ("gangwatch_detector_failures_total", (("detector", broken),), 1.0) in watch.measures()
     assert sum(record.exc_info is not None for record in caplog.records) == 1
-    assert set(watch.snapshots()) == {name for name in ticks if name != broken}
+    assert set(watch.snapshots()) == {SHARED, *ticks} - {broken}
 
 
 # --- the feed ---------------------------------------------------------------------------------------------------------
@@ -271,8 +273,8 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[set[str]] = []
 
-    def tick(self, telemetry: Telemetry) -> list[Event]:
-        self.seen.append({job.shape.job for job in telemetry.jobs})
+    def tick(self, context: DetectionContext) -> list[Proposal]:
+        self.seen.append({job.shape.job for job in context.telemetry.jobs})
         return []
 
     def measures(self) -> list[Any]:

@@ -27,6 +27,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Cause, Finding, Verdict
 from scheduler_feedback.detectors.health.health import HealthDetector
 from tests.agent.training_node import TrainingNode, shorten_intervals
+from tests.detectors.alone import alone
 from tests.fakes.nvml.control import GPU_IS_LOST, FakeNvml
 
 SECOND = 1_000_000_000
@@ -42,7 +43,7 @@ class DetectorReader:
         node.add_listener(lambda layout, frame: self._received.put((layout, frame)))
         self._fleet = Fleet()
         self._look = Look(self._fleet)
-        self._detector = HealthDetector()
+        self._detector = alone(HealthDetector())
         self.events: list[NodeEvent] = []
         self.findings: list[Finding] = []
 

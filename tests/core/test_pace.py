@@ -17,6 +17,7 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.pace import Pace, Paces
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Finding
+from scheduler_feedback.detectors.context import DetectionContext
 
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND
@@ -286,13 +287,13 @@ class _BrokenPace(Paces):
 
 
 def test_an_error_in_the_page_data_does_not_stop_detectors(caplog: pytest.LogCaptureFixture) -> None:
-    ticks: list[Telemetry] = []
+    ticks: list[DetectionContext] = []
 
     class Counting:
         name = "counting"
 
-        def tick(self, telemetry: Telemetry) -> list[Finding]:
-            ticks.append(telemetry)
+        def tick(self, context: DetectionContext) -> list[Finding]:
+            ticks.append(context)
             return []
 
         def measures(self) -> list[Sample]:

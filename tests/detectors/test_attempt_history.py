@@ -11,12 +11,11 @@ import pytest
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Shape, StepTable
-from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.core.verdict import Cause, Kind
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.windows import Places, places
 from scheduler_feedback.detectors.workload import change_rules, workload_rules
 from scheduler_feedback.detectors.workload.attempt_history import (
-    ActiveVerdict,
     Busy,
     Course,
     Usual,
@@ -24,7 +23,6 @@ from scheduler_feedback.detectors.workload.attempt_history import (
     take_in,
 )
 from scheduler_feedback.detectors.workload.slow_stage import Pressure, alone, slow_node
-from scheduler_feedback.detectors.workload.workload import _turns
 from scheduler_feedback.detectors.workload.workload_claim import Claim
 from scheduler_feedback.detectors.workload.workload_rules import _in_a_row
 from tests.detectors.gang_windows import NS, SHARED_WAIT, START_NS, shape_of, where_of
@@ -258,20 +256,6 @@ def test_a_constant_offset_is_reported_if_it_slows_the_job() -> None:
     assert not [one for one in begun.claims() if one.cause is Cause.STANDING_OFFSET], (
         "it began during the attempt, so it is not a constant offset"
     )
-
-
-def test_rotating_slowness_lasts_as_long_as_its_verdict() -> None:
-    def active(*causes: Cause) -> Cause | None:
-        course = Run().course
-        for number, cause in enumerate(causes):
-            reported = Verdict(str(number), Kind.WORKLOAD, "g", 1, -1, "", cause, 0.9, 1.1, 1.0, 1.1, 0, 1)
-            course.standing[str(number)] = ActiveVerdict(reported, 0, 0)
-        return _turns(course)
-
-    assert active() is None
-    assert active(Cause.WHOLE_JOB, Cause.CHECKPOINT) is None
-    assert active(Cause.WHOLE_JOB, Cause.SEQUENCE_LENGTH) is Cause.SEQUENCE_LENGTH
-    assert active(Cause.SEQUENCE_LENGTH, Cause.PAUSES) is Cause.PAUSES
 
 
 # --- changes since the job was new -----------------------------------------------------------------------------------

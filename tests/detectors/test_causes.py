@@ -9,8 +9,8 @@ import pytest
 
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence
-from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
+from scheduler_feedback.detectors.detection import SharedState
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 from scheduler_feedback.detectors.straggler.straggler_causes import MISSING, Causes
@@ -35,8 +35,8 @@ def after(
 
     unread: ranks without GPU readings.
     """
-    random, statistics = np.random.default_rng(1), CounterStatistics()
-    causes = Causes(statistics, Switches())
+    random, shared = np.random.default_rng(1), SharedState(timed=False)
+    causes, statistics = Causes(), shared.counters
     jobs = [JobTelemetry(shape) for shape in shapes]
     for second in range(90):
         values = random.normal(1.0, 0.005, (len(FEATURES), 1, RANKS * len(shapes))).astype(np.float32)
@@ -49,7 +49,7 @@ def after(
             if second >= 60:
                 values[FEATURE[name], 0, SLOW] = value
         now = np.array([second * NS])
-        causes.at(Telemetry(int(now[0]), tuple(jobs), Counters(now, 1.0, values)))
+        causes.begin(shared.begin(Telemetry(int(now[0]), tuple(jobs), Counters(now, 1.0, values))))
     return causes, statistics, jobs
 
 
@@ -103,12 +103,12 @@ def test_a_rank_computes_on_a_device_if_its_gpu_has_readings() -> None:
 
 @pytest.mark.parametrize("gpus", [True, False])
 def test_fault_history_raises_confidence_for_causes_of_parts(gpus: bool) -> None:
-    causes, statistics, _ = after([shape_of("j")])
+    causes, _, _ = after([shape_of("j")])
     shape = shape_of("j", gpus=gpus)
     one = judgement(Cause.THERMAL)
     assert causes.with_past(one, shape) is one, "there is no fault history"
     for _ in range(2):
-        statistics.fault_history.remember("GPU-3", "n03", Cause.THERMAL, 1)
+        causes._context.fault_history.remember("GPU-3", "n03", Cause.THERMAL, 1)
     surer = causes.with_past(one, shape)
     past = [item.against for item in surer.evidence if item.measure == "past_verdicts"]
     assert len(past) == (2 if gpus else 1) and surer.confidence > one.confidence

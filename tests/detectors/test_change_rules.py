@@ -9,9 +9,10 @@ import pytest
 
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
-from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.steps.expected_work import Work
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
+from tests.detectors.alone import alone
 from tests.detectors.test_detectors import Job, course, verdicts
 
 RANKS = 16
@@ -29,7 +30,7 @@ def _slower(job: Job, factor: float, busy: float, after: float = 60.0) -> None:
 def test_slow_input_does_not_increase_tensor_activity(busy: float, cause: Cause) -> None:
     job = Job(ranks=RANKS)
     _slower(job, 1.4, busy)
-    (verdict,) = verdicts(course(list(make_all()), [job], 120))
+    (verdict,) = verdicts(course(make_detection(), [job], 120))
     assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, cause, -1)
     assert verdict.step_seconds_before == pytest.approx(1.0, abs=0.03)
 
@@ -38,13 +39,13 @@ def test_a_job_with_more_work_is_reported_and_an_unchanged_job_is_not() -> None:
     for factor, reported in ((1.0, 0), (1.12, 1)):
         job = Job(ranks=RANKS)
         _slower(job, factor, 0.7 * factor)
-        assert len(verdicts(course(WorkloadDetector(), [job], 140))) == reported
+        assert len(verdicts(course(alone(WorkloadDetector()), [job], 140))) == reported
 
 
 def test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes() -> None:
     job = Job(ranks=RANKS)
     job.work = lambda second: np.full(RANKS, 0.7 * (1.4 if 60 < second < 360 else 1.0))
-    found = course(WorkloadDetector(), [job], 620)
+    found = course(alone(WorkloadDetector()), [job], 620)
     assert [type(one) for _, one in found] == [Verdict, Cleared]
     assert found[0][0] < 90
     assert 360 + 120 <= found[1][0] < 360 + 180
@@ -54,7 +55,7 @@ def test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes() -> No
 def test_four_long_steps_of_a_slow_job_are_enough() -> None:
     job = Job(ranks=RANKS, step_seconds=20.0)
     job.work = lambda second: np.full(RANKS, 14.0 * (1.3 if second > 800 else 1.0))
-    found = [(at, one) for at, one in course(WorkloadDetector(), [job], 960) if one in verdicts([(at, one)])]
+    found = [(at, one) for at, one in course(alone(WorkloadDetector()), [job], 960) if one in verdicts([(at, one)])]
     ((reported, verdict),) = found
     assert verdict.cause is Cause.WHOLE_JOB
     assert reported <= 800 + 6 * 24.3
@@ -67,21 +68,21 @@ def test_a_busier_host_is_not_reported_as_more_work_without_tensor_counters(crow
     job.work = lambda second: np.full(4, 0.7 * (1.4 if second > 60 else 1.0))
     job.feature["tensor_active"] = lambda _: np.full(4, np.nan)
     job.feature["cpu_waiting"] = lambda second: np.full(4, 0.3 if crowded and second > 60 else 0.05)
-    found = verdicts(course(WorkloadDetector(), [job], 140))
+    found = verdicts(course(alone(WorkloadDetector()), [job], 140))
     assert [one.cause for one in found] == [Cause.WHOLE_JOB] * reported
 
 
 def test_a_job_with_a_slow_network_has_not_more_work() -> None:
     job = Job(ranks=RANKS)
     job.network = lambda second: 0.5 if second > 60 else 0.3
-    assert not verdicts(course(WorkloadDetector(), [job], 120))
+    assert not verdicts(course(alone(WorkloadDetector()), [job], 120))
 
 
 def test_a_job_slower_by_far_more_than_its_work_has_another_cause() -> None:
     job = Job(ranks=RANKS)
     job.work = lambda second: np.full(RANKS, 0.7 * (1.05 if second > 60 else 1.0))
     job.network = lambda second: 0.6 if second > 60 else 0.3
-    assert not verdicts(course(WorkloadDetector(), [job], 120))
+    assert not verdicts(course(alone(WorkloadDetector()), [job], 120))
 
 
 def test_tokens_alone_suffice_to_find_more_work() -> None:
@@ -104,7 +105,7 @@ def test_rotating_pauses_are_found_while_expert_load_drifts(pauses: bool) -> Non
         return own
 
     job.work = work
-    found = verdicts(course(WorkloadDetector(), [job], 230))
+    found = verdicts(course(alone(WorkloadDetector()), [job], 230))
     assert [one.rank for one in found if one.cause is Cause.PAUSES] == [-1] * pauses
 
 
@@ -135,5 +136,5 @@ def test_unequal_lengths_are_reported_if_compute_times_follow_them(follows: floa
 
     look, job.look, job.work = job.look, with_lengths, work  # type: ignore[method-assign]
     job.network = lambda second: 0.42 if second > 100 else 0.3  # idle time of the pipeline
-    found = verdicts(course(WorkloadDetector(), [job], 160))
+    found = verdicts(course(alone(WorkloadDetector()), [job], 160))
     assert [one.kind for one in found] == [Kind.SEQUENCE_IMBALANCE] * (follows == 1.0)

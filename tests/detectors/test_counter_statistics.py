@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_feedback.core.telemetry.telemetry import FEATURES, Counters, Grouping, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.counter_statistics import (
     ALLOWANCE,
@@ -111,7 +111,7 @@ def test_the_statistics_equal_their_formulas_to_the_bit(stages: list[int], seed:
     for window, values in enumerate(windows(random, columns, 120)):
         now_ns = START + window * SECOND
         counters = Counters(np.array([now_ns], np.int64), 1.0, values[:, None])
-        statistics.at(Telemetry(now_ns, (JobTelemetry(shape),), counters))
+        statistics.take(Telemetry(now_ns, (JobTelemetry(shape),), counters))
         for feature, row in enumerate(plain):
             x = against_peers(feature, values[feature], statistics.peers_of.of)
             for column, one in enumerate(row):
@@ -159,7 +159,7 @@ def seen_by(statistics: CounterStatistics, shape: Shape, windows: int, first: in
     for second in range(first, first + windows):
         values = random.normal(1.0, 0.02, (len(FEATURES), 1, len(shape))).astype(np.float32)
         now = START + second * SECOND
-        statistics.at(Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, values)))
+        statistics.take(Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, values)))
 
 
 def test_baselines_survive_two_restarts_in_short_succession() -> None:
@@ -191,8 +191,9 @@ def test_restored_baselines_are_dropped_after_ten_minutes() -> None:
 
 def test_detectors_of_a_stream_share_statistics_and_switches() -> None:
     switches = Switches(self_residual=False)
-    panels = {detector._panel for detector in make_all(switches=switches)}  # type: ignore[attr-defined]
-    (statistics,) = panels
-    assert statistics._switches is switches
-    (another,) = {detector._panel for detector in make_all()}  # type: ignore[attr-defined]
-    assert another is not statistics and another._switches == Switches()
+    one, another = make_detection(switches=switches).shared, make_detection().shared
+    context = one.begin(
+        Telemetry(1, (), Counters(np.zeros(0, np.int64), 1.0, np.zeros((len(FEATURES), 0, 0), np.float32)))
+    )
+    assert context.counters is one.counters and context.switches is one.counters._switches is switches
+    assert another.counters is not one.counters and another.counters._switches == Switches()

@@ -28,11 +28,12 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Telemetry,
 )
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors import DETECTORS, Detector, make_all
+from scheduler_feedback.detectors import DETECTORS, Detection, Maker, make_detection
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.counters.fault_history import FaultHistory
+from scheduler_feedback.detectors.detection import SharedState
 from scheduler_feedback.detectors.hang.hang import HangDetector
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.interference.interference import InterferenceDetector
@@ -41,6 +42,7 @@ from scheduler_feedback.detectors.stats.group_intersection import intersected
 from scheduler_feedback.detectors.stats.group_medians import NETWORK_SIZE, group_mean, group_median
 from scheduler_feedback.detectors.straggler.gang_state import rest
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from tests.detectors.alone import alone
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS
@@ -108,7 +110,7 @@ class Job:
 
 
 def course(
-    detectors: list[Detector] | Detector,
+    detectors: Detection,
     jobs: list[Job],
     seconds: int,
     events: dict[int, list[NodeEvent]] | None = None,
@@ -128,8 +130,7 @@ def course(
             sent |= {node: now for node in job.shape.nodes if node not in silent(second)}
         reported = tuple((events or {}).get(second, ()))
         telemetry = Telemetry(now, looks, Counters(np.array([now]), 1.0, values[:, None]), reported, dict(sent))
-        for detector in detectors if isinstance(detectors, list) else [detectors]:
-            found += [(second, finding) for finding in detector.tick(telemetry)]
+        found += [(second, finding) for finding in detectors.tick(telemetry)]
     return found
 
 
@@ -152,7 +153,7 @@ def test_a_rank_that_never_arrived_is_the_culprit() -> None:
     job = Job()
     job.hung_from = 60.0
     job.inside[5] = False
-    found = course(HangDetector(), [job], 160)
+    found = course(alone(HangDetector()), [job], 160)
     (verdict,) = verdicts(found)
     assert (verdict.kind, verdict.rank, verdict.cause) == (Kind.HANG, 5, Cause.NEVER_ARRIVED)
     assert verdict.device == "GPU-j-5"
@@ -162,13 +163,13 @@ def test_a_rank_that_never_arrived_is_the_culprit() -> None:
 def test_if_all_ranks_arrived_the_failing_port_is_accused() -> None:
     job = Job()
     job.hung_from = 60.0
-    (reported,) = [one for _, one in course(HangDetector(), [job], 160)]
+    (reported,) = [one for _, one in course(alone(HangDetector()), [job], 160)]
     assert isinstance(reported, Abstention)
     assert "transport" in reported.reason
     failing = Job()
     failing.hung_from = 60.0
     failing.feature["nic_sequence_errors"] = lambda second: np.where(np.arange(8) == 3, 200.0 * (second > 50), 0.0)
-    (verdict,) = verdicts(course(HangDetector(), [failing], 160))
+    (verdict,) = verdicts(course(alone(HangDetector()), [failing], 160))
     assert (verdict.rank, verdict.cause, verdict.device) == (3, Cause.NIC, "j/mlx5_3")
 
 
@@ -176,8 +177,8 @@ def test_a_pause_without_waiting_ranks_is_no_hang_and_steps_clear_a_hang() -> No
     paused = Job()
     paused.hung_from = 60.0
     paused.inside[:] = False
-    assert course(HangDetector(), [paused], 200) == []
-    detector, job = HangDetector(), Job()
+    assert course(alone(HangDetector()), [paused], 200) == []
+    detector, job = alone(HangDetector()), Job()
     job.hung_from = 60.0
     job.inside[2] = False
     assert verdicts(course(detector, [job], 130))
@@ -194,7 +195,9 @@ def test_a_pause_without_waiting_ranks_is_no_hang_and_steps_clear_a_hang() -> No
     ("code", "acts"), [(13, False), (31, False), (43, False), (14, False), (95, True), (119, True)]
 )
 def test_an_xid_accuses_only_if_nvidia_asks_for_a_reset(code: int, acts: bool) -> None:
-    found = verdicts(course(HealthDetector(), [Job()], 40, {30: [event("j-n1", XID, "GPU-j-3", code=str(code))]}))
+    found = verdicts(
+        course(alone(HealthDetector()), [Job()], 40, {30: [event("j-n1", XID, "GPU-j-3", code=str(code))]})
+    )
     assert [(one.kind, one.device, one.rank) for one in found] == ([(Kind.HEALTH, "GPU-j-3", 3)] if acts else [])
 
 
@@ -205,7 +208,7 @@ def test_recovery_actions_and_lost_devices_accuse_and_a_new_part_clears() -> Non
         40: [event("j-n2", DEVICE_LOST, "GPU-j-5")],
         50: [event("j-n1", PART_REPLACED, "GPU-j-2")],
     }
-    found = course(HealthDetector(), [Job()], 60, events)
+    found = course(alone(HealthDetector()), [Job()], 60, events)
     assert [(at, one.device) for at, one in found if isinstance(one, Verdict)] == [(30, "GPU-j-2"), (40, "GPU-j-5")]
     assert [at for at, one in found if isinstance(one, Cleared)] == [50]
 
@@ -215,19 +218,19 @@ def test_a_flapping_link_is_reported_once_and_a_retrained_link_is_not() -> None:
         return {at + off: [event("j-n1", LINK, "mlx5_3", state=state)] for at in seconds
                 for off, state in ((0, "down"), (2, "up"))}  # fmt: skip
 
-    assert not verdicts(course(HealthDetector(), [Job()], 100, flaps(30)))
-    found = verdicts(course(HealthDetector(), [Job()], 300, flaps(*range(30, 280, 20))))
+    assert not verdicts(course(alone(HealthDetector()), [Job()], 100, flaps(30)))
+    found = verdicts(course(alone(HealthDetector()), [Job()], 300, flaps(*range(30, 280, 20))))
     assert [(one.cause, one.device) for one in found] == [(Cause.LINK, "j-n1/mlx5_3")]
     down = {30: [event("j-n1", LINK, "mlx5_3", state="down")]}
-    assert [at for at, one in course(HealthDetector(), [Job()], 60, down)] == [35]
+    assert [at for at, one in course(alone(HealthDetector()), [Job()], 60, down)] == [35]
 
 
 def test_a_stale_agent_needs_a_second_source_of_evidence() -> None:
     silent = gone_after(50, "j-n2")
-    assert not course(HealthDetector(), [Job(ranks=64, nodes=64)], 150, silent=silent)
+    assert not course(alone(HealthDetector()), [Job(ranks=64, nodes=64)], 150, silent=silent)
     job = Job(ranks=64, nodes=64)
     job.hung_from = 50.0
-    (verdict,) = verdicts(course(HealthDetector(), [job], 150, silent=silent))
+    (verdict,) = verdicts(course(alone(HealthDetector()), [job], 150, silent=silent))
     assert (verdict.node, verdict.cause, verdict.level) == ("j-n2", Cause.LOST, "node")
 
 
@@ -235,7 +238,7 @@ def test_an_agent_stale_during_a_hang_does_not_mean_a_lost_node() -> None:
     """The two are independent: the job stopped before its agent became stale."""
     job = Job(ranks=64, nodes=64)
     job.hung_from = 50.0
-    assert not verdicts(course(HealthDetector(), [job], 200, silent=gone_after(80, "j-n2")))
+    assert not verdicts(course(alone(HealthDetector()), [job], 200, silent=gone_after(80, "j-n2")))
 
 
 @pytest.mark.parametrize(("replicas", "rank"), [(64, 41), (2, None)])
@@ -247,7 +250,7 @@ def test_a_reporting_absent_rank_is_at_fault_and_not_a_stale_one(replicas: int, 
     )
     job.hung_from = 50.0
     job.inside[[4, 5, 41]] = False  # the first two on the stale node
-    found = course([HealthDetector(), HangDetector()], [job], 200, silent=gone_after(48, "j-n2"))
+    found = course(Detection((HealthDetector(), HangDetector())), [job], 200, silent=gone_after(48, "j-n2"))
     reported = {(verdict.kind, verdict.node) for verdict in verdicts(found)}
     if rank is None:
         assert (Kind.HEALTH, "j-n2") in reported
@@ -264,14 +267,14 @@ class LateRecords(Job):
 
 
 def test_a_stale_agent_with_late_records_is_no_lost_node_while_collectives_go_on() -> None:
-    assert not verdicts(course(HealthDetector(), [LateRecords()], 200, silent=gone_after(50, "j-n2")))
+    assert not verdicts(course(alone(HealthDetector()), [LateRecords()], 200, silent=gone_after(50, "j-n2")))
 
 
 def test_many_agents_lost_at_once_freeze_and_page_once() -> None:
     job = Job(ranks=64, nodes=64)
     job.hung_from = 50.0
     silent = gone_after(50, *(f"j-n{i}" for i in range(12)))
-    found = [one for _, one in course(HealthDetector(), [job], 200, silent=silent)]
+    found = [one for _, one in course(alone(HealthDetector()), [job], 200, silent=silent)]
     assert isinstance(found[0], Abstention)
     assert found[0].detector == MASS_LOSS
     assert len([one for one in found if isinstance(one, Abstention)]) == 1
@@ -285,10 +288,10 @@ def test_errors_accuse_a_port_only_if_the_job_is_slower() -> None:
         job.network = lambda second: 0.6 if slower and second > 80 else 0.3
         return job
 
-    (verdict,) = verdicts(course(HealthDetector(), [failing(True)], 140))
+    (verdict,) = verdicts(course(alone(HealthDetector()), [failing(True)], 140))
     assert (verdict.kind, verdict.cause, verdict.device, verdict.level) == (Kind.HEALTH, Cause.NIC, "j/mlx5_6", "nic")
     assert any(item.measure == "nic_physical_errors" and item.value == 50.0 for item in verdict.evidence)
-    assert not verdicts(course(HealthDetector(), [failing(False)], 140))
+    assert not verdicts(course(alone(HealthDetector()), [failing(False)], 140))
 
 
 # --- interference -----------------------------------------------------------------------------------------------------
@@ -312,7 +315,7 @@ def neighbours(sharing: dict[str, tuple[str, ...]], disturbs: bool = True) -> li
 
 
 def test_an_interfering_neighbour_is_reported_and_no_rank_is_accused() -> None:
-    found = verdicts(course(list(make_all()), neighbours(UPLINK), 320))
+    found = verdicts(course(make_detection(), neighbours(UPLINK), 320))
     assert {(one.kind, one.gang, one.aggressor, one.rank) for one in found} == {
         (Kind.INTERFERENCE, "victim", "loud", -1)
     }
@@ -335,14 +338,14 @@ def test_the_neighbour_with_the_higher_correlation_is_reported(names: tuple[str,
     for jobs in ([victim, loud, like], [like, loud, victim]):
         for job in jobs:
             job.number, job.last_ns = 0, START
-        found = verdicts(course(InterferenceDetector(), jobs, 400))
+        found = verdicts(course(alone(InterferenceDetector()), jobs, 400))
         assert [(one.gang, one.aggressor) for one in found if one.gang == "victim"] == [("victim", culprit)]
         assert found[0].suspects == (f"job:{rival}",), "the other one is listed, so there was a choice"
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_harmless_neighbours_are_not_reported(seed: int) -> None:
-    assert not verdicts(course(list(make_all()), neighbours(UPLINK, disturbs=False), 250, seed=seed))
+    assert not verdicts(course(make_detection(), neighbours(UPLINK, disturbs=False), 250, seed=seed))
 
 
 @pytest.mark.parametrize(("waits", "reported"), [(0.3, True), (0.1, False), (0.0, False), (np.nan, True)])
@@ -359,7 +362,7 @@ def test_without_long_cpu_waits_there_is_no_host_interference(waits: float, repo
     for job in jobs:
         job.feature["cpu_waiting"] = lambda second: np.where(np.arange(8) < 2, waits * busy(second), 0.0)
         job.feature["runqueue_wait"] = lambda second: np.full(8, waits * 0.0)
-    found = verdicts(course(InterferenceDetector(), jobs, 320))
+    found = verdicts(course(alone(InterferenceDetector()), jobs, 320))
     assert [(one.gang, one.aggressor) for one in found if one.kind is Kind.INTERFERENCE] == [
         ("victim", "loud")
     ] * reported
@@ -375,7 +378,7 @@ def test_interference_is_cleared_when_the_neighbour_is_idle_and_reported_again()
 
     loud.sends = lambda second: 9e9 if busy(second) else 1e9
     victim.network = lambda second: 0.6 if busy(second) else 0.3
-    found = [(second, type(one)) for second, one in course(InterferenceDetector(), jobs, 700)]
+    found = [(second, type(one)) for second, one in course(alone(InterferenceDetector()), jobs, 700)]
     assert [kind for _, kind in found] == [Verdict, Cleared, Verdict]
     reported, ended, again = (second for second, _ in found)
     assert reported < 280
@@ -392,7 +395,7 @@ def test_a_neighbour_with_long_pauses_keeps_its_verdict() -> None:
 
     loud.sends = lambda second: 9e9 if busy(second) else 1e9
     victim.network = lambda second: 0.6 if busy(second) else 0.3
-    found = [(second, type(one)) for second, one in course(InterferenceDetector(), jobs, 650)]
+    found = [(second, type(one)) for second, one in course(alone(InterferenceDetector()), jobs, 650)]
     assert [kind for _, kind in found] == [Verdict, Cleared]
     assert 619 < found[1][0] < 632
 
@@ -411,7 +414,7 @@ def test_bursts_within_long_steps_are_correlated_by_steps(disturbs: bool) -> Non
     other.sends = lambda second: 9e9 if int(second) % 37 > 20 else 1e9
     if disturbs:
         victim.network = lambda second: 5.4 if more(second) else 3.6
-    found = verdicts(course(InterferenceDetector(), [victim, loud, other], 800))
+    found = verdicts(course(alone(InterferenceDetector()), [victim, loud, other], 800))
     assert [(one.gang, one.aggressor) for one in found] == [("victim", "loud")] * disturbs
 
 
@@ -419,7 +422,7 @@ def test_without_a_topology_the_neighbour_is_unknown() -> None:
     jobs = neighbours({})
     jobs[0].network = lambda second: 0.3 if second < 120 else 0.6
     jobs[0].feature["nic_congestion"] = lambda second: np.full(8, 5.0 if second < 120 else 5000.0)
-    found = [one for _, one in course(InterferenceDetector(), jobs, 200)]
+    found = [one for _, one in course(alone(InterferenceDetector()), jobs, 200)]
     assert [type(one) for one in found] in ([Abstention], [])
     assert not verdicts([(0, one) for one in found])
 
@@ -455,8 +458,8 @@ def statistics_after(order: np.ndarray, seconds: int = 60) -> CounterStatistics:
     for second in range(seconds):
         values = job.values(second, random).astype(np.float32)[:, order]
         telemetry = Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None]))
-        statistics.at(telemetry)
-        statistics.at(telemetry)  # called twice, folded once
+        statistics.take(telemetry)
+        statistics.take(telemetry)  # called twice, folded once
     return statistics
 
 
@@ -477,7 +480,8 @@ def test_missing_samples_accuse_no_rank() -> None:
     for second in range(150):
         values = job.values(second, random).astype(np.float32)
         values[random.random(values.shape) < 0.3] = np.nan
-        statistics.at(Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None])))
+        counters = Counters(np.array([second]), 1.0, values[:, None])
+        statistics.take(Telemetry(second, (JobTelemetry(job.shape),), counters))
     assert (statistics.score < 8.0).all()
 
 
@@ -520,8 +524,8 @@ def test_the_rank_in_most_slow_groups_explains_the_others() -> None:
 
 
 @pytest.mark.parametrize("make", DETECTORS)
-def test_every_detector_restores_only_its_own_snapshot(make: Callable[..., Detector]) -> None:
-    detector = make()
+def test_every_detector_restores_only_its_own_snapshot(make: Maker) -> None:
+    detector = alone(make())
     course(detector, [Job()], 30)
     make().restore(detector.snapshot())
     with pytest.raises(ValueError, match="snapshot"):
@@ -534,7 +538,7 @@ def test_a_slow_gpu_is_found_with_any_part_off(part: str | None) -> None:
     job = Job(ranks=16)
     job.work = lambda second: np.where(np.arange(16) == 9, 1.0 if second > 60 else 0.7, 0.7)
     job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 9, 0.7 if second > 60 else 1.0, 1.0)
-    found = verdicts(course(list(make_all(switches=switches)), [job], 120))
+    found = verdicts(course(make_detection(switches=switches), [job], 120))
     assert {(one.kind, one.rank) for one in found} == {(Kind.STRAGGLER, 9)}
     if part is None:
         assert (found[0].cause, found[0].device, found[0].level) == (Cause.GPU, "GPU-j-9", "gpu")
@@ -543,50 +547,45 @@ def test_a_slow_gpu_is_found_with_any_part_off(part: str | None) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_healthy_jobs_have_no_findings(seed: int) -> None:
     jobs = [Job("a"), Job("b", ranks=2, nodes=2), Job("c", ranks=32, nodes=4, step_seconds=3.0)]
-    assert not course(list(make_all()), jobs, 150, seed=seed)
+    assert not course(make_detection(), jobs, 150, seed=seed)
 
 
 def test_detectors_accept_empty_telemetry() -> None:
-    for detector in make_all():
-        assert (
-            detector.tick(Telemetry(1, (), Counters(np.zeros(0, np.int64), 1.0, np.zeros((24, 0, 0), np.float32))))
-            == []
-        )
+    nothing = Counters(np.zeros(0, np.int64), 1.0, np.zeros((24, 0, 0), np.float32))
+    assert make_detection().tick(Telemetry(1, (), nothing)) == []
 
 
-def after_windows(statistics: CounterStatistics, job: Job, first: int, seconds: int) -> HealthDetector:
-    detector = HealthDetector(panel=statistics)
-    course(detector, [job], seconds, first=first)
-    return detector
+def after_windows(job: Job, first: int, seconds: int, restored: bytes = b"") -> SharedState:
+    detection = Detection(())
+    if restored:
+        detection.shared.restore(restored)
+    course(detection, [job], seconds, first=first)
+    return detection.shared
 
 
 def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
     """Rank 3's clock is low when the controller restarts. Without the stored baselines the low clock would become
     usual."""
     job = Job(ranks=16)
-    before = after_windows(CounterStatistics(), job, 1, 60).snapshot()
+    before = after_windows(job, 1, 60).snapshot()
     job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 3, 0.8, 1.0)
     row = FEATURE["sm_clock"]
-    restored, fresh = CounterStatistics(), CounterStatistics()
-    detector = HealthDetector(panel=restored)
-    detector.restore(before)
-    course(detector, [job], 20, first=61)
-    after_windows(fresh, job, 61, 60)
+    shared = after_windows(job, 61, 20, before)
+    restored, fresh = shared.counters, after_windows(job, 61, 60).counters
     assert restored.score[row].argmax() == 3
     assert restored.score[row, 3] >= 8.0
     assert np.abs(restored.level[row, [2, 4]]).max() < 0.05
     assert np.abs(fresh.level[row, 3]) < 0.05, "the low clock was learned as healthy: the snapshot prevents this"
-    again = HealthDetector(panel=CounterStatistics())
-    again.restore(detector.snapshot())
+    SharedState().restore(shared.snapshot())
 
 
 def test_baselines_are_restored_rank_by_rank_within_an_attempt() -> None:
     job = Job(ranks=16)
-    before = after_windows(CounterStatistics(), job, 1, 60).snapshot()
+    before = after_windows(job, 1, 60).snapshot()
     few, all_of_them = job.shape, job.shape
-    statistics = CounterStatistics()
-    detector = HealthDetector(panel=statistics)
-    detector.restore(before)
+    detector = Detection(())
+    detector.shared.restore(before)
+    statistics = detector.shared.counters
     job.shape = Shape("j", 1, few.ranks[:5], few.nodes[:5], few.gpus[:5], few.nics[:5])
     job.work = lambda second: np.full(len(job.shape), 0.7)
     job.inside = np.ones(5, np.bool_)
@@ -603,20 +602,21 @@ def test_baselines_are_restored_rank_by_rank_within_an_attempt() -> None:
 
 def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
     """Counters that arrive every half minute show the cause long after the steps identified the rank."""
-    detectors = make_all()
+    detectors = make_detection()
     job = Job(ranks=16)
     job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
     job.feature["thermal_throttle"] = lambda second: np.where((np.arange(16) == 3) & (second > 90), 0.4, 0.0)
     job.feature["sm_clock"] = lambda second: np.where((np.arange(16) == 3) & (second > 90), 0.75, 1.0)
-    before = [one for one in verdicts(course(list(detectors), [job], 85)) if one.kind is Kind.STRAGGLER]
+    before = [one for one in verdicts(course(detectors, [job], 85)) if one.kind is Kind.STRAGGLER]
     assert {(one.rank, one.cause) for one in before} == {(3, Cause.UNKNOWN)}
-    later = course(list(detectors), [job], 60, first=86)
+    later = course(detectors, [job], 60, first=86)
     (after,) = [one for one in verdicts(later) if one.kind is Kind.STRAGGLER]
     assert (after.verdict_id, after.cause) == (before[0].verdict_id, Cause.THERMAL)
     assert after.confidence >= 0.9
-    (statistics,) = [one._panel for one in detectors if isinstance(one, HealthDetector)]
-    assert statistics.fault_history.weight("GPU-j-3", "j-n0"), "the fault is added to the history of its part"
-    (straggler,) = [one for one in detectors if isinstance(one, StragglerDetector)]
+    assert detectors.shared.arbiter.fault_history.weight("GPU-j-3", "j-n0"), (
+        "the fault is added to the history of its part"
+    )
+    (straggler,) = [one for one in detectors.detectors if isinstance(one, StragglerDetector)]
     fresh = StragglerDetector()
     fresh.restore(straggler.snapshot())
     assert fresh._watched["j"].standing == straggler._watched["j"].standing
@@ -625,16 +625,16 @@ def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
 
 def test_fault_history_raises_confidence_until_the_part_is_replaced() -> None:
     def verdict(fault_history: FaultHistory) -> Verdict:
-        detectors = make_all()
-        statistics = next(one._panel for one in detectors if isinstance(one, HealthDetector))
-        statistics.fault_history.load(fault_history.dump())
+        detectors = make_detection()
+        history = detectors.shared.arbiter.fault_history
+        history.load(fault_history.dump())
         job = Job(ranks=16)
         job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
         job.feature["thermal_throttle"] = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.4, 0.0)
         job.feature["sm_clock"] = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.75, 1.0)
-        (first, *_) = [one for one in verdicts(course(list(detectors), [job], 110)) if one.kind is Kind.STRAGGLER]
+        (first, *_) = [one for one in verdicts(course(detectors, [job], 110)) if one.kind is Kind.STRAGGLER]
         assert (first.rank, first.cause) == (3, Cause.THERMAL)
-        weight = statistics.fault_history.weight("GPU-j-3", "j-n0")
+        weight = history.weight("GPU-j-3", "j-n0")
         assert weight[0].value >= 1 + sum(one.value for one in fault_history.weight("GPU-j-3", ""))
         return first
 
@@ -645,7 +645,7 @@ def test_fault_history_raises_confidence_until_the_part_is_replaced() -> None:
     assert "past_verdicts" in {one.measure for one in past.evidence}
     assert "past_verdicts" not in {one.measure for one in blank.evidence}
     assert past.confidence >= blank.confidence
-    health = HealthDetector()
-    health.fault_history.load(known.dump())
+    health = alone(HealthDetector())
+    health.shared.arbiter.fault_history.load(known.dump())
     course(health, [Job()], 5, {3: [event("j-n0", PART_REPLACED, "GPU-j-3", gpu="GPU-new")]})
-    assert health.fault_history.weight("GPU-j-3", "j-n0") == ()
+    assert health.shared.arbiter.fault_history.weight("GPU-j-3", "j-n0") == ()

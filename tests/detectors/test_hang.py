@@ -16,6 +16,7 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Verdic
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.detectors.hang.hang import CONFIDENT, FRESH_SECONDS, HangDetector, is_inside
 from scheduler_feedback.policies.remediation.hang_restart import CONFIDENCE
+from tests.detectors.alone import alone
 from tests.detectors.test_detectors import NS, START, Job, course, verdicts
 
 RUNNING, STOPPED, TRACED = ProcessState.RUNNING, ProcessState.STOPPED, ProcessState.TRACED
@@ -83,7 +84,7 @@ def reported(found: list[tuple[int, Finding]]) -> list[tuple[int, str]]:
 def test_a_stopped_process_is_the_culprit_and_the_text_says_so() -> None:
     job = Training()
     job.stops = [(60.0, 1e9, (3,), STOPPED)]
-    ((second, verdict),) = course(HangDetector(), [job], 130)
+    ((second, verdict),) = course(alone(HangDetector()), [job], 130)
     assert isinstance(verdict, Verdict)
     assert (verdict.rank, verdict.node) == (3, "j-n1")
     assert 99 <= second <= 103
@@ -104,7 +105,7 @@ def test_a_process_stopped_within_the_collective_is_the_culprit() -> None:
         return found
 
     job.look = inside  # type: ignore[method-assign]
-    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    (verdict,) = verdicts(course(alone(HangDetector()), [job], 130))
     assert verdict.rank == 5
 
 
@@ -138,7 +139,7 @@ def test_the_rank_in_an_earlier_collective_is_the_culprit(staged: bool) -> None:
     job.known = False
     job.pauses = [(60.0, 1e9)]
     with_open_collectives(job, lambda rank: 99 if rank == 5 else 200 if staged and rank >= 8 else 100)
-    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    (verdict,) = verdicts(course(alone(HangDetector()), [job], 130))
     assert verdict.rank == 5
 
 
@@ -147,7 +148,7 @@ def test_a_rank_last_seen_in_a_collective_long_ago_is_not_in_it() -> None:
     job.known = False
     job.pauses = [(60.0, 1e9)]
     with_open_collectives(job, lambda rank: 100, lambda rank: FRESH_SECONDS + 5.0 if rank == 7 else 0.0)
-    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    (verdict,) = verdicts(course(alone(HangDetector()), [job], 130))
     assert verdict.rank == 7
     now = 1000 * NS
     opened = np.array([[5, 0, now], [5, 0, now - 15 * NS], [5, 0, now - 16 * NS], [-1, -1, -1]])
@@ -160,7 +161,7 @@ def test_a_rank_last_seen_in_a_collective_long_ago_is_not_in_it() -> None:
 def test_a_job_that_is_stopped_as_a_whole_has_no_verdict(ranks: int) -> None:
     job = Training(ranks=ranks, nodes=1)
     job.stops = [(60.0, 160.0, tuple(range(ranks)), STOPPED)]
-    found = course(HangDetector(), [job], 300)
+    found = course(alone(HangDetector()), [job], 300)
     assert not verdicts(found)
     assert ["stopped" in one.reason for _, one in found if isinstance(one, Abstention)] == [True]
 
@@ -168,7 +169,7 @@ def test_a_job_that_is_stopped_as_a_whole_has_no_verdict(ranks: int) -> None:
 def test_a_debugged_job_has_no_verdict() -> None:
     job = Training()
     job.stops = [(60.0, 400.0, (2,), TRACED)]
-    found = course(HangDetector(), [job], 300)
+    found = course(alone(HangDetector()), [job], 300)
     assert not verdicts(found)
     assert ["debugger" in one.reason for _, one in found if isinstance(one, Abstention)] == [True]
 
@@ -183,7 +184,7 @@ def test_a_debugged_job_has_no_verdict() -> None:
 def test_an_ended_process_is_the_culprit(state: ProcessState, words: str) -> None:
     job = Training()
     job.stops = [(60.0, 1e9, (3,), state)]
-    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    (verdict,) = verdicts(course(alone(HangDetector()), [job], 130))
     assert (verdict.rank, verdict.confidence >= CONFIDENT) == (3, True)
     assert words in sentence(verdict)
 
@@ -191,7 +192,7 @@ def test_an_ended_process_is_the_culprit(state: ProcessState, words: str) -> Non
 def test_a_process_that_waits_for_a_disk_may_be_saving() -> None:
     job = Training()
     job.stops = [(60.0, 1e9, (3,), ProcessState.UNINTERRUPTIBLE)]
-    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    (verdict,) = verdicts(course(alone(HangDetector()), [job], 130))
     assert (verdict.rank, verdict.confidence >= CONFIDENT) == (3, False)
     assert "is blocked in the kernel" in sentence(verdict)
 
@@ -201,7 +202,7 @@ def test_many_absent_ranks_on_several_nodes_accuse_no_rank(stopped: tuple[int, .
     """Two of sixteen ranks may be accused; so may a node of four."""
     job = Training(ranks=16)
     job.stops = [(60.0, 1e9, stopped, STOPPED)]
-    found = course(HangDetector(), [job], 130)
+    found = course(alone(HangDetector()), [job], 130)
     assert [one.ranks for one in verdicts(found)] == [stopped] * named
     assert named or [one.reason for _, one in found if isinstance(one, Abstention)] == [
         "the job has stopped finishing steps: 3 of 16 ranks on 3 nodes are absent"
@@ -216,7 +217,7 @@ def test_a_second_stop_is_found_as_soon_as_the_first(known: bool) -> None:
     job.stops = [(60.0, 160.0, (3,), STOPPED), (200.0, 1e9, (3,), STOPPED)]
     if known:
         job.stops.insert(0, (20.0, 59.0, (3,), STOPPED))
-    found = course(HangDetector(), [job], 330)
+    found = course(alone(HangDetector()), [job], 330)
     assert [name for _, name in reported(found)] == ["Verdict", "Cleared", "Verdict"]
     first, _, second = (at for at, _ in reported(found))
     assert 40 <= first - 60 <= 43
@@ -227,12 +228,12 @@ def test_a_long_checkpoint_raises_the_limit_for_the_next_one() -> None:
     """A rank saves alone for a minute while the others wait in a collective, for longer each time."""
     job = Training()
     job.pauses = [(60.0, 95.0), (150.0, 188.0), (250.0, 305.0), (400.0, 478.0)]
-    found = course(HangDetector(), [job], 600)
+    found = course(alone(HangDetector()), [job], 600)
     assert not [one for one in verdicts(found) if one.confidence >= CONFIDENCE]
     late = Training()
     late.pauses = [(60.0, 120.0), (200.0, 1e9)]
     late.idle = {0}
-    found = [(at, one) for at, one in course(HangDetector(), [late], 400) if at > 200]
+    found = [(at, one) for at, one in course(alone(HangDetector()), [late], 400) if at > 200]
     assert isinstance(found[0][1], Verdict)
     # The first pause was a proven hang: it counts for the restart only, not for the next verdict.
     assert found[0][1].longest_pause_seconds == pytest.approx(60.0, abs=3.0)
@@ -242,11 +243,11 @@ def test_a_pause_below_the_longest_so_far_is_no_hang() -> None:
     """Each pause is shorter than 1.5 times the longest before it, and longer than forty seconds."""
     job = Training()
     job.pauses = [(60.0, 98.0), (150.0, 204.0), (300.0, 378.0)]
-    assert not verdicts(course(HangDetector(), [job], 460))
+    assert not verdicts(course(alone(HangDetector()), [job], 460))
     # Without the longest pause, a hang would be reported after forty seconds.
     short = Training()
     short.pauses = [(150.0, 204.0)]
-    assert verdicts(course(HangDetector(), [short], 260))
+    assert verdicts(course(alone(HangDetector()), [short], 260))
 
 
 def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
@@ -254,11 +255,11 @@ def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
     certain."""
     working = Training()
     working.pauses = [(60.0, 1e9)]
-    found = verdicts(course(HangDetector(), [working], 640))
+    found = verdicts(course(alone(HangDetector()), [working], 640))
     assert [one.confidence >= CONFIDENT for one in found] == [False]
-    later = verdicts(course(HangDetector(), [working], 60, first=641))
+    later = verdicts(course(alone(HangDetector()), [working], 60, first=641))
     assert not later, "the new detector has not seen a step yet"
-    one = HangDetector()
+    one = alone(HangDetector())
     again = Training()
     again.pauses = [(60.0, 1e9)]
     first = verdicts(course(one, [again], 300))
@@ -269,8 +270,8 @@ def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
     gpu = Training(gpus=True)
     gpu.pauses = [(60.0, 1e9)]
     gpu.idle = {0}
-    assert verdicts(course(HangDetector(), [gpu], 300))[0].confidence < CONFIDENT, "its GPU may be busy"
-    long = HangDetector()
+    assert verdicts(course(alone(HangDetector()), [gpu], 300))[0].confidence < CONFIDENT, "its GPU may be busy"
+    long = alone(HangDetector())
     waits = Training()
     waits.pauses = [(60.0, 1e9)]
     assert [one.confidence >= CONFIDENT for one in verdicts(course(long, [waits], 700))] == [False, True]
@@ -279,13 +280,13 @@ def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
 def test_steps_clear_a_hang_and_the_longest_pause_survives_a_restart() -> None:
     job = Training()
     job.pauses = [(60.0, 98.0)]
-    detector = HangDetector()
+    detector = alone(HangDetector())
     assert not course(detector, [job], 140)
-    other = HangDetector()
+    other = alone(HangDetector())
     other.restore(detector.snapshot())
     job.pauses = [(150.0, 204.0)]
     assert not verdicts(course(other, [job], 120, first=141))
-    fresh = HangDetector()
+    fresh = alone(HangDetector())
     fresh.restore(msgspec.msgpack.encode(1))  # snapshot of an earlier release
     job.pauses = [(290.0, 344.0)]
     found = course(fresh, [job], 120, first=261)
@@ -300,9 +301,9 @@ def test_a_hang_that_began_before_a_restart_is_found_after_it(inside: bool) -> N
         job.pauses = [(60.0, 1e9)]
     else:
         job.stops = [(60.0, 1e9, (3,), STOPPED)]
-    before = HangDetector()
+    before = alone(HangDetector())
     assert not course(before, [job], 70)
-    after = HangDetector()
+    after = alone(HangDetector())
     after.restore(before.snapshot())
     found = course(after, [job], 60, first=75)
     assert [one.rank for one in verdicts(found)] == [0 if inside else 3]
@@ -313,22 +314,22 @@ def test_a_stopped_process_is_a_hang_even_without_any_step() -> None:
     """As after a restart before the first snapshot with the job. A job that is merely slow to start has no verdict."""
     job = Training()
     job.stops = [(60.0, 1e9, (3,), STOPPED)]
-    course(HangDetector(), [job], 70)
-    found = course(HangDetector(), [job], 60, first=75)
+    course(alone(HangDetector()), [job], 70)
+    found = course(alone(HangDetector()), [job], 60, first=75)
     assert [one.rank for one in verdicts(found)] == [3]
     quiet = Training()
     quiet.pauses = [(60.0, 1e9)]
-    course(HangDetector(), [quiet], 70)
-    assert not course(HangDetector(), [quiet], 200, first=75)
+    course(alone(HangDetector()), [quiet], 70)
+    assert not course(alone(HangDetector()), [quiet], 200, first=75)
 
 
 def test_the_usual_step_of_an_earlier_attempt_is_not_that_of_the_next() -> None:
     """The next attempt may compile for minutes before its first step."""
     job = Training()
-    before = HangDetector()
+    before = alone(HangDetector())
     course(before, [job], 70)
     job.pauses = [(70.0, 1e9)]
     job.shape = replace(job.shape, attempt=job.shape.attempt + 1)
-    after = HangDetector()
+    after = alone(HangDetector())
     after.restore(before.snapshot())
     assert not course(after, [job], 200, first=71)

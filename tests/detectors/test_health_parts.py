@@ -20,12 +20,12 @@ from scheduler_feedback.core.telemetry.telemetry import (
     no_counters,
 )
 from scheduler_feedback.core.verdict import Abstention, Cause, Kind, Verdict
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.counters.fault_history import MOST_WEIGHT, REMEMBERED_NS, FaultHistory
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.health.job_speed import BEST_STEPS, Speed, Speeds
 from scheduler_feedback.detectors.health.port_health import DAMPED_SECONDS, FLAP_SECONDS, Ports
 from scheduler_feedback.detectors.health.stale_agents import MASS_SECONDS, SILENT_SECONDS, StaleAgents
+from tests.detectors.alone import accuse, alone
 from tests.detectors.test_detectors import Job, course, event, verdicts
 
 NS = 1_000_000_000
@@ -288,7 +288,7 @@ def test_fault_history_lasts_four_weeks_and_saturates_at_three() -> None:
 
 
 def test_an_active_verdict_is_not_repeated_until_its_job_has_ended() -> None:
-    detector, job = HealthDetector(), Job()
+    detector, job = alone(HealthDetector()), Job()
     xid = event("j-n1", XID, "GPU-j-3", code="95")
     assert len(verdicts(course(detector, [job], 40, {30: [xid, xid], 35: [xid]}))) == 1
     course(detector, [Job("other")], 3, first=41)
@@ -297,7 +297,7 @@ def test_an_active_verdict_is_not_repeated_until_its_job_has_ended() -> None:
 
 def test_a_fault_of_an_unused_device_is_reported_without_a_rank() -> None:
     events = {30: [event("j-n1", XID, "GPU-spare", code="95")], 31: [event("elsewhere", DEVICE_LOST, "GPU-x")]}
-    detector = HealthDetector()
+    detector = alone(HealthDetector())
     found = verdicts(course(detector, [Job()], 40, events))
     assert [(one.gang, one.rank, one.node, one.device) for one in found] == [
         ("j", -1, "j-n1", "GPU-spare"), ("", -1, "elsewhere", "GPU-x"),
@@ -316,9 +316,11 @@ def failing(feature: str, value: float, ranks: Callable[[np.ndarray], np.ndarray
 
 
 def test_many_failing_ports_on_several_nodes_accuse_no_port() -> None:
-    one = verdicts(course(HealthDetector(), [failing("nic_physical_errors", 50.0, lambda r: r == 6)], 140))
+    one = verdicts(course(alone(HealthDetector()), [failing("nic_physical_errors", 50.0, lambda r: r == 6)], 140))
     assert [(v.rank, v.cause) for v in one] == [(6, Cause.NIC)]
-    assert not verdicts(course(HealthDetector(), [failing("nic_physical_errors", 50.0, lambda r: r % 2 == 0)], 140))
+    assert not verdicts(
+        course(alone(HealthDetector()), [failing("nic_physical_errors", 50.0, lambda r: r % 2 == 0)], 140)
+    )
 
 
 @pytest.mark.parametrize(("share", "slower", "reported"), [(0.5, False, True), (0.8, False, False), (0.8, True, True)])
@@ -326,28 +328,26 @@ def test_a_degraded_link_is_reported_even_if_the_job_is_not_slower(share: float,
     job = failing("pcie_link", share, lambda r: r == 6, usual=1.0)
     if not slower:
         job.network = lambda second: 0.3
-    found = verdicts(course(HealthDetector(), [job], 160))
+    found = verdicts(course(alone(HealthDetector()), [job], 160))
     assert [(one.rank, one.cause, one.kind) for one in found] == [(6, Cause.PCIE, Kind.HEALTH)] * reported
 
 
 def test_a_verdict_of_another_detector_is_not_repeated() -> None:
-    panel = CounterStatistics()
-    panel.accused.add(("j", 1, 6))
-    assert not verdicts(
-        course(HealthDetector(panel=panel), [failing("nic_physical_errors", 50.0, lambda r: r == 6)], 140)
-    )
+    detector = alone(HealthDetector())
+    accuse(detector.shared.arbiter, "j", 6)
+    assert not verdicts(course(detector, [failing("nic_physical_errors", 50.0, lambda r: r == 6)], 140))
 
 
 def test_errors_that_have_stopped_accuse_no_device() -> None:
     job = failing("nvlink_errors", 50.0, lambda r: r == 6)
     job.network = lambda second: 0.6 if second > 95 else 0.3
     job.feature["nvlink_errors"] = lambda second: np.where((np.arange(16) == 6) & (80 < second <= 88), 50.0, 0.0)
-    assert not verdicts(course(HealthDetector(), [job], 130))
+    assert not verdicts(course(alone(HealthDetector()), [job], 130))
 
 
 def test_a_verdict_contains_the_job_speed_before_and_now() -> None:
     job = failing("nic_physical_errors", 50.0, lambda r: r == 6)
-    (verdict,) = verdicts(course(HealthDetector(), [job], 140))
+    (verdict,) = verdicts(course(alone(HealthDetector()), [job], 140))
     assert isinstance(verdict, Verdict)
     assert 1.05 <= verdict.slowdown <= 1.35, "from the steps reported up to that time"
     assert verdict.step_seconds_before == pytest.approx(1.0, rel=0.05)

@@ -8,6 +8,7 @@ import pytest
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Finding
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from tests.detectors.alone import alone
 
 START_NS = 1_700_000_000_000_000_000
 SHAPE = Shape("j", 1, np.arange(8), tuple(f"n{rank}" for rank in range(8)))
@@ -16,7 +17,7 @@ USUAL_SECONDS, BATCH_STEPS = 1.0, 50
 
 def findings(phases: list[tuple[int, float]]) -> list[Finding]:
     """Return the findings on a job with phases of this many steps, each with this share of its usual work."""
-    random, detector, end_ns = np.random.default_rng(7), StragglerDetector(), START_NS
+    random, detector, end_ns = np.random.default_rng(7), alone(StragglerDetector()), START_NS
     found: list[Finding] = []
     shares = np.concatenate([np.full(steps, share) for steps, share in phases])
     for first in range(0, len(shares), BATCH_STEPS):

@@ -34,7 +34,7 @@ def statistics_of(
         for name in unknown:
             made[FEATURE[name]] = np.nan
         now = np.array([(second + 1) * NS])
-        statistics.at(Telemetry(int(now[0]), (JobTelemetry(shape),), Counters(now, 1.0, made)))
+        statistics.take(Telemetry(int(now[0]), (JobTelemetry(shape),), Counters(now, 1.0, made)))
     return statistics, shape
 
 

@@ -13,6 +13,7 @@ from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, Ste
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.stats.periodicity import FALSE_ALARM, LongSteps, Period, beats_needed, share_of, tail
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
+from tests.detectors.alone import alone
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS
@@ -24,7 +25,7 @@ def found_in(seconds: Steps, random: np.random.Generator, ranks: int = 4) -> lis
     """Return (step, finding) of the detector. seconds: [k], compute time of all ranks."""
     index = np.arange(ranks)
     shape = Shape("j", 1, index, tuple(f"n{rank // 2}" for rank in index.tolist()))
-    detector, found, end_ns = WorkloadDetector(), [], START
+    detector, found, end_ns = alone(WorkloadDetector()), [], START
     for first in range(0, len(seconds), 4):
         own = seconds[first : first + 4, None] * random.normal(1.0, 0.01, (len(seconds[first : first + 4]), ranks))
         whole = own.max(axis=1, keepdims=True) + 0.002

@@ -9,6 +9,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Cause, Finding, Verdict
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from tests.detectors.alone import alone
 
 START_NS = 1_700_000_000_000_000_000
 STEP_SECONDS = 2.0
@@ -38,7 +39,7 @@ def findings(
     varies: variation of the replicas' work in each step. silent: a node that does not report from the onset on.
     """
     random = np.random.default_rng(5)
-    job, detector = shape(stages, replicas_a_node), StragglerDetector()
+    job, detector = shape(stages, replicas_a_node), alone(StragglerDetector())
     found: list[Finding] = []
     end_ns = START_NS
     for number in range(steps):

@@ -8,6 +8,7 @@ import pytest
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from tests.detectors.alone import alone
 
 START_NS = 1_700_000_000_000_000_000
 STAGE_SECONDS = (0.26, 0.26, 0.27, 0.31)
@@ -26,7 +27,7 @@ def accused(silent: int | None, slow: int | None, by: float = 1.3) -> set[int]:
     node = stage * DATA + data
     names = tuple(f"n{number}" for number in node.tolist())
     shape = Shape("j", 1, np.arange(len(node)), names, data=data, stage=stage, tensor=tensor)
-    random, detector, end_ns, found = np.random.default_rng(3), StragglerDetector(), START_NS, set[int]()
+    random, detector, end_ns, found = np.random.default_rng(3), alone(StragglerDetector()), START_NS, set[int]()
     for number in range(STEPS):
         own = np.array(STAGE_SECONDS)[stage] * random.normal(1.0, 0.006, len(node))
         if slow is not None and number >= WARM_STEPS:
@@ -55,7 +56,7 @@ def test_a_slow_rank_is_found_despite_a_stale_node(silent: int | None, slow: int
 
 
 def test_a_rank_that_reports_only_the_checkpoint_step_is_not_slow() -> None:
-    ranks, random, detector, end_ns = 16, np.random.default_rng(4), StragglerDetector(), START_NS
+    ranks, random, detector, end_ns = 16, np.random.default_rng(4), alone(StragglerDetector()), START_NS
     shape = Shape("j", 1, np.arange(ranks), tuple(f"n{rank // 8}" for rank in range(ranks)))
     for number in range(STEPS):
         own = 1.3 * random.normal(1.0, 0.006, (1, ranks))

@@ -13,6 +13,7 @@ from scheduler_feedback.detectors.straggler.gang_state import ActiveVerdict
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.detectors.straggler.verdict_building import says_more
 from scheduler_feedback.sim.world.processes.gang import Gang, frames, happen
+from tests.detectors.alone import Alone, alone
 
 EIGHT = range(8, 16)
 SLOW = dict.fromkeys(EIGHT, (25.0, 70.0, 1.4))
@@ -20,8 +21,10 @@ NODE = Gang(ranks=32, ranks_per_node=8, shared_machine=False, slower=SLOW)
 """The second of four nodes."""
 
 
-def course(gang: Gang, seconds: float, detector: StragglerDetector | None = None, seed: int = 8101) -> list[Reported]:
-    return watch(detector or StragglerDetector(), [frames(gang, happen(gang, seconds, seed), seed, until=seconds)])
+def course(gang: Gang, seconds: float, detector: Alone | None = None, seed: int = 8101) -> list[Reported]:
+    return watch(
+        detector or alone(StragglerDetector()), [frames(gang, happen(gang, seconds, seed), seed, until=seconds)]
+    )
 
 
 def verdicts(results: list[Reported]) -> list[Verdict]:
@@ -64,7 +67,7 @@ def test_slow_ranks_of_another_node_are_reported_as_well() -> None:
 def test_a_node_verdict_survives_a_restart_of_the_controller() -> None:
     history = happen(NODE, 68.0, 8101)
     sent = list(frames(NODE, history, 8101, until=68.0))
-    before, after = StragglerDetector(), StragglerDetector()
+    before, after = alone(StragglerDetector()), alone(StragglerDetector())
     first = watch(before, [iter([item for item in sent if item[0] <= 50.0])])
     after.restore(before.snapshot())
     assert after.snapshot() == before.snapshot()

@@ -9,8 +9,8 @@ import pytest
 
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
+from tests.detectors.alone import accuse, alone
 from tests.detectors.test_detectors import Job, course
 
 RANKS, STAGES, NODES = 16, 4, 2
@@ -40,7 +40,7 @@ def job_of_stages(node_waits: dict[str, float], ranks: int = 8) -> Job:
 
 
 def reported(job: Job) -> list[tuple[int, Finding]]:
-    return course(WorkloadDetector(), [job], 190)
+    return course(alone(WorkloadDetector()), [job], 190)
 
 
 @pytest.mark.parametrize(("waits", "cause"), [("io_waiting", Cause.STORAGE), ("cpu_waiting", Cause.CPU_CONTENTION)])
@@ -75,10 +75,9 @@ def test_waiting_tasks_without_a_slowdown_accuse_no_node() -> None:
 
 
 def test_a_node_accused_by_another_detector_is_not_reported_again() -> None:
-    job, statistics = job_of_stages({"io_waiting": 0.3}), CounterStatistics()
-    statistics.accused.add(("j", 1, 6))
-    assert not [one for _, one in course(WorkloadDetector(panel=statistics), [job], 190) if isinstance(one, Verdict)]
-    assert statistics.accused == {("j", 1, 6)}
-    alone = CounterStatistics()
-    course(WorkloadDetector(panel=alone), [job_of_stages({"io_waiting": 0.3})], 130)
-    assert alone.accused == {("j", 1, rank) for rank in range(8)}, "no other detector reports its ranks"
+    job, accusing = job_of_stages({"io_waiting": 0.3}), alone(WorkloadDetector())
+    accuse(accusing.shared.arbiter, "j", 6)
+    assert not [one for _, one in course(accusing, [job], 190) if isinstance(one, Verdict)]
+    free = alone(WorkloadDetector())
+    course(free, [job_of_stages({"io_waiting": 0.3})], 130)
+    assert free.shared.arbiter.published.accused == {("j", 1, rank) for rank in range(8)}

@@ -28,6 +28,7 @@ from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.sim.world.processes import delays
 from scheduler_feedback.sim.world.processes.gang import Gang, History, frames, happen, replay, stopped_by
 from tests import needs
+from tests.detectors.alone import Alone, alone
 
 SPENT = (7001, 7002)
 DEVELOPMENT = (0, 1, *SPENT)
@@ -37,9 +38,9 @@ PATTERNS = [(0.15, 0.15), (0.3, 0.3), (0.3, 0.7), (1.0, 1.0), (2.0, 2.0)]
 """Alternating seconds stopped and running."""
 
 
-def course(gang: Gang, seconds: float, seed: int, detector: StragglerDetector | None = None) -> list[Reported]:
+def course(gang: Gang, seconds: float, seed: int, detector: Alone | None = None) -> list[Reported]:
     until = gang.start_seconds + seconds
-    return watch(detector or StragglerDetector(), [frames(gang, happen(gang, seconds, seed), seed, until=until)])
+    return watch(detector or alone(StragglerDetector()), [frames(gang, happen(gang, seconds, seed), seed, until=until)])
 
 
 def verdicts(results: list[Reported]) -> list[Verdict]:
@@ -276,7 +277,7 @@ def test_a_rank_slow_from_the_start_of_a_later_attempt_is_compared_with_the_earl
     usual = (0.1, 0.1, 0.1, 0.13)
     first = Gang(shared_machine=False, compute_seconds=usual)
     second = replace(first, attempt=2, start_seconds=40.0, first_step=250, slower={1: (0.0, 200.0, 1.8)})
-    detector = StragglerDetector()
+    detector = alone(StragglerDetector())
     courses = [
         frames(first, happen(first, 30.0, 1), 1, until=36.0),
         frames(second, happen(second, 30.0, 2), 1, until=70.0, agent="later"),
@@ -294,7 +295,7 @@ def test_a_restart_of_the_controller_neither_learns_the_fault_nor_forgets_the_ve
     gang = Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 100.0)})
     history = happen(gang, 80.0, 4)
     sent = list(frames(gang, history, 4, until=85.0))
-    before, after = StragglerDetector(), StragglerDetector()
+    before, after = alone(StragglerDetector()), alone(StragglerDetector())
     results = watch(before, [iter([item for item in sent if item[0] <= restart])])
     after.restore(before.snapshot())
     results += watch(after, [iter([item for item in sent if item[0] > restart])], start_seconds=restart)
@@ -304,15 +305,15 @@ def test_a_restart_of_the_controller_neither_learns_the_fault_nor_forgets_the_ve
 
 
 def test_a_snapshot_restores_its_state() -> None:
-    detector = StragglerDetector()
+    detector = alone(StragglerDetector())
     course(Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 100.0)}), 70.0, 4, detector)
-    copy = StragglerDetector()
+    copy = alone(StragglerDetector())
     copy.restore(detector.snapshot())
     assert copy.snapshot() == detector.snapshot()
 
 
 def test_the_longest_episode_survives_a_restart() -> None:
-    detector, copy = StragglerDetector(), StragglerDetector()
+    detector, copy = alone(StragglerDetector()), alone(StragglerDetector())
     course(Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 50.0)}), 80.0, 4, detector)
     copy.restore(detector.snapshot())
     longest = [state.longest_episode for state in detector._watched.values()]
@@ -322,19 +323,19 @@ def test_the_longest_episode_survives_a_restart() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"\x80", b"\x93\x01\x02\x03"])
 def test_a_foreign_snapshot_is_refused(data: bytes) -> None:
-    detector = StragglerDetector()
+    detector = alone(StragglerDetector())
     with pytest.raises(ValueError, match="straggler snapshot"):
         detector.restore(data)
     assert detector.tick(Look(Fleet()).next(0)) == []
 
 
 def test_a_truncated_snapshot_is_refused() -> None:
-    detector = StragglerDetector()
+    detector = alone(StragglerDetector())
     course(Gang(), 30.0, 4, detector)
     whole = detector.snapshot()
     for length in range(0, len(whole), 37):
         with pytest.raises(ValueError, match="straggler snapshot"):
-            StragglerDetector().restore(whole[:length])
+            alone(StragglerDetector()).restore(whole[:length])
 
 
 # --- recorded gangs ---------------------------------------------------------------------------------------------------
@@ -366,7 +367,7 @@ def results_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[
     end = np.repeat((gang.start_seconds + np.cumsum(step_seconds))[:, None], count, axis=1)
     start = end - step_seconds[:, None]
     never = [[gang.start_seconds]] * count, [[(0.0, 0.0, 0.0)]] * count
-    return watch(StragglerDetector(), [frames(gang, History(start, start + compute, end, *never), 1)])
+    return watch(alone(StragglerDetector()), [frames(gang, History(start, start + compute, end, *never), 1)])
 
 
 def test_the_deliberately_slowed_worker_is_found_with_an_unknown_cause() -> None:
@@ -398,7 +399,7 @@ def test_a_worker_slow_for_a_while_is_found_then_and_cleared_after() -> None:
     compute, iterations = trace("pai-job1")
     gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
     history = replay(gang, compute)
-    results = watch(StragglerDetector(), [frames(gang, history, 1)])
+    results = watch(alone(StragglerDetector()), [frames(gang, history, 1)])
     reported = [(type(item.finding), getattr(item.finding, "rank", 6)) for item in results]
     assert reported == [(Verdict, 6), (Cleared, 6)]
     found = int(np.searchsorted(history.end[:, 0], results[0].at_seconds))
@@ -409,7 +410,7 @@ def test_several_slow_workers_are_not_accused() -> None:
     """PAI job 3: its authors say that there could be several; late in it workers 6 to 9 are slow."""
     compute, _ = trace("pai-job3")
     gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
-    results = watch(StragglerDetector(), [frames(gang, replay(gang, compute), 1)])
+    results = watch(alone(StragglerDetector()), [frames(gang, replay(gang, compute), 1)])
     assert not verdicts(results)
     assert abstentions(results)
 
@@ -418,7 +419,7 @@ def test_several_slow_workers_are_not_accused() -> None:
 
 
 def test_measures_are_rows_of_the_catalogue() -> None:
-    detector = StragglerDetector()
+    detector = alone(StragglerDetector())
     course(Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 100.0)}), 45.0, 3, detector)
     values = {}
     for name, labels, value in detector.measures():
@@ -434,11 +435,11 @@ def test_every_listed_detector_can_be_made_and_restored() -> None:
         detector = make()
         assert detector.name
         detector.restore(detector.snapshot())
-        assert detector.tick(Look(Fleet()).next(0)) == []
+        assert alone(detector).tick(Look(Fleet()).next(0)) == []
 
 
 def test_memory_is_bounded_and_ended_jobs_are_dropped() -> None:
-    detector = StragglerDetector()
+    detector = alone(StragglerDetector())
     fleet = Fleet()
     gang = Gang()
     watch(detector, [frames(gang, happen(gang, 150.0, 1), 1)], fleet=fleet)

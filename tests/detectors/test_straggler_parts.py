@@ -27,6 +27,7 @@ from scheduler_feedback.detectors.steps.windows import (
 from scheduler_feedback.detectors.straggler import cusum
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, rest
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from tests.detectors.alone import alone
 
 SECOND = 1_000_000_000
 finite = st.floats(-1e6, 1e6, allow_nan=False)
@@ -265,7 +266,7 @@ def found_in_bursts(seed: int) -> tuple[list[str], list[int]]:
     per-rank times."""
     random = np.random.default_rng(seed)
     shape = Shape("g", 1, np.arange(16), tuple(f"n{rank // 8}" for rank in range(16)))
-    detector, at_ns = StragglerDetector(), SECOND
+    detector, at_ns = alone(StragglerDetector()), SECOND
     found: list[str] = []
     kept: list[int] = []
     for step in range(400):
@@ -316,7 +317,7 @@ def test_no_stream_of_steps_breaks_the_detector(
 ) -> None:
     """Wild steps between regular ones, which complete the warm-up."""
     random = np.random.default_rng(seed)
-    fleet, detector = Fleet(), StragglerDetector()
+    fleet, detector = Fleet(), alone(StragglerDetector())
     look = Look(fleet)
     reported = 0
     for second in range(1, 30):
@@ -339,6 +340,6 @@ def test_no_stream_of_steps_breaks_the_detector(
         fleet.observe(LAYOUT, frame, at)
         for finding in detector.tick(look.next(at)):
             assert finding.detector == "straggler" if hasattr(finding, "detector") else finding.verdict_id
-    copy = StragglerDetector()
+    copy = alone(StragglerDetector())
     copy.restore(detector.snapshot())
     list(detector.measures())

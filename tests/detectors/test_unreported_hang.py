@@ -13,6 +13,7 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Count
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.hang.hang import HangDetector
 from scheduler_feedback.detectors.hang.unreported_hang import Traffic
+from tests.detectors.alone import alone
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS
@@ -30,7 +31,7 @@ def reported(
     for its disks.
     """
     shape = Shape("job", 1, np.arange(RANKS), tuple(f"n{rank // 8}" for rank in range(RANKS)))
-    detector = HangDetector()
+    detector = alone(HangDetector())
     found: list[Finding] = []
     second = 0.0
     while second < stops + lasts + 20:

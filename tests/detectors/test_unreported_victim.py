@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
 from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged, steady_width
 
@@ -55,7 +55,7 @@ def reported(
     """
     random = np.random.default_rng(3)
     shapes = [shape(name, sharing) for name in ("victim", "noisy", "other")]
-    detectors = make_all()
+    detectors = make_detection()
     found: list[Verdict] = []
     for second in range(1, 401):
         now = START + second * NS
@@ -73,7 +73,7 @@ def reported(
         window = np.concatenate(made, axis=1).astype(np.float32)[:, None]
         jobs = tuple(JobTelemetry(one) for one in shapes)
         telemetry = Telemetry(now, jobs, Counters(np.array([now]), 1.0, window), (), {})
-        found += [one for made_by in detectors for one in made_by.tick(telemetry) if isinstance(one, Verdict)]
+        found += [one for one in detectors.tick(telemetry) if isinstance(one, Verdict)]
     return found
 
 

@@ -11,10 +11,12 @@ import pytest
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
+from scheduler_feedback.detectors import Detection
+from scheduler_feedback.detectors.arbiter import Arbiter
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.workload.unreported_workload import RoleActivity
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
+from tests.detectors.alone import accuse
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS
@@ -39,14 +41,13 @@ def reported(
     per_node: int = 8,
     staged: bool = True,
     begins: int = BEGINS,
-    meanwhile: Callable[[CounterStatistics], None] = lambda statistics: None,
+    meanwhile: Callable[[Arbiter], None] = lambda arbiter: None,
 ) -> list[Finding]:
     """Return the findings on a job of two stages with iterations of a second, and longer ones from `begins` on."""
     random = np.random.default_rng(5)
     nodes = tuple(f"n{rank // per_node}" for rank in range(RANKS))
     shape = Shape("job", 1, np.arange(RANKS), nodes, stage=STAGE if staged else None)
-    statistics = CounterStatistics()
-    detectors = HealthDetector(panel=statistics), WorkloadDetector(panel=statistics)
+    detection = Detection((HealthDetector(), WorkloadDetector()))
     found: list[Finding] = []
     for second in range(1, seconds + 1):
         step = np.stack([np.full(RANKS, 0.7), np.zeros(RANKS), np.ones(RANKS)])
@@ -66,8 +67,8 @@ def reported(
         made[FEATURE["pcie_link"], 0] = 1.0
         now = START + second * NS
         telemetry = Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, made), (), {})
-        meanwhile(statistics)
-        found += [one for detector in detectors for one in detector.tick(telemetry)]
+        meanwhile(detection.shared.arbiter)
+        found += detection.tick(telemetry)
     return found
 
 
@@ -146,9 +147,9 @@ def test_a_job_on_one_node_gives_no_workload_verdict() -> None:
 
 
 def test_a_job_with_another_known_cause_gets_no_workload_verdict() -> None:
-    assert not kinds(reported(all_work_more, meanwhile=lambda statistics: statistics.disturbed.add("job")))
-    assert not kinds(reported(all_work_more, meanwhile=lambda statistics: statistics.accused.add(("job", 1, 5))))
-    others = reported(all_work_more, meanwhile=lambda statistics: statistics.accused.add(("another", 1, 5)))
+    assert not kinds(reported(all_work_more, meanwhile=lambda arbiter: accuse(arbiter, "job", kind=Kind.INTERFERENCE)))
+    assert not kinds(reported(all_work_more, meanwhile=lambda arbiter: accuse(arbiter, "job")))
+    others = reported(all_work_more, meanwhile=lambda arbiter: accuse(arbiter, "another"))
     assert kinds(others) == {(Kind.WORKLOAD, Cause.WHOLE_JOB)}
 
 

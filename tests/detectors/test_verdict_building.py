@@ -13,7 +13,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
+from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, places
 from scheduler_feedback.detectors.straggler import straggler
@@ -29,7 +29,6 @@ from scheduler_feedback.detectors.straggler.cusum import (
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, ActiveVerdict, GangState, dump, load
 from scheduler_feedback.detectors.straggler.straggler import ABSENT_NS, StragglerDetector, _slowdowns
 from scheduler_feedback.detectors.straggler.verdict_building import (
-    ACTING_CONFIDENCE,
     ACTING_WINDOWS,
     CAUSE_WINDOWS,
     CLEAR_WINDOWS,
@@ -42,6 +41,7 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
     not_yet_sure,
     says_more,
 )
+from tests.detectors.alone import alone
 from tests.detectors.gang_windows import NS, START_NS, shape_of, table_of, windows_of
 from tests.detectors.test_alarm_checks import RANKS, healthy, own_times
 
@@ -275,32 +275,31 @@ def test_the_last_slow_step_is_the_newest() -> None:
 
 
 def test_a_verdict_is_active_until_ten_windows_at_normal_speed() -> None:
-    state, statistics = state_of(), CounterStatistics()
+    state = state_of()
     state.standing[3] = ActiveVerdict("v", 0, 0.95)
-    statistics.accused = {("g", 1, 3), ("g", 1, 5)}
     windows = judge_all(state, own_times(CLEAR_WINDOWS, r3=1.5))
     state.history.extend(interval_of([0.0] * (CLEAR_WINDOWS - 1)))
-    assert not cleared("g", state, windows[-1], statistics), "one of ten was slow"
+    assert not cleared("g", state, windows[-1]), "one of ten was slow"
     state.history.append(interval_of([1.9])[0])
-    (found,) = cleared("g", state, windows[-1], statistics)
+    (found,) = cleared("g", state, windows[-1])
     assert isinstance(found, Cleared) and found.verdict_id == "v"
     assert found.last_step == CLEAR_WINDOWS - 1
-    assert not state.standing and statistics.accused == {("g", 1, 5)}
+    assert not state.standing
     assert (state.score[3], state.since[3]) == (0.0, -1)
     state.standing[4] = ActiveVerdict("w", 0, 0.95)
     state.history.extend(interval_of([1.0] * CLEAR_WINDOWS))
-    assert not cleared("g", state, windows[-1], statistics), "never slow, but its mean is above the limit"
+    assert not cleared("g", state, windows[-1]), "never slow, but its mean is above the limit"
 
 
 def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
-    state, statistics = state_of(), CounterStatistics()
+    state = state_of()
     state.standing[3] = ActiveVerdict("v", 0, 0.95, others={2})
     calm = interval_of([0.0] * CLEAR_WINDOWS)
     slow = np.where(np.arange(RANKS) == 2, 5.0, 0.0)
     state.history.extend([Judged(calm[0].window, slow), *calm[1:]])
-    assert not cleared("g", state, calm[-1].window, statistics), "rank 2 was slow"
+    assert not cleared("g", state, calm[-1].window), "rank 2 was slow"
     state.history.append(calm[0])
-    (found,) = cleared("g", state, calm[-1].window, statistics)
+    (found,) = cleared("g", state, calm[-1].window)
     assert isinstance(found, Cleared) and found.reason.startswith("its ranks ran at normal speed")
 
 
@@ -364,7 +363,7 @@ class FedDetector:
     """A detector that receives a gang's steps one by one."""
 
     def __init__(self, timed: bool = False) -> None:
-        self.detector, self.step = StragglerDetector(timed=timed), 0
+        self.detector, self.step = alone(StragglerDetector(timed=timed), timed), 0
 
     def steps(self, own: FloatArray, ranks: int = RANKS, attempt: int = 1, **more: Any) -> list[Finding]:
         shape = replace(shape_of(ranks), attempt=attempt)

@@ -9,9 +9,10 @@ import pytest
 
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.core.verdict import Cause, Kind
-from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
+from tests.detectors.alone import alone
 from tests.detectors.test_detectors import Job, course, verdicts
 
 RANKS = 16
@@ -20,7 +21,7 @@ RANKS = 16
 def test_saves_after_every_third_step_are_reported() -> None:
     job = Job(ranks=RANKS)
     job.work = lambda second: np.full(RANKS, 0.9 if second > 60 and job.number % 3 == 2 else 0.7)
-    (verdict,) = verdicts(course(WorkloadDetector(), [job], 120))
+    (verdict,) = verdicts(course(alone(WorkloadDetector()), [job], 120))
     assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, Cause.CHECKPOINT, -1)
     assert {one.measure: one.value for one in verdict.evidence}["rhythm"] == 3.0
     assert verdict.slowdown == pytest.approx(1.07, abs=0.03)
@@ -38,14 +39,14 @@ def test_periodic_long_steps_on_shared_cpus_are_not_reported(neighbours: str) ->
     else:
         look = job.look
         job.look = lambda second, random: replace(look(second, random), shared_machine=np.ones(RANKS, np.bool_))  # type: ignore[method-assign]
-    assert not [one for one in verdicts(course(WorkloadDetector(), jobs, 120)) if one.gang == job.shape.job]
+    assert not [one for one in verdicts(course(alone(WorkloadDetector()), jobs, 120)) if one.gang == job.shape.job]
 
 
 def test_rotating_pauses_are_a_cause_within_the_job() -> None:
     random = np.random.default_rng(3)
     job = Job(ranks=RANKS)
     job.work = lambda second: np.where((random.integers(RANKS) == np.arange(RANKS)) & (second > 60), 0.95, 0.7)
-    (verdict,) = verdicts(course(list(make_all()), [job], 140))
+    (verdict,) = verdicts(course(make_detection(), [job], 140))
     assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, Cause.PAUSES, -1)
 
 
@@ -56,7 +57,7 @@ def test_pauses_of_one_node_or_rank_are_not_reported_as_rotating() -> None:
         job.work = lambda second, random=random, chosen=chosen: np.where(  # type: ignore[misc]
             (random.choice(chosen) == np.arange(RANKS)) & (second > 60), 0.95, 0.7
         )
-        reported = verdicts(course(WorkloadDetector(), [job], 140))
+        reported = verdicts(course(alone(WorkloadDetector()), [job], 140))
         assert Cause.PAUSES not in {one.cause for one in reported}
 
 
@@ -66,7 +67,7 @@ def test_unequal_lengths_and_noise_are_neither_a_period_nor_pauses(seed: int, sp
     random = np.random.default_rng(seed)
     job = Job(ranks=64, step_seconds=0.5)
     job.work = lambda second: 0.35 * random.lognormal(0.0, spread, 64)
-    reported = {one.cause for one in verdicts(course(WorkloadDetector(), [job], 400, seed=seed))}
+    reported = {one.cause for one in verdicts(course(alone(WorkloadDetector()), [job], 400, seed=seed))}
     assert not reported & {Cause.CHECKPOINT, Cause.PAUSES}
 
 
@@ -75,9 +76,9 @@ def test_the_nic_that_pauses_its_switch_is_the_culprit_of_a_storm() -> None:
     job.network = lambda second: 0.6 if second > 60 else 0.3
     job.feature["nic_pause_sent"] = lambda second: np.where((np.arange(RANKS) == 6) & (second > 60), 8e3, 0.0)
     job.feature["nic_pause_received"] = lambda second: np.where((np.arange(RANKS) != 6) & (second > 60), 2e3, 0.0)
-    detectors = make_all()
-    (verdict,) = verdicts(course(list(detectors), [job], 120))
+    detectors = make_detection()
+    (verdict,) = verdicts(course(detectors, [job], 120))
     assert (verdict.kind, verdict.cause, verdict.device, verdict.rank) == (Kind.HEALTH, Cause.NIC, "j/mlx5_6", 6)
-    panel = detectors[0]._panel  # type: ignore[attr-defined]
-    assert weigh(panel, np.array([6]), Priors()).name(0) is Cause.NIC
-    assert panel.score[FEATURE["nic_pause_sent"]].argmax() == 6
+    counters = detectors.shared.counters
+    assert weigh(counters, np.array([6]), Priors()).name(0) is Cause.NIC
+    assert counters.score[FEATURE["nic_pause_sent"]].argmax() == 6

@@ -23,8 +23,8 @@ from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
+from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed import stream_state as streams_module
@@ -490,13 +490,13 @@ def test_a_limited_number_of_frames_is_read_before_detection_runs(
 
 
 def test_frames_are_folded_between_two_ticks() -> None:
-    ticks: list[Telemetry] = []
+    ticks: list[DetectionContext] = []
 
     class CountingDetector:
         name = "looker"
 
-        def tick(self, telemetry: Telemetry) -> list[Finding]:
-            ticks.append(telemetry)
+        def tick(self, context: DetectionContext) -> list[Finding]:
+            ticks.append(context)
             return []
 
         def measures(self) -> Iterator[Sample]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.detectors.health.health import HealthDetector
+from scheduler_feedback.detectors import Detection
 from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.outputs.array_output import Delivery, World
@@ -27,7 +27,7 @@ def inferred() -> tuple[dict[str, float], dict[str, list[float]]]:
         )
         made = plan.make(f"{workload}-{step_seconds}", 16, workload, step_seconds, random)
         courses.append(Course(made, place, np.random.default_rng(number), 0.0, adaptive=True))
-    world, detector = World(courses, 3, 1.0, Delivery(), True), HealthDetector()
+    world, detector = World(courses, 3, 1.0, Delivery(), True), Detection(())
     steps: dict[str, list[float]] = {course.plan.name: [] for course in courses}
     while world.now < SECONDS:
         telemetry = world.tick(5.0)
@@ -37,8 +37,8 @@ def inferred() -> tuple[dict[str, float], dict[str, list[float]]]:
                 steps[job.shape.job] += np.nanmedian(job.steps.seconds, axis=1).tolist()
             silent.append(type(job)(job.shape))
         detector.tick(type(telemetry)(telemetry.now_ns, tuple(silent), telemetry.counters))
-    assert dict(detector.periods()) == {labels[0][1]: value for _, labels, value in detector.measures()}
-    return dict(detector.periods()), steps
+    assert dict(detector.shared.speeds.periods()) == {labels[0][1]: value for _, labels, value in detector.measures()}
+    return dict(detector.shared.speeds.periods()), steps
 
 
 VISIBLE = ("balanced-1.7", "balanced-6.1", "moe-14.2", "balanced-9.3")

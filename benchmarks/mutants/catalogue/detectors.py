@@ -26,13 +26,44 @@ _WINDOWS = (
 MUTANTS = (
     Mutant(
         "detectors.__init__:make_all",
-        "make(timed, switches, panel)",
-        "make(timed, switches, None)",
+        "make(timed)",
+        "make()",
+        ("tests/detectors/test_detection_order.py::test_a_recorded_trace_has_no_clock_for_any_detector",),
+    ),
+    Mutant(
+        "detectors.__init__:make_detection",
+        "timed, switches)",
+        "timed)",
+        ("tests/detectors/test_counter_statistics.py::test_detectors_of_a_stream_share_statistics_and_switches",),
+    ),
+    # --- arbiter ---
+    Mutant(
+        "detectors.arbiter:Active.overlaps",
+        "self.of_all_ranks or other.of_all_ranks or ",
+        "",
+        ("tests/detectors/test_arbiter.py",),
+    ),
+    Mutant(
+        "detectors.arbiter:_accepted",
+        "verdict.kind in OWN_DOING,",
+        "verdict.kind not in OWN_DOING,",
+        ("tests/detectors/test_arbiter.py",),
+    ),
+    Mutant(
+        "detectors.arbiter:Arbiter.resolve",
+        "sorted(results) for one",
+        "results for one",
+        ("tests/detectors/test_arbiter.py",),
+    ),
+    Mutant(
+        "detectors.detection:SharedState.begin",
+        "fault_history, self.switches, arbiter",
+        "fault_history, Switches(), arbiter",
         ("tests/detectors/test_counter_statistics.py::test_detectors_of_a_stream_share_statistics_and_switches",),
     ),
     Mutant(
-        "detectors.__init__:make_all",
-        "CounterStatistics(switches)",
+        "detectors.detection:SharedState.__init__",
+        "CounterStatistics(self.switches)",
         "CounterStatistics()",
         ("tests/detectors/test_counter_statistics.py::test_detectors_of_a_stream_share_statistics_and_switches",),
     ),
@@ -51,8 +82,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.counters.peer_outlier:works_longer",
-        'longer = -panel.level[FEATURE["sm_clock"], columns]',
-        'longer = panel.level[FEATURE["sm_clock"], columns]',
+        'longer = -counters.level[FEATURE["sm_clock"], columns]',
+        'longer = counters.level[FEATURE["sm_clock"], columns]',
         ("tests/detectors/test_peer_outlier.py",),
     ),
     Mutant(
@@ -465,40 +496,40 @@ MUTANTS = (
     ),
     # --- health_counters ---
     Mutant(
-        "detectors.health.device_outliers:DifferingCounters._suspect",
-        ' or (FEATURES[FEATURE[name]].unit == "1/s" and not panel.newest[FEATURE[name], column] > 0)',
+        "detectors.health.device_outliers:_suspect",
+        ' or (FEATURES[FEATURE[name]].unit == "1/s" and not counters.newest[FEATURE[name], column] > 0)',
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.health.device_outliers:DifferingCounters._suspect",
-        "if many(np.flatnonzero(panel.score[FEATURE[name], panel.of(shape.job)] >= least), shape):",
+        "detectors.health.device_outliers:_suspect",
+        "if many(np.flatnonzero(counters.score[FEATURE[name], columns] >= least), shape):",
         "if False:",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.health.device_outliers:DifferingCounters._suspect",
-        "if of_slow and not stands_apart(panel, shape, rank, slower):",
+        "detectors.health.device_outliers:_suspect",
+        "if of_slow and not stands_apart(counters, shape, rank, slower):",
         "if False:",
         ("tests/detectors/test_unreported_victim.py::test_a_hot_rank_that_works_no_longer_is_not_accused",),
     ),
     Mutant(
-        "detectors.health.device_outliers:DifferingCounters._suspect",
-        "if silent and shape.job not in panel.disturbed else FEATURES_OF",
-        "if silent else FEATURES_OF",
+        "detectors.health.device_outliers:_candidates",
+        "if silent and not disturbed:",
+        "if silent:",
         (
             "tests/detectors/test_unreported_victim.py::test_a_hot_rank_is_accused_unless_a_neighbour_explains_the_slowdown",
         ),
     ),
     Mutant(
-        "detectors.health.device_outliers:DifferingCounters._degraded",
-        "(self._panel.newest[row, columns] <= PCIE_LEAST) & ",
+        "detectors.health.device_outliers:_degraded",
+        "(counters.newest[row, columns] <= PCIE_LEAST) & ",
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
         "detectors.health.device_outliers:DifferingCounters.failing",
-        " and key not in panel.accused",
+        " and key not in published.accused",
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
@@ -897,8 +928,8 @@ MUTANTS = (
     # --- signatures ---
     Mutant(
         "detectors.counters.cause_signatures:weigh",
-        "(panel.peers if from_start else panel.level)",
-        "panel.level",
+        "(counters.peers if from_start else counters.level)",
+        "counters.level",
         ("tests/detectors/test_cause_signatures.py",),
     ),
     Mutant(
@@ -1341,7 +1372,7 @@ MUTANTS = (
     # --- workload ---
     Mutant(
         "detectors.workload.workload:WorkloadDetector._conclude",
-        "if not members.isdisjoint(self._panel.accused):\n                    continue",
+        "if not members.isdisjoint(context.published.accused):\n                    continue",
         "",
         ("tests/detectors/test_slow_stage.py",),
     ),
@@ -1358,10 +1389,10 @@ MUTANTS = (
         ("tests/detectors/test_periodicity.py::test_a_period_is_cleared_after_two_missing_saves_and_reported_again",),
     ),
     Mutant(
-        "detectors.workload.workload:_turns",
-        "if why in stands",
-        "if why not in stands",
-        ("tests/detectors/test_attempt_history.py",),
+        "detectors.arbiter:Arbiter._publish",
+        "and verdict.cause in IN_TURN",
+        "and verdict.cause not in IN_TURN",
+        ("tests/detectors/test_arbiter.py",),
     ),
     # --- workload_course ---
     Mutant(
@@ -1517,8 +1548,8 @@ MUTANTS = (
         ("tests/detectors/test_unreported_workload.py",),
     ),
     Mutant(
-        "detectors.workload.unreported_workload:UnreportedWorkloads._claims",
-        "if gate is None or accused or name in self._panel.disturbed:",
+        "detectors.workload.unreported_workload:_claims",
+        "if gate is None or accused or name in published.disturbed:",
         "if gate is None:",
         ("tests/detectors/test_unreported_workload.py",),
     ),

@@ -106,22 +106,22 @@ class Weighed:
 
 
 def weigh(
-    panel: CounterStatistics,
+    counters: CounterStatistics,
     suspects: IndexArray,
     priors: Priors,
     switches: Switches | None = None,
     from_start: bool = False,
 ) -> Weighed:
-    """Compute the log odds of all causes for these columns of the panel at once: [A].
+    """Compute the log odds of all causes for these columns at once: [A].
 
     from_start: the suspects have no healthy history, and are compared with their peers only.
     """
-    level = (panel.peers if from_start else panel.level)[:, suspects] / panel.scale[:, suspects]
+    level = (counters.peers if from_start else counters.level)[:, suspects] / counters.scale[:, suspects]
     size = np.clip(np.abs(np.nan_to_num(level)) - EVIDENT, 0.0, MOST_EVIDENCE)
     toward = np.sign(np.nan_to_num(level)) * size
     odds = np.clip(toward.T @ WEIGHTS, -4.0, 12.0).astype(np.float32)
     # Errors and throttling are zero in healthy state: an alarmed CUSUM alone is evidence.
-    alarmed = np.where(panel.score[:, suspects] >= 8.0, np.float32(1.0), np.float32(0.0))
+    alarmed = np.where(counters.score[:, suspects] >= 8.0, np.float32(1.0), np.float32(0.0))
     odds += (alarmed.T @ np.abs(WEIGHTS)) * np.float32(1.0)
     if switches is None or switches.priors:
         odds = odds + priors.logs()
@@ -135,19 +135,19 @@ def weigh(
     return Weighed(np.where(margin >= MARGIN, best, -1).astype(np.intp), margin.astype(np.float32), odds)
 
 
-def evidence(panel: CounterStatistics, column: int, most: int = 4) -> tuple[Evidence, ...]:
+def evidence(counters: CounterStatistics, column: int, most: int = 4) -> tuple[Evidence, ...]:
     """Return the counters that differ most from the peers, as evidence that a person can verify."""
-    sigmas = np.nan_to_num(panel.level[:, column] / panel.scale[:, column])
-    group = int(panel.peers_of.of[column])
-    peers = panel.peers_of.order[panel.peers_of.starts[group] :][: panel.peers_of.sizes[group]]
+    sigmas = np.nan_to_num(counters.level[:, column] / counters.scale[:, column])
+    group = int(counters.peers_of.of[column])
+    peers = counters.peers_of.order[counters.peers_of.starts[group] :][: counters.peers_of.sizes[group]]
     found = []
     for feature in np.argsort(-np.abs(sigmas))[:most].tolist():
         if abs(float(sigmas[feature])) < EVIDENT:
             break
-        values: npt.NDArray[np.float32] = panel.newest[feature, peers]
+        values: npt.NDArray[np.float32] = counters.newest[feature, peers]
         known = values[np.isfinite(values)]
         reference = float(np.median(known)) if len(known) else float("nan")
         what = FEATURES[feature]
         against = f"median of {len(peers)} peers; {float(sigmas[feature]):+.1f} sigma from its usual offset, on average"
-        found.append(Evidence(what.name, float(panel.newest[feature, column]), reference, what.unit, against))
+        found.append(Evidence(what.name, float(counters.newest[feature, column]), reference, what.unit, against))
     return tuple(found)

@@ -27,11 +27,8 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Shape,
     Telemetry,
 )
-from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.fault_history import FaultHistory
 from scheduler_feedback.detectors.counters.feature_scales import BAD, COUNT, COUNTS, FLOOR, on_scale
-from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
 from scheduler_feedback.detectors.stats.group_medians import known_median, usual_value
 from scheduler_feedback.detectors.stats.validity_mask import BoolArray, ValidityMask, ValidityMasks
 from scheduler_feedback.detectors.steps.windows import LEAST_PEERS
@@ -65,7 +62,7 @@ _NOTHING: Mapping[str, Float32Array | float] = {
     **dict.fromkeys(("level", "peers", "newest"), np.nan),
     "scale": FLOOR[:, None],
 }
-"""Initial value of each array of a panel's columns."""
+"""Initial value of each array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +79,10 @@ class CounterStatistics:
 
     def __init__(self, switches: Switches | None = None) -> None:
         self._switches = Switches() if switches is None else switches
-        self._seen: Telemetry | None = None
         self._shapes: tuple[Shape, ...] = ()
         self.columns: dict[str, slice] = {}
         self.peers_of = Grouping(())
         self.overlapping: dict[str, Grouping] = {}
-        # (job, attempt, rank) of active hardware verdicts, so that no detector repeats another's.
-        self.accused: set[tuple[str, int, int]] = set()
-        # Jobs with an active interference verdict.
-        self.disturbed: set[str] = set()
-        # Cause of each job's active verdict about rotating slowness.
-        self.rotating: Mapping[str, Cause] = {}
-        # Slowdown test of each job that reports no steps; set by the health detector.
-        self.slowdown_tests: Mapping[str, SlowdownTest] = {}
-        # Fault history of parts and nodes, from verdicts of all detectors.
-        self.fault_history = FaultHistory()
         self._restored: dict[tuple[str, int], Norm] = {}
         self._restored_until_ns = 0
         self._decay, self._clip = DECAY, CLIP
@@ -136,11 +122,8 @@ class CounterStatistics:
         self._warming = np.ones(COUNT, np.bool_)
         self._fresh = np.ones(COUNT, np.bool_)
 
-    def at(self, telemetry: Telemetry) -> CounterStatistics:
-        """Fold in this telemetry once, however many detectors call this. Return the panel."""
-        if telemetry is self._seen:
-            return self
-        self._seen = telemetry
+    def take(self, telemetry: Telemetry) -> None:
+        """Process new telemetry."""
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._move(shapes)
@@ -158,7 +141,6 @@ class CounterStatistics:
         self._floor = np.where(COUNTS, np.maximum(FLOOR, one), FLOOR)
         for window in range(values.shape[1]):
             self._take(values[:, window])
-        return self
 
     # --- over a restart ---------------------------------------------------------------------------------------------
 

@@ -33,33 +33,33 @@ MANY = 8
 """If more than one rank in eight, on several nodes, is affected, the cause is something that they share."""
 
 
-def works_longer(panel: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:
+def works_longer(counters: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:
     """Return whether the rank (index) works longer than its peers, and few other ranks do."""
-    columns = panel.of(shape.job)
-    longer = panel.level[FEATURE["tensor_active"], columns]
+    columns = counters.of(shape.job)
+    longer = counters.level[FEATURE["tensor_active"], columns]
     if not np.isfinite(longer[rank]):
-        longer = -panel.level[FEATURE["sm_clock"], columns]
+        longer = -counters.level[FEATURE["sm_clock"], columns]
     alike = np.flatnonzero(longer >= SHARE * math.log(max(slower, 1.0)))
     among = longer[shape.roles == shape.roles[rank]]
     clear = longer[rank] >= SIGMAS * _spread(among[np.isfinite(among)])
     return bool(clear) and rank in alike and not many(alike, shape)
 
 
-def kept_from_working(panel: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:
+def kept_from_working(counters: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:
     """Return whether the ranks on this rank's node draw less power than ranks of its role on other nodes.
 
     Without power readings, SM activity is compared. The node's own ranks are excluded from the reference: with two
     nodes the median of the role could be on either.
     """
-    columns = panel.of(shape.job)
+    columns = counters.of(shape.job)
     here = np.array([node == shape.nodes[rank] for node in shape.nodes])
     peers = shape.roles == shape.roles[rank]
     for name in ("power", "sm_active"):
-        level = panel.level[FEATURE[name], columns]
+        level = counters.level[FEATURE[name], columns]
         known = np.isfinite(level) & peers
         if (known & here).any() and (known & ~here).any():
             less = float(np.median(level[known & ~here]) - level[known & here].mean())
-            sigma = float(np.median(panel.scale[FEATURE[name], columns][known & here]))
+            sigma = float(np.median(counters.scale[FEATURE[name], columns][known & here]))
             among = NODE_RANKS_SIGMAS * _spread(level[known & ~here])
             return less >= max(NODE_SHARE * math.log(max(slower, 1.0)), NODE_SIGMAS * sigma, among)
     return False

@@ -25,8 +25,8 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
-from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import ALARM, CounterStatistics
+from scheduler_feedback.detectors.context import DetectionContext
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM
 from scheduler_feedback.detectors.counters.peer_outlier import many
 from scheduler_feedback.detectors.hang.process_evidence import evidence as of_process
 from scheduler_feedback.detectors.hang.process_evidence import never_go_on, states_of
@@ -116,26 +116,19 @@ class HangDetector:
 
     name = "hang"
 
-    def __init__(
-        self,
-        timed: bool = True,
-        switches: Switches | None = None,
-        panel: CounterStatistics | None = None,
-    ) -> None:
+    def __init__(self, timed: bool = True) -> None:
         self._timed = timed
-        self._switches = Switches() if switches is None else switches
-        self._panel = CounterStatistics(self._switches) if panel is None else panel
         self._watched: dict[str, _AttemptState] = {}
         self._restored: dict[str, _Restored] = {}
         self._restored_until_ns = 0
         self._unreported = UnreportedHangs()
 
-    def tick(self, telemetry: Telemetry) -> list[Finding]:
+    def tick(self, context: DetectionContext) -> list[Finding]:
         """Evaluate all jobs, and return the new findings. Reports nothing for a recorded trace, which has no clock."""
         findings: list[Finding] = []
         if not self._timed:
             return findings
-        self._panel.at(telemetry)
+        telemetry, self._counters = context.telemetry, context.counters
         self._forget(telemetry.now_ns)
         present = {job.shape.job for job in telemetry.jobs}
         for name in [name for name in self._watched if name not in present]:
@@ -350,12 +343,12 @@ class HangDetector:
         self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, evidence: tuple[Evidence, ...]
     ) -> list[Finding]:
         """Accuse the failing port or link, if all ranks have arrived and exactly one node has errors."""
-        columns = self._panel.of(job.shape.job)
+        columns = self._counters.of(job.shape.job)
         features = {Cause.NIC: ("nic_physical_errors", "nic_sequence_errors"), Cause.NVLINK: ("nvlink_errors",),
                     Cause.PCIE: ("pcie_errors", "pcie_link")}  # fmt: skip
         found = []
         for cause, names in features.items():
-            score = np.max([self._panel.score[FEATURE[name], columns] for name in names], axis=0)
+            score = np.max([self._counters.score[FEATURE[name], columns] for name in names], axis=0)
             failing = np.flatnonzero(score >= ALARM)
             if len({job.shape.nodes[index] for index in failing.tolist()}) == 1:
                 found.append((float(score[failing].max()), cause, failing))

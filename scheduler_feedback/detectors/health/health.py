@@ -26,11 +26,10 @@ from scheduler_feedback.core.telemetry.telemetry import (
     NodeEvent,
     Telemetry,
 )
-from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Verdict
-from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
+from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Verdict
+from scheduler_feedback.detectors.context import DetectionContext, PartFault, Proposal
 from scheduler_feedback.detectors.health.device_outliers import DifferingCounters
-from scheduler_feedback.detectors.health.job_speed import Bests, Speed, Speeds
+from scheduler_feedback.detectors.health.job_speed import Speed
 from scheduler_feedback.detectors.health.port_health import Ports
 from scheduler_feedback.detectors.health.stale_agents import StaleAgents
 from scheduler_feedback.detectors.health.suspicion import Suspicion
@@ -45,7 +44,7 @@ ACTING_RECOVERIES = frozenset(
 )
 """Values of the driver's recovery action that ask for a reset, reboot or drain; 'none' and 'imex' do not."""
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 
 
 class HealthDetector:
@@ -53,72 +52,57 @@ class HealthDetector:
 
     name = "health"
 
-    def __init__(
-        self,
-        timed: bool = True,
-        switches: Switches | None = None,
-        panel: CounterStatistics | None = None,
-    ) -> None:
+    def __init__(self, timed: bool = True) -> None:
         self._timed = timed
-        self._panel = CounterStatistics(switches) if panel is None else panel
         self._ports = Ports()
         self._silence = StaleAgents()
-        self._speeds = Speeds()
-        self._panel.slowdown_tests = self._speeds.slowdown_tests
-        self._counted = DifferingCounters(self._panel)
+        self._counted = DifferingCounters()
         self._standing: dict[tuple[str, str], Verdict] = {}
-        self.fault_history = self._panel.fault_history
 
-    def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Evaluate events, counters and stale agents, and return the new findings."""
-        findings: list[Finding] = []
-        self._panel.at(telemetry)
+    def tick(self, context: DetectionContext) -> list[Proposal]:
+        """Evaluate events, counters and stale agents, and return the new results."""
+        findings: list[Proposal] = []
         if not self._timed:
             return findings
-        self._speeds.take(telemetry)
+        telemetry, refused = context.telemetry, context.published.refused
+        if refused:
+            self._standing = {key: one for key, one in self._standing.items() if one.verdict_id not in refused}
         for event in telemetry.events:
-            findings += self._event(event, telemetry)
+            findings += self._event(event, context)
         for why in self._ports.failing(telemetry.now_ns):
-            findings += self._accuse(why, telemetry)
+            findings += self._accuse(why, context)
         if (mass := self._silence.mass(telemetry)) is not None:
             findings.append(mass)
-        for why in self._silence.lost(telemetry, self._speeds):
-            findings += self._accuse(why, telemetry)
-        for why in self._counted.failing(telemetry, self._speeds):
-            findings += self._accuse(why, telemetry)
+        for why in self._silence.lost(telemetry, context.speeds):
+            findings += self._accuse(why, context)
+        for why in self._counted.failing(context):
+            findings += self._accuse(why, context)
         jobs = {job.shape.job for job in telemetry.jobs}
         for key in [key for key, one in self._standing.items() if one.gang and one.gang not in jobs]:
             del self._standing[key]
         return findings
 
-    def periods(self) -> dict[str, float]:
-        """Return the iteration time in seconds of each job without step reports, inferred from its traffic."""
-        return self._speeds.periods()
-
     def measures(self) -> Iterator[Sample]:
-        """Yield metric samples: inferred iteration times of jobs without step reports."""
-        for name, seconds in self.periods().items():
-            yield "gangwatch_gang_inferred_step_seconds", (("gang", name),), seconds
+        """Yield no samples: this detector has no metrics."""
+        return iter(())
 
     def snapshot(self) -> bytes:
-        """Encode the fault history, the baselines of counters, and the best speed of each job."""
-        return msgspec.msgpack.encode(
-            (SNAPSHOT_VERSION, self.fault_history.dump(), self._panel.dump(), self._speeds.dump())
-        )
+        """Encode the version only: events and counters show a fault again after a restart."""
+        return msgspec.msgpack.encode((SNAPSHOT_VERSION,))
 
     def restore(self, data: bytes) -> None:
-        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector.
+
+        A snapshot of release 0.1.0 (version 2) contains the state that all detectors share now (detection.py).
+        """
         try:
-            version, *kept = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
-            if msgspec.msgpack.decode(version, type=int) != SNAPSHOT_VERSION or len(kept) != 3:
+            version, *_ = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+            if msgspec.msgpack.decode(version, type=int) not in (2, SNAPSHOT_VERSION):
                 raise ValueError("of another version")
-            self.fault_history.load(msgspec.msgpack.decode(kept[0], type=bytes))
-            self._panel.load(msgspec.msgpack.decode(kept[1], type=bytes))
-            self._speeds.load(msgspec.msgpack.decode(kept[2], type=dict[str, Bests]))
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             raise ValueError(f"health snapshot of {len(data)} bytes: {error}") from None
 
-    def _event(self, node_event: NodeEvent, telemetry: Telemetry) -> list[Finding]:
+    def _event(self, node_event: NodeEvent, context: DetectionContext) -> list[Proposal]:
         event, detail = node_event.event, node_event.event.detail
         if event.kind == XID:
             try:
@@ -130,41 +114,39 @@ class HealthDetector:
             if action not in ACTING_BUCKETS:
                 return []
             words = f"XID {code} {known.name}: {known.meaning}; NVIDIA's catalogue asks for {action}"
-            return self._accuse(
-                Suspicion(node_event.node, "gpu", event.entity, Cause.XID, words, float(code)), telemetry
-            )
+            return self._accuse(Suspicion(node_event.node, "gpu", event.entity, Cause.XID, words, float(code)), context)
         if event.kind == RECOVERY_ACTION:
             action = detail.get("action", "")
             if action not in ACTING_RECOVERIES:
                 return []
             words = f"the driver's recovery action asks for {action}"
-            return self._accuse(Suspicion(node_event.node, "gpu", event.entity, Cause.XID, words, 1.0), telemetry)
+            return self._accuse(Suspicion(node_event.node, "gpu", event.entity, Cause.XID, words, 1.0), context)
         if event.kind == DEVICE_LOST:
             words = f"{event.entity} is no longer present"
-            return self._accuse(Suspicion(node_event.node, "gpu", event.entity, Cause.LOST, words, 1.0), telemetry)
+            return self._accuse(Suspicion(node_event.node, "gpu", event.entity, Cause.LOST, words, 1.0), context)
         if event.kind == LINK:
-            self._ports.take(node_event, telemetry.now_ns)
+            self._ports.take(node_event, context.telemetry.now_ns)
         elif event.kind == PART_REPLACED:
-            return self._replaced(node_event, telemetry.now_ns)
+            return self._replaced(node_event, context.telemetry.now_ns)
         return []
 
-    def _replaced(self, node_event: NodeEvent, now_ns: int) -> list[Finding]:
-        """Clear the fault history and the active verdicts of a replaced part and its node."""
-        self.fault_history.forget(node_event.event.entity, node_event.node)
+    def _replaced(self, node_event: NodeEvent, now_ns: int) -> list[Proposal]:
+        """Clear the active verdicts of a replaced part and its node."""
         gone = [key for key in self._standing if key[1] in (node_event.event.entity, node_event.node)]
         return [
             Cleared(one.verdict_id, one.gang, now_ns, "the part was replaced")
             for one in (self._standing.pop(key) for key in gone)
         ]
 
-    def _accuse(self, why: Suspicion, telemetry: Telemetry) -> list[Finding]:
+    def _accuse(self, why: Suspicion, context: DetectionContext) -> list[Proposal]:
         """Report a verdict on a device in every job that uses it; without a job, on the node alone."""
-        findings: list[Finding] = []
-        node, level, device = why.node, why.level, why.device
+        findings: list[Proposal] = []
+        node, level, device, telemetry = why.node, why.level, why.device, context.telemetry
         affected: list[tuple[JobTelemetry | None, int]] = [(why.job, why.index)]
         if why.job is None:
             affected = [*_standing_on(telemetry, node, level, device)] or [(None, -1)]
-        past = self.fault_history.weight(device, node)
+        past = context.fault_history.weight(device, node)
+        periods = context.speeds.periods()
         for one, rank in affected:
             gang = "" if one is None else one.shape.job
             key = (gang, device or node)
@@ -172,9 +154,9 @@ class HealthDetector:
                 continue
             cause_evidence = Evidence("event", why.value, float("nan"), "", why.words, 3.0 if why.more else 6.0)
             items = (cause_evidence, *why.more, *past)
-            speed = self._speeds.of.get(gang, Speed())
+            speed = context.speeds.of.get(gang, Speed())
             before, now = speed.best if math.isfinite(speed.best) else speed.usual, speed.usual
-            if (period := self.periods().get(gang)) is not None:
+            if (period := periods.get(gang)) is not None:
                 before, now = period, period * max(1.0, why.slower)
                 words = "inferred from the job's traffic: it reports no steps; best iteration, times its slowdown"
                 items = (*items, Evidence("inferred_step_seconds", now, before, "seconds", words))
@@ -207,9 +189,7 @@ class HealthDetector:
             if verdict.confidence < log_odds.LEAST_CONFIDENCE:
                 continue
             self._standing[key] = verdict
-            self._panel.accused.add((gang, attempt, number))
-            self.fault_history.remember(device, node, why.cause, telemetry.now_ns)
-            findings.append(verdict)
+            findings += [verdict, PartFault(verdict.verdict_id, device, node, why.cause, telemetry.now_ns)]
         return findings
 
 

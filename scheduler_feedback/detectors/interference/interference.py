@@ -30,8 +30,8 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Telemetry,
 )
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
-from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import ALARM, CounterStatistics
+from scheduler_feedback.detectors.context import DetectionContext
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM
 from scheduler_feedback.detectors.interference.shared_resources import NOBODY, SENDING, Resources, Sharing, ranks_of
 from scheduler_feedback.detectors.interference.unreported_victim import LEAST_WAIT, Unreported
 from scheduler_feedback.detectors.interference.victim_steps import (
@@ -112,12 +112,8 @@ class InterferenceDetector:
 
     name = "interference"
 
-    def __init__(
-        self, timed: bool = True, switches: Switches | None = None, panel: CounterStatistics | None = None
-    ) -> None:
+    def __init__(self, timed: bool = True) -> None:
         self._timed = timed
-        self._switches = Switches() if switches is None else switches
-        self._panel = CounterStatistics(self._switches) if panel is None else panel
         self._courses: dict[str, _Course] = {}
         self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
         self._blocks = Blocks()
@@ -127,17 +123,19 @@ class InterferenceDetector:
         self._tested = 0
         self._sharing = Sharing()
 
-    def tick(self, telemetry: Telemetry) -> list[Finding]:
+    def tick(self, context: DetectionContext) -> list[Finding]:
         """Track neighbours, and return the new findings."""
-        self._panel.at(telemetry)
         if not self._timed:
             return []
+        telemetry, self._counters = context.telemetry, context.counters
         present = {job.shape.job: job for job in telemetry.jobs}
         for gone in self._courses.keys() - present.keys():
             del self._courses[gone]
             self._blocks.forget(gone)
-        for key in [key for key in self._standing if key[0] not in present]:
-            del self._standing[key]
+        refused = context.published.refused
+        for key, standing in list(self._standing.items()):
+            if key[0] not in present or standing.verdict.verdict_id in refused:
+                del self._standing[key]
         self._quiet = {key for key in self._quiet if present.keys() >= set(key)}
         resources = self._sharing.of(telemetry)
         self._advance(telemetry, resources)
@@ -156,7 +154,6 @@ class InterferenceDetector:
         findings: list[Finding] = []
         for name, course in self._courses.items():
             findings += self._judge(present[name], course, resources, telemetry)
-        self._panel.disturbed = {name for name, _ in self._standing}
         return findings
 
     def measures(self) -> Iterator[Sample]:
@@ -338,8 +335,8 @@ class InterferenceDetector:
 
         If the correlation is chance, this stays so. If it is not, the verdict follows when the host is busy again.
         """
-        columns = self._panel.of(shape.job)
-        waits = self._panel.newest[WAITING, columns][:, ranks]
+        columns = self._counters.of(shape.job)
+        waits = self._counters.newest[WAITING, columns][:, ranks]
         known = waits[np.isfinite(waits)]
         return bool(len(known)) and float(known.max()) < max(LEAST_WAIT, cost / (1.0 + cost))
 
@@ -374,11 +371,11 @@ class InterferenceDetector:
         key = (shape.job, aggressor)
         if key in self._standing or key in self._quiet:
             return []
-        columns = self._panel.of(shape.job)
+        columns = self._counters.of(shape.job)
         members = ranks_of(shape, kind, place)
-        congested = self._panel.peers[FEATURE["nic_congestion"], columns]
+        congested = self._counters.peers[FEATURE["nic_congestion"], columns]
         congestion = float(np.nanmean(congested[members])) if np.isfinite(congested[members]).any() else 0.0
-        errors = float(self._panel.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
+        errors = float(self._counters.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
         usual = median(np.array(course.usual_seconds)) if course.usual_seconds else float("nan")
         evidence = [
             Evidence("correlation", correlation, LEAST_CORRELATION, "",
@@ -487,7 +484,7 @@ class InterferenceDetector:
         if len(known) < LEAST_WINDOWS:
             return []
         more = float(np.median(known[-8:]) - np.quantile(known, 0.2))
-        level = self._panel.newest[FEATURE["nic_congestion"], self._panel.of(job.shape.job)]
+        level = self._counters.newest[FEATURE["nic_congestion"], self._counters.of(job.shape.job)]
         marked = level > 10.0 * max(float(np.nanquantile(level, 0.1)), 1.0) if np.isfinite(level).any() else level > 0
         if more < UNKNOWN_COST or float(np.mean(marked)) < CONGESTED_RANKS:
             return []

@@ -19,6 +19,10 @@ PRIOR = -2.0
 LEAST_CONFIDENCE = 0.5
 """Minimum confidence of a verdict. Below it the detector reports an abstention."""
 
+ACTING_CONFIDENCE = 0.9
+"""Least confidence for actions on running jobs (core/state.py). A straggler verdict with less is reported again when it
+reaches this."""
+
 BOUND = 5.0
 """Maximum log-likelihood ratio of a single fact, so that none decides alone."""
 

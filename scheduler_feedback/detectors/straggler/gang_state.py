@@ -7,7 +7,7 @@ windows: after a restart an alarm collects its evidence again, which takes secon
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -107,6 +107,11 @@ class GangState:
     def accused(self) -> set[int]:
         """Indices of all ranks that active verdicts cover."""
         return self.standing.keys() | {other for standing in self.standing.values() for other in standing.others}
+
+    def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
+        """Forget these verdicts, which the arbiter refused or withdrew."""
+        for rank in [rank for rank, standing in self.standing.items() if standing.verdict_id in verdict_ids]:
+            del self.standing[rank]
 
     def forget_course(self) -> None:
         """Reset all CUSUMs to zero, as after the warm-up."""

@@ -20,10 +20,8 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
-from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
-from scheduler_feedback.core.verdict import Finding
-from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
+from scheduler_feedback.detectors.context import DetectionContext, Proposal
 from scheduler_feedback.detectors.stats.group_intersection import intersected
 from scheduler_feedback.detectors.steps.baseline import (
     SKIPPED_STEPS,
@@ -60,7 +58,7 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
     UNEASY_SCORE,
     abstention,
     cleared,
-    cover_rank,
+    cover,
     is_settled,
     not_yet_sure,
     too_weak,
@@ -92,22 +90,24 @@ class StragglerDetector:
     """
 
     name = DETECTOR
+    _context: DetectionContext
 
-    def __init__(
-        self, timed: bool = True, switches: Switches | None = None, panel: CounterStatistics | None = None
-    ) -> None:
+    def __init__(self, timed: bool = True) -> None:
         self._timed = timed
-        self._switches = Switches() if switches is None else switches
-        self._panel = CounterStatistics(self._switches) if panel is None else panel
-        self._causes = Causes(self._panel, self._switches)
+        self._causes = Causes()
         self._watched: dict[str, GangState] = {}
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
 
-    def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Process the steps completed since the last tick, and return the new findings."""
-        findings: list[Finding] = []
+    def tick(self, context: DetectionContext) -> list[Proposal]:
+        """Process the steps completed since the last tick, and return the new results."""
+        findings: list[Proposal] = []
         present = set()
-        self._causes.at(telemetry)
+        telemetry, published = context.telemetry, context.published
+        self._causes.begin(context)
+        self._context = context
+        if published.refused:
+            for gang in self._watched.values():
+                gang.forget_verdicts(published.refused)
         for job in telemetry.jobs:
             name = job.shape.job
             present.add(name)
@@ -173,17 +173,18 @@ class StragglerDetector:
         self._watched[name] = watched
         return watched
 
-    def _take(self, name: str, watched: GangState, window: Window, job: JobTelemetry) -> list[Finding]:
-        findings: list[Finding] = []
+    def _take(self, name: str, watched: GangState, window: Window, job: JobTelemetry) -> list[Proposal]:
+        findings: list[Proposal] = []
         baseline = watched.baseline
         if baseline is not None:
-            judge_window(watched, baseline, blame_stopped(window, baseline.shared_wait, watched.where), self._switches)
+            blamed = blame_stopped(window, baseline.shared_wait, watched.where)
+            judge_window(watched, baseline, blamed, self._context.switches)
             findings += self._conclude(name, watched, baseline, job)
         if baseline is None or not baseline.final:
             findings += self._warm_up(name, watched, window, job)
         return findings
 
-    def _warm_up(self, name: str, watched: GangState, window: Window, job: JobTelemetry) -> list[Finding]:
+    def _warm_up(self, name: str, watched: GangState, window: Window, job: JobTelemetry) -> list[Proposal]:
         """Learn the baseline from the whole warm-up; before its end, from the windows so far while no rank is
         suspicious.
 
@@ -218,16 +219,16 @@ class StragglerDetector:
         if before is not None or not watched.baseline.from_start.any():
             return []
         for past in windows:  # a rank slow from the start was slow in these windows too
-            judge_window(watched, watched.baseline, past, self._switches)
+            judge_window(watched, watched.baseline, past, self._context.switches)
         return self._conclude(name, watched, watched.baseline, job)
 
-    def _conclude(self, name: str, watched: GangState, baseline: Baseline, job: JobTelemetry) -> list[Finding]:
-        findings: list[Finding] = []
+    def _conclude(self, name: str, watched: GangState, baseline: Baseline, job: JobTelemetry) -> list[Proposal]:
+        findings: list[Proposal] = []
         window = watched.history[-1].window
         alarmed = [
             rank for rank in np.flatnonzero(watched.score >= ALARM).tolist() if persistent(watched, rank, self._timed)
         ]
-        if self._switches.group_intersection and len(alarmed) > 1:
+        if self._context.switches.group_intersection and len(alarmed) > 1:
             newest = np.array([judged.sigmas for judged in list(watched.history)[-LEAST_HITS:]])
             alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
         refused, watched.refused = watched.refused, np.zeros_like(watched.refused)
@@ -236,14 +237,14 @@ class StragglerDetector:
         for rank in alarmed:
             standing = watched.standing_on(rank)
             if standing is not None and is_settled(standing, watched.counted, rank in watched.standing):
-                cover_rank(name, watched, rank, standing, self._panel)
+                findings += cover(watched, standing, (rank,))
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
             case = self._case(watched, baseline, rank, alarmed, job, means)
             judgement = self._causes.judged_by(judge(case), job, baseline)
             judgement = judged_by_sequences(judgement, case, job, watched.episode(rank), watched.longest_episode)
-            judgement = judged_by_rotation(judgement, case, self._panel.rotating.get(name))
+            judgement = judged_by_rotation(judgement, case, self._context.published.rotating.get(name))
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
@@ -251,13 +252,13 @@ class StragglerDetector:
                 if self._timed:  # no action follows from a recorded trace
                     judgement = not_yet_sure(judgement, len(slow_windows(case.interval, rank)))
                 watched.refused[rank] = 0
-                findings += verdict(name, watched, judgement, job, self._panel)
+                findings += verdict(name, watched, judgement, job)
             elif not judgement.harmless and rank not in watched.accused:
                 watched.refused[rank] += 1
                 if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.abstained:
                     watched.abstained |= {rank, *judgement.about}
                     findings.append(abstention(name, watched, judgement))
-        findings += cleared(name, watched, window, self._panel)
+        findings += cleared(name, watched, window)
         findings += whole_gang(name, watched, baseline, bool(alarmed), self._timed)
         return findings
 
@@ -274,7 +275,7 @@ class StragglerDetector:
             alarmed=frozenset(alarmed),
             unrest=spread_of_others(np.array(watched.shifts), rank),
             shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
-            switches=self._switches,
+            switches=self._context.switches,
             for_work=watched.work is not None,
             accused=frozenset(alarmed) & (watched.accused - {rank}),
             on_device=self._causes.on_device(job, rank),

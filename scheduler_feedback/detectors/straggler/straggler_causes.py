@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.telemetry import FEATURES, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry.telemetry import FEATURES, JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence
-from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.cause_signatures import MARGIN, Priors, evidence, weigh
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
@@ -35,17 +34,17 @@ class Causes:
     It also keeps the set of hosts that several jobs share: waiting on such a host may be caused by the other job.
     """
 
-    def __init__(self, panel: CounterStatistics, switches: Switches) -> None:
-        self._panel = panel
-        self._switches = switches
+    _context: DetectionContext
+
+    def __init__(self) -> None:
         self._priors = Priors()
         self._shapes: tuple[Shape, ...] = ()
         self._crowded: set[str] = set()
 
-    def at(self, telemetry: Telemetry) -> None:
-        """Fold in new telemetry, before its alarms are judged."""
-        self._panel.at(telemetry)
-        shapes = tuple(job.shape for job in telemetry.jobs)
+    def begin(self, context: DetectionContext) -> None:
+        """Use this tick's context from now on."""
+        self._context = context
+        shapes = tuple(job.shape for job in context.telemetry.jobs)
         if shapes != self._shapes:
             self._shapes = shapes
             hosts = Counter(host for shape in shapes for host in set(shape.sharing.get("host", ())) if host)
@@ -54,20 +53,23 @@ class Causes:
     def on_device(self, job: JobTelemetry, rank: int) -> bool:
         """Return whether the rank computes on a GPU with readable counters; then GPU counters, not process counters,
         show its state."""
-        if job.shape.job not in self._panel.columns:
+        counters = self._context.counters
+        if job.shape.job not in counters.columns:
             return False
-        return bool(np.isfinite(self._panel.newest[GPU_ROWS, self._panel.of(job.shape.job).start + rank]).any())
+        return bool(np.isfinite(counters.newest[GPU_ROWS, counters.of(job.shape.job).start + rank]).any())
 
     def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
         """Add the cause shown by device counters, where process counters show none."""
-        if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in self._panel.columns:
+        counters = self._context.counters
+        if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in counters.columns:
             return judgement
-        column = self._panel.of(job.shape.job).start + judgement.rank
-        if np.isnan(self._panel.newest[:, column]).all():
+        column = counters.of(job.shape.job).start + judgement.rank
+        if np.isnan(counters.newest[:, column]).all():
             return judgement
         from_start = bool(baseline.from_start[judgement.rank])
-        weighed = weigh(self._panel, np.array([column], np.intp), self._priors, self._switches, from_start)
-        items = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(self._panel, column))
+        suspects = np.array([column], np.intp)
+        weighed = weigh(counters, suspects, self._priors, self._context.switches, from_start)
+        items = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(counters, column))
         cause = weighed.name(0)
         hosts = job.shape.sharing.get("host", ())
         if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:
@@ -82,7 +84,7 @@ class Causes:
         """Add evidence of earlier verdicts on the part and its node. It raises the confidence but makes no verdict
         alone."""
         rank = judgement.rank
-        past = self._panel.fault_history.weight(shape.gpus[rank] if shape.gpus else "", shape.nodes[rank])
+        past = self._context.fault_history.weight(shape.gpus[rank] if shape.gpus else "", shape.nodes[rank])
         if judgement.cause not in OF_PARTS or not past:
             return judgement
         items = (*judgement.evidence, *past)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.context import Cover, PartFault, Proposal
 from scheduler_feedback.detectors.counters.cause_signatures import OF_HOST, OF_NIC
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
+from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, join
 from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, LEAST_SLOWDOWN, Judged, Judgement
@@ -34,10 +36,6 @@ take three times as long."""
 UNEASY_SCORE = ALARM / 3
 """An episode lasts while a CUSUM is at least a third of the alarm threshold."""
 
-ACTING_CONFIDENCE = 0.9
-"""Minimum confidence for actions on running jobs (core/state.py). A verdict with less is reported again when it reaches
-this."""
-
 ACTING_WINDOWS = 5
 UNSURE_CONFIDENCE = 0.89
 """Maximum confidence without a known cause until the rank was slow in ACTING_WINDOWS windows: a node with three long
@@ -53,9 +51,7 @@ CALM_WINDOWS = 10
 """Number of quiet windows that end an episode. A reason is reported once per episode."""
 
 
-def verdict(
-    name: str, watched: GangState, judgement: Judgement, job: JobTelemetry, panel: CounterStatistics
-) -> list[Finding]:
+def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemetry) -> list[Proposal]:
     """Return the verdict if it is new, or if it contains more than the one already reported.
 
     A verdict on a whole node is not repeated for each of its ranks, so that an operator is paged once.
@@ -64,8 +60,7 @@ def verdict(
     standing = watched.standing_on(rank)
     interval = watched.interval(rank)
     if standing is not None and not says_more(standing, judgement, rank in watched.standing):
-        cover_rank(name, watched, rank, standing, panel)
-        return []
+        return cover(watched, standing, (rank,))
     standing = watched.standing.get(rank)
     if standing is None:
         seen_ns = interval[-1].window.first_ns - interval[0].window.first_ns
@@ -73,17 +68,15 @@ def verdict(
             return []
         first_ns = interval[0].window.first_ns
         verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
-        panel.accused.add((name, watched.attempt, watched.ranks[rank]))
         standing = watched.standing[rank] = ActiveVerdict(verdict_id, first_ns, judgement.confidence)
     mates = mates_of(watched, rank)
     place = _place(job.shape, rank, judgement.cause, mates)
     if mates:
         standing.node, standing.cause = job.shape.nodes[rank], judgement.cause
-        for mate in mates:
-            cover_rank(name, watched, mate, standing, panel)
+    faults: list[Proposal] = []
     if judgement.cause in OF_PARTS and not standing.reported_cause:
         gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
-        panel.fault_history.remember(gpu, node, judgement.cause, standing.first_ns)
+        faults.append(PartFault(standing.verdict_id, gpu, node, judgement.cause, standing.first_ns))
     standing.reported_confidence = max(standing.reported_confidence, judgement.confidence)
     standing.reported_cause = standing.reported_cause or judgement.cause is not Cause.UNKNOWN
     return [
@@ -108,15 +101,17 @@ def verdict(
             first_step=_onset(interval, rank).first_step,
             last_step=interval[-1].window.last_step,
             detected_step=interval[-1].window.last_step,
-        )
+        ),
+        *cover(watched, standing, mates),
+        *faults,
     ]
 
 
-def cover_rank(name: str, watched: GangState, rank: int, standing: ActiveVerdict, panel: CounterStatistics) -> None:
-    """Add the rank to a verdict on its node. The verdict is cleared when all of its ranks run at normal speed."""
-    if watched.standing.get(rank) is not standing and rank not in standing.others:
-        standing.others.add(rank)
-        panel.accused.add((name, watched.attempt, watched.ranks[rank]))
+def cover(watched: GangState, standing: ActiveVerdict, ranks: Iterable[int]) -> list[Proposal]:
+    """Add the ranks to a verdict on their node. The verdict is cleared when all of its ranks run at normal speed."""
+    new = [rank for rank in ranks if watched.standing.get(rank) is not standing and rank not in standing.others]
+    standing.others.update(new)
+    return [Cover(standing.verdict_id, tuple(watched.ranks[rank] for rank in new))] if new else []
 
 
 def is_settled(standing: ActiveVerdict, windows: int, own: bool) -> bool:
@@ -156,7 +151,7 @@ def abstention(name: str, watched: GangState, judgement: Judgement) -> Abstentio
     )
 
 
-def cleared(name: str, watched: GangState, window: Window, panel: CounterStatistics) -> list[Finding]:
+def cleared(name: str, watched: GangState, window: Window) -> list[Finding]:
     """Clear the verdicts whose ranks have run at normal speed for CLEAR_WINDOWS windows."""
     if not watched.standing:
         return []
@@ -167,7 +162,6 @@ def cleared(name: str, watched: GangState, window: Window, panel: CounterStatist
     over = [rank for rank, standing in watched.standing.items() if paced[[rank, *standing.others]].all()]
     calm = [other for rank in over for other in (rank, *watched.standing[rank].others)]
     watched.score[calm] = 0.0
-    panel.accused -= {(name, watched.attempt, watched.ranks[rank]) for rank in calm}
     watched.since[calm] = -1
     found: list[Finding] = []
     for rank in over:

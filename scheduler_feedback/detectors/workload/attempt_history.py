@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,6 +126,11 @@ class Course:
     beat_tests: int = 0
     """Number of tested patterns with a period below five."""
     standing: dict[str, ActiveVerdict] = field(default_factory=dict)
+
+    def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
+        """Forget these verdicts, which the arbiter refused or withdrew."""
+        for key in [key for key, one in self.standing.items() if one.verdict.verdict_id in verdict_ids]:
+            del self.standing[key]
 
 
 def take_in(course: Course, steps: StepTable) -> bool:

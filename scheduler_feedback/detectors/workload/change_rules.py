@@ -83,7 +83,7 @@ class Recent:
     """Log of the median of `normal` over its usual value: [n]."""
 
 
-def claims(course: Course, job: JobTelemetry, crowded: bool, panel: CounterStatistics) -> Iterator[Claim]:
+def claims(course: Course, job: JobTelemetry, crowded: bool, counters: CounterStatistics) -> Iterator[Claim]:
     """Yield the claims of all rules.
 
     crowded: whether other jobs use its hosts; a slowdown of all ranks on a host may then be caused by them.
@@ -107,7 +107,7 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, panel: CounterStati
             return
         idle = _idle(course, usual, recent)
         yield from _grown(course, usual, recent, idle)
-        yield from _stage_grown(course, usual, recent, idle, _pressed(course, job, panel))
+        yield from _stage_grown(course, usual, recent, idle, _pressed(course, job, counters))
         yield from _lengths_grown(course, usual, recent)
     yield from _pauses(course, usual, max(count, PAUSE_STEPS))
 
@@ -148,13 +148,13 @@ def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
     return np.where(noise < (WORK_SHARE - IDLE_SHARE) / 2, found, np.nan)
 
 
-def _pressed(course: Course, job: JobTelemetry, panel: CounterStatistics) -> list[bool]:
+def _pressed(course: Course, job: JobTelemetry, counters: CounterStatistics) -> list[bool]:
     """Return whether hosts of each role wait for CPUs or disks more than other hosts of the job: [roles]."""
-    if job.shape.job not in panel.columns:
+    if job.shape.job not in counters.columns:
         return [False] * len(course.where.roles)
-    columns = panel.of(job.shape.job)
+    columns = counters.of(job.shape.job)
     rows = [FEATURE[name] for name in ("cpu_waiting", "io_waiting")]
-    sigmas = np.nan_to_num(panel.newest_sigmas(rows, columns))
+    sigmas = np.nan_to_num(counters.newest_sigmas(rows, columns))
     return [bool((np.median(sigmas[:, members], axis=1) >= HIT_SIGMAS).any()) for members in course.where.roles]
 
 

@@ -19,6 +19,7 @@ a fault of a node affects all its ranks alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,10 +31,9 @@ from scheduler_feedback.core.telemetry.telemetry import (
     IndexArray,
     JobTelemetry,
     Shape,
-    Telemetry,
 )
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Kind, Verdict
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
+from scheduler_feedback.detectors.context import DetectionContext, Published
 from scheduler_feedback.detectors.iteration.job_slowdown import RATES, SlowdownTest
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.validity_mask import BoolArray
@@ -123,6 +123,11 @@ class RoleActivity:
             for role, ranks in enumerate(self.members):
                 row[signal, role] = _quantile(values[FEATURE[name], ranks], share)
         self.taken += 1
+
+    def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
+        """Forget these verdicts, which the arbiter refused or withdrew."""
+        for key in [key for key, one in self.standing.items() if one.verdict.verdict_id in verdict_ids]:
+            del self.standing[key]
 
     def claims(self, gate: SlowdownTest) -> list[Claim]:
         """Return the cause within the job, if it is slower and its ranks show why: at most one claim."""
@@ -273,12 +278,12 @@ def _claim(
 class UnreportedWorkloads:
     """All jobs that report no steps. Owned by the workload detector."""
 
-    def __init__(self, panel: CounterStatistics) -> None:
-        self._panel = panel
+    def __init__(self) -> None:
         self._doings: dict[str, RoleActivity] = {}
 
-    def look(self, telemetry: Telemetry) -> list[Finding]:
+    def evaluate(self, context: DetectionContext) -> list[Finding]:
         """Return the new findings about such jobs."""
+        telemetry = context.telemetry
         windows, seconds = telemetry.counters.values.shape[1], telemetry.counters.seconds
         silent = {job.shape.job for job in telemetry.jobs if job.steps is None}
         for gone in self._doings.keys() - silent:
@@ -293,20 +298,22 @@ class UnreportedWorkloads:
             doings = self._doings.get(name)
             if doings is None or doings.shape is not job.shape:
                 doings = self._doings[name] = RoleActivity(job.shape)
+            doings.forget_verdicts(context.published.refused)
             before = doings.taken
             for window in range(windows):
                 doings.take(telemetry.counters.values[:, window, columns])
             every = max(1, round(AGAIN_SECONDS / seconds))
             if before // every < doings.taken // every:
-                findings += self._judge(job, doings, telemetry)
+                findings += self._judge(job, doings, context)
         return findings
 
-    def _judge(self, job: JobTelemetry, doings: RoleActivity, telemetry: Telemetry) -> list[Finding]:
-        name, now_ns = job.shape.job, telemetry.now_ns
+    def _judge(self, job: JobTelemetry, doings: RoleActivity, context: DetectionContext) -> list[Finding]:
+        name, telemetry = job.shape.job, context.telemetry
+        now_ns = telemetry.now_ns
         findings: list[Finding] = []
-        gate = self._panel.slowdown_tests.get(name)
+        gate = context.speeds.slowdown_tests.get(name)
         hold_ns = round(max(HOLD_SECONDS, 4.0 * telemetry.counters.seconds) * 1e9)
-        for claim in self._claims(name, gate, doings):
+        for claim in _claims(name, gate, doings, context.published):
             standing = doings.standing.get(claim.key)
             if standing is not None:
                 standing.seen_ns = now_ns
@@ -322,12 +329,13 @@ class UnreportedWorkloads:
             findings.append(Cleared(over.verdict_id, name, now_ns, reason))
         return findings
 
-    def _claims(self, name: str, gate: SlowdownTest | None, doings: RoleActivity) -> list[Claim]:
-        """Return the claims; none for a job with an active verdict on a member or on interference."""
-        accused = any(gang == name for gang, _, _ in self._panel.accused)
-        if gate is None or accused or name in self._panel.disturbed:
-            return []
-        return [*doings.claims(gate), *doings.standing_claims(gate.window_seconds)]
+
+def _claims(name: str, gate: SlowdownTest | None, doings: RoleActivity, published: Published) -> list[Claim]:
+    """Return the claims; none for a job with an active verdict on a member or on interference."""
+    accused = any(gang == name for gang, _, _ in published.accused)
+    if gate is None or accused or name in published.disturbed:
+        return []
+    return [*doings.claims(gate), *doings.standing_claims(gate.window_seconds)]
 
 
 def _verdict(claim: Claim, job: JobTelemetry, gate: SlowdownTest, now_ns: int, seconds: float) -> Verdict:

@@ -15,14 +15,13 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Grouping, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Verdict
-from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics, joined
+from scheduler_feedback.core.verdict import Cleared, Finding, Verdict
+from scheduler_feedback.detectors.context import DetectionContext
+from scheduler_feedback.detectors.counters.counter_statistics import joined
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.group_medians import group_mean
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS
 from scheduler_feedback.detectors.steps.windows import places
-from scheduler_feedback.detectors.straggler.rotating_slowness import IN_TURN
 from scheduler_feedback.detectors.workload import change_rules
 from scheduler_feedback.detectors.workload.attempt_history import ActiveVerdict, Busy, Course, take_in
 from scheduler_feedback.detectors.workload.slow_stage import Pressure, alone
@@ -52,27 +51,24 @@ class WorkloadDetector:
 
     name = "workload"
 
-    def __init__(
-        self,
-        timed: bool = True,
-        switches: Switches | None = None,
-        panel: CounterStatistics | None = None,
-    ) -> None:
+    def __init__(self, timed: bool = True) -> None:
         self._timed = timed
-        self._panel = CounterStatistics(switches) if panel is None else panel
         self._courses: dict[str, Course] = {}
-        self._unreported = UnreportedWorkloads(self._panel)
+        self._unreported = UnreportedWorkloads()
         self._shapes: tuple[Shape, ...] = ()
         self._roles = Grouping(())
         self._ends: list[int] = []  # end of each job's roles among the roles of all jobs
 
-    def tick(self, telemetry: Telemetry) -> list[Finding]:
+    def tick(self, context: DetectionContext) -> list[Finding]:
         """Evaluate the steps completed since the last tick, and return the new findings."""
         findings: list[Finding] = []
-        self._panel.at(telemetry)
+        telemetry = context.telemetry
         present = {job.shape.job for job in telemetry.jobs}
         for name in [name for name in self._courses if name not in present]:
             del self._courses[name]
+        if context.published.refused:
+            for course in self._courses.values():
+                course.forget_verdicts(context.published.refused)
         hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
         crowded = {host for host, jobs in hosts.items() if jobs > 1}
         self._follow(telemetry)
@@ -86,12 +82,10 @@ class WorkloadDetector:
             )
             if take_in(course, job.steps) and course.taken - course.looked >= every:
                 course.looked = course.taken
-                findings += self._conclude(course, job, not crowded.isdisjoint(job.shape.sharing.get("host", ())))
-        self._panel.rotating = {
-            name: why for name, course in self._courses.items() if (why := _turns(course)) is not None
-        }
+                is_crowded = not crowded.isdisjoint(job.shape.sharing.get("host", ()))
+                findings += self._conclude(course, job, is_crowded, context)
         if self._timed:
-            findings += self._unreported.look(telemetry)
+            findings += self._unreported.evaluate(context)
         return findings
 
     def measures(self) -> Iterator[Sample]:
@@ -161,10 +155,10 @@ class WorkloadDetector:
                 values = counters.values[:, window, columns]
                 pressure.take(middle_ns, values, course.where, not course.since_ns)
 
-    def _conclude(self, course: Course, job: JobTelemetry, crowded: bool) -> list[Finding]:
+    def _conclude(self, course: Course, job: JobTelemetry, crowded: bool, context: DetectionContext) -> list[Finding]:
         findings: list[Finding] = []
         name = job.shape.job
-        for claim in (*claims(course, job, crowded), *change_rules.claims(course, job, crowded, self._panel)):
+        for claim in (*claims(course, job, crowded), *change_rules.claims(course, job, crowded, context.counters)):
             standing = course.standing.get(claim.key)
             if standing is not None:
                 standing.seen, standing.seen_ns = course.taken, course.last_ns
@@ -198,9 +192,8 @@ class WorkloadDetector:
             )
             if claim.node:
                 members = {(name, job.shape.attempt, rank) for rank in claim.ranks}
-                if not members.isdisjoint(self._panel.accused):
+                if not members.isdisjoint(context.published.accused):
                     continue  # another detector has reported it
-                self._panel.accused |= members
             course.standing[claim.key] = ActiveVerdict(verdict, course.taken, course.last_ns)
             findings.append(verdict)
         for key, one in list(course.standing.items()):
@@ -215,14 +208,6 @@ class WorkloadDetector:
             if steps <= hold or course.last_ns - one.seen_ns < hold_ns:
                 continue
             over = course.standing.pop(key).verdict
-            if over.node:
-                self._panel.accused -= {(name, over.attempt, rank) for rank in over.ranks}
             reason = f"not detected for {steps} steps"
             findings.append(Cleared(over.verdict_id, name, course.last_ns, reason, course.numbers[0]))
         return findings
-
-
-def _turns(course: Course) -> Cause | None:
-    """Return the cause of the job's active verdict about rotating slowness; None without one."""
-    stands = {one.verdict.cause for one in course.standing.values()}
-    return next((why for why in IN_TURN if why in stands), None)

@@ -1,0 +1,267 @@
+"""Arbiter: at most one active explanation for one rank and one slowdown.
+
+The detectors propose verdicts. After all of them the arbiter publishes a verdict, refuses it because a better one
+explains the same slowdown, or withdraws an active one for it. A verdict about a stage loses only the ranks that a
+better one explains. The result does not depend on the order of the proposals. A detector forgets a refused verdict and
+may propose it again, so that it is published once the other one is cleared.
+
+A verdict explains the slowdown of the ranks that it names, in one part: the rank's own devices, its host, or the
+network that it shares with other jobs. Three kinds of verdicts explain no rank's slowdown, and are always published:
+hangs, faults of a device that slows no job yet, and patterns in the steps of the whole job. A job that reports no steps
+has a single measured slowdown, so that its own doing explains the slowdown of all its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import msgspec
+
+from agent.schema.verdicts.kinds import ACCUSING, OF_OWN_JOB
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.context import Cover, PartFault, Proposal, Published, Rank
+from scheduler_feedback.detectors.counters.cause_signatures import OF_HOST
+from scheduler_feedback.detectors.counters.fault_history import FaultHistory
+from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
+from scheduler_feedback.detectors.straggler.rotating_slowness import IN_TURN
+
+RESTORED_NS = 600_000_000_000
+"""Time after a restart for which a restored verdict is kept if its detector does not report it again: 600 s, as for
+gangs (core/telemetry/fleet.py)."""
+
+SNAPSHOT_VERSION = 1
+
+SLOWING = ACCUSING - {Kind.HANG}
+"""Kinds that explain a slowdown by a node or device."""
+
+
+class Part(StrEnum):
+    """What is slow."""
+
+    DEVICE = "device"
+    HOST = "host"
+    NETWORK = "network"
+
+
+ALL_PARTS = frozenset(Part)
+OF_RANK = frozenset({Part.DEVICE, Part.HOST})
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """An active or proposed verdict, and what it explains."""
+
+    verdict: Verdict
+    ranks: frozenset[int]
+    """Ranks that it names or covers; none if it is about the whole job or about a node."""
+    parts: frozenset[Part]
+    """What is slow according to it; nothing if it explains no rank's slowdown."""
+    of_all_ranks: bool
+    """Whether it explains the only slowdown of a job that reports no steps."""
+    restored: bool = False
+    """Whether it is known from a snapshot only: its detector has not reported it again since the restart."""
+
+    def overlaps(self, other: Active) -> bool:
+        """Return whether both explain the same slowdown of a rank. Both are about one attempt of one job.
+
+        Two verdicts on the job's own doing do not: a stage that always had more work can get more still.
+        """
+        if self.verdict.kind in OF_OWN_JOB and other.verdict.kind in OF_OWN_JOB:
+            return False
+        return not self.parts.isdisjoint(other.parts) and (
+            self.of_all_ranks or other.of_all_ranks or not self.ranks.isdisjoint(other.ranks)
+        )
+
+
+def explained(verdict: Verdict, also: Iterable[int] = (), restored: bool = False) -> Active:
+    """Return the verdict with what it explains. also: further ranks to which it applies."""
+    ranks = frozenset((*verdict.ranks, verdict.rank, *also)) - {-1}
+    of_all_ranks = verdict.kind in OF_OWN_JOB and verdict.detected_step < 0
+    return Active(verdict, ranks, ALL_PARTS if of_all_ranks else _parts(verdict, ranks), of_all_ranks, restored)
+
+
+def _parts(verdict: Verdict, ranks: frozenset[int]) -> frozenset[Part]:
+    if verdict.kind is Kind.HANG or (verdict.kind is Kind.HEALTH and verdict.slowdown <= 1.0) or not ranks:
+        return frozenset()
+    if verdict.kind is Kind.INTERFERENCE:
+        return frozenset({Part.HOST if verdict.cause is Cause.HOST_CONTENTION else Part.NETWORK})
+    if verdict.kind in OF_OWN_JOB or verdict.cause is Cause.UNKNOWN:
+        return OF_RANK
+    return frozenset({Part.HOST if verdict.cause in OF_HOST or verdict.level == "node" else Part.DEVICE})
+
+
+@dataclass(slots=True)
+class _Tick:
+    """Proposals of one tick, in an order that does not depend on the detectors' order."""
+
+    results: tuple[Proposal, ...]
+    proposed: dict[str, Active] = field(default_factory=dict)
+    """Newest form of each proposed verdict, by id."""
+    over: set[str] = field(default_factory=set)
+    """Verdicts that their detectors cleared, and did not propose again."""
+
+    def read(self, active: Mapping[str, Active]) -> None:
+        """Collect the proposals and the cleared verdicts."""
+        for one in self.results:
+            if isinstance(one, Verdict):
+                known = self.proposed.get(one.verdict_id) or active.get(one.verdict_id)
+                self.proposed[one.verdict_id] = explained(one, () if known is None else known.ranks)
+                self.over.discard(one.verdict_id)
+            elif isinstance(one, Cleared):
+                self.over.add(one.verdict_id)
+            elif isinstance(one, Cover):
+                known = self.proposed.get(one.verdict_id) or active.get(one.verdict_id)
+                if known is not None:
+                    ranks = known.ranks.union(one.ranks)
+                    self.proposed[one.verdict_id] = explained(known.verdict, ranks, known.restored)
+
+
+class Arbiter:
+    """Active verdicts of one stream, and the fault history that they leave."""
+
+    def __init__(self) -> None:
+        self.published = Published()
+        self.fault_history = FaultHistory()
+        self._active: dict[str, Active] = {}
+        self._restored_until_ns = 0
+
+    def resolve(
+        self, results: Mapping[str, Sequence[Proposal]], attempts: Mapping[str, int], now_ns: int
+    ) -> list[Finding]:
+        """Return what is published of the detectors' results, by name of the detector.
+
+        attempts: running attempt of each job. Verdicts on other attempts are forgotten.
+        """
+        changed = self._forget(attempts, now_ns)
+        tick = _Tick(tuple(one for name in sorted(results) for one in results[name]))
+        tick.read(self._active)
+        accepted = _accepted(self._active, tick) if tick.proposed else dict(self._active)
+        gone = self._active.keys() - accepted.keys()
+        withdrawn = sorted(gone - (tick.over - tick.proposed.keys()))
+        refused = frozenset(tick.proposed.keys() - accepted.keys()).union(withdrawn)
+        found: list[Finding] = [
+            _withdrawal(tick.proposed.get(name, self._active[name]), accepted, now_ns) for name in withdrawn
+        ]
+        found += [one.verdict for name, one in sorted(accepted.items()) if self._is_narrowed(name, one, tick)]
+        for one in tick.results:
+            if isinstance(one, Abstention):
+                found.append(one)
+            elif isinstance(one, PartFault):
+                if one.verdict_id in accepted:
+                    self.fault_history.remember(one.device, one.node, one.cause, one.at_ns)
+            elif isinstance(one, Verdict) and one.verdict_id in accepted:
+                found.append(accepted[one.verdict_id].verdict if one.kind in OF_OWN_JOB else one)
+            elif isinstance(one, Cleared) and one.verdict_id not in refused:
+                found.append(one)
+        if changed or tick.proposed or tick.over or refused != self.published.refused:
+            self._active = {name: one for name, one in accepted.items() if name not in tick.over}
+            self._publish(refused)
+        return found
+
+    def dump(self) -> bytes:
+        """Encode the active verdicts and the refused ones for a snapshot."""
+        kept = [(one.verdict, sorted(one.ranks)) for _, one in sorted(self._active.items())]
+        return msgspec.msgpack.encode((SNAPSHOT_VERSION, kept, sorted(self.published.refused)))
+
+    def load(self, data: bytes) -> None:
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot."""
+        try:
+            version, kept, refused = msgspec.msgpack.decode(
+                data, type=tuple[int, list[tuple[Verdict, list[int]]], list[str]]
+            )
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ValueError(f"active verdicts: {error}") from None
+        if version != SNAPSHOT_VERSION:
+            raise ValueError(f"active verdicts of version {version}")
+        self._active = {one.verdict_id: explained(one, ranks, restored=True) for one, ranks in kept}
+        self._restored_until_ns = 0
+        self._publish(frozenset(refused))
+
+    def _is_narrowed(self, name: str, one: Active, tick: _Tick) -> bool:
+        """Return whether an active verdict lost ranks, and its detector did not propose it in this tick."""
+        return name not in tick.proposed and one is not self._active[name]
+
+    def _forget(self, attempts: Mapping[str, int], now_ns: int) -> bool:
+        """Forget verdicts on ended attempts, and restored ones that were not reported again in time. Return whether
+        there were any."""
+        before = len(self._active)
+        if any(one.restored for one in self._active.values()):
+            self._restored_until_ns = self._restored_until_ns or now_ns + RESTORED_NS
+        for name, one in list(self._active.items()):
+            gang, attempt = one.verdict.gang, one.verdict.attempt
+            if one.restored and now_ns <= self._restored_until_ns:
+                kept = attempts.get(gang, attempt) == attempt
+            else:
+                kept = not one.restored and (not gang or attempts.get(gang) == attempt)
+            if not kept:
+                del self._active[name]
+        return len(self._active) < before
+
+    def _publish(self, refused: frozenset[str]) -> None:
+        accused: set[Rank] = set()
+        disturbed, rotating = set(), dict[str, Cause]()
+        for one in self._active.values():
+            verdict = one.verdict
+            if verdict.kind in SLOWING:
+                accused |= {(verdict.gang, verdict.attempt, rank) for rank in one.ranks or (-1,)}
+            elif verdict.kind is Kind.INTERFERENCE:
+                disturbed.add(verdict.gang)
+            elif (
+                verdict.kind in OF_OWN_JOB and verdict.cause in IN_TURN and rotating.get(verdict.gang) != FIRST_IN_TURN
+            ):
+                rotating[verdict.gang] = verdict.cause
+        self.published = Published(frozenset(accused), frozenset(disturbed), rotating, refused)
+
+
+FIRST_IN_TURN = next(iter(IN_TURN))
+
+
+def _accepted(active: Mapping[str, Active], tick: _Tick) -> dict[str, Active]:
+    """Return the verdicts that do not overlap a better one: active ones and proposals."""
+    candidates = {name: one for name, one in active.items() if name not in tick.over} | tick.proposed
+    changed = {_attempt(one) for one in tick.proposed.values()}
+    accepted = {name: one for name, one in candidates.items() if _attempt(one) not in changed}
+    by_attempt: dict[tuple[str, int], list[Active]] = {attempt: [] for attempt in changed}
+
+    def rank(name: str) -> tuple[bool | float | str, ...]:
+        verdict = candidates[name].verdict
+        return (
+            name in tick.over,
+            verdict.kind in OF_OWN_JOB,
+            verdict.cause is Cause.UNKNOWN,
+            verdict.confidence < ACTING_CONFIDENCE,
+            name not in active,
+            -verdict.confidence,
+            name,
+        )
+
+    for name in sorted(candidates.keys() - accepted.keys(), key=rank):
+        of_attempt = by_attempt[_attempt(candidates[name])]
+        one = _without_explained(candidates[name], of_attempt)
+        if not any(one.overlaps(better) for better in of_attempt):
+            accepted[name] = one
+            of_attempt.append(one)
+    return accepted
+
+
+def _without_explained(one: Active, better: Iterable[Active]) -> Active:
+    """Remove the ranks that better verdicts explain from a verdict about a stage, if others remain."""
+    if one.verdict.rank >= 0 or one.verdict.kind not in OF_OWN_JOB or one.of_all_ranks:
+        return one
+    ranks = one.ranks.difference(*(other.ranks for other in better if one.overlaps(other)))
+    if not ranks or ranks == one.ranks:
+        return one
+    return explained(replace(one.verdict, ranks=tuple(sorted(ranks))), restored=one.restored)
+
+
+def _attempt(one: Active) -> tuple[str, int]:
+    return one.verdict.gang, one.verdict.attempt
+
+
+def _withdrawal(one: Active, accepted: Mapping[str, Active], now_ns: int) -> Cleared:
+    same_attempt = (other for other in accepted.values() if _attempt(other) == _attempt(one))
+    better = next(other.verdict for other in same_attempt if one.overlaps(other))
+    reason = f"a verdict of kind {better.kind} explains the slowdown better: {better.verdict_id}"
+    return Cleared(one.verdict.verdict_id, one.verdict.gang, now_ns, reason, one.verdict.last_step)

@@ -1,0 +1,63 @@
+"""The order of the detectors does not matter."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from scheduler_feedback.detectors import Detection, make_all, make_detection
+from tests.detectors.test_detectors import Job, course
+
+RANKS = 16
+ORDERS = list(itertools.permutations(range(5)))
+
+
+def slow_job(reports: bool) -> Job:
+    """Return a job of which rank 3 slows down with memory errors, so that two detectors accuse it."""
+    job = Job("reports" if reports else "silent", ranks=RANKS)
+    sick = np.arange(RANKS) == 3
+    job.work = lambda second: np.where(sick & (second > 50), 0.95, 0.7)
+    job.feature["memory_errors"] = lambda second: np.where(sick & (second > 50), 20.0, 0.0)
+    job.feature["thermal_throttle"] = lambda second: np.where(sick & (second > 50), 0.4, 0.0)
+    return job
+
+
+def findings(order: tuple[int, ...]) -> list[str]:
+    """Return all that is published, as text: NaN differs from itself."""
+    every = make_all()
+    found = course(Detection(every[place] for place in order), [slow_job(True), slow_job(False)], 90, seed=2)
+    return [repr(one) for one in found]
+
+
+@pytest.fixture(scope="module")
+def usual() -> list[str]:
+    return findings(ORDERS[0])
+
+
+@pytest.mark.parametrize("order", [ORDERS[-1], *random.Random(5).sample(ORDERS[1:-1], 5)], ids=str)
+def test_the_order_of_the_detectors_does_not_matter(order: tuple[int, ...], usual: list[str]) -> None:
+    assert usual
+    assert findings(order) == usual
+
+
+def test_a_recorded_trace_has_no_clock_for_any_detector() -> None:
+    assert not any(vars(detector)["_timed"] for detector in make_all(timed=False))
+
+
+def test_a_health_snapshot_of_release_0_1_0_restores_the_shared_state() -> None:
+    """That release kept fault history, counter baselines and best speeds in the health detector's snapshot."""
+    before, after = make_detection(), make_detection()
+    course(before, [slow_job(True), slow_job(False)], 60, seed=2)
+    shared = before.shared
+    history = shared.arbiter.fault_history.dump()
+    old = msgspec.msgpack.encode((2, history, shared.counters.dump(), shared.speeds.dump()))
+    after.restore({"health": old, "straggler": before.snapshots()["straggler"]})
+    assert after.shared.arbiter.fault_history.dump() == history
+    assert after.shared.counters._restored.keys() == {("reports", 1), ("silent", 1)}
+    again = make_detection()
+    again.restore(before.snapshots())
+    assert again.shared.arbiter.published == before.shared.arbiter.published
