@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import numpy as np
 import pytest
 
+from scheduler_feedback.core.telemetry.telemetry import FEATURES, Counters, JobTelemetry, Telemetry
+from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors import Detection, make_all, make_detection
+from scheduler_feedback.detectors.context import Published
+from scheduler_feedback.detectors.detection import SharedState
+from scheduler_feedback.detectors.workload.unreported_workload import (
+    ActiveVerdict,
+    RoleActivity,
+    UnreportedWorkloads,
+)
 from tests.detectors.test_detectors import Job, course
 
 RANKS = 16
@@ -61,3 +72,15 @@ def test_a_health_snapshot_of_release_0_1_0_restores_the_shared_state() -> None:
     again = make_detection()
     again.restore(before.snapshots())
     assert again.shared.arbiter.published == before.shared.arbiter.published
+
+
+def test_a_withdrawn_verdict_ends_once_even_if_no_counters_arrive_in_that_tick() -> None:
+    """Counters can arrive every half minute, and a refusal is reported to the detectors in one tick only."""
+    workloads = UnreportedWorkloads()
+    workloads._doings["silent"] = activity = RoleActivity(slow_job(False).shape)
+    activity.standing["stage-3"] = ActiveVerdict(cast(Verdict, SimpleNamespace(verdict_id="v")), 0)
+    shared = SharedState()
+    shared.arbiter.published = Published(refused=frozenset({"v"}))
+    nothing = Counters(np.zeros(0, np.int64), 1.0, np.zeros((len(FEATURES), 0, RANKS), np.float32))
+    workloads.evaluate(shared.begin(Telemetry(1, (JobTelemetry(activity.shape),), nothing)))
+    assert not activity.standing

@@ -288,6 +288,8 @@ class UnreportedWorkloads:
         silent = {job.shape.job for job in telemetry.jobs if job.steps is None}
         for gone in self._doings.keys() - silent:
             del self._doings[gone]
+        for doings in self._doings.values() if context.published.refused else ():
+            doings.forget_verdicts(context.published.refused)
         findings: list[Finding] = []
         if not windows:
             return findings
@@ -295,10 +297,9 @@ class UnreportedWorkloads:
             name = job.shape.job
             if name not in silent:
                 continue
-            doings = self._doings.get(name)
-            if doings is None or doings.shape is not job.shape:
-                doings = self._doings[name] = RoleActivity(job.shape)
-            doings.forget_verdicts(context.published.refused)
+            if name not in self._doings or self._doings[name].shape is not job.shape:
+                self._doings[name] = RoleActivity(job.shape)
+            doings = self._doings[name]
             before = doings.taken
             for window in range(windows):
                 doings.take(telemetry.counters.values[:, window, columns])
