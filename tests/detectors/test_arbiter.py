@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.schema.verdicts.kinds import OF_OWN_JOB
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.arbiter import OWN_DOING, RESTORED_NS, Arbiter, explained
+from scheduler_feedback.detectors.arbiter import RESTORED_NS, Arbiter, explained
 from scheduler_feedback.detectors.context import Cover, PartFault, Proposal, Published
 
 CAUSES = (Cause.UNKNOWN, Cause.THERMAL, Cause.NIC, Cause.CPU_CONTENTION, Cause.CONGESTION, Cause.HOST_CONTENTION,
@@ -77,7 +78,7 @@ def test_one_rank_and_slowdown_never_has_two_active_explanations(stream: list[di
             if one.gang != other.gang:
                 continue
             first, second = explained(one), explained(other)
-            if {one.kind, other.kind} <= OWN_DOING:
+            if {one.kind, other.kind} <= OF_OWN_JOB:
                 continue  # a stage that always had more work can get more still
             assert not (first.parts & second.parts and first.ranks & second.ranks), (one, other)
             hardware = [v for v in (one, other) if v.kind is Kind.STRAGGLER]
