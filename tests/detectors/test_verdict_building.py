@@ -17,7 +17,8 @@ from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, places
 from scheduler_feedback.detectors.straggler import straggler
-from scheduler_feedback.detectors.straggler.alarm_checks import Judged, Judgement
+from scheduler_feedback.detectors.straggler.alarm_case import Judged
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 from scheduler_feedback.detectors.straggler.cusum import (
     ALLOWANCE_SIGMAS,
     CLIP_SIGMAS,

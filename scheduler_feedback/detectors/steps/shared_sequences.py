@@ -15,7 +15,8 @@ import numpy as np
 from scheduler_feedback.core.telemetry.telemetry import IndexArray, JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.stats.medians import median
-from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
+from scheduler_feedback.detectors.straggler.alarm_case import Case
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 
 ALIKE_SHARE = 0.5
 """Minimum excess of the replica's median, as a share of the suspect's excess, for a common cause."""

@@ -19,7 +19,7 @@ from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS, Baseline
 from scheduler_feedback.detectors.steps.expected_work import Work
 from scheduler_feedback.detectors.steps.windows import Places, Window, places
-from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, Judged
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
 
 RECENT_WINDOWS = 8
 """Number of windows over which the current spread of the other ranks is measured."""

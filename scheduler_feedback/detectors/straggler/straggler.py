@@ -42,13 +42,8 @@ from scheduler_feedback.detectors.steps.windows import (
     places,
     spread_of_others,
 )
-from scheduler_feedback.detectors.straggler.alarm_checks import (
-    HIT_SIGMAS,
-    Case,
-    Means,
-    judge,
-    slow_windows,
-)
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means, slow_windows
+from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
@@ -273,7 +268,7 @@ class StragglerDetector:
             baseline=baseline,
             best_step_seconds=watched.best_step_seconds,
             alarmed=frozenset(alarmed),
-            unrest=spread_of_others(np.array(watched.shifts), rank),
+            others_spread=spread_of_others(np.array(watched.shifts), rank),
             shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
             switches=self._context.switches,
             for_work=watched.work is not None,

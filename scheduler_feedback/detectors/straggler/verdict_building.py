@@ -15,7 +15,8 @@ from scheduler_feedback.detectors.counters.cause_signatures import OF_HOST, OF_N
 from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, join
-from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, LEAST_SLOWDOWN, Judged, Judgement
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
+from scheduler_feedback.detectors.straggler.alarm_checks import LEAST_SLOWDOWN, Judgement
 from scheduler_feedback.detectors.straggler.cusum import ALARM, ALLOWANCE_SIGMAS, CLIP_SIGMAS, LEAST_HITS, mates_of
 from scheduler_feedback.detectors.straggler.gang_state import ActiveVerdict, GangState
 from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
