@@ -102,9 +102,38 @@ class _Course:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _ActiveVerdict:
     verdict: Verdict
     missed: int = 0
+    """Number of consecutive tests without a correlation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Correlated:
+    """A neighbour whose load on a shared resource correlates with the victim's loss."""
+
+    aggressor: str
+    resource: tuple[str, str]
+    """Kind and name."""
+    ranks: int
+    """Number of the victim's ranks on the resource."""
+    correlation: float
+    chance: float
+    """Share of circularly shifted copies of the load that correlate as much."""
+    cost: float
+    """Loss of the victim while the neighbour is busy, as a share of its usual step."""
+
+    def evidence(self, ranks: int) -> list[Evidence]:
+        """Return the evidence from the correlation. ranks: number of all ranks of the victim."""
+        kind, place = self.resource
+        return [
+            Evidence("correlation", self.correlation, LEAST_CORRELATION, "",
+                     f"least correlation with the load of {self.aggressor} on {kind} {place}",
+                     log_odds.bounded(4.0 * (self.correlation - 0.3), 0.0, 2.5)),
+            Evidence("chance", self.chance, CHANCE, "", "limit for the share of circular shifts with as much", 2.0),
+            Evidence("step_share_lost_while_it_is_busy", self.cost, LEAST_COST, "ratio", "least loss to report", 1.5),
+            Evidence("ranks_there", float(self.ranks), float(ranks), "ranks", "all ranks of the job", 0.0),
+        ]  # fmt: skip
 
 
 class InterferenceDetector:
@@ -117,7 +146,7 @@ class InterferenceDetector:
         self._courses: dict[str, _Course] = {}
         self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
         self._blocks = Blocks()
-        self._standing: dict[tuple[str, str], _Standing] = {}
+        self._standing: dict[tuple[str, str], _ActiveVerdict] = {}
         self._quiet: set[tuple[str, str]] = set()
         self._windows = 0
         self._tested = 0
@@ -294,7 +323,7 @@ class InterferenceDetector:
             growth = max(grown(long.values(key), LEAST_WINDOWS, LEAST_STATE) for key in long.lost)
         if growth < LEAST_COST:
             return over + self._clear(name, telemetry.now_ns)
-        best: tuple[float, str, tuple[str, str], float, float, int] | None = None
+        best: _Correlated | None = None
         others: list[str] = []
         for (kind, place), members in resources.items():
             if name not in members:
@@ -323,8 +352,8 @@ class InterferenceDetector:
                 if silent is not None and not silent.witnessed((kind, place), sent, victim, cost):
                     continue
                 others.append(aggressor)
-                if best is None or correlation > best[0]:
-                    best = (correlation, aggressor, (kind, place), chance, cost, len(members[name]))
+                if best is None or correlation > best.correlation:
+                    best = _Correlated(aggressor, (kind, place), len(members[name]), correlation, chance, cost)
         over += self._clear(name, telemetry.now_ns, others)
         if best is None:
             return over + self._unknown(job, course, telemetry)
@@ -362,47 +391,22 @@ class InterferenceDetector:
         self,
         job: JobTelemetry,
         course: _Course,
-        best: tuple[float, str, tuple[str, str], float, float, int],
+        best: _Correlated,
         others: tuple[str, ...],
         telemetry: Telemetry,
     ) -> list[Finding]:
-        correlation, aggressor, (kind, place), chance, cost, ranks = best
-        shape = job.shape
+        """Report the neighbour, unless its verdict is active or it is idle. others: all neighbours that correlate."""
+        shape, aggressor, (kind, place) = job.shape, best.aggressor, best.resource
         key = (shape.job, aggressor)
         if key in self._standing or key in self._quiet:
             return []
-        columns = self._counters.of(shape.job)
         members = ranks_of(shape, kind, place)
-        congested = self._counters.peers[FEATURE["nic_congestion"], columns]
-        congestion = float(np.nanmean(congested[members])) if np.isfinite(congested[members]).any() else 0.0
-        errors = float(self._counters.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
-        usual = median(np.array(course.usual_seconds)) if course.usual_seconds else float("nan")
-        evidence = [
-            Evidence("correlation", correlation, LEAST_CORRELATION, "",
-                     f"least correlation with the load of {aggressor} on {kind} {place}",
-                     log_odds.bounded(4.0 * (correlation - 0.3), 0.0, 2.5)),
-            Evidence("chance", chance, CHANCE, "", "limit for the share of circular shifts with as much", 2.0),
-            Evidence("step_share_lost_while_it_is_busy", cost, LEAST_COST, "ratio", "least loss to report", 1.5),
-            Evidence("ranks_there", float(ranks), float(len(shape)), "ranks", "all ranks of the job", 0.0),
-        ]  # fmt: skip
-        if kind in SENDING:
-            evidence.append(
-                Evidence(
-                    "congestion_over_peers",
-                    congestion,
-                    0.0,
-                    "log 1/s",
-                    "ranks elsewhere",
-                    0.5 if congestion > 0 else 0.0,
-                )
-            )
-            evidence.append(
-                Evidence("physical_errors", errors, ALARM, "sigma", "alarm threshold for a faulty port",
-                         -3.0 if errors >= ALARM else 0.5)
-            )  # fmt: skip
+        evidence = [*best.evidence(len(shape)), *(self._of_ports(shape.job, members) if kind in SENDING else ())]
         confidence = log_odds.confidence(evidence)
         if confidence < log_odds.LEAST_CONFIDENCE:
             return []
+        usual = median(np.array(course.usual_seconds)) if course.usual_seconds else float("nan")
+        lost = min(best.cost, 0.9)
         verdict = Verdict(
             verdict_id=f"{shape.job}.{shape.attempt}.interference.{aggressor}.{telemetry.now_ns}",
             kind=Kind.INTERFERENCE,
@@ -412,8 +416,8 @@ class InterferenceDetector:
             node="",
             cause=Cause.HOST_CONTENTION if kind == "host" else Cause.CONGESTION,
             confidence=confidence,
-            slowdown=1.0 / max(1.0 - min(cost, 0.9), 0.1),
-            step_seconds_before=usual * (1.0 - min(cost, 0.9)),
+            slowdown=1.0 / max(1.0 - lost, 0.1),
+            step_seconds_before=usual * (1.0 - lost),
             step_seconds_now=usual,
             first_wall_ns=self._ends[0],
             last_wall_ns=telemetry.now_ns,
@@ -428,8 +432,21 @@ class InterferenceDetector:
             last_step=course.step,
             detected_step=course.step,
         )
-        self._standing[key] = _Standing(verdict)
+        self._standing[key] = _ActiveVerdict(verdict)
         return [verdict]
+
+    def _of_ports(self, job: str, members: IntArray) -> list[Evidence]:
+        """Return the evidence from the network ports of these ranks of the job."""
+        columns = self._counters.of(job)
+        congested = self._counters.peers[FEATURE["nic_congestion"], columns][members]
+        congestion = float(np.nanmean(congested)) if np.isfinite(congested).any() else 0.0
+        errors = float(self._counters.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
+        return [
+            Evidence("congestion_over_peers", congestion, 0.0, "log 1/s", "ranks elsewhere",
+                     0.5 if congestion > 0 else 0.0),
+            Evidence("physical_errors", errors, ALARM, "sigma", "alarm threshold for a faulty port",
+                     -3.0 if errors >= ALARM else 0.5),
+        ]  # fmt: skip
 
     def _ended(self, name: str, resources: Resources, telemetry: Telemetry) -> list[Finding]:
         """Clear verdicts on neighbours that have been idle for long. They are reported again once the neighbour is

@@ -12,7 +12,9 @@ from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.cause_attribution import (
     CONTESTED_HINT,
+    AlarmInterval,
     Attribution,
+    HealthyState,
     attribute,
 )
 from scheduler_feedback.detectors.steps.baseline import Baseline, per_step
@@ -209,11 +211,12 @@ def _attribute(case: Case, from_start: bool) -> Attribution:
     windows = [judged.window for judged in case.interval]
     if len(windows) < 2:
         return Attribution(Cause.UNKNOWN, False, np.nan)
-    used = per_step(windows)
-    samples = windows[-1].began.values[:, STOPPED:] - windows[0].began.values[:, STOPPED:]
-    compute = join(windows[:-1], "compute")
-    usual_compute = None if from_start else case.baseline.parts_compute
-    usual_parts = None if from_start else case.baseline.parts
-    step_seconds = float(join(windows, "step_seconds"))
-    again = stopped_again(case.interval, case.rank)
-    return attribute(case.rank, compute, used, samples, usual_compute, usual_parts, step_seconds, again, case.on_device)
+    interval = AlarmInterval(
+        compute=join(windows[:-1], "compute"),
+        per_step=per_step(windows),
+        samples=windows[-1].began.values[:, STOPPED:] - windows[0].began.values[:, STOPPED:],
+        step_seconds=float(join(windows, "step_seconds")),
+        stopped_again=stopped_again(case.interval, case.rank),
+    )
+    healthy = None if from_start else HealthyState(case.baseline.parts_compute, case.baseline.parts)
+    return attribute(case.rank, interval, healthy, case.on_device)
