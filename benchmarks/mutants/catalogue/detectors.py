@@ -189,7 +189,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.iteration.multi_node_period:strongest",
-        "height < CLEAR * float(np.median(beside))",
+        "height < CLEAR * float(np.median(background))",
         "False",
         ("tests/detectors/test_multi_node_period.py",),
     ),
@@ -228,7 +228,7 @@ MUTANTS = (
         ("tests/detectors/test_job_slowdown.py",),
     ),
     Mutant(
-        "detectors.iteration.job_slowdown:SlowdownTest.look",
+        "detectors.iteration.job_slowdown:SlowdownTest.evaluate",
         "> AGREE:",
         "> 1.0 + AGREE:",
         ("tests/detectors/test_job_slowdown.py",),
@@ -247,7 +247,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.iteration.job_slowdown:SlowdownTest.due",
-        "self.taken - self.looked - max",
+        "self.taken - self.evaluated - max",
         "self.taken - max",
         ("tests/detectors/test_job_slowdown.py",),
     ),
@@ -364,8 +364,8 @@ MUTANTS = (
     # --- hang ---
     Mutant(
         "detectors.hang.hang:HangDetector._evaluate",
-        "if proven or silent <",
-        "if silent <",
+        "if proven or stalled_seconds <",
+        "if stalled_seconds <",
         ("tests/detectors/test_hang.py",),
     ),
     Mutant(
@@ -431,7 +431,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.process_evidence:evidence",
-        "0.0 if silent_seconds >= LONG_SECONDS else WORKING",
+        "0.0 if stalled_seconds >= LONG_SECONDS else WORKING",
         "0.0",
         ("tests/detectors/test_hang.py",),
     ),
@@ -453,7 +453,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.unreported_hang:Traffic.stuck",
-        "if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.silent:",
+        "if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.idle_windows:",
         "if False:",
         ("tests/detectors/test_unreported_hang.py",),
     ),
@@ -484,7 +484,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.health.health:HealthDetector._accuse",
-        "if key in self._standing:\n                continue",
+        "if key in self._active:\n                continue",
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
@@ -495,7 +495,7 @@ MUTANTS = (
         (_D + "recovery_actions_and_lost_devices_accuse_and_a_new_part_clears",),
     ),
     Mutant(
-        "detectors.health.health:_standing_on",
+        "detectors.health.health:_members_on",
         'yield job, job.shape.nodes.index(node) if level == "node" else -1',
         "yield job, job.shape.nodes.index(node)",
         ("tests/detectors/test_health_parts.py",),
@@ -527,8 +527,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.health.device_outliers:_candidates",
-        "if silent and not disturbed:",
-        "if silent:",
+        "if unreported and not disturbed:",
+        "if unreported:",
         (
             "tests/detectors/test_unreported_victim.py::test_a_hot_rank_is_accused_unless_a_neighbour_explains_the_slowdown",
         ),
@@ -638,13 +638,13 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.interference.interference:InterferenceDetector._ended",
-        "quiet > max(hold, HOLD_PAUSES * longest)",
-        "quiet > hold",
+        "idle > max(hold, HOLD_PAUSES * longest)",
+        "idle > hold",
         (_D + "a_neighbour_with_long_pauses_keeps_its_verdict",),
     ),
     Mutant(
         "detectors.interference.interference:InterferenceDetector._report",
-        "if key in self._standing or key in self._quiet:\n            return []",
+        "if key in self._active or key in self._idle:\n            return []",
         "",
         (
             _D + "an_interfering_neighbour_is_reported_and_no_rank_is_accused",
@@ -766,7 +766,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.counters.counter_statistics:CounterStatistics._fold",
-        "beside *= self._decay",
+        "difference *= self._decay",
         "pass",
         ("tests/detectors/test_counter_statistics.py",),
     ),
@@ -1104,19 +1104,19 @@ MUTANTS = (
     # --- verdict_building ---
     Mutant(
         "detectors.straggler.verdict_building:says_more",
-        "standing.reported_confidence < ACTING_CONFIDENCE <= judgement.confidence",
-        "standing.reported_confidence < judgement.confidence",
+        "active.reported_confidence < ACTING_CONFIDENCE <= judgement.confidence",
+        "active.reported_confidence < judgement.confidence",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
         "detectors.straggler.verdict_building:is_settled",
-        "standing.reported_confidence >= ACTING_CONFIDENCE and ",
+        "active.reported_confidence >= ACTING_CONFIDENCE and ",
         "",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
         "detectors.straggler.verdict_building:cleared",
-        "paced[[rank, *standing.others]].all()",
+        "paced[[rank, *active.others]].all()",
         "paced[rank]",
         ("tests/detectors/test_verdict_building.py",),
     ),
@@ -1251,8 +1251,8 @@ MUTANTS = (
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
-        "detectors.straggler.gang_state:GangState.standing_on",
-        "if standing.node == node]",
+        "detectors.straggler.gang_state:GangState.active_on",
+        "if active.node == node]",
         "]",
         ("tests/detectors/test_slow_node.py",),
     ),
@@ -1264,7 +1264,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.gang_state:_unpack",
-        "reported_cause=rank in kept.told_causes",
+        "reported_cause=rank in kept.reported_causes",
         "reported_cause=False",
         (_D + "a_cause_found_late_is_added_to_the_active_verdict",),
     ),
@@ -1390,7 +1390,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.workload.workload:WorkloadDetector._conclude",
-        "standing.seen, standing.seen_ns = course.taken, course.last_ns",
+        "active.seen, active.seen_ns = course.taken, course.last_ns",
         "pass",
         ("tests/detectors/test_change_rules.py::test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes",),
     ),
@@ -1561,12 +1561,12 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.workload.unreported_workload:_claims",
-        "if gate is None or accused or name in published.disturbed:",
-        "if gate is None:",
+        "if test is None or accused or name in published.disturbed:",
+        "if test is None:",
         ("tests/detectors/test_unreported_workload.py",),
     ),
     Mutant(
-        "detectors.workload.unreported_workload:RoleActivity.standing_claims",
+        "detectors.workload.unreported_workload:RoleActivity.stage_claims",
         "float(others.max()) <= STAGES_ALIKE * middle and ",
         "",
         ("tests/detectors/test_unreported_workload.py",),

@@ -195,7 +195,7 @@ class StragglerDetector:
         known_role = role[1] if role is not None and role[0] == watched.ranks else None
         long_enough = not self._timed or seconds >= WARM_UP_SECONDS
         final = long_enough and sum(w.steps for w in windows) >= WARM_UP_STEPS
-        uneasy = bool((watched.score >= UNEASY_SCORE).any()) or bool(watched.standing)
+        uneasy = bool((watched.score >= UNEASY_SCORE).any()) or bool(watched.active)
         if before is not None and uneasy:
             watched.baseline = replace(before, final=final)
         elif long_enough and (final or (len(windows) >= FIRST_WINDOWS and len(windows) % 4 == 0)):
@@ -230,9 +230,9 @@ class StragglerDetector:
         watched.refused[alarmed] = refused[alarmed]
         means: Means = {}
         for rank in alarmed:
-            standing = watched.standing_on(rank)
-            if standing is not None and is_settled(standing, watched.counted, rank in watched.standing):
-                findings += cover(watched, standing, (rank,))
+            active = watched.active_on(rank)
+            if active is not None and is_settled(active, watched.counted, rank in watched.active):
+                findings += cover(watched, active, (rank,))
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
