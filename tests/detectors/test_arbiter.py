@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.schema.verdicts.kinds import OF_OWN_JOB
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.arbiter import OF_OWN_JOB, RESTORED_NS, Arbiter, explained
+from scheduler_feedback.detectors.arbiter import RESTORED_NS, Arbiter, explained
 from scheduler_feedback.detectors.context import Cover, PartFault, Proposal, Published
 
 CAUSES = (Cause.UNKNOWN, Cause.THERMAL, Cause.NIC, Cause.CPU_CONTENTION, Cause.CONGESTION, Cause.HOST_CONTENTION,
