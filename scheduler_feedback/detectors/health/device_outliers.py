@@ -104,7 +104,7 @@ def _degraded(counters: CounterStatistics, columns: list[int]) -> BoolArray:
 
 
 def _candidates(silent: bool, disturbed: bool, beside: bool) -> Iterator[Candidate]:
-    """Yield the possible causes.
+    """Yield the devices that may be the cause.
 
     silent: whether the job reports no steps. disturbed: whether another job slows it down. beside: whether another job
     has ranks on the same node.
