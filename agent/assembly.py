@@ -51,7 +51,7 @@ class Own:
 
 @dataclass(slots=True)
 class _Place:
-    """The columns of one collector."""
+    """Columns of one collector in the frame."""
 
     runner: Runner
     block: Block | None

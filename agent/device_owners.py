@@ -54,7 +54,7 @@ class RdmaOwner:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The published owners."""
+    """Owners of the node's GPUs that the agent publishes."""
 
     gpus: tuple[GpuOwner, ...] = ()
     processes: tuple[ProcessOwner, ...] = ()

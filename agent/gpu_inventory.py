@@ -18,7 +18,7 @@ class MigDevice:
     """One MIG compute instance, with the instance ids of the driver."""
 
     uuid: str
-    """``MIG-...``"""
+    """UUID of the MIG instance, 'MIG-...'."""
     gpu_instance: int
     compute_instance: int
     profile: int | None = None

@@ -35,7 +35,7 @@ class Target:
     """A target that Prometheus scrapes."""
 
     address: str
-    """host:port."""
+    """Address of the target, 'host:port'."""
     node: str = ""
     """The node's name; '' for the controller."""
     scheme: str = "http"

@@ -102,7 +102,7 @@ class StopRequest:
             self._server.stop()
 
     def pass_to(self, server: ControllerServer) -> None:
-        """Use this server from now on."""
+        """Pass all further requests to this server."""
         self._server = server
         if self.made:
             server.stop()

@@ -84,7 +84,7 @@ class AgentRecord(ProcessRecord, frozen=True):
     devices: tuple[str, ...] = ()
     """GPU UUIDs by slot."""
     machine: str = ""
-    """The machine's boot_id."""
+    """The machine's boot id; it changes at every reboot."""
     certificate: str = ""
     """File of its certificate; '' without TLS."""
 

@@ -76,7 +76,7 @@ EXIT_NS = 1_000_000_000
 
 
 class _HostMark:
-    """A time of the host's clock."""
+    """Time mark of the host's clock, in place of a CUDA event."""
 
     __slots__ = ("_ns",)
 

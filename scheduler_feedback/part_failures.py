@@ -17,13 +17,13 @@ from typing import TypedDict
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 PARTS = ("feed", "fleet", "pace", "shared", "verdicts", "entries", "baselines", "metrics", "page", "api")
-"""feed: reading agents' streams. fleet: folding frames. pace: step times for the page. shared: what all detectors
+"""feed: reading agents' streams. fleet: processing frames. pace: step times for the page. shared: what all detectors
 share, and the arbiter of their verdicts. verdicts: passing verdicts to
 the cycle. entries: passing journal entries to readers. baselines: the detectors' snapshots. metrics: /metrics. page,
 api: answering requests."""
 
 MOST_KNOWN = 256
-"""Different bugs to remember, so that each is logged once; further bugs are not logged."""
+"""Maximum number of different bugs that are logged, each once; further bugs are not logged."""
 
 RECENT_SECONDS = 900.0
 """How long a failure is shown if nothing is out of service."""
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trouble(TypedDict):
-    """One part with a bug."""
+    """Part of the program that raised an unexpected error."""
 
     part: str
     out: bool

@@ -46,7 +46,7 @@ class Machine:
     xids: XidHistory = field(default_factory=XidHistory)
     """Merge of the XIDs from driver events and from the kernel log."""
     inventory: Inventory = field(default_factory=Inventory)
-    """Names of the GPUs, for the join with their owners."""
+    """UUIDs, indices and MIG instances of the GPUs, to which the owners are mapped."""
     kubelet_socket: str | None = KUBELET_SOCKET
     """The kubelet's pod-resources socket; None for none."""
     job_files: str | None = None

@@ -120,7 +120,7 @@ class RecordSource(Protocol):
     """Collector that also returns records for frames."""
 
     def take_records(self) -> list[Record]:
-        """Return the records since the last call, oldest first, and drop them here.
+        """Return the records since the last call, oldest first, and remove them from this collector.
 
         Called once per frame from the node's thread, possibly while ``collect`` runs in another. It must not block: do
         not hold its lock during a read.

@@ -100,13 +100,13 @@ class Revocation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Revocation of all certificates of one name that were issued before a time."""
 
     name: str
-    """As in the certificate."""
+    """Name in the revoked certificate."""
     before: datetime
-    """RFC 3339."""
+    """Certificates issued before this time (RFC 3339) are revoked."""
     barred: bool = True
     """Whether new certificates for the name are refused too."""
     reason: str = ""
-    """Free text."""
+    """Reason of the revocation, free text."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

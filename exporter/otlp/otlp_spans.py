@@ -37,7 +37,7 @@ class OtlpSpans:
         return {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", "User-Agent": "gangwatch"}
 
     def encode(self, spans: Sequence[Span]) -> bytes:
-        """Return the body of one request."""
+        """Return the body of one export request."""
         encoded = b"".join(protobuf_writer.block(2, _span(span)) for span in spans)
         return compressed(protobuf_writer.block(1, self._resource + protobuf_writer.block(2, self._scope + encoded)))
 

@@ -33,7 +33,7 @@ from exporter.prometheus.text_format import (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the exposition.
+    """Settings of the metrics page.
 
     profile: 'default', the 1,200 most important series of a node, or 'full'. allow, deny: globs of metric names to
     include regardless of the profile, and to exclude. series_limit: maximum number of series. compatibility: names of

@@ -251,7 +251,7 @@ class Lines:
         self._was_dirty, self._dirty = dirty, np.zeros(len(dirty), np.bool_)
 
     def compressed(self, tail: bytes) -> bytes:
-        """Return everything and the tail as one gzip member."""
+        """Return the text of all families, followed by `tail`, as one gzip member."""
         pieces = [_GZIP_HEAD]
         crc32, checks = deflate.crc32, self._checks
         check = size = 0
@@ -272,8 +272,8 @@ class Lines:
         pieces += (check.to_bytes(4, "little"), (size & 0xFFFFFFFF).to_bytes(4, "little"))
         return b"".join(pieces)
 
-    def _deflate(self, text: bytes, in_a_hurry: bool) -> bytes:
-        packer = self._packers[in_a_hurry]
+    def _deflate(self, text: bytes, fast: bool) -> bytes:
+        packer = self._packers[fast]
         # After a full flush, the piece does not depend on earlier ones.
         packed: bytes = packer.compress(text) + packer.flush(deflate.Z_FULL_FLUSH)
         return packed

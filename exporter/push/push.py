@@ -58,7 +58,7 @@ class PushTarget:
 
 
 class Language(Protocol):
-    """Protocol of a receiver."""
+    """Encoder for the protocol of a receiver."""
 
     name: str
 

@@ -174,7 +174,7 @@ class Security:
 
     @property
     def hashed(self) -> int:
-        """Number of bcrypt checks."""
+        """Number of passwords that were checked with bcrypt."""
         return self._passwords.hashed
 
     def protects(self) -> str:

@@ -54,7 +54,7 @@ class Connection:
         self._gate.places.value(self, worth)
 
     def gone(self) -> None:
-        """Remove the closed connection."""
+        """Remove the connection from the table after its end."""
         self._gate.places.drop(self)
 
     def malformed(self) -> None:

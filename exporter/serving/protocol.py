@@ -46,7 +46,7 @@ class Place(Protocol):
         """Set the priority of the connection."""
 
     def gone(self) -> None:
-        """Remove the closed connection."""
+        """Remove the connection from the table after its end."""
 
     def malformed(self) -> None:
         """Count a malformed request."""

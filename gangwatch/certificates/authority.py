@@ -63,7 +63,7 @@ def new_request(key: bytes, names: Iterable[str]) -> bytes:
 
 
 def requested(request: bytes) -> tuple[x509.CertificateSigningRequest, tuple[str, ...]]:
-    """Return a request and its names.
+    """Return the parsed certificate request and the names in it.
 
     Raises ConfigError if it is malformed, has other extensions than names and uses, has a weak key, or is not signed
     with its key.
@@ -111,7 +111,7 @@ class Authority:
 
     @classmethod
     def make(cls, name: str = "gangwatch", days: int = AUTHORITY_DAYS, now: datetime | None = None) -> Authority:
-        """Return a new authority."""
+        """Return a new certificate authority."""
         now = datetime.now(UTC) if now is None else now
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(name)

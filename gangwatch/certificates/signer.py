@@ -107,7 +107,7 @@ class Rules:
 
     @property
     def ours(self) -> bool:
-        """Whether gangwatch also signs."""
+        """Whether gangwatch signs these certificates, and does not only approve the requests."""
         return self.signer == SIGNER
 
 

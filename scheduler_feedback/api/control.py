@@ -1,4 +1,4 @@
-"""The controller as the API sees it."""
+"""Interface of the controller to the API."""
 
 from __future__ import annotations
 

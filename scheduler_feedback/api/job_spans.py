@@ -44,7 +44,7 @@ class About:
 
     name: str
     submitted_ns: int
-    """Part of the trace's id."""
+    """Time of submission; part of the trace's id."""
     attributes: Attributes = ()
 
 
@@ -71,7 +71,7 @@ class _Life:
 
 
 class Traces:
-    """A fold of entries into spans. It holds the open spans of each job that has not ended.
+    """Converter of entries into spans. It holds the open spans of each job that has not ended.
 
     about: returns what is known about a job; None if the job is forgotten. earlier: returns a job's entries before the
     entry of this number, for a job that began before this fold. held_up_by: returns jobs whose slots a job waits for.

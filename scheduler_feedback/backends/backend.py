@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class RunningCycle(Protocol):
-    """The running cycle, as a backend sees it. Any thread may call its methods."""
+    """Interface of the running cycle to a backend. Any thread may call its methods."""
 
     def ask(self, question: Callable[[State], _T], /) -> Future[_T]:
         """Run the question on the state between two cycles. It must not change the state or keep parts of it."""

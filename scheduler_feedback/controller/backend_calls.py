@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class BackendCalls:
-    """Caller of a backend.
+    """Calls of a backend that handle its errors.
 
     Attributes: `trouble`, why the last observation failed, or ''; `responded`, whether an observation ever succeeded;
     `failures`, number of errors so far.

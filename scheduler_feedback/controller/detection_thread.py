@@ -1,4 +1,4 @@
-"""Detection: folds frames into the fleet's telemetry, and runs the detectors once a tick.
+"""Detection: processes frames into the fleet's telemetry, and runs the detectors once a tick.
 
 The thread that reads the frames also runs detection (``between``). A separate thread would compete with it for Python's
 lock, which each thread holds for 5 ms at a time, while a frame takes five system calls. Detection has its own thread
@@ -11,9 +11,9 @@ A detector that raises has a bug and an unreliable state, so it is disabled in t
 continue, the log has the traceback, and readiness names the detector until the controller is restarted (from the
 detector's last good snapshot). A bug in the state that they share or in the arbiter disables all of them.
 
-If a frame raises when it is folded, that is a bug too: its node's telemetry is set aside, and tried again after a
-minute, then after two, up to ten. A bug in the data combined from all nodes discards that data: folding starts again,
-and if that happens too often it is disabled until the controller is restarted.
+If the processing of a frame raises an exception, that is a bug too: the telemetry of its node is set aside, and tried
+again after a minute, then after two, up to ten. A bug in the data combined from all nodes discards that data, and
+processing starts again. If that happens too often, processing is disabled until the controller is restarted.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ ASIDE_SECONDS, ASIDE_MOST_SECONDS = 60.0, 600.0
 the quarter of an hour over which the alert counts failures, so that the alert stays active while the bug does."""
 
 MOST_RESTARTS, RESTARTS_SECONDS = 3, 3600.0
-"""Limit on restarts of folding after a bug, in this many seconds; then it is disabled. A restart learns each job's
-usual speed again, which takes minutes: with four an hour there would be load, but no detection."""
+"""Limit on restarts of frame processing after bugs, in this many seconds; then it is disabled. After a restart the
+detectors learn each job's usual speed again, which takes minutes: four an hour would cause load, but no detection."""
 
 _log = logging.getLogger(__name__)
 
@@ -182,8 +182,9 @@ class DetectionThread:
         self._thread.start()
 
     def between(self) -> float:
-        """Fold queued frames, and run a tick if it is due; return the seconds until the next one. For the thread that
-        offers frames: folding at once takes a tenth less time, because the frames are still in the CPU's cache.
+        """Process queued frames, and run a tick if it is due; return the seconds until the next one.
+
+        For the thread that offers frames: this takes a tenth less time, because they are still in the CPU's cache.
 
         After a tick that took too long there is a pause of at most half a tick. The pause must not grow with the tick:
         otherwise more frames would queue up, and the next tick would take longer still.
@@ -218,7 +219,7 @@ class DetectionThread:
                 self.run_tick()
 
     def run_tick(self) -> None:
-        """Fold queued frames, and run one tick of every detector."""
+        """Process queued frames, and run one tick of every detector."""
         with self._lock:
             self._ticked_ns = self._clock.monotonic_ns()
             events = self._tick()
@@ -300,7 +301,7 @@ class DetectionThread:
             _log.log(level, "node=%s reason=%s gang=%s: %s", node, why.value, gang, REFUSED[why])
 
     def _pass_over_all(self) -> None:
-        """Discard queued frames while folding is disabled."""
+        """Discard queued frames while the processing of frames is disabled."""
         for _ in range(len(self._queue)):
             self._queue.popleft()
             self._taken += 1
@@ -348,7 +349,7 @@ class DetectionThread:
         self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))
 
     def _begin_again(self, error: Exception) -> None:
-        """Discard all telemetry after a bug. Disable folding if that happened too often."""
+        """Discard all telemetry after a bug. Stop processing frames if that happened too often."""
         now_ns = self._clock.monotonic_ns()
         often = len(self._restarts) == MOST_RESTARTS and now_ns - self._restarts[0] < RESTARTS_SECONDS * 1e9
         self._failures.report("fleet", error, "" if often else "started again", out=often)

@@ -79,7 +79,7 @@ class Inbox:
         message.refuse(StoppedError(_TOO_LATE))
 
     def report(self, events: Sequence[Event]) -> None:
-        """Add observed events."""
+        """Add events that the backend observed."""
         self._queue.put(tuple(events))
 
     def wake(self) -> None:

@@ -23,7 +23,7 @@ class StateSamples:
         self.newest: tuple[Sample, ...] = ()
 
     def update(self, state: State) -> None:
-        """Compute them again, for at most a twentieth of the time."""
+        """Compute the metrics again, for at most a twentieth of the time."""
         began_ns = self._clock.monotonic_ns()
         if began_ns < self._due_ns:
             return

@@ -187,7 +187,7 @@ class Decision:
     wall_ns: int
     """Time of the decision."""
     applied: bool
-    """False in observe mode."""
+    """Whether the decision was applied; False in observe mode."""
     predicted_gain_seconds: float
     """Expected benefit minus cost."""
     slowdown: float
@@ -247,7 +247,7 @@ class Ended:
     ranks: int
     """Its gang size."""
     seconds: float
-    """Work that it took."""
+    """Work of the job, in seconds."""
 
 
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
@@ -290,7 +290,7 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     decision_count: int = 0
     """Decisions so far. Numbers the next one."""
     frozen_by: str = ""
-    """Who froze the actions."""
+    """User who froze the actions."""
     reserved_slots: list[Slot] = []
     """Slots reserved for the head job."""
     past_verdicts: list[PastVerdict] = []
@@ -316,7 +316,7 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     queue_use: dict[str, float] = {}
     """Decayed slot-seconds of each queue, as of queue_use_ns."""
     queue_use_ns: int = 0
-    """Time of queue_use."""
+    """Time at which queue_use was last updated."""
     queue_turns: dict[str, int] = {}
     """Order of the queues at the last evaluation, the one with the least usage first."""
     waits: bool = False

@@ -123,7 +123,7 @@ class Abstention:
     reason: str
     """Why the detector abstained."""
     evidence: tuple[Evidence, ...] = ()
-    """Facts behind it."""
+    """Measured values that the report is based on."""
     detector: str = "straggler"
     """Name of the detector."""
 

@@ -48,7 +48,7 @@ SLOWING = ACCUSING - {Kind.HANG}
 
 
 class Part(StrEnum):
-    """What is slow."""
+    """Part of the cluster that is slow."""
 
     DEVICE = "device"
     HOST = "host"

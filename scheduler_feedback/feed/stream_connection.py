@@ -28,7 +28,7 @@ BUFFER_BYTES = 64 * 1024
 
 
 class EndedError(GangwatchError):
-    """The agent closed its stream."""
+    """Error: the agent closed its stream."""
 
 
 class IdentityError(GangwatchError):

@@ -35,7 +35,7 @@ class Recovered:
     state: State
     """After the newest journalled cycle."""
     detectors: dict[str, bytes]
-    """Snapshots by name."""
+    """Snapshots of the detectors' states, by name of the detector."""
     cycles: int
     """Replayed cycles."""
     mismatches: int
@@ -47,7 +47,7 @@ class Replayed:
     """The result of a replay."""
 
     state: State
-    """After the newest cycle."""
+    """State after the newest cycle."""
     cycles: int
     events: int
     different: int

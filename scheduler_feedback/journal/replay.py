@@ -29,7 +29,7 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 
 def nothing(event: Event) -> bool:  # noqa: ARG001 - every event is kept
-    """Return False: keep every event."""
+    """Return False for every event, so that the replay skips none."""
     return False
 
 

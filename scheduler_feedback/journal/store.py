@@ -90,7 +90,7 @@ class CycleRecord:
         self.discarded = True
 
     def decided(self, actions: Sequence[Action], entries: Sequence[Entry]) -> None:
-        """Add the cycle's decisions."""
+        """Write the cycle's decisions."""
         _write_needs(self._connection, actions)
         self._connection.executemany(
             "INSERT INTO actions (action_id, cycle, job_id, body) VALUES (?, ?, ?, ?)",

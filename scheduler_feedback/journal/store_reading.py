@@ -119,7 +119,7 @@ class Reader:
         self.path = path
 
     def meta(self, key: str) -> str | None:
-        """Return the value of a key."""
+        """Return the value of a key in the table of metadata."""
         with self._reading("read it") as database:
             row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
@@ -397,7 +397,7 @@ class Reader:
 
     @contextmanager
     def _reading(self, what: str, any_release: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open a connection that sees one moment of the file. any_release: accept a file of a newer release."""
+        """Open a connection that reads a consistent snapshot of the file. any_release: accept files of newer releases."""
         with self._named(what):
             database = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             with closing(database):

@@ -15,7 +15,7 @@ class CycleContext:
     """State, time and results of one run of the cycle."""
 
     state: State
-    """Changed in place."""
+    """State of the cycle; policies change it in place."""
     now_ns: int
     """Time of the cycle, as in the state."""
     index: SchedulingIndex = field(init=False)

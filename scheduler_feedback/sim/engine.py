@@ -74,11 +74,11 @@ class Span:
     job_id: str
     """Job of the attempt."""
     began_ns: int
-    """Start."""
+    """Simulated time of the attempt's start."""
     ended_ns: int
-    """End."""
+    """Simulated time of the attempt's end."""
     nodes: dict[str, int]
-    """Ranks on each node."""
+    """Number of ranks on each node."""
     why: str
     """'ended', or the reason of the stop."""
 
@@ -247,7 +247,7 @@ class Engine:
             events += heappop(self._later)[2].happen(self, now_ns)
 
     def later(self, occurrence: Occurrence) -> None:
-        """Add an entry to the timetable."""
+        """Schedule a call at a later simulated time."""
         self._sequence += 1
         heappush(self._later, (occurrence.at_ns, self._sequence, occurrence))
 

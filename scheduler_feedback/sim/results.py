@@ -39,13 +39,13 @@ class Account:
     held_slot_ns: int = 0
     """Slot-time held by gangs."""
     free_slot_ns: int = 0
-    """Slot-time not held."""
+    """Sum over all slots of the time in which no gang holds them."""
     scattered_slot_ns: int = 0
     """Free slot-time on partly used nodes."""
     preemptions: int = 0
-    """Stops for another gang."""
+    """Number of attempts stopped for another gang."""
     migrations: int = 0
-    """Moves of gangs."""
+    """Number of moves of gangs."""
     backfilled: int = 0
     """Starts ahead of a waiting job."""
     decisions: int = 0

@@ -54,7 +54,7 @@ class Quality:
     """Detection of slowdowns from one size on."""
 
     slowdown: float
-    """Minimum slowdown."""
+    """Minimum slowdown that is detected."""
     found: float
     """Share of faults that are detected."""
     p50_seconds: float
@@ -95,9 +95,9 @@ class DetectorModel:
     false_per_1000_gpu_days: float = 0.0
     """Rate of verdicts against members of healthy gangs."""
     false_seconds: float = 600.0
-    """Time after which such a verdict is cleared."""
+    """Time after which a false verdict is cleared."""
     false_slowdown: tuple[float, float] = (1.1, 1.5)
-    """Minimum and maximum slowdown of such a verdict."""
+    """Minimum and maximum slowdown of a false verdict."""
 
     def delay_seconds(self, slowdown: float, draw: random.Random) -> float | None:
         """Draw the delay from onset to verdict; None if the fault is not detected.

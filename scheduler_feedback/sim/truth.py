@@ -46,19 +46,19 @@ class Gang:
     """A running attempt."""
 
     course: Course
-    """Progress of its job."""
+    """Progress of the attempt's job."""
     attempt: int
     """Number of the attempt."""
     nodes: dict[str, int]
-    """Ranks on each node."""
+    """Number of ranks on each node."""
     slots: int
-    """Slots that it holds."""
+    """Number of slots that the attempt holds."""
     began_ns: int
     """Start of the attempt."""
     since_ns: int
-    """Time up to which left_ns counts its progress."""
+    """Time up to which the progress is subtracted from left_ns."""
     left_ns: int
-    """Work left."""
+    """Remaining work, as run time at full speed."""
     warm_ns: int
     """Restart cost that is still to pay."""
     full_speed: float
@@ -68,7 +68,7 @@ class Gang:
     due: int = 0
     """Number of the newest expected end. Earlier expectations are outdated."""
     stopping: bool = False
-    """Whether it has been asked to stop."""
+    """Whether the stop of the attempt was requested."""
 
     def advance(self, now_ns: int, lost_ns: int = 0) -> None:
         """Add the progress up to now, minus a pause of `lost_ns`."""

@@ -1,7 +1,7 @@
 """Recorded frames: a file with agents' frame streams as sent over the network.
 
-Messages of several agents may be mixed. They are folded as in the controller, in the order of their wall time, and the
-detectors run as often as in the controller.
+Messages of several agents may be mixed. They are processed as in the controller, in the order of their wall time, and
+the detectors run as often as in the controller.
 """
 
 from __future__ import annotations

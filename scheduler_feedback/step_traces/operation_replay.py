@@ -63,7 +63,7 @@ class _Operation:
     row: int
     """Row in `Operations`."""
     own: float
-    """Time without waiting."""
+    """Duration of the operation without waiting, in seconds."""
     meets: tuple[object, ...] | None
     """Key of the transfer or collective that it takes part in; None for an operation of the rank alone."""
 

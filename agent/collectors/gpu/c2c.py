@@ -16,7 +16,7 @@ LINK_COUNT = 170
 """NVML_FI_DEV_C2C_LINK_COUNT."""
 
 MOST_LINKS = 64
-"""Upper bound of a plausible count; modules have 10."""
+"""Maximum number of C2C links that is believed plausible; Grace Hopper has 10."""
 
 _ERRORS = (("interrupt", 231), ("replay", 232), ("replay_back_to_back", 233))
 """NVML_FI_DEV_C2C_LINK_ERROR_*."""

@@ -171,7 +171,7 @@ class DeviceCollector:
         """Do nothing: the parent reopens the library and makes new collectors."""
 
     def close(self) -> None:
-        """Close the parts."""
+        """Close the GPU's open parts."""
         self._give_back(self._parts or ())
         self._parts = None
 

@@ -13,7 +13,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Meaning(NamedTuple):
-    """Series of a counter file."""
+    """Series that a counter file of sysfs feeds."""
 
     metric: str
     labels: Labels = ()

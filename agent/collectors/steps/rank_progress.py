@@ -13,11 +13,11 @@ MAX_STEPS_IN_FLIGHT = 64
 """Maximum number of open collectives and steps of one rank; the oldest is dropped."""
 
 WRAP = 2**64 - 1
-"""Mask of a counter."""
+"""Mask that keeps the 64 bits of a counter."""
 
 
 class Progress:
-    """Progress of one rank, folded from its records. Pure.
+    """Progress of one rank, computed from its records. Pure.
 
     Times are those of the host's monotonic clock, totals in nanoseconds. Records from before `since_ns` only update the
     open step and collectives, and are not counted: a previous agent may have counted them.

@@ -1,4 +1,4 @@
-"""Table of verdict kinds. Whoever adds a kind adds its row here; the tests name what is missing.
+"""Table of verdict kinds. A new kind is a new row here; the tests name the texts that it lacks.
 
 Policies, alert rules, the page, the commands and the benchmarks derive what they do about a kind from its row.
 """
@@ -92,7 +92,7 @@ class KindRow:
     """Row of the table of kinds."""
 
     meaning: str
-    """What such a verdict states."""
+    """What a verdict of this kind states."""
     accused: Accused
     """The culprit."""
     response: Response
@@ -104,9 +104,9 @@ class KindRow:
     runbooks: tuple[str, ...]
     """Pages in docs/runbooks: those of the alerts, or one of its own."""
     operator: str
-    """What the operator does."""
+    """Sentence that says what an operator should do."""
     wording: Wording
-    """Sentences."""
+    """Sentences about a verdict of this kind, on the page and in the CLI."""
     tone: Tone
     """Colour of an active verdict."""
 

@@ -66,7 +66,7 @@ class KernelLog:
             raise UnsupportedError(f"{path}: {error.strerror}") from None
 
     def read(self, most: int) -> list[LogRecord]:
-        """Return the next records, about `most` at most. Raise SourceError if the log cannot be read."""
+        """Return the next records, and stop at `most` or slightly more. Raise SourceError if the log cannot be read."""
         records: list[LogRecord] = []
         while len(records) < most:
             try:

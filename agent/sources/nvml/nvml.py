@@ -86,7 +86,7 @@ class Library:
             raise kind(f"NVML: nvmlInit: {code_text(code)}")
 
     def function(self, symbol: str) -> Callable[..., int] | None:
-        """Return the function of the symbol, which returns NVML's code; None if this driver does not have it."""
+        """Return the library's function of this name, which returns an NVML code; None if the driver lacks it."""
         if self._library is None:
             raise LibraryDeadError("NVML: the library is closed")
         try:
@@ -171,7 +171,7 @@ class Instance:
 
     uuid: str
     profile: str
-    """Such as '1g.10gb'."""
+    """MIG profile, for example '1g.10gb'."""
     gpu_instance: int
     compute_instance: int
     handle: c_void_p

@@ -190,7 +190,7 @@ class FieldBatch:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _compile(self) -> None:
-        """Make the array for the current entries: gauges, then counters, then decoded ones."""
+        """Build the array of the NVML query, in three parts: gauges, counters, and values that need decoding."""
         entries = sorted(self._entries, key=lambda entry: (entry.wanted.decode is not None, entry.wanted.counter))
         self._entries = entries
         self._array = (FieldValue * max(1, len(entries)))()

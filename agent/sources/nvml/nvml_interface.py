@@ -78,7 +78,7 @@ class Bar1(Structure):
 
 
 class Temperature(Versioned):
-    """sensor 0: the die."""
+    """nvmlTemperature_t. Sensor 0 is the temperature of the die."""
 
     _fields_: ClassVar[Any] = [("version", c_uint), ("sensor", c_uint), ("celsius", c_int)]
 

@@ -15,7 +15,7 @@ REMOTE_KINDS = {0: "gpu", 1: "npu", 2: "switch"}
 """nvmlIntNvLinkDeviceType_t; 0xFF is unknown."""
 
 LINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
-"""nvmlNvlinkVersion_t."""
+"""NVLink versions by code (nvmlNvlinkVersion_t)."""
 
 _P2P_NVLINK, _P2P_OK = 2, 0
 """NVML_P2P_CAPS_INDEX_NVLINK and NVML_P2P_STATUS_OK."""

@@ -38,7 +38,7 @@ class CpuTimes(NamedTuple):
 
 
 def parse_stat(data: bytes) -> CpuTimes:
-    """/proc/stat."""
+    """Return the CPU times of /proc/stat."""
     lines = data.split(b"\n")
     if not lines[0].startswith(b"cpu "):
         raise SourceError(f"/proc/stat: begins with {lines[0][:20]!r}, expected 'cpu '")
@@ -63,7 +63,7 @@ class Scheduler(NamedTuple):
 
 
 def parse_scheduler(data: bytes) -> Scheduler:
-    """/proc/stat."""
+    """Return the numbers of context switches and tasks of /proc/stat."""
     return Scheduler(
         _line_number(data, b"ctxt ", "/proc/stat"),
         _line_number(data, b"procs_running ", "/proc/stat"),
@@ -79,7 +79,7 @@ class Paging(NamedTuple):
 
 
 def parse_vmstat(data: bytes) -> Paging:
-    """/proc/vmstat."""
+    """Return the paging counters of /proc/vmstat."""
     kills = _line_number(data, b"oom_kill ", "/proc/vmstat") if b"\noom_kill " in data else None
     return Paging(_line_number(data, b"pgmajfault ", "/proc/vmstat"), kills)
 
@@ -299,7 +299,7 @@ class ProcessIO(NamedTuple):
 
 
 def parse_process_io(data: bytes) -> ProcessIO:
-    """/proc/PID/io."""
+    """Return the I/O counters of /proc/PID/io."""
     read = written = None
     for line in data.split(b"\n"):
         key, _, value = line.partition(b": ")

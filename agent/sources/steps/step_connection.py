@@ -19,8 +19,8 @@ MAX_PLACES = 16
 has created its process groups. Every change makes a new layout of the node's columns."""
 
 _MAX_DESCRIPTORS = 253
-"""SCM_MAX_FD of unix(7), the maximum per message. With room for all, the kernel closes none in this thread, which could
-block."""
+"""Maximum number of descriptors in one message (SCM_MAX_FD, unix(7)). The buffer has room for all of them: the kernel
+closes descriptors that do not fit, and closing one could block this thread."""
 
 
 class Admission(NamedTuple):
@@ -48,7 +48,7 @@ class Registered:
 
 
 class Connection:
-    """One client connection: the received part of its message, and later its registration."""
+    """Connection of one client. It collects the client's message; after admission it has the registration."""
 
     __slots__ = (
         "ask_at",

@@ -38,9 +38,9 @@ class Quotas:
     """Limits of a node's step socket (section [step_quotas] of the configuration)."""
 
     reporters: int = 1024
-    """All tenants together."""
+    """Maximum number of reporters of all tenants together."""
     reporters_unattested: int = 256
-    """All unattested processes together. The rest of `reporters` is reserved for attested ranks."""
+    """Maximum number of reporters of unattested processes. The rest of `reporters` is reserved for attested ranks."""
     reporters_per_pod: int = 64
     reporters_per_job: int = 256
     reporters_per_user: int = 16

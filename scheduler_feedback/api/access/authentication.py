@@ -56,7 +56,7 @@ class RequestCredentials:
 
     method: str
     headers: Mapping[str, str]
-    """By lower-case name."""
+    """Header values by lower-case name."""
     peer: str
     secure: bool
     """Whether the connection uses TLS."""

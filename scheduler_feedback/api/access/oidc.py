@@ -101,7 +101,7 @@ class Identity:
     user: str
     role: Role
     expires: float
-    """Wall seconds."""
+    """Time of expiry, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

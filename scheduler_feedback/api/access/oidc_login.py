@@ -34,7 +34,7 @@ class _UnderWay(msgspec.Struct, frozen=True):
     verifier: str
     following: str
     until: float
-    """Wall seconds."""
+    """Time of expiry, in seconds since the epoch."""
 
 
 _under_way = msgspec.json.Decoder(_UnderWay)

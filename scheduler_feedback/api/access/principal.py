@@ -99,4 +99,4 @@ LOG_IN = (
     "send 'Authorization: Bearer TOKEN' (the token of the state folder, or one of `gangwatch token create`), "
     "or log in at /login"
 )
-"""The remedy for a 401."""
+"""Text of a 401 response that says how to log in."""

@@ -66,16 +66,16 @@ Lister = Callable[[Listing, Mark | None, int], Slice]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A filter for jobs."""
+    """Filter of a list of jobs."""
 
     active: bool = False
-    """Leave out ended jobs."""
+    """Whether to omit ended jobs."""
     states: Container[str] | None = None
-    """None for any state."""
+    """States of the listed jobs; None for any state."""
     user: str = ""
-    """'' for any user."""
+    """User of the listed jobs; '' for any."""
     queue: str = ""
-    """'' for any queue."""
+    """Queue of the listed jobs; '' for any."""
 
     def has(self, job: Job) -> bool:
         """Return whether the job passes the filter."""

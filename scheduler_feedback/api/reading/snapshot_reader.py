@@ -53,7 +53,7 @@ class SnapshotReader:
         self._making: dict[tuple[str, str, int], asyncio.Task[Answer]] = {}
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop reading snapshots."""
         self._documents.close()
         self._stories.close()
 
@@ -198,7 +198,7 @@ class SnapshotReader:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A document around a list."""
+    """JSON document that contains a long list, which is encoded separately."""
 
     field: str
     """The field that contains the list."""
@@ -212,5 +212,5 @@ class Frame:
         return b'"%b":[]' % self.field.encode()
 
     def around(self, listing: Listing, items: list[Any]) -> dict[str, Any]:
-        """Return the whole document."""
+        """Return the document with these items as its list."""
         return self.document(listing) | {self.field: items}

@@ -55,7 +55,7 @@ class Visitor:
     """The reader of a page."""
 
     name: str = ""
-    """'' if not logged in."""
+    """Name of the logged-in user; '' if not logged in."""
     csrf: str = ""
     """The session's token against cross-site requests; '' without a session."""
     here: str = "/"

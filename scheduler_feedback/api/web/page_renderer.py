@@ -55,7 +55,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Identity of a page."""
+    """Page and filter that a reader has open."""
 
     kind: str
     """'overview', 'jobs', 'nodes', 'job' or 'node'."""

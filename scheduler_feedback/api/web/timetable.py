@@ -25,7 +25,7 @@ MOST_ROWS = 24
 """Nodes that each have a row; more nodes are folded."""
 
 MOST_FOLDED = 40
-"""Racks or spines that each have a row; if there are more, nodes are folded by state."""
+"""Racks or spines that each have a row; if there are more, nodes are grouped by state."""
 
 MOST_BARS = 40
 """Jobs that each have a bar in a folded row: those with the most slots. The others share one bar."""

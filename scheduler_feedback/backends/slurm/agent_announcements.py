@@ -32,7 +32,10 @@ class Announcements:
         self._written = wanted
 
     def _write(self, name: str) -> None:
-        """Write atomically, because the feed reads the folder. pid 0: no process on this machine is the agent."""
+        """Write the node's record atomically, because the feed may read it at any time.
+
+        The pid is 0, because the agent is not a process on this machine.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = {"pid": 0, "start_time": 0, "node": name, "url": self._template.replace("{node}", name)}
         path = self._folder / f"{name}.json"

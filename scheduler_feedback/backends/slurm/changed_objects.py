@@ -18,7 +18,7 @@ class Weighed(msgspec.Struct):
     """Weight of a node before our change, and after it."""
 
     own: int
-    """The node's weight before ours."""
+    """The node's weight before our change."""
 
     ours: int
     """The weight that we set."""
@@ -28,10 +28,10 @@ class Moving(msgspec.Struct):
     """A job that is being requeued."""
 
     attempt: int
-    """The attempt that is left."""
+    """The attempt that the requeue ends."""
 
     avoided: list[str] = []
-    """Nodes for its --exclude."""
+    """Nodes to add to the job's --exclude."""
 
     requeued: bool = False
     kept: str = ""
@@ -50,13 +50,13 @@ class Touched(msgspec.Struct):
     """Node -> episode for which it was drained."""
 
     weighed: dict[str, Weighed] = {}
-    """By node."""
+    """Nodes whose weight was changed, by name."""
 
     excluded: dict[str, list[str]] = {}
     """Job -> nodes that we added to its --exclude."""
 
     moving: dict[str, Moving] = {}
-    """By job."""
+    """Moves in progress, by job."""
 
     reserved: dict[str, str] = {}
     """Node -> name of the reservation for its probe."""

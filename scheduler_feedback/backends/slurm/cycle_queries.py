@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Ask(Protocol):
-    """``CycleThread.ask``."""
+    """Type of ``CycleThread.ask``."""
 
     def __call__(self, question: Callable[[State], _T], /) -> Future[_T]: ...
 

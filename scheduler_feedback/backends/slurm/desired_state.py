@@ -12,7 +12,7 @@ from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import sentence
 
 MOST_EVIDENCE = 4
-"""Facts of a verdict that an audit line repeats; the job's story has all of them."""
+"""Maximum number of pieces of evidence in an audit line; the job's story has all of them."""
 
 
 @dataclass(frozen=True, slots=True)

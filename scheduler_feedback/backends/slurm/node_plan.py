@@ -48,10 +48,10 @@ class Change:
     """One change to make."""
 
     action: str
-    """The audit's word for it."""
+    """Name of the change in the audit log."""
 
     target: str
-    """Node or job."""
+    """Node or job to change."""
 
     command: tuple[str, ...]
     """Argument list; empty if only the record of our changes is updated."""

@@ -29,7 +29,7 @@ class PendingVerdicts:
         """Whether a verdict is held until the whole queue is listed."""
 
     def take(self, events: Sequence[Event], known: Collection[str], now: float) -> list[Event]:
-        """Return the results that the cycle may have at once and hold the others. known: gangs that the cycle knows."""
+        """Return the results that the cycle may have at once and hold the others. known: gangs of the cycle's state."""
         ready: list[Event] = []
         with self._lock:
             kept = {gang_of(event) for _, event in self._held_back}

@@ -19,7 +19,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     """One change, or one that was not made."""
 
     wall_ns: int
-    """When."""
+    """Wall time of the command."""
 
     action: str
     target: str

@@ -1,6 +1,6 @@
 """Consumption of ranks' processes: from the nodes' cumulative counters to their gangs.
 
-As in counter_features.py, frames are queued and folded together. Nodes whose layouts have the ranks' counters in the
+As in counter_features.py, frames are queued and processed together. Nodes whose layouts have the ranks' counters in the
 same places share one set of arrays.
 """
 
@@ -85,11 +85,11 @@ class Places:
 
     @property
     def empty(self) -> bool:
-        """Whether no group has a row."""
+        """Whether the table has no rows."""
         return len(self._free) == self._rows
 
     def settle(self) -> None:
-        """Fold the queued frames in order."""
+        """Process the queued frames in order."""
         while self.queue:
             first = {one[0].row: one for one in reversed(self.queue)}
             if len(first) == len(self.queue):
@@ -165,7 +165,7 @@ def _hand_over(
 
 
 class Consumption:
-    """Groups of all nodes."""
+    """CPU and I/O counters of the process groups of all nodes."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, Places] = {}
@@ -202,6 +202,6 @@ class Consumption:
             group.places.settle()
 
     def settle(self) -> None:
-        """Fold all queued frames."""
+        """Process all queued frames."""
         while self._queued:
             self._queued.popitem()[1].settle()

@@ -1,10 +1,10 @@
-"""Features of ranks, folded from the gauges and counters of their nodes.
+"""Features of ranks, computed from the gauges and counters of their nodes.
 
 Info series in the same frame give the GPU of each rank and the NIC next to that GPU. A rank with an unknown GPU only
 has the features of its host and of its processes.
 
-Most nodes of a cluster have the same columns in the same places. Frames are therefore queued, and folded together when
-there are many or a caller reads the features. This takes a few array operations. Folding each frame alone takes a dozen
+Most nodes of a cluster have the same columns in the same places. Frames are therefore queued, and processed together
+when there are many or a caller reads the features. This takes a few array operations; each frame alone takes a dozen
 operations per frame, or 1.5 seconds of processor time for 10,000 nodes.
 """
 
@@ -88,10 +88,10 @@ Queued = TypeVar("Queued")
 def fold_apart(
     fold: Callable[[list[Queued]], None], batch: list[Queued], node_of: Callable[[Queued], str], failed: list[Failed]
 ) -> None:
-    """Fold a batch. If that raises, fold its frames one by one, so that a bug affects only the nodes that trigger it.
+    """Process a batch. If that raises, process each frame alone, so that a bug affects only the nodes that trigger it.
 
-    failed: receives (node, error) of each frame that could not be folded. A frame that was folded before the exception
-    is not newer than its row, so folding it again adds nothing.
+    failed: receives (node, error) of each frame that could not be processed. A frame that was processed before the
+    exception is not newer than its row, so processing it again adds nothing.
     """
     try:
         fold(batch)
@@ -104,7 +104,7 @@ def fold_apart(
 
 
 class Kind:
-    """Nodes whose columns form features in the same way. Their frames are folded together as arrays, one row per node.
+    """Nodes whose columns form features in the same way. Their frames are processed together in arrays, a row per node.
 
     members: ranks on each node. links: [l, 5], a member and the gauges of its PCIe link.
     values: float32 [r, features, members] of each row's newest frame. fresh: bool [r], whether they are unread.
@@ -141,7 +141,7 @@ class Kind:
         self._before_ns = np.zeros((0, tiers), np.int64)
 
     def add(self) -> int:
-        """Add a row for a node."""
+        """Return a free row for a node."""
         if self._free:
             return self._free.pop()
         self._rows += 1
@@ -163,7 +163,7 @@ class Kind:
 
     @property
     def empty(self) -> bool:
-        """Whether no node has a row."""
+        """Whether the table has no rows."""
         return len(self._free) == self._rows
 
     def traffic_sampled_ns(self, rows: IndexArray) -> IntArray | None:
@@ -171,7 +171,7 @@ class Kind:
         return self._before_ns[rows, self._traffic_tier] if self._traffic_tier >= 0 else None
 
     def settle(self) -> None:
-        """Fold the queued frames in order."""
+        """Process the queued frames in order."""
         while self.queue:
             # First the first frame of each node, then the second ones. Most nodes have only one.
             first = {one[0]: one for one in reversed(self.queue)}
@@ -288,7 +288,7 @@ class Counting:
 
     @property
     def kinds(self) -> Iterable[Kind]:
-        """Kinds of nodes, after folding all queued frames."""
+        """Kinds of nodes, after processing all queued frames."""
         for kind in self._kinds.values():
             kind.settle()
         return self._kinds.values()

@@ -1,4 +1,4 @@
-"""Fleet: the current state of all nodes and gangs, folded from their frames. It makes no decisions.
+"""Fleet: the current state of all nodes and gangs, computed from their frames. It makes no decisions.
 
 Each frame is folded once, in order. (boot_id, agent_id, seq) is its identity. Repeated and older frames are dropped and
 counted; gaps in the sequence are counted. Memory is bounded per gang (gang_attempts.py), and stale gangs are forgotten.
@@ -31,8 +31,8 @@ Sample = tuple[str, tuple[tuple[str, str], ...], float]
 class Fleet:
     """Nodes and gangs as of the frames received so far. Owned by one thread; not locked.
 
-    aside: nodes whose frames are not folded because one of them raised an exception, with the (gang, attempt) that had
-    ranks there. Data of these attempts is incomplete, so detectors must skip them.
+    aside: nodes whose frames are not processed because one of them raised an exception, with each (gang, attempt) that
+    had ranks there. Data of these attempts is incomplete, so detectors must skip them.
     placements: ranks that each node may report; other reports are refused and counted. None: every node may report
     anything, for recordings and simulations with trusted frames.
     """
@@ -138,7 +138,7 @@ class Fleet:
                 labels = (("node", name), ("reason", why.value))
                 yield "gangwatch_watch_records_refused_total", labels, float(count)
 
-    # --- folding ------------------------------------------------------------------------------------------------------
+    # --- processing frames --------------------------------------------------------------------------------------------
 
     def set_clock(self, wall_ns: int, received_now_ns: int) -> None:
         """Set the controller's wall time and receiver's clock, read at the same time.
@@ -216,7 +216,7 @@ class Fleet:
         return found
 
     def set_aside(self, name: str) -> None:
-        """Stop folding the node's frames until it is readmitted, and delete its data."""
+        """Stop processing the node's frames until it is readmitted, and delete its data."""
         gangs = self._attempts.gangs.values()
         self.aside[name] = {(gang.name, gang.attempt) for gang in gangs if name in gang.nodes}
         self.counting.drop(name)

@@ -11,7 +11,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
 
 MOST_WAITING = 512
-"""Maximum number of records of one node that wait until the scheduler knows their gang: a minute of one-second steps of
+"""Maximum number of records of one node that wait until the scheduler has their gang: a minute of one-second steps of
 eight ranks. Beyond that, the oldest are dropped."""
 
 

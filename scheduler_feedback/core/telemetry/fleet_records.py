@@ -39,7 +39,7 @@ HELD_NS = 30_000_000_000
 """Time without reports after which another node may report a rank."""
 
 WAITS_NS = 120_000_000_000
-"""Longest wait of records until the scheduler knows their gang; the same as for verdicts."""
+"""Longest wait of records until the scheduler has their gang; the same as for verdicts."""
 
 
 class Attempts:

@@ -65,7 +65,7 @@ class _Node:
 
 
 class Membership:
-    """Decisions for all nodes. Owned by the thread that folds frames.
+    """Decisions for all nodes. Owned by the thread that processes frames.
 
     parts: node of each GPU. refused: refused records and series by node and reason.
     owners: node of each gang without a placement.

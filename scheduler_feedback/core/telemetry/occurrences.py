@@ -62,7 +62,7 @@ _DOWN = {ANSWERS: 0.0, CARRIER: 0.0, PORT_STATE: 1.0}
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """One monitored series."""
+    """One monitored series of a layout."""
 
     metric: str
     """Metric name."""

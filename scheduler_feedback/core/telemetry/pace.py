@@ -104,7 +104,7 @@ class Pace:
     attempt: int
     """Number of the attempt."""
     ranks: IntArray
-    """int64 [n]."""
+    """Rank numbers: int64 [n]."""
     nodes: tuple[str, ...]
     """Node of each rank."""
     roles: IndexArray

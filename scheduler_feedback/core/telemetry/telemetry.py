@@ -143,7 +143,7 @@ class Shape:
     attempt: int
     """Number of the attempt."""
     ranks: IntArray
-    """int64 [n], increasing."""
+    """Rank numbers, increasing: int64 [n]."""
     nodes: tuple[str, ...]
     """Node of each rank."""
     gpus: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ class Look:
         """Yield the telemetry of every gang with complete data. An exception excludes only the gang that raised it."""
         for name in self.aside.keys() - gangs.keys():
             del self.aside[name]
-        # Ranks whose frames are not folded would look like hanging ranks.
+        # Ranks whose frames are not processed would look like hanging ranks.
         incomplete = set().union(*self._fleet.aside.values())
         for name, gang in gangs.items():
             if not len(gang) or self.aside.get(name) == gang.attempt:

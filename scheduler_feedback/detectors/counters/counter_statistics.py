@@ -304,7 +304,7 @@ class CounterStatistics:
         partly: ValidityMask | None,
         scratch: Float32Array,
     ) -> None:
-        """Fold residuals of some columns [n] into their state: mean, scale, level, peers, score.
+        """Add residuals of some columns [n] to their state: mean, scale, level, peers, score.
 
         partly: which columns have a sample, if not all. Changes the last three.
         """

@@ -20,12 +20,13 @@ NO_RANKS = np.zeros(0, np.int64)
 
 
 class Sharing:
-    """Resources that the jobs of a stream share. Owned by one thread. senders: jobs that share a network path."""
+    """Resources that monitored jobs share, such as a disk or a network path. Owned by one thread."""
 
     def __init__(self) -> None:
         self._shapes: tuple[Shape, ...] = ()
         self._known: Resources = {}
         self.senders: set[str] = set()
+        """Jobs that share a network path."""
         self._rows = self._places = self._counts = NO_RANKS
 
     def of(self, telemetry: Telemetry) -> Resources:

@@ -156,7 +156,7 @@ def _guesses(relative: FloatArray) -> list[float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Followed:
-    """A tracked period."""
+    """A period that is tracked over several estimates."""
 
     phase: FloatArray
     """Rising phase, in cycles: float64 [samples]."""

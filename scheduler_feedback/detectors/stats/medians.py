@@ -73,7 +73,7 @@ def median_of_others(values: FloatArray) -> FloatArray:
 
 
 def median_of_the_others(values: FloatArray, index: int) -> float:
-    """Return the value of ``median_of_others`` at one index: [n]."""
+    """Return the median of all values except the one at `index`; the values have the shape [n]."""
     others = np.delete(values, index)
     count = len(others)
     half = count // 2

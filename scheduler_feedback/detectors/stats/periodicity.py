@@ -54,7 +54,7 @@ class Run:
     steps: int
     """Number of steps."""
     lost_seconds: float
-    """Excess of all of them over usual steps."""
+    """Time by which these steps exceed usual steps."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Period:
     steps_each: int
     """Number of long steps of the shortest beat."""
     lost_seconds: float
-    """Loss of all beats."""
+    """Time lost in all long beats."""
     chance: float
     """Probability of such a pattern under the null hypothesis, times the number of patterns tried."""
 

@@ -37,9 +37,9 @@ class ActiveVerdict:
 
     verdict: Verdict
     seen: int
-    """Number of steps taken when its cause was last detected."""
+    """Number of steps of the job when the verdict's cause was last detected."""
     seen_ns: int
-    """Time at which its cause was last detected."""
+    """Time at which the verdict's cause was last detected."""
 
 
 LEAST_SWAY = 0.005
@@ -48,7 +48,7 @@ LEAST_SWAY = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """State of a job when it was new."""
+    """Normal values of a job, from its warm-up."""
 
     seconds: float
     compute: FloatArray

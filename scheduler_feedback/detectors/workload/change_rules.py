@@ -27,8 +27,10 @@ from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, slow
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 
 LEAST_RECENT, MOST_RECENT = 4, 16
+"""Minimum and maximum number of the newest steps that are evaluated."""
+
 RECENT_SECONDS = 12.0
-"""Newest steps that are evaluated: as many as take twelve seconds, at least four."""
+"""Duration of the newest steps that are evaluated, within these limits of their number."""
 
 SHIFT_SIGMAS = 5.0
 LONG_SHARE = 0.75

@@ -282,7 +282,7 @@ class UnreportedWorkloads:
         self._activities: dict[str, RoleActivity] = {}
 
     def evaluate(self, context: DetectionContext) -> list[Finding]:
-        """Return the new findings about such jobs."""
+        """Return new verdicts and cleared verdicts of jobs that report no steps."""
         telemetry = context.telemetry
         windows, seconds = telemetry.counters.values.shape[1], telemetry.counters.seconds
         unreported = {job.shape.job for job in telemetry.jobs if job.steps is None}

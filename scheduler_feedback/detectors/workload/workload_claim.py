@@ -15,7 +15,7 @@ LEAST_SLOWDOWN = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Result of a rule."""
+    """Result of one rule: the suspected cause, with its evidence."""
 
     key: str
     kind: Kind

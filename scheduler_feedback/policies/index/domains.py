@@ -30,7 +30,7 @@ class Domain:
     name: str
     """Name of the domain."""
     nodes: int = 0
-    """Bits of its nodes."""
+    """Bit mask of the domain's nodes."""
     children: list[int] = field(default_factory=list)
     """Numbers of the domains inside it; empty if it contains only nodes."""
 

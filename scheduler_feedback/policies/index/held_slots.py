@@ -125,7 +125,7 @@ class HeldSlots:
         return all(wanted.isdisjoint(self.held.get(job_id, _NONE)) for job_id in self.stopping)
 
     def most_ranks_instead(self, job: Job) -> int | None:
-        """Return ``most_ranks`` for a restart of the running job in place of its present slots."""
+        """Return ``most_ranks`` as if the running job had released its slots, for a restart of the job."""
         most = max(job.spec.ranks, len(job.ranks))  # a gang that has grown may keep its size
         left = self.shares.left(job.spec.queue) if self.shares.limited else None
         if left is not None:

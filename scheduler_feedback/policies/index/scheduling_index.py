@@ -293,7 +293,7 @@ class SchedulingIndex(TrackedJobs):
         self._note_stopping(job)
 
     def cancel(self, job: Job, failure: str) -> None:
-        """Mark the attempt to be stopped for good, and release what the job has reserved."""
+        """Mark the attempt to be stopped without a restart, and release the job's reservation."""
         job.stop_reason, job.failure, job.claim = StopReason.CANCEL, failure, []
         self._update(job)
 

@@ -21,7 +21,7 @@ class Bucket:
     """Jobs of one kind with similar expected run times."""
 
     keys: list[Key] = field(default_factory=list)
-    """In scheduling order."""
+    """Sort keys of the pending jobs, in scheduling order."""
     lengths_ns: list[int] = field(default_factory=list)
     """Expected run times, ascending."""
 

@@ -76,7 +76,7 @@ def fault_goes_on(age_seconds: float, mean_seconds: float) -> Callable[[float], 
 
 
 def known_to_go_on(seconds: float) -> float:  # noqa: ARG001 - signature of ``course``
-    """Return 1: a fault of known duration continues until its end."""
+    """Return the probability that a fault of known duration continues: 1 until its known end."""
     return 1.0
 
 

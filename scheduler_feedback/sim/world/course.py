@@ -77,7 +77,7 @@ class Block:
 
 @dataclass(slots=True)
 class Course:
-    """One job in the world."""
+    """One simulated job, and its progress."""
 
     plan: Plan
     """Plan of the job."""

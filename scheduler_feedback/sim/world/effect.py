@@ -21,7 +21,7 @@ from scheduler_feedback.sim.world.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Additional counter values."""
+    """Counter values that a fault adds."""
 
     feature: str
     """Name of the feature."""

@@ -27,7 +27,7 @@ INTERMITTENT_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Disorder:
-    """A class of faults."""
+    """Class of faults, with its effect."""
 
     name: str
     """Name of the class."""
@@ -104,7 +104,7 @@ class Fault:
 
     @property
     def end(self) -> float:
-        """End of the fault."""
+        """Time at which the fault ends."""
         return self.begin + self.seconds
 
     def intensity(self, times: FloatArray) -> FloatArray:

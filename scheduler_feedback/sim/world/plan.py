@@ -28,7 +28,7 @@ WORKLOADS: tuple[Workload, ...] = (
     "moe",
     "moe-untold",
 )
-"""'dp2' has only two replicas; '-untold' jobs do not report tokens."""
+"""'dp2' has only two replicas; jobs of a kind '...-untold' do not report tokens."""
 
 BYTES_PER_ELEMENT = 2
 """BF16 activations, gradients and gathered weights."""
@@ -48,7 +48,7 @@ OVERLAP = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Division and work of a job.
+    """Parallel layout of a simulated job, and the work of its parts.
 
     Seconds are for one microbatch of weight 1 at the boost clock, full memory bandwidth and an idle host:
     product_seconds [stages]: forward matrix products of a rank. memory_seconds [stages]: memory-bound forward kernels.
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(stages, data, tensor)."""
+        """Shape of the parallel layout: (stages, data, tensor)."""
         return self.stages, self.data, self.tensor
 
     def coordinates(self) -> tuple[IntArray, IntArray, IntArray]:
@@ -120,7 +120,10 @@ def _cut(name: str, gpus: int, workload: Workload, per_node: int, random: np.ran
 
 
 def _layer_seconds(hidden: int, tensor: int, model: GpuModel) -> tuple[float, float, float]:
-    """Return the seconds of one layer and token on one rank, forward: (products, memory, exposed all-reduce)."""
+    """Return the seconds that one rank needs for one layer and token in the forward pass.
+
+    Three parts: matrix products, memory traffic, and the part of the all-reduce that compute does not hide.
+    """
     product = 24.0 * hidden**2 / tensor / (model.peak_flops * model.achieved)
     moved = 2 * 2 * hidden * BYTES_PER_ELEMENT * (tensor - 1) / tensor * 2 * (1 - OVERLAP) / 2
     return product, 0.12 * product, moved / model.nvlink_bytes_per_second

@@ -310,7 +310,7 @@ class InformerCache:
                     yield name, why
 
     def seen(self) -> list[NodeSeen]:
-        """Return every node as the core sees it."""
+        """Return every node in the form of the core."""
         with self.lock:
             self._update_stale()
             return list(self._seen.values())

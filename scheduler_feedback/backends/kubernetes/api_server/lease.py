@@ -60,7 +60,7 @@ class Sighting:
 
     version: str
     at_ns: int
-    """On our own clock."""
+    """Time of this process's monotonic clock."""
 
 
 class Leadership:

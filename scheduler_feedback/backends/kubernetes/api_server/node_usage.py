@@ -28,7 +28,7 @@ class NodeUse:
 
     used: dict[str, int] = field(default_factory=dict)
     by: set[str] = field(default_factory=set)
-    """Uids of these pods."""
+    """Uids of the pods that use the node."""
 
 
 class NodeUsage:

@@ -59,7 +59,7 @@ class JobStatus(Part):
 
 
 class Job(Part):
-    """batch/v1."""
+    """Job of batch/v1."""
 
     metadata: Metadata
     spec: JobSpec = msgspec.field(default_factory=JobSpec)

@@ -60,18 +60,18 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Member:
-    """A place in the gang."""
+    """One pod of the gang and its ranks. The pod may be missing."""
 
     name: str
     """'NAMESPACE/NAME' of its current or latest pod."""
 
     uid: str
-    """'' for a hole."""
+    """Uid of the pod; '' if the rank has no pod."""
 
     node: str
     ranks: range
     slots: tuple[int, ...]
-    """One for each rank."""
+    """Slots of the pod, one for each of its ranks."""
 
     bound: bool = False
     exit_code: int | None = None

@@ -27,7 +27,7 @@ class Probes:
     """Image that has the probe command."""
 
     namespace: str
-    """The controller's own."""
+    """Namespace of the controller, in which probes run."""
 
     scheduler: str
 

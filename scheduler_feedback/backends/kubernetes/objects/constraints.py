@@ -43,7 +43,7 @@ class Constraint:
     """Digest of the other fields."""
 
     resource: str
-    """The accelerator."""
+    """Name of the accelerator's resource, for example 'nvidia.com/gpu'."""
 
     selector: tuple[tuple[str, str], ...]
     """Labels that the node must have."""

@@ -83,7 +83,7 @@ class _Gang:
     """Bound pods that have not ended, by uid."""
 
     members: dict[str, _Member] = field(default_factory=dict)
-    """By uid, of the attempt that the core knows; empty: it knows none."""
+    """Pods, by uid, of the attempt that the core has; empty if the core has no attempt."""
 
     attempt: int = 0
     since: float = 0.0
@@ -159,7 +159,7 @@ class ExternalGangs:
     # --- for the core ------------------------------------------------------------------------------------------------
 
     def events(self, holding: Iterable[tuple[str, int]], now: float) -> list[Event]:
-        """Return the events that the core does not have yet. holding: the attempts that it believes to run."""
+        """Return the events that the core does not have yet. holding: the attempts that run according to the core."""
         with self._cache.lock:
             events, self._pending = self._pending, []
             for job_id, attempt in holding:

@@ -138,7 +138,7 @@ class RankNames:
 
 
 def _claims(layout: Layout) -> Iterator[Member]:
-    """Yield the members of the layout that are pods, each once."""
+    """Yield each rank of a pod that the layout's columns name, once per rank."""
     columns = (column for part in (layout.gauges, layout.counters) for column in part)
     yield from dict.fromkeys(member for column in columns if (member := _member(column.labels)) is not None)
 

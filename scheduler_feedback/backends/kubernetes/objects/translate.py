@@ -85,7 +85,7 @@ class Gang:
     """A gang in Kubernetes' objects."""
 
     job_id: str
-    """The core's name."""
+    """Job id in the core."""
 
     key: str
     """'NAMESPACE/NAME' of its group, or of its pod."""
@@ -331,7 +331,7 @@ def resource_of(node: Node) -> str:
 
 
 def node_seen(node: Node, slots: int, refuses: tuple[str, ...], labels: TopologyLabels) -> NodeSeen:
-    """Return the node as the core sees it, with this number of slots."""
+    """Return the node in the form of the core, with this number of slots."""
     metadata = node.metadata
     resource = resource_of(node)
     product = metadata.label(labels.gpu_type) if labels.gpu_type else ""

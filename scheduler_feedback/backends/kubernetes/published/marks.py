@@ -96,9 +96,9 @@ def _score(node: cluster.Node) -> str:
 
 
 def remembered(node: Node) -> Memory:
-    """Return what an earlier controller wrote on the node; a healthy node's memory if it wrote nothing.
+    """Return the state that a controller stored in the node's annotations; that of a healthy node if there is none.
 
-    If the memory is damaged or of another release, the node's label gives the state. An unknown state counts as
+    If the stored state is damaged or of another release, the node's label gives the state. An unknown state counts as
     quarantine: the cause for which the node was taken out of use may still exist.
     """
     text = node.metadata.annotation(MEMORY)

@@ -48,10 +48,10 @@ class GangStatus:
     """Scheduling status of a gang."""
 
     scheduled: bool
-    """Whether all its pods have their places."""
+    """Whether all pods of the gang have a node."""
 
     reason: str
-    """One word."""
+    """Reason of the condition or event, one word."""
 
     message: str
     expected_ns: int | None = None
@@ -60,7 +60,7 @@ class GangStatus:
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """Result of one query of the core."""
+    """Part of the core's state that is published, read in one query."""
 
     marks: dict[str, Marks]
     statuses: dict[str, GangStatus]
@@ -128,7 +128,7 @@ class Publisher:
         self.writes = self.refusals = 0
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Publish changes until cancelled."""
         await while_leading(self.once, self._may_act, PERIOD_SECONDS, "publishing")
 
     async def once(self) -> None:

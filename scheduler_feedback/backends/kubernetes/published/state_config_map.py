@@ -47,7 +47,7 @@ class Kept(msgspec.Struct):
 
     trust: list[float] = []
     lately: list[Ended] = []
-    """The newest ones."""
+    """The most recently ended jobs."""
 
     minimum_reader: str = ""
     """First release that can read it; '' for any. Content of a newer release is neither read nor overwritten."""
@@ -149,7 +149,7 @@ class StateWriter:
         self._may_write: bool | None = None  # None: the existing content has not been checked
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Write changes of the state to the ConfigMap until cancelled."""
         await while_leading(self.once, self._may_act, PERIOD_SECONDS, "keeping")
 
     async def once(self) -> None:

@@ -49,7 +49,8 @@ COLUMNS: tuple[tuple[str, int], ...] = (
     ("comment", MOST_COMMENT_BYTES + 1),
     ("exit_code", 12),
 )
-"""Names and widths in bytes; longer names are cut. The exit code is last: 26.05 prints nothing if it has none."""
+"""Columns and their widths in bytes; longer values are cut. The exit code is last, because Slurm 26.05 prints nothing
+for a job without an exit code."""
 
 FORMAT = ",".join(f"{name}:{width}" for name, width in COLUMNS)
 
@@ -63,7 +64,7 @@ for _name, _width in COLUMNS:
     _STARTS[_name] = _at, _at + _width
     _at += _width
 RECORD_BYTES = _at
-"""Without the line end."""
+"""Length of one record, without the line end."""
 
 _WITHOUT_CODE = RECORD_BYTES - COLUMNS[-1][1]
 _NONE = frozenset({"", "(null)", "N/A", "None", "n/a", "Unknown", "NOT_SET", "UNLIMITED", "INVALID"})

@@ -27,7 +27,7 @@ MOST_GRACE_SECONDS = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class OptIn:
-    """A job's declaration."""
+    """Declaration in a job's comment that gangwatch may requeue it."""
 
     restartable: bool = False
     signal: str = ""

@@ -28,7 +28,7 @@ _FREE = frozenset({"Reason", "Comment", "Extra", "OS"})
 """Keys whose values people write: words with '=' in them belong to the value, unless they are a known key."""
 
 _AFTER_FREE = frozenset({"RealMemory", "Comment", "Reason", "Extra"})
-"""Keys that may follow such a value."""
+"""Keys that may follow the value of a key in _FREE, and so end it."""
 
 
 # --- which GPUs a job has --------------------------------------------------------------------------------------------

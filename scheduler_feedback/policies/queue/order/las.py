@@ -29,7 +29,7 @@ class LeastAttainedService:
 
 
 def enter(state: State, job: Job) -> None:
-    """Put the job last in its queue."""
+    """Put the job at the end of its discrete queue."""
     state.last_turn += 1
     job.turn = state.last_turn
 

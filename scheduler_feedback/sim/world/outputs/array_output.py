@@ -55,7 +55,7 @@ class Delivery:
     silent_per_day: float = 0.1
     """Outages of an agent per node and day (restart, upgrade)."""
     silent_seconds: float = 90.0
-    """Length of an outage."""
+    """Length of an outage, in which a node sends nothing."""
 
 
 PERFECT = Delivery(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -126,7 +126,7 @@ class World:
         self._announced: set[tuple[int, int]] = set()
 
     def add(self, course: Course) -> None:
-        """Add a job."""
+        """Add a job to the output."""
         self._courses.append(course)
 
     @property
@@ -345,7 +345,7 @@ class World:
 
 
 def _counted(arrays: Sequence[IntArray]) -> dict[int, int]:
-    """Count each number in the arrays."""
+    """Return how often each number occurs in the arrays."""
     if not arrays:
         return {}
     numbers, times = np.unique(np.concatenate(arrays), return_counts=True)

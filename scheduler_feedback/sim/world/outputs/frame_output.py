@@ -39,11 +39,11 @@ class Path:
     """Probabilities of delivery errors, for each frame."""
 
     lost: float = 0.0
-    """The frame is lost."""
+    """Probability that a frame is lost."""
     doubled: float = 0.0
     """The frame is sent twice."""
     late: float = 0.0
-    """The frame is late."""
+    """Probability that a frame is late."""
     late_seconds: float = 5.0
     """Longest delay of a late frame."""
     restarted: float = 0.0

@@ -18,9 +18,9 @@ class GpuModel:
     memory_bytes_per_second: float
     """Bandwidth of the device memory."""
     boost_hertz: float
-    """Highest clock."""
+    """Highest clock rate."""
     least_hertz: float
-    """Lowest clock."""
+    """Lowest clock rate."""
     limit_watts: float
     """Power cap."""
     idle_watts: float

@@ -19,14 +19,14 @@ from scheduler_feedback.sim.world.plan import DATA_OVERLAP, Plan
 
 @dataclass(slots=True)
 class Steps:
-    """Result of b steps."""
+    """Timing of b simulated steps."""
 
     seconds: FloatArray
     """float64 [b]: time from barrier to barrier."""
     meet: FloatArray
     """float64 [b]: time from the start to the gradient exchange."""
     pause: FloatArray
-    """float64 [b]: other work at the end."""
+    """float64 [b]: seconds at the end of the step that are neither compute nor communication, such as a checkpoint."""
     kernels: FloatArray
     """float32 [b, stages, data, tensor]: seconds in which the rank's GPU computes."""
     stall: FloatArray

@@ -71,7 +71,7 @@ class Gang:
 
 @dataclass(slots=True)
 class History:
-    """History of a gang.
+    """Steps and counters of a simulated gang.
 
     start, arrival, end: float64 [steps, ranks] in seconds; arrival is at the collective.
     times, used: breakpoints of each rank's cumulative processor, queue and disk time.
