@@ -14,7 +14,7 @@ from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.steps.windows import places
+from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.step_traces import Recording
 from scheduler_feedback.step_traces.operation_replay import Replay
 from scheduler_feedback.step_traces.step_trace import Trace

@@ -25,7 +25,7 @@ from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors.stats.group_intersection import intersected
-from scheduler_feedback.detectors.steps.windows import places
+from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.feed import Feed
 from tests.agent.test_steps_collector import write_rank_file
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, STOPPED, Consumed, FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
-from scheduler_feedback.detectors.steps.windows import Places, Window, cut, places
+from scheduler_feedback.detectors.steps.places import Places, places
+from scheduler_feedback.detectors.steps.windows import Window, cut
 
 NS = 1_000_000_000
 START_NS = 1_700_000_000 * NS

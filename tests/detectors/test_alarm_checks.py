@@ -13,7 +13,8 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.baseline import Baseline, learn
-from scheduler_feedback.detectors.steps.windows import Places, Window
+from scheduler_feedback.detectors.steps.places import Places
+from scheduler_feedback.detectors.steps.windows import Window
 from scheduler_feedback.detectors.straggler.alarm_case import Case, Judged, slow_windows, stopped_again
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement, judge
 from tests.detectors.gang_windows import SHARED_WAIT, where_of, windows_of

@@ -13,7 +13,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Shape, StepTable
 from scheduler_feedback.core.verdict import Cause, Kind
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
-from scheduler_feedback.detectors.steps.windows import Places, places
+from scheduler_feedback.detectors.steps.places import Places, places
 from scheduler_feedback.detectors.workload import change_rules, workload_rules
 from scheduler_feedback.detectors.workload.attempt_history import (
     Busy,

@@ -19,13 +19,8 @@ from scheduler_feedback.detectors.stats.medians import (
     middle,
     row_medians,
 )
-from scheduler_feedback.detectors.steps.windows import (
-    cut,
-    middle_of_others,
-    middle_of_others_of,
-    middle_of_peers,
-    places,
-)
+from scheduler_feedback.detectors.steps.places import middle_of_others, middle_of_others_of, middle_of_peers, places
+from scheduler_feedback.detectors.steps.windows import cut
 
 SECOND = 1_000_000_000
 values = st.sampled_from([-1.5, 0.0, 0.1, 0.1, 0.3, 1e-300, 7.0, float("inf"), float("nan")]) | st.floats(-1e3, 1e3)

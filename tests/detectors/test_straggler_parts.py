@@ -16,14 +16,9 @@ from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.counters.cause_attribution import AlarmInterval, HealthyState, attribute
 from scheduler_feedback.detectors.stats.log_odds import BOUND, bounded, confidence
 from scheduler_feedback.detectors.stats.medians import median_of_others
-from scheduler_feedback.detectors.steps.windows import (
-    Places,
-    Window,
-    blame_stopped,
-    cut,
-    places,
-    spread_of_others,
-)
+from scheduler_feedback.detectors.stats.spread import spread_of_others
+from scheduler_feedback.detectors.steps.places import Places, places
+from scheduler_feedback.detectors.steps.windows import Window, blame_stopped, cut
 from scheduler_feedback.detectors.straggler import cusum
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, rest
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector

@@ -15,7 +15,8 @@ from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding,
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
-from scheduler_feedback.detectors.steps.windows import Window, places
+from scheduler_feedback.detectors.steps.places import places
+from scheduler_feedback.detectors.steps.windows import Window
 from scheduler_feedback.detectors.straggler import straggler
 from scheduler_feedback.detectors.straggler.alarm_case import Judged
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement

@@ -22,6 +22,11 @@ _WINDOWS = (
     _P + "a_collective_is_attributed_only_to_a_single_stopped_node",
     _P + "the_spread_of_others_includes_their_bursts_only",
 )
+_PLACES = (
+    "tests/detectors/test_medians.py",
+    "tests/detectors/test_straggler_parts.py",
+    "tests/detectors/test_baseline.py",
+)
 
 MUTANTS = (
     Mutant(
@@ -1316,6 +1321,22 @@ MUTANTS = (
         "-0.75 * math.log",
         "0.75 * math.log",
         ("tests/detectors/test_log_odds.py",),
+    ),
+    # --- places and spread ---
+    Mutant("detectors.steps.places:places", "sizes >= LEAST_PEERS", "sizes > LEAST_PEERS", _PLACES),
+    Mutant(
+        "detectors.steps.places:middle_of_others",
+        "if len(where.roles) == 1 or not where.votes.all():",
+        "if True:",
+        _PLACES,
+    ),
+    Mutant("detectors.steps.places:middle_of_others_of", "np.searchsorted(members, rank)", "0", _PLACES),
+    Mutant("detectors.stats.spread:spread", "values - median(values)", "values", _PLACES),
+    Mutant(
+        "detectors.stats.spread:spread_of_others",
+        "np.delete(shifts, rank, axis=1)",
+        "shifts",
+        (_P + "the_spread_of_others_includes_their_bursts_only",),
     ),
     # --- windows ---
     Mutant("detectors.steps.windows:blame_stopped", "or len(set(where.index[stopped].tolist())) > 1", "", _WINDOWS),

@@ -31,7 +31,7 @@ from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.feature_scales import BAD, COUNT, COUNTS, FLOOR, on_scale
 from scheduler_feedback.detectors.stats.group_medians import known_median, usual_value
 from scheduler_feedback.detectors.stats.validity_mask import BoolArray, ValidityMask, ValidityMasks
-from scheduler_feedback.detectors.steps.windows import LEAST_PEERS
+from scheduler_feedback.detectors.steps.places import LEAST_PEERS
 
 WARM_UP_WINDOWS = 30
 WARM_UP_SECONDS, LEAST_WARM_UP_WINDOWS = 240.0, 8

@@ -15,7 +15,7 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, IndexArray, Shape
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
-from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA
+from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 
 SHARE = 0.5
 """Minimum increase of a rank's work, as a share of the log of the job's slowdown. A rank that alone slows the job works

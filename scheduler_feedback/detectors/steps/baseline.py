@@ -12,15 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
-from scheduler_feedback.detectors.steps.windows import (
-    LEAST_COMPUTE,
-    Places,
-    Window,
-    join,
-    middle_of_others,
-    middle_of_peers,
-    spread,
-)
+from scheduler_feedback.detectors.stats.spread import spread
+from scheduler_feedback.detectors.steps.places import Places, middle_of_others, middle_of_peers
+from scheduler_feedback.detectors.steps.windows import LEAST_COMPUTE, Window, join
 
 SKIPPED_STEPS = 3
 """Number of skipped steps: the first steps compile, allocate and fill caches."""

@@ -18,7 +18,8 @@ from scheduler_feedback.detectors.counters.cause_attribution import (
     attribute,
 )
 from scheduler_feedback.detectors.steps.baseline import Baseline, per_step
-from scheduler_feedback.detectors.steps.windows import Places, Window, join, middle_of_others_of
+from scheduler_feedback.detectors.steps.places import Places, middle_of_others_of
+from scheduler_feedback.detectors.steps.windows import Window, join
 
 HIT_SIGMAS = 2.0
 """A rank is slow in a window if its excess is at least two standard deviations."""

@@ -13,7 +13,7 @@ import numpy as np
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.counters.cause_attribution import Attribution
 from scheduler_feedback.detectors.stats import log_odds
-from scheduler_feedback.detectors.steps.windows import LEAST_PEERS, middle_of_others_of
+from scheduler_feedback.detectors.steps.places import LEAST_PEERS, middle_of_others_of
 from scheduler_feedback.detectors.straggler.alarm_case import Case, Measured, measure, slow_windows
 from scheduler_feedback.detectors.straggler.alarm_evidence import evidence_of
 

@@ -10,14 +10,10 @@ import numpy as np
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.stats.medians import row_medians
+from scheduler_feedback.detectors.stats.spread import spread, spread_of_others
 from scheduler_feedback.detectors.steps.baseline import SPREAD_FLOOR, Baseline, log_compute
-from scheduler_feedback.detectors.steps.windows import (
-    Window,
-    middle_of_others,
-    middle_of_peers,
-    spread,
-    spread_of_others,
-)
+from scheduler_feedback.detectors.steps.places import middle_of_others, middle_of_peers
+from scheduler_feedback.detectors.steps.windows import Window
 from scheduler_feedback.detectors.straggler.alarm_case import Judged, slow_windows, stopped_again
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, RECENT_WINDOWS, GangState
 

@@ -18,7 +18,8 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS, Baseline
 from scheduler_feedback.detectors.steps.expected_work import Work
-from scheduler_feedback.detectors.steps.windows import Places, Window, places
+from scheduler_feedback.detectors.steps.places import Places, places
+from scheduler_feedback.detectors.steps.windows import Window
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
 
 RECENT_WINDOWS = 8

@@ -23,6 +23,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
 from scheduler_feedback.detectors.context import DetectionContext, Proposal
 from scheduler_feedback.detectors.stats.group_intersection import intersected
+from scheduler_feedback.detectors.stats.spread import spread_of_others
 from scheduler_feedback.detectors.steps.baseline import (
     SKIPPED_STEPS,
     WARM_UP_SECONDS,
@@ -33,15 +34,9 @@ from scheduler_feedback.detectors.steps.baseline import (
     log_compute,
 )
 from scheduler_feedback.detectors.steps.expected_work import Work, fit
+from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.detectors.steps.shared_sequences import judged_by_sequences
-from scheduler_feedback.detectors.steps.windows import (
-    Window,
-    blame_stopped,
-    cut,
-    join,
-    places,
-    spread_of_others,
-)
+from scheduler_feedback.detectors.steps.windows import Window, blame_stopped, cut, join
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means, slow_windows
 from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, persistent

@@ -14,9 +14,10 @@ from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.stats.periodicity import LongSteps
+from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA, spread
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import Work, fit
-from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA, Places, middle_of_peers, spread
+from scheduler_feedback.detectors.steps.places import Places, middle_of_peers
 from scheduler_feedback.detectors.workload.slow_stage import Pressure
 
 RECENT_STEPS = 64

@@ -18,9 +18,9 @@ from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
+from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
-from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS
 from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
 from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, slow_node

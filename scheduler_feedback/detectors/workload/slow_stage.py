@@ -18,7 +18,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.stats import log_odds
-from scheduler_feedback.detectors.steps.windows import Places
+from scheduler_feedback.detectors.steps.places import Places
 from scheduler_feedback.detectors.workload.workload_claim import Claim
 
 WAITING = (FEATURE["io_waiting"], FEATURE["cpu_waiting"])

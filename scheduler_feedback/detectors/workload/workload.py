@@ -21,7 +21,7 @@ from scheduler_feedback.detectors.counters.counter_statistics import joined
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.group_medians import group_mean
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS
-from scheduler_feedback.detectors.steps.windows import places
+from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.detectors.workload import change_rules
 from scheduler_feedback.detectors.workload.attempt_history import ActiveVerdict, Busy, Course, take_in
 from scheduler_feedback.detectors.workload.slow_stage import Pressure, alone

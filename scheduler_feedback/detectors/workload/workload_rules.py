@@ -13,9 +13,10 @@ from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.stats.periodicity import FALSE_ALARM, LEAST_PERIOD, beats_needed
+from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
-from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA, Places
+from scheduler_feedback.detectors.steps.places import Places
 from scheduler_feedback.detectors.workload.attempt_history import (
     LEAST_STEPS,
     OFFSET_BLOCKS,
