@@ -260,7 +260,7 @@ class HttpServer:
             if head is None:
                 return False
             if connection.newest is None or connection.newest[0] != head:
-                parsed = parse_request(head, connection.peer, connection.context is not None, connection.certificate)
+                parsed = parse_request(head, connection.peer, connection.certificate)
                 connection.newest = head, *parsed
             _, request, kept = connection.newest
         except BadRequestError as error:

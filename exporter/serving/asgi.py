@@ -201,7 +201,6 @@ def _request(scope: Scope) -> Request:
         scope["query_string"].decode("latin-1"),
         headers,
         client[0] if client else "",
-        scope.get("scheme") == "https",
     )
 
 

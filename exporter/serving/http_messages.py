@@ -20,8 +20,8 @@ class Request:
     """A request, independent of its connection.
 
     headers: by lower-case name; several of one name are joined by commas. old: HTTP/1.0, where the end of the
-    connection ends a response. encrypted: received over TLS. certificate: the peer's verified certificate, without
-    names if it has sent none; None without TLS.
+    connection ends a response. certificate: the peer's verified certificate, without names if it has sent none; None
+    without TLS.
     """
 
     method: str
@@ -29,7 +29,6 @@ class Request:
     query: str
     headers: Mapping[str, str]
     peer: str = ""
-    encrypted: bool = False
     old: bool = False
     certificate: Certificate | None = None
 
@@ -66,9 +65,7 @@ class BadRequestError(Exception):
         self.status = status
 
 
-def parse_request(
-    head: bytes, peer: str = "", encrypted: bool = False, certificate: Certificate | None = None
-) -> tuple[Request, bool]:
+def parse_request(head: bytes, peer: str = "", certificate: Certificate | None = None) -> tuple[Request, bool]:
     """Parse a request from its line and headers, without the empty line; also return whether to keep the connection.
 
     Raises BadRequestError if the request is invalid or has a body.
@@ -96,7 +93,7 @@ def parse_request(
     path, _, query = target.partition("?")
     options = {option.strip().lower() for option in headers.get("connection", "").split(",")}
     kept = "close" not in options and (minor == b"1" or "keep-alive" in options)
-    request = Request(method, path, query.partition("#")[0], headers, peer, encrypted, minor == b"0", certificate)
+    request = Request(method, path, query.partition("#")[0], headers, peer, minor == b"0", certificate)
     return request, kept
 
 

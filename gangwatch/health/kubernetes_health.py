@@ -61,16 +61,6 @@ RIGHTS: tuple[Right, ...] = (
 )
 """Cluster-wide permissions of a scheduling controller; an advisor needs fewer."""
 
-
-SIGNING: tuple[Right, ...] = (
-    *(("certificates.k8s.io", "certificatesigningrequests", verb) for verb in ("get", "list", "watch")),
-    ("certificates.k8s.io", "certificatesigningrequests/approval", "update"),
-    ("certificates.k8s.io", "certificatesigningrequests/status", "update"),
-    ("certificates.k8s.io", "signers", "approve"),
-    ("certificates.k8s.io", "signers", "sign"),
-)
-"""Permissions to issue a certificate to each agent; fewer are needed if another signer signs."""
-
 WAITING_SECONDS = 300.0
 """Age at which a pending certificate request is reported; a controller decides within seconds."""
 

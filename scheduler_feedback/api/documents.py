@@ -238,11 +238,6 @@ def queue_frame(state: State) -> Document:
     }
 
 
-def decisions_document(state: State) -> list[Document]:
-    """Return every migration that was decided, or that observe mode would have made, with its outcome."""
-    return [decision_document(decision) for decision in state.decisions]
-
-
 def decision_document(decision: Decision) -> Document:
     """Return the document of a migration decision."""
     document: Document = msgspec.to_builtins(decision)

@@ -60,7 +60,6 @@ class _Union(Generic[_T]):
 
 _events: _Union[Event] = _Union("event", get_args(Event))
 _actions: _Union[Action] = _Union("action", get_args(Action))
-_entries = msgspec.msgpack.Decoder(Entry)
 _states = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _state_body = msgspec.msgpack.Decoder(State)
 
@@ -83,19 +82,6 @@ def encode_action(action: Action) -> bytes:
 def decode_action(data: bytes) -> Action:
     """Decode an action. Raises StoreError if the bytes are no action or one of an unknown kind."""
     return _actions.decode(data)
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """Encode an entry."""
-    return _encoder.encode(entry)
-
-
-def decode_entry(data: bytes) -> Entry:
-    """Decode an entry. Raises StoreError if the bytes are no entry."""
-    try:
-        return _entries.decode(data)
-    except _UNREADABLE as error:
-        raise StoreError(f"bytes that are no entry: {error}") from error
 
 
 def encode_state(state: State) -> bytes:

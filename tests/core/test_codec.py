@@ -60,12 +60,6 @@ def test_action_round_trips(action: Action) -> None:
     check_round_trip(codec.encode_action, codec.decode_action, action)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.from_type(Entry))
-def test_entry_round_trips(entry: Entry) -> None:
-    check_round_trip(codec.encode_entry, codec.decode_entry, entry)
-
-
 # A state is large and slow to draw. It has enough integers that one of more than 64 bits is likely.
 _STATE = {name: st.from_type(hint) for name, hint in get_type_hints(State).items()}
 _LARGE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

@@ -57,7 +57,7 @@ def test_slots_that_the_cluster_does_not_have_are_ignored() -> None:
     plan.give([Slot("gone", 0), Slot("n1", 7)])
     plan.hold([Slot("gone", 0), Slot("n1", 7), Slot("n1", 0)])
     assert plan.free_on("n1") == 1
-    assert not plan.is_free(Slot("n1", 0))
+    assert plan.free_of([Slot("n1", 0)]) == 0
 
 
 def test_a_copy_is_independent() -> None:
@@ -66,7 +66,7 @@ def test_a_copy_is_independent() -> None:
     copy.take("n1", 3)
     copy.change(Node("n2", 2))
     assert (plan.free_on("n1"), plan.free(Tier.HEALTHY), plan.free(Tier.SUSPECT)) == (4, 4, 2)
-    assert plan.slowdown and plan.is_free(Slot("n1", 0)) and plan.tightest(Tier.HEALTHY, 4) == 0
+    assert plan.slowdown and plan.free_of([Slot("n1", 0)]) == 1 and plan.tightest(Tier.HEALTHY, 4) == 0
     assert (copy.free_on("n1"), copy.free(Tier.HEALTHY), copy.free(Tier.SUSPECT)) == (1, 3, 0)
     assert not copy.slowdown
     copy.rollback(0)

@@ -52,7 +52,7 @@ def test_nodes_of_22_05() -> None:
     nodes = parse_json.nodes(recorded("sinfo.json")).records
     assert (nodes["gpu001"].gpus, nodes["gpu001"].gpu_type) == (8, "h200")
     assert nodes["gpu004"].drained
-    assert (nodes["gpu004"].reason, nodes["gpu004"].reason_user) == ("fan 3 is bad: State=ask Weight", "root")
+    assert nodes["gpu004"].reason == "fan 3 is bad: State=ask Weight"
     third = nodes["gpu003"]
     assert (third.weight, third.features) == (77, ("h200", "gangwatch_probation"))
     assert third.comment == "gangwatch: probation: it = well"

@@ -319,13 +319,9 @@ def test_the_gpus_of_a_job_are_those_listed_for_its_nodes() -> None:
 def test_flags_of_old_releases_are_separated_from_a_node_s_state() -> None:
     result = parse_text.nodes("NodeName=n1 State=IDLE*+DRAIN Gres=gpu:8 Reason=fan is bad [root@2023-05-04T03:02:01]")
     assert result.records["n1"].states == {"IDLE", "DRAIN", "NOT_RESPONDING"}
-    assert (result.records["n1"].reason, result.records["n1"].reason_user, result.records["n1"].weight) == (
-        "fan is bad",
-        "root",
-        1,
-    )
+    assert (result.records["n1"].reason, result.records["n1"].weight) == ("fan is bad", 1)
     plain = parse_text.nodes("NodeName=n1 State=IDLE~ Weight=5").records["n1"]
-    assert (plain.states, plain.weight, plain.reason_user) == ({"IDLE"}, 5, "")
+    assert (plain.states, plain.weight) == ({"IDLE"}, 5)
 
 
 def json_job(**changed: Any) -> SlurmJob:

@@ -191,9 +191,6 @@ def _legend(drawn: Document) -> Markup | None:
     )
 
 
-TILE = 14
-
-
 def tiles(drawn: list[Document]) -> Markup:
     """Draw each node as a tile in the colour of its state; the title names the node. The list below shows details."""
     bad = sum(tile["bad"] for tile in drawn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -74,8 +74,3 @@ def unknown_since(story: Iterable[Document], attempt_started_ns: int | None) -> 
     if entry is None or attempt_started_ns is None or entry["wall_ns"] < attempt_started_ns:
         return None
     return entry
-
-
-def not_at_pace(speeds: Mapping[str, Speed], now_ns: int) -> set[str]:
-    """Return the gangs that are slow or whose last step ended too long ago."""
-    return {gang for gang, speed in speeds.items() if speed.slow or is_stalled(speed, now_ns)}

@@ -240,11 +240,6 @@ class Plan:
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
-    def is_free(self, slot: Slot) -> bool:
-        """Return whether the slot exists and is free."""
-        number = self.topology.number.get(slot.node)
-        return number is not None and bool(self._mask[number] >> slot.slot & 1)
-
     def free_of(self, slots: Iterable[Slot]) -> int:
         """Return how many of these slots are free."""
         numbers, masks = self.topology.number, self._mask

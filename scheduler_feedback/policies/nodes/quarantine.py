@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.durations import nanoseconds, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Mode, OpenDecision, Policy, State
 from scheduler_feedback.core.verdict import Kind, Verdict
@@ -396,13 +396,3 @@ def reject(context: CycleContext, verdict_id: str, by: str) -> None:
         for other in context.state.verdicts.values():
             if other.node == node.name and other.verdict_id in context.state.open_decisions:
                 context.state.open_decisions[other.verdict_id].marked = False
-
-
-def longest_unavailable_ns(policy: Policy, node: Node) -> int | None:
-    """Return when the node becomes healthy if its probe passes without a new verdict; None if only an event ends it."""
-    if node.until_ns is None:
-        return None
-    if node.state is NodeState.QUARANTINE:
-        probe = policy.probe_timeout_seconds if policy.probe_command else 0.0
-        return node.until_ns + nanoseconds(probe + policy.probation_seconds)
-    return node.until_ns

@@ -48,7 +48,6 @@ which is in milliseconds."""
 _READ_BYTES = 1 << 20
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
 _T = TypeVar("_T")
 
 

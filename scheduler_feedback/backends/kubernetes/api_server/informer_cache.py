@@ -268,11 +268,6 @@ class InformerCache:
         with self.lock:
             return [self.pods[key] for key in self._probes]
 
-    def orphans(self, key: str) -> list[Pod]:
-        """Return the pods of a group that does not exist."""
-        with self.lock:
-            return [pod for pod in self.pods_of(key) if group_of(pod) and key not in self.groups and not pod.over]
-
     def agents(self) -> dict[str, str]:
         """Return the address of the agent's pod, by node."""
         with self.lock:
@@ -286,15 +281,6 @@ class InformerCache:
             if constraint.name not in self._constraints:
                 self._constraints[constraint.name] = constraint
                 self._stale.update(self.nodes)
-
-    def keep_constraints(self, names: Iterable[str]) -> None:
-        """Drop all constraints except these."""
-        with self.lock:
-            wanted = set(names)
-            for name in [name for name in self._constraints if name not in wanted]:
-                del self._constraints[name]
-            for pair in [pair for pair in self._barred if pair[0] not in wanted]:
-                del self._barred[pair]
 
     def why_not(self, constraint: Constraint, node: str) -> str:
         """Return why a pod of the constraint cannot go to the node now; '' if it can."""

@@ -50,7 +50,6 @@ class FailurePolicy(Part):
 
 
 class JobSpec(Part):
-    suspend: bool = False
     pod_failure_policy: FailurePolicy | None = None
 
 

@@ -305,7 +305,6 @@ COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
 
 class PodGroupSpec(Part):
     min_member: int | None = None
-    schedule_timeout_seconds: int | None = None
 
 
 class PodGroupStatus(Part):

@@ -172,7 +172,6 @@ class _Fields:
             gpu_type=gpu_type,
             states=frozenset((*self.states("state"), *self.states("state_flags", needed=False))),
             reason=self.text("reason"),
-            reason_user=self.text("reason_set_by_user"),
             weight=int(self.number("weight") or 1),
             features=self.words("active_features") or self.words("features"),
             comment=self.text("comment"),

@@ -126,7 +126,6 @@ def _node(line: _Line) -> SlurmNode:
         gpu_type=gpu_type,
         states=frozenset({*re.split(r"[+]", re.sub(r"[*~#!%$@^-]", "", states)), *flags}),
         reason=stamp[1] if stamp is not None else line.word("Reason"),
-        reason_user=stamp[2] if stamp is not None else "",
         weight=line.count("Weight", 1),
         features=tuple(word for word in line.word("ActiveFeatures").split(",") if word),
         comment=line.word("Comment"),

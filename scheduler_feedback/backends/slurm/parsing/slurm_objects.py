@@ -58,9 +58,6 @@ class SlurmNode:
     """Base state and flags, in capitals ('IDLE', 'DRAIN')."""
 
     reason: str = ""
-    reason_user: str = ""
-    """User who set the reason; '' if unknown."""
-
     weight: int = 1
     features: tuple[str, ...] = ()
     """Active features."""
