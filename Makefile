@@ -54,7 +54,7 @@ check: $(DEVELOPS)  ## style, types, import rules, generated pages, links of the
 	$(BIN)/mypy dashboards/*/*.dashboard.py
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	$(BIN)/python packaging/lock.py --check
 
 format: $(DEVELOPS)
@@ -64,7 +64,7 @@ format: $(DEVELOPS)
 docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help; dashboards and rules into the chart; the site
 	$(BIN)/python docs/generate.py
 	$(BIN)/python deploy/helm/build.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 docs-serve: $(DEVELOPS)  ## the documentation site on http://127.0.0.1:8000, built again on each change

@@ -94,6 +94,7 @@ ON_VERDICTS = {name for name, alert in EVERY_ALERT.items() if re.search(r"gangwa
 
 
 def test_every_alert_of_a_verdict_kind_exists() -> None:
+    assert set(OF_KINDS) <= set(EVERY_ALERT), "add the texts of the alert to dashboards/rules/alerts.py"
     assert set(OF_KINDS) == ON_VERDICTS, "an alert about verdicts needs a row in agent/schema/verdicts/kinds.py"
 
 

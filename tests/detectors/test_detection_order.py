@@ -56,7 +56,8 @@ def test_the_order_of_the_detectors_does_not_matter(order: tuple[int, ...], usua
 
 
 def test_a_recorded_trace_has_no_clock_for_any_detector() -> None:
-    assert not any(vars(detector)["_timed"] for detector in make_all(timed=False))
+    for detector in make_all(timed=False):
+        assert vars(detector).get("_timed") is False, f"{detector.name}: keep the argument `timed` as self._timed"
 
 
 def test_a_health_snapshot_of_release_0_1_0_restores_the_shared_state() -> None:

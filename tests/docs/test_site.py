@@ -38,7 +38,7 @@ BROKEN = """# Broken
 [folder](how-to/) [outside](../no-such-file.py)
 """
 WARNINGS = (
-    r"not included in the .nav. configuration:\s+- broken\.md",
+    r"not included in the .nav. configuration:\s+- broken\.md\s*\Z",
     r"'how-to/no-such-page\.md', but the target is not found",
     r"'reference/glossary\.md#no-such-anchor', but the doc .* does not contain an anchor",
     r"absolute link '/how-to/agent\.md'",
