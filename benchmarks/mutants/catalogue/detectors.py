@@ -45,8 +45,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.arbiter:_accepted",
-        "verdict.kind in OWN_DOING,",
-        "verdict.kind not in OWN_DOING,",
+        "verdict.kind in OF_OWN_JOB,",
+        "verdict.kind not in OF_OWN_JOB,",
         ("tests/detectors/test_arbiter.py",),
     ),
     Mutant(
