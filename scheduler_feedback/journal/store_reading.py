@@ -397,7 +397,7 @@ class Reader:
 
     @contextmanager
     def _reading(self, what: str, any_release: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open a connection that reads a consistent snapshot of the file. any_release: accept files of newer releases."""
+        """Open a connection that reads a consistent snapshot of the file. any_release: also of newer releases."""
         with self._named(what):
             database = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             with closing(database):

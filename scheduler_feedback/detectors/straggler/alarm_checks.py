@@ -287,10 +287,10 @@ def judge(case: Case) -> Judgement:
     elif from_start and not baseline.role_known and np.log(compute[rank] / usual) < larger_part:
         refusal = (
             f"it has computed {compute[rank] / usual:.3g} times as long as its peers from the start: it may have more "
-            "work or may be slower, and no healthy history tells them apart"
+            "work or may be slower, and there is no healthy history to compare with"
         )
     elif split.cause is not Cause.SUSPENDED and (rhythm := _rhythm(case, usual * drift)):
-        refusal = f"it is slow exactly every {rhythm} steps: periodic work of its own, such as checkpoints"
+        refusal = f"it is slow exactly every {rhythm} steps: periodic work of this rank, such as checkpoints"
     elif own_gain < ALONE * next_gain and not split.stopped_again:
         refusal = "another rank explains the slow steps nearly as well"
     elif case.shared_machine and split.may_be_chance_load:
@@ -341,7 +341,10 @@ def _given(case: Case) -> float:
 
 
 def _held(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:
-    """Return how many seconds a step the others wait longer than the rank does, beyond the usual difference."""
+    """Return by how much the rank delays the others: seconds per step.
+
+    This is the others' wait minus the rank's own wait, minus the usual value of this difference.
+    """
     now = middle_of_others_of(wait, where, rank) - float(wait[rank])
     return now if usual is None else now - (middle_of_others_of(usual, where, rank) - float(usual[rank]))
 
