@@ -267,16 +267,18 @@ class Attachment:
         """Handle DDP's call for one bucket (in autograd's thread); return the future of the averaged gradients."""
         begun = self._begin_bucket(bucket)
         future = average(bucket)
-        if begun is None:
-            return future.then(_first) if average.func is _average else future
         try:
-            callback = functools.partial(self._end_bucket, begun, bucket.buffer())
-            self._callbacks = [each for each in self._callbacks if each() is not None]
-            self._callbacks.append(weakref.ref(callback))
-            return future.then(callback)
+            if begun is not None:
+                return future.then(self._kept(functools.partial(self._end_bucket, begun, bucket.buffer())))
         except Exception as error:
             self._fail(error)
-            return future.then(_first) if average.func is _average else future
+        return future.then(self._kept(functools.partial(_first))) if average.func is _average else future
+
+    def _kept(self, callback: functools.partial[Any]) -> functools.partial[Any]:
+        """Return the callback; ``finish`` waits until gloo's threads have released it."""
+        self._callbacks = [each for each in self._callbacks if each() is not None]
+        self._callbacks.append(weakref.ref(callback))
+        return callback
 
     def _begin_bucket(self, bucket: Any) -> _Bucket | None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,12 @@ def compose(
 
 def run(fleet: Fleet) -> list[Result]:
     """Run a fleet and score the methods. Cells that can't be staged are left out."""
+    followed_cells = followed(fleet, Ours(fleet.switches))
+    return [_result(truth, by_method, fleet.sampling_seconds) for truth, by_method in followed_cells]
+
+
+def followed(fleet: Fleet, ours: Ours) -> Iterator[tuple[Truth, dict[str, ClaimLog]]]:
+    """Run a fleet, and yield the truth and all claims so far whenever a cell has ended."""
     staged: list[Staged] = []
     first_node = 0
     for cell in fleet.cells:
@@ -108,15 +114,14 @@ def run(fleet: Fleet) -> list[Result]:
             continue
         staged.append(one)
     if not staged:
-        return []
+        return
     delivery = ROUGH if fleet.rough else Delivery()
     courses = [course for one in staged for course in one.courses]
     world = World(courses, fleet.seed, fleet.sampling_seconds, delivery, fleet.known_topology)
-    ours, by_method = Ours(fleet.switches), {"ours": ClaimLog()}
+    by_method = {"ours": ClaimLog()}
     panel = Panel([rule() for rule in BASELINES] if fleet.baselines else [])
     by_method |= {rule.name: ClaimLog() for rule in panel.rules}
     truths = [Truth(one) for one in staged]
-    results: list[Result] = []
     tick = TICK_SECONDS
     while truths:
         telemetry = world.tick(tick)
@@ -130,10 +135,9 @@ def run(fleet: Fleet) -> list[Result]:
                 truth.inferred = inferred
         for truth in [t for t in truths if world.now > t.staged.end + tick]:
             truths.remove(truth)
-            results.append(_result(truth, by_method, fleet.sampling_seconds))
+            yield truth, by_method
             for course in truth.staged.courses:
                 course.finish = world.now
-    return results
 
 
 def _result(truth: Truth, by_method: dict[str, ClaimLog], sampling_seconds: float) -> Result:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agent.schema.verdicts.kinds import OF_OWN_JOB
 from benchmarks.detection.claims import Claim
 from scheduler_feedback import detectors
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
-from scheduler_feedback.core.verdict import Abstention, Verdict
+from scheduler_feedback.core.verdict import Abstention, Finding, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.policies.remediation.mitigation_options import lacks
 from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
@@ -25,13 +27,17 @@ class Ours:
         """Return the verdicts of this tick, and the freeze if many agents were lost at once."""
         now = (telemetry.now_ns - WALL_START_NS) / NS
         found = []
-        for finding in self._detection.tick(telemetry):
+        for finding in self.tick(telemetry):
             if isinstance(finding, Verdict):
                 found.append(claim_of(finding, now))
             elif isinstance(finding, Abstention) and not finding.gang:
                 # A freeze applies to the whole fleet: no action is taken from now on.
                 found.append(Claim(now, "freeze", "", "freeze", cause=finding.detector))
         return found
+
+    def tick(self, telemetry: Telemetry) -> Sequence[Finding]:
+        """Run the detectors, and return what they publish."""
+        return self._detection.tick(telemetry)
 
     def periods(self) -> dict[str, float]:
         """Return the inferred seconds of an iteration, by job."""

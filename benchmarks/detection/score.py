@@ -153,6 +153,17 @@ def _names_second_fault(claim: Claim, staged: Staged, closing: float, coarse: bo
     )
 
 
+def is_right(claim: Claim, truth: Truth) -> bool:
+    """Return whether one of our verdicts about the job with the fault is right."""
+    staged, closing = truth.staged, _closing(truth.staged)
+    within = staged.fault.begin <= claim.at <= closing
+    if within and claim.kind in staged.disorder.kinds and names_member(claim, staged.fault, staged):
+        return True
+    if claim.kind in OF_OWN_JOB and true_of_workload(claim, truth):
+        return True
+    return _names_second_fault(claim, staged, closing, coarse=False)
+
+
 def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
     """Score one method's claims about the job with the fault."""
     staged, fault, disorder = truth.staged, truth.staged.fault, truth.staged.disorder

@@ -8,7 +8,6 @@ import click
 
 from gangwatch.commands.options import json_option, print_json, say, state_option
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.journal.backup import back_up
 
 
 @click.command()
@@ -26,6 +25,9 @@ def backup(state: StateFolder, target: Path, as_json: bool) -> None:
     Example:
       gangwatch backup /var/backups/gangwatch.sqlite
     """
+    # The journal brings in SQLite, which `--help` and shell completion must not load.
+    from scheduler_feedback.journal.backup import back_up
+
     copied = back_up(state.path / "store.sqlite", target)
     if as_json:
         print_json(

@@ -13,7 +13,6 @@ from gangwatch.commands.kubernetes import access_of, kubeconfig_option
 from gangwatch.commands.options import config_option, json_option, print_json, state_option
 from gangwatch.configuration import notices
 from gangwatch.configuration.config_file import Config, load
-from gangwatch.display import rendering
 from gangwatch.health import machine
 from gangwatch.health.machine import Finding, Machine
 from gangwatch.state_folder import StateFolder
@@ -77,6 +76,8 @@ def check(
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
+        from gangwatch.display import rendering  # with rich, which `--help` and shell completion must not load
+
         rendering.machine(found)
     _require(required, found.findings)
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
 from agent.schema.errors import DashboardError
-from dashboards.provisioning import Files, Machine, Target, built_files, provisioned_files, write
 from gangwatch.commands.options import json_option, print_json, say, state_option
 from gangwatch.state_folder import StateFolder
+
+if TYPE_CHECKING:
+    from dashboards.provisioning import Files, Target
+
+# dashboards.provisioning loads Grafana's SDK and YAML, which `--help` and shell completion must not load: the functions
+# that need it import it.
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,6 +46,8 @@ def build(folder: Path, as_json: bool) -> None:
       gangwatch dashboards build build/dashboards
       gangwatch dashboards build build/dashboards --json
     """
+    from dashboards.provisioning import built_files
+
     _require_sdk()
     _write(folder, built_files(), as_json)
 
@@ -79,11 +87,13 @@ def provision(
       prometheus --config.file ~/gangwatch-monitoring/prometheus/prometheus.yml
       GF_PATHS_PROVISIONING=~/gangwatch-monitoring/grafana/provisioning grafana server --homepath /usr/share/grafana
     """
+    from dashboards.provisioning import Machine, provisioned_files
+
     _require_sdk()
     agents = tuple(_target(record.url, node) for node, record in sorted(state.agents().items()))
     running = state.controller()
     controller = None if running is None else _target(running.url)
-    machine: Machine = Machine(cluster, folder, agents, controller, prometheus, alertmanager, webhook)
+    machine = Machine(cluster, folder, agents, controller, prometheus, alertmanager, webhook)
     if not agents:
         say(f"no agent runs for {state}: the targets are empty; run this again after `gangwatch up`")
     _write(folder, provisioned_files(machine), as_json)
@@ -97,11 +107,15 @@ def _require_sdk() -> None:
 
 
 def _target(url: str, node: str = "") -> Target:
+    from dashboards.provisioning import Target
+
     parts = urlsplit(url)
     return Target(parts.netloc, node, parts.scheme)
 
 
 def _write(folder: Path, files: Files, as_json: bool) -> None:
+    from dashboards.provisioning import write
+
     every, written = write(folder, files)
     if as_json:
         print_json({"folder": str(folder), "files": every, "written": written})

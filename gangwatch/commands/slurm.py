@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from datetime import UTC, datetime
@@ -145,6 +144,9 @@ def _each(
     state: StateFolder, config_file: Path | None, word: str, jobs: tuple[int, ...], dry_run: bool, reason: str
 ) -> None:
     """Run scontrol hold or release for each job. Raises GangwatchError if any failed, after trying all of them."""
+    # Here and in `report`: asyncio, msgspec and the backend, which `--help` and shell completion must not load.
+    import asyncio
+
     from agent.schema.clock import SystemClock
     from gangwatch.configuration.config_file import load
     from scheduler_feedback.backends.slurm.slurm_audit import Audit

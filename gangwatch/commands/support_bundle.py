@@ -8,7 +8,6 @@ import click
 
 from gangwatch.commands.options import json_option, print_json, say, state_option
 from gangwatch.state_folder import StateFolder
-from gangwatch.support.bundle import pack
 
 
 @click.command("support-bundle")
@@ -33,6 +32,9 @@ def support_bundle(state: StateFolder, target: Path, cycles: int, as_json: bool)
     Example:
       gangwatch support-bundle /tmp/gangwatch-bundle.tar.gz
     """
+    # The bundle brings in SQLite, which `--help` and shell completion must not load.
+    from gangwatch.support.bundle import pack
+
     names = pack(state, target, cycles)
     if as_json:
         print_json({"file": str(target), "bytes": target.stat().st_size, "parts": names})

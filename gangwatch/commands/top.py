@@ -14,11 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-from rich.live import Live
 
 from gangwatch.commands.options import client_of, json_option, print_json, state_option
 from gangwatch.controller_client import Client
-from gangwatch.display.top_screen import console, screen
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 PATH = "/api/overview"
@@ -47,6 +45,9 @@ def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
     if as_json:
         print_json(client.get(PATH))
         return
+    # Here and in _live: rich, which `--help`, --json and shell completion must not load.
+    from gangwatch.display.top_screen import console, screen
+
     where = console()
     document = client.get(PATH)
     if once:
@@ -59,6 +60,10 @@ def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
 
 def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> None:
     """Redraw until `q` or Ctrl-C."""
+    from rich.live import Live
+
+    from gangwatch.display.top_screen import console, screen
+
     where = console()
     trouble = ""
     try:

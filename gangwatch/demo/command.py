@@ -8,15 +8,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gangwatch.demo.account import Account, uninterrupted
-from gangwatch.demo.conductor import Conductor
-from gangwatch.demo.play import Play, Schedule, measure_pace
-from gangwatch.demo.report import summary
-from gangwatch.demo.screen import Screen
+if TYPE_CHECKING:
+    from gangwatch.demo.play import Schedule
+
+# The demo brings in numpy, SQLite and rich, which `--help` and shell completion must not load: the functions that need
+# its parts import them.
 
 
 @click.command("demo")
@@ -52,6 +52,9 @@ def demo(
     Example:
       gangwatch demo --seed 7 --report report.json
     """
+    from gangwatch.demo.play import Schedule
+    from gangwatch.demo.report import summary
+
     if report_path is not None and not report_path.parent.is_dir():
         raise click.BadParameter(f"{report_path.parent} is not a folder", param_hint="--report")
     keep = folder is not None
@@ -78,12 +81,17 @@ def demo(
 
 def perform(work: Path, seed: int, schedule: Schedule, disturbed: bool) -> dict[str, Any]:
     """Run the whole demo in the folder `work` and return its report."""
+    from gangwatch.demo.account import Account, uninterrupted
+    from gangwatch.demo.conductor import Conductor
+    from gangwatch.demo.play import measure_pace
+    from gangwatch.demo.screen import Screen
+
     began = time.monotonic()
     with Screen() as screen:
         screen.say("measuring the step time on this machine")
         pace, step_seconds = measure_pace(work / "calibration", seed)
         conductor = Conductor(work, seed, schedule, screen.say)
-        play: Play = conductor.play
+        play = conductor.play
         play.pace_seconds, play.step_seconds = pace, step_seconds
         play.steps = round(schedule.training_seconds(disturbed) / step_seconds)
         screen.watch(conductor)

@@ -5,6 +5,9 @@ explains the same slowdown, or withdraws an active one for it. A verdict about a
 better one explains. The result does not depend on the order of the proposals. A detector forgets a refused verdict and
 may propose it again, so that it is published once the other one is cleared.
 
+Verdicts stay active across a restart of the controller. A detector that reports one again may use another id: the
+arbiter publishes it under the first one.
+
 A verdict explains the slowdown of the ranks that it names, in one part: the rank's own devices, its host, or the
 network that it shares with other jobs. Three kinds of verdicts explain no rank's slowdown, and are always published:
 hangs, faults of a device that slows no job yet, and patterns in the steps of the whole job. A job that reports no steps
@@ -28,8 +31,15 @@ from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.straggler.rotating_slowness import IN_TURN
 
 RESTORED_NS = 600_000_000_000
-"""Time after a restart for which a restored verdict is kept if its detector does not report it again: 600 s, as for
-gangs (core/telemetry/fleet.py)."""
+"""Time after a restart for which a restored verdict is kept if nothing is known of its job, or if its detector learns
+again and has not reported it: 600 s, as for gangs (core/telemetry/fleet.py)."""
+
+LEARNS_AGAIN = frozenset({"hang", "interference", "workload"})
+"""Detectors that clear their verdicts, but do not keep them in their snapshots. Verdicts of the health detector last
+until the part is replaced or the attempt ends."""
+
+KEEPS_IDS = "straggler"
+"""Detector that keeps its active verdicts in its snapshot, and clears them under the same ids."""
 
 SNAPSHOT_VERSION = 1
 
@@ -63,6 +73,13 @@ class Active:
     restored: bool = False
     """Whether it is known from a snapshot only: its detector has not reported it again since the restart."""
 
+    def is_same(self, verdict: Verdict) -> bool:
+        """Return whether a verdict with another id, from a detector that learns again, makes the same accusation."""
+        if verdict.detector == KEEPS_IDS or _accusation(self.verdict) != _accusation(verdict):
+            return False
+        ranks = explained(verdict).ranks
+        return not ranks.isdisjoint(self.ranks) or not (ranks or self.ranks)
+
     def overlaps(self, other: Active) -> bool:
         """Return whether both explain the same slowdown of a rank. Both are about one attempt of one job.
 
@@ -80,6 +97,11 @@ def explained(verdict: Verdict, also: Iterable[int] = (), restored: bool = False
     ranks = frozenset((*verdict.ranks, verdict.rank, *also)) - {-1}
     of_all_ranks = verdict.kind in OF_OWN_JOB and verdict.detected_step < 0
     return Active(verdict, ranks, ALL_PARTS if of_all_ranks else _parts(verdict, ranks), of_all_ranks, restored)
+
+
+def _accusation(one: Verdict) -> tuple[str | int, ...]:
+    cause = one.cause if one.kind in OF_OWN_JOB else ""  # of hardware it can become known later
+    return one.detector, one.kind, one.gang, one.attempt, one.node, one.device, one.aggressor, cause
 
 
 def _parts(verdict: Verdict, ranks: frozenset[int]) -> frozenset[Part]:
@@ -125,6 +147,8 @@ class Arbiter:
         self.published = Published()
         self.fault_history = FaultHistory()
         self._active: dict[str, Active] = {}
+        self._first_ids: dict[str, str] = {}
+        """Id from before the restart, by the id that the verdict's detector has used since."""
         self._restored_until_ns = 0
 
     def resolve(
@@ -134,15 +158,19 @@ class Arbiter:
 
         attempts: running attempt of each job. Verdicts on other attempts are forgotten.
         """
-        changed = self._forget(attempts, now_ns)
-        tick = _Tick(tuple(one for name in sorted(results) for one in results[name]))
+        before = len(self._active)
+        expired = self._forget(attempts, now_ns)
+        changed = len(self._active) < before
+        tick = _Tick(tuple(self._with_first_id(one) for name in sorted(results) for one in results[name]))
         tick.read(self._active)
         accepted = _accepted(self._active, tick) if tick.proposed else dict(self._active)
         gone = self._active.keys() - accepted.keys()
         withdrawn = sorted(gone - (tick.over - tick.proposed.keys()))
         refused = frozenset(tick.proposed.keys() - accepted.keys()).union(withdrawn)
+        refused |= {newer for newer, first in self._first_ids.items() if first in refused}
         found: list[Finding] = [
-            _withdrawal(tick.proposed.get(name, self._active[name]), accepted, now_ns) for name in withdrawn
+            *expired,
+            *(_withdrawal(tick.proposed.get(name, self._active[name]), accepted, now_ns) for name in withdrawn),
         ]
         found += [one.verdict for name, one in sorted(accepted.items()) if self._is_narrowed(name, one, tick)]
         for one in tick.results:
@@ -157,6 +185,7 @@ class Arbiter:
                 found.append(one)
         if changed or tick.proposed or tick.over or refused != self.published.refused:
             self._active = {name: one for name, one in accepted.items() if name not in tick.over}
+            self._first_ids = {newer: first for newer, first in self._first_ids.items() if first in self._active}
             self._publish(refused)
         return found
 
@@ -176,6 +205,7 @@ class Arbiter:
         if version != SNAPSHOT_VERSION:
             raise ValueError(f"active verdicts of version {version}")
         self._active = {one.verdict_id: explained(one, ranks, restored=True) for one, ranks in kept}
+        self._first_ids = {}
         self._restored_until_ns = 0
         self._publish(frozenset(refused))
 
@@ -183,21 +213,34 @@ class Arbiter:
         """Return whether an active verdict lost ranks, and its detector did not propose it in this tick."""
         return name not in tick.proposed and one is not self._active[name]
 
-    def _forget(self, attempts: Mapping[str, int], now_ns: int) -> bool:
-        """Forget verdicts on ended attempts, and restored ones that were not reported again in time. Return whether
-        there were any."""
-        before = len(self._active)
+    def _with_first_id(self, one: Proposal) -> Proposal:
+        """Return a result with the id that its verdict had before the restart."""
+        if isinstance(one, Abstention):
+            return one
+        if isinstance(one, Verdict) and not (one.verdict_id in self._active or one.verdict_id in self._first_ids):
+            restored = {name: active for name, active in self._active.items() if active.restored}
+            free = sorted(restored.keys() - self._first_ids.values())
+            if (first := next((name for name in free if restored[name].is_same(one)), None)) is not None:
+                self._first_ids[one.verdict_id] = first
+        first = self._first_ids.get(one.verdict_id)
+        return one if first is None else replace(one, verdict_id=first)
+
+    def _forget(self, attempts: Mapping[str, int], now_ns: int) -> list[Cleared]:
+        """Forget verdicts on ended attempts. Return the ends of restored ones that were not reported again in time."""
         if any(one.restored for one in self._active.values()):
             self._restored_until_ns = self._restored_until_ns or now_ns + RESTORED_NS
-        for name, one in list(self._active.items()):
-            gang, attempt = one.verdict.gang, one.verdict.attempt
-            if one.restored and now_ns <= self._restored_until_ns:
-                kept = attempts.get(gang, attempt) == attempt
-            else:
-                kept = not one.restored and (not gang or attempts.get(gang) == attempt)
-            if not kept:
+        expired = []
+        for name, one in sorted(self._active.items()):
+            verdict = one.verdict
+            is_recent = one.restored and now_ns <= self._restored_until_ns
+            unknown = verdict.attempt if is_recent else -1
+            if verdict.gang and attempts.get(verdict.gang, unknown) != verdict.attempt:
                 del self._active[name]
-        return len(self._active) < before
+            elif one.restored and not is_recent and verdict.detector in LEARNS_AGAIN:
+                del self._active[name]
+                reason = f"not detected for {RESTORED_NS // 1_000_000_000} s after a restart of the controller"
+                expired.append(Cleared(name, verdict.gang, now_ns, reason, verdict.last_step))
+        return expired
 
     def _publish(self, refused: frozenset[str]) -> None:
         accused: set[Rank] = set()

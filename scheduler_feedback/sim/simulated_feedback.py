@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from scheduler_feedback.sim.engine import Engine
     from scheduler_feedback.sim.truth import Gang
 
+FEEDBACKS = ("off", "on", "told", "oracle")
+"""Kinds of simulated verdicts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slowness:

@@ -16,14 +16,11 @@ from scheduler_feedback.sim.faults import Faults, faults_of
 from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.presets import PRESETS
 from scheduler_feedback.sim.results import Report
-from scheduler_feedback.sim.simulated_feedback import Detector, DetectorModel, Feedback, Oracle
+from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, DetectorModel, Feedback, Oracle
 from scheduler_feedback.sim.traces import TRACES
 
 ENDED_JOBS_KEPT = 1000
 """Ended jobs kept in the state. The engine keeps its own records of all jobs."""
-
-FEEDBACKS = ("off", "on", "told", "oracle")
-"""Kinds of simulated verdicts (``sim.simulated_feedback``)."""
 
 HORIZON = 3.0
 """Faults of nodes are drawn for this multiple of the time of all submissions, because a queue may outlast it."""

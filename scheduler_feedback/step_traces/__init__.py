@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.telemetry.telemetry import Telemetry
-from scheduler_feedback.step_traces import bytedance, frame_file, json_lines, pai
-from scheduler_feedback.step_traces.step_trace import Trace
+
+if TYPE_CHECKING:
+    from scheduler_feedback.core.telemetry.telemetry import Telemetry
+    from scheduler_feedback.step_traces.step_trace import Trace
+
+# Each reader is imported when a file is read: they load numpy, and `gangwatch detect --help` needs only their names.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,35 @@ def _of_traces(read: Callable[[Path], tuple[Trace, ...]], name: str) -> Callable
     return make
 
 
+def _bytedance(path: Path) -> tuple[Trace, ...]:
+    from scheduler_feedback.step_traces import bytedance
+
+    return (bytedance.read(path),)
+
+
+def _pai(path: Path) -> tuple[Trace, ...]:
+    from scheduler_feedback.step_traces import pai
+
+    return (pai.read(path),)
+
+
+def _json_lines(path: Path) -> tuple[Trace, ...]:
+    from scheduler_feedback.step_traces import json_lines
+
+    return json_lines.read(path)
+
+
 def _of_frames(path: Path) -> Recording:
+    from scheduler_feedback.step_traces import frame_file
+
     recorded = frame_file.read(path)
     return Recording(path, "frames", True, lambda: frame_file.stream(path, recorded))
 
 
 FORMATS: dict[str, Callable[[Path], Recording]] = {
-    "bytedance": _of_traces(lambda path: (bytedance.read(path),), "bytedance"),
-    "pai": _of_traces(lambda path: (pai.read(path),), "pai"),
-    "jsonl": _of_traces(json_lines.read, "jsonl"),
+    "bytedance": _of_traces(_bytedance, "bytedance"),
+    "pai": _of_traces(_pai, "pai"),
+    "jsonl": _of_traces(_json_lines, "jsonl"),
     "frames": _of_frames,
 }
 """Reader of each format, by name."""

@@ -14,14 +14,8 @@ from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.baseline import Baseline, learn
 from scheduler_feedback.detectors.steps.windows import Places, Window
-from scheduler_feedback.detectors.straggler.alarm_checks import (
-    Case,
-    Judged,
-    Judgement,
-    judge,
-    slow_windows,
-    stopped_again,
-)
+from scheduler_feedback.detectors.straggler.alarm_case import Case, Judged, slow_windows, stopped_again
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement, judge
 from tests.detectors.gang_windows import SHARED_WAIT, where_of, windows_of
 
 RANKS, SLOW = 16, 3
@@ -49,7 +43,7 @@ def case_of(windows: Sequence[Window], baseline: Baseline | None = None, where: 
     given: dict[str, Any] = {
         "rank": SLOW, "ranks": tuple(range(100, 100 + RANKS)), "where": where, "interval": judged(windows, baseline),
         "baseline": baseline, "best_step_seconds": baseline.step_seconds, "alarmed": frozenset({SLOW}),
-        "unrest": 0.01, "shared_machine": False, "switches": Switches(),
+        "others_spread": 0.01, "shared_machine": False, "switches": Switches(),
     }  # fmt: skip
     return Case(**(given | more))
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.schema.verdicts.kinds import OF_OWN_JOB
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.arbiter import OWN_DOING, RESTORED_NS, Arbiter, explained
+from scheduler_feedback.detectors.arbiter import RESTORED_NS, Arbiter, explained
 from scheduler_feedback.detectors.context import Cover, PartFault, Proposal, Published
 
 CAUSES = (Cause.UNKNOWN, Cause.THERMAL, Cause.NIC, Cause.CPU_CONTENTION, Cause.CONGESTION, Cause.HOST_CONTENTION,
@@ -77,7 +78,7 @@ def test_one_rank_and_slowdown_never_has_two_active_explanations(stream: list[di
             if one.gang != other.gang:
                 continue
             first, second = explained(one), explained(other)
-            if {one.kind, other.kind} <= OWN_DOING:
+            if {one.kind, other.kind} <= OF_OWN_JOB:
                 continue  # a stage that always had more work can get more still
             assert not (first.parts & second.parts and first.ranks & second.ranks), (one, other)
             hardware = [v for v in (one, other) if v.kind is Kind.STRAGGLER]
@@ -216,7 +217,7 @@ def test_a_restart_changes_nothing() -> None:
             Arbiter().load(data)
 
 
-def test_verdicts_are_forgotten_with_their_attempt_and_restored_ones_in_time() -> None:
+def test_verdicts_are_forgotten_with_their_attempt() -> None:
     def accused(arbiter: Arbiter, attempts: dict[str, int], now_ns: int) -> bool:
         assert arbiter.resolve({}, attempts, now_ns) == []
         return bool(arbiter.published.accused)
@@ -228,10 +229,77 @@ def test_verdicts_are_forgotten_with_their_attempt_and_restored_ones_in_time() -
     assert not accused(arbiter, {"a": 2}, 1)
     arbiter.load(kept)
     assert accused(arbiter, {}, 7), "after a restart, its job may not have reported yet"
-    assert accused(arbiter, {"a": 1}, 7 + RESTORED_NS)
-    assert not accused(arbiter, {"a": 1}, 8 + RESTORED_NS)
+    assert accused(arbiter, {"a": 1}, 8 + RESTORED_NS), "its detector keeps it, and clears it"
+    assert not accused(arbiter, {}, 9 + RESTORED_NS)
     arbiter.load(kept)
     assert not accused(arbiter, {"a": 2}, 7)
+
+
+def restarted(*active: Verdict) -> Arbiter:
+    """Return an arbiter that was restored with these verdicts."""
+    before, after = Arbiter(), Arbiter()
+    assert len(published(before, every=active)) == len(active)
+    after.load(before.dump())
+    assert published(after) == []
+    return after
+
+
+@pytest.mark.parametrize(
+    ("detector", "ends"), [("straggler", False), ("health", False), ("hang", True), ("interference", True),
+                           ("workload", True)])  # fmt: skip
+def test_a_restored_verdict_ends_only_if_its_detector_learns_again(detector: str, ends: bool) -> None:
+    arbiter = restarted(replace(verdict("kept", Kind.HANG), detector=detector))
+    assert arbiter.resolve({}, RUNNING, RESTORED_NS) == []
+    later = arbiter.resolve({}, RUNNING, 2 * RESTORED_NS)
+    assert [one.verdict_id for one in later if isinstance(one, Cleared)] == ["kept"] * ends
+    assert arbiter.resolve({}, RUNNING, 2 * RESTORED_NS + 1) == []
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        replace(verdict("first", Kind.HANG), detector="hang"),
+        replace(verdict("first", Kind.HEALTH, slowdown=1.0), detector="health"),
+        replace(verdict("first", Kind.HEALTH), detector="health"),
+        replace(verdict("first", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, (4, 5)), rank=-1, detector="workload"),
+        replace(verdict("first", Kind.WORKLOAD, Cause.CHECKPOINT, ()), detector="workload"),
+    ],
+    ids=lambda first: first.kind,
+)
+def test_a_verdict_keeps_its_first_id_after_a_restart(first: Verdict) -> None:
+    """Its detector reports and clears it under another id, because it learns again."""
+    arbiter = restarted(first)
+    again = replace(first, verdict_id="again", confidence=0.97)
+    assert published(arbiter, it=[again]) == ["+first"]
+    assert arbiter.published.refused == frozenset()
+    assert published(arbiter, it=[again, PartFault("again", "GPU-1", "n0", Cause.XID, 1)]) == ["+first"]
+    assert arbiter.fault_history.weight("GPU-1", "n0")
+    assert published(arbiter, it=[Cleared("again", "a", 0, "over")]) == ["-first"]
+    assert published(arbiter, it=[again]) == ["+again"], "a new fault has a new id"
+
+
+def test_another_accusation_has_its_own_id_after_a_restart() -> None:
+    first = replace(verdict("first", Kind.HANG), detector="hang")
+    others = [
+        replace(first, verdict_id="rank", rank=4),
+        replace(first, verdict_id="node", node="n1"),
+        replace(first, verdict_id="attempt", gang="b"),
+        replace(first, verdict_id="detector", detector="health"),
+    ]
+    arbiter = restarted(first)
+    assert published(arbiter, it=others) == ["+rank", "+node", "+attempt", "+detector"]
+    assert published(arbiter, it=[replace(first, verdict_id=name) for name in ("x", "y")]) == ["+first", "+y"]
+    straggler = replace(verdict("first"), detector="straggler")
+    other = replace(straggler, verdict_id="other", ranks=(3, 4))
+    assert published(restarted(straggler), straggler=[other]) == [], "this detector keeps its ids"
+
+
+def test_a_detector_forgets_a_verdict_that_is_refused_under_its_first_id() -> None:
+    first = replace(verdict("first", Kind.WORKLOAD, Cause.PAUSES), detector="workload")
+    arbiter = restarted(first)
+    again = replace(first, verdict_id="again")
+    assert published(arbiter, straggler=[verdict("slow")], workload=[again]) == ["-first", "+slow"]
+    assert arbiter.published.refused == {"first", "again"}
 
 
 def test_the_end_of_an_unknown_verdict_is_published() -> None:

@@ -77,10 +77,10 @@ def test_a_health_snapshot_of_release_0_1_0_restores_the_shared_state() -> None:
 def test_a_withdrawn_verdict_ends_once_even_if_no_counters_arrive_in_that_tick() -> None:
     """Counters can arrive every half minute, and a refusal is reported to the detectors in one tick only."""
     workloads = UnreportedWorkloads()
-    workloads._doings["silent"] = activity = RoleActivity(slow_job(False).shape)
-    activity.standing["stage-3"] = ActiveVerdict(cast(Verdict, SimpleNamespace(verdict_id="v")), 0)
+    workloads._activities["silent"] = activity = RoleActivity(slow_job(False).shape)
+    activity.active["stage-3"] = ActiveVerdict(cast(Verdict, SimpleNamespace(verdict_id="v")), 0)
     shared = SharedState()
     shared.arbiter.published = Published(refused=frozenset({"v"}))
     nothing = Counters(np.zeros(0, np.int64), 1.0, np.zeros((len(FEATURES), 0, RANKS), np.float32))
     workloads.evaluate(shared.begin(Telemetry(1, (JobTelemetry(activity.shape),), nothing)))
-    assert not activity.standing
+    assert not activity.active

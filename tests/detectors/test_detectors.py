@@ -619,8 +619,8 @@ def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
     (straggler,) = [one for one in detectors.detectors if isinstance(one, StragglerDetector)]
     fresh = StragglerDetector()
     fresh.restore(straggler.snapshot())
-    assert fresh._watched["j"].standing == straggler._watched["j"].standing
-    assert fresh._watched["j"].standing[3].reported_cause
+    assert fresh._watched["j"].active == straggler._watched["j"].active
+    assert fresh._watched["j"].active[3].reported_cause
 
 
 def test_fault_history_raises_confidence_until_the_part_is_replaced() -> None:

@@ -24,7 +24,7 @@ from scheduler_feedback.detectors.counters.fault_history import MOST_WEIGHT, REM
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.health.job_speed import BEST_STEPS, Speed, Speeds
 from scheduler_feedback.detectors.health.port_health import DAMPED_SECONDS, FLAP_SECONDS, Ports
-from scheduler_feedback.detectors.health.stale_agents import MASS_SECONDS, SILENT_SECONDS, StaleAgents
+from scheduler_feedback.detectors.health.stale_agents import MASS_SECONDS, STALE_SECONDS, StaleAgents
 from tests.detectors.alone import accuse, alone
 from tests.detectors.test_detectors import Job, course, event, verdicts
 
@@ -157,19 +157,19 @@ def test_agents_lost_one_by_one_are_not_a_mass_loss() -> None:
     cluster.quiet.clear()
     cluster.scan(*every(300.0, 301.0))
     cluster.lose_agents(301.0, range(6))
-    assert len(cluster.scan(*every(301.0, 300.0 + SILENT_SECONDS + MASS_SECONDS))) == 1
+    assert len(cluster.scan(*every(301.0, 300.0 + STALE_SECONDS + MASS_SECONDS))) == 1
 
 
 def test_after_a_suspension_of_the_controller_staleness_starts_over() -> None:
     cluster = StaleAgentsOf(100)
     cluster.scan(*every(0.0, 10.0))
     cluster.lose_agents(9.5, range(50))
-    assert not cluster.scan(*every(60.0, 60.0 + SILENT_SECONDS)), "frames sent during the suspension are still unread"
-    assert len(cluster.scan(*every(60.0 + SILENT_SECONDS, 60.0 + SILENT_SECONDS + 2))) == 1
+    assert not cluster.scan(*every(60.0, 60.0 + STALE_SECONDS)), "frames sent during the suspension are still unread"
+    assert len(cluster.scan(*every(60.0 + STALE_SECONDS, 60.0 + STALE_SECONDS + 2))) == 1
     steady = StaleAgentsOf(100)
     steady.scan(*every(0.0, 10.0))
     steady.lose_agents(9.5, range(50))
-    assert len(steady.scan(*every(10.0, 9.5 + SILENT_SECONDS + 1.5))) == 1
+    assert len(steady.scan(*every(10.0, 9.5 + STALE_SECONDS + 1.5))) == 1
 
 
 def standing_still(job: str, nodes: tuple[str, ...]) -> JobTelemetry:

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
-from scheduler_feedback.detectors.iteration import job_slowdown as gate_module
+from scheduler_feedback.detectors.iteration import job_slowdown
 from scheduler_feedback.detectors.iteration.job_slowdown import AGREE, COARSER, WARM_UP, SlowdownTest
 from scheduler_feedback.detectors.iteration.period_estimation import EstimatedPeriod
 
@@ -89,7 +89,7 @@ def test_a_period_estimate_is_due_at_growing_intervals() -> None:
         fed(slowdown_test, steady(1))
         if slowdown_test.due >= 0:
             due.append(window)
-            slowdown_test.look()
+            slowdown_test.evaluate()
     assert due[:4] == [16, 32, 48, 64]
     apart = np.diff(due)
     assert (apart >= 16).all() and (apart[-3:] > 40).all() and apart[-1] <= 1 + max(due[-2] // 4, 16)
@@ -112,8 +112,8 @@ def test_two_estimates_that_disagree_give_no_period(
         period = coarse if seconds == COARSER else fine
         return None if period is None else EstimatedPeriod(period, np.arange(3.0 if seconds == COARSER else 9.0), 1.0)
 
-    monkeypatch.setattr(gate_module, "estimate_period", estimate_period)
+    monkeypatch.setattr(job_slowdown, "estimate_period", estimate_period)
     slowdown_test = fed(SlowdownTest(), steady(WARM_UP))
-    slowdown_test.look()
+    slowdown_test.evaluate()
     assert slowdown_test.period_seconds == found
-    assert slowdown_test.looked == WARM_UP
+    assert slowdown_test.evaluated == WARM_UP

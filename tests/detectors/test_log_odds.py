@@ -18,7 +18,7 @@ from scheduler_feedback.detectors.stats.log_odds import (
     of_persistence,
     of_residual,
     of_slowdown,
-    of_unrest,
+    of_spread,
     of_waits,
 )
 
@@ -42,7 +42,7 @@ def test_each_measure_is_monotonic() -> None:
         ([of_waits(held, 1.0) for held in (-3.0, 0.0, 0.25, 0.5, 1.0, 3.0)], -2.0, 1.5),
         ([of_persistence(hits, 12) for hits in (0, 1, 3, 6, 12)], -1.0, 1.5),
         ([of_margin(gain, 1.0) for gain in (-1.0, 0.1, 1.0, 3.0, 9.0, 99.0)], -2.0, 1.0),
-        ([of_unrest(now, 1.0) for now in (99.0, 4.0, 2.0, 1.0)], -1.5, 0.0),
+        ([of_spread(now, 1.0) for now in (99.0, 4.0, 2.0, 1.0)], -1.5, 0.0),
     ]
     for course, low, high in courses:
         assert course == sorted(course)
@@ -50,14 +50,14 @@ def test_each_measure_is_monotonic() -> None:
     assert of_residual(1.0) == 0.0
     assert of_waits(0.25, 1.0) == 0.0, "a quarter of the excess may be waited for by chance"
     assert of_margin(3.0, 1.0) == pytest.approx(0.0)
-    assert of_unrest(2.0, 1.0) == 0.0, "up to twice the usual difference"
+    assert of_spread(2.0, 1.0) == 0.0, "up to twice the usual difference"
 
 
 def test_without_a_reference_there_is_no_evidence() -> None:
     assert of_waits(1.0, 0.0) == of_waits(1.0, -1.0) == -2.0
     assert of_margin(0.0, 0.0) == of_margin(-0.1, 0.0) == -2.0
     assert of_margin(0.5, 0.0) == 1.0, "no other rank explains anything"
-    assert of_unrest(0.0, 1.0) == of_unrest(1.0, 0.0) == 0.0
+    assert of_spread(0.0, 1.0) == of_spread(1.0, 0.0) == 0.0
 
 
 # --- causes ----------------------------------------------------------------------------------------------------------

@@ -144,5 +144,5 @@ def test_the_slowdown_test_uses_several_nodes_if_one_rate_gives_no_period() -> N
         lag: Float32Array = np.repeat(LAGS, PER_NODE).astype(np.float32)
         slowdown_test.take(values, 1.0, lag)
     assert estimate_period(np.array(slowdown_test.evenly["nvlink_bytes"]), 1.0) is None
-    slowdown_test.look()
+    slowdown_test.evaluate()
     assert slowdown_test.period_seconds == pytest.approx(lengths.mean(), rel=0.01)

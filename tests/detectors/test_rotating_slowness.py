@@ -12,7 +12,8 @@ from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.straggler import rotating_slowness
-from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
+from scheduler_feedback.detectors.straggler.alarm_case import Case
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course

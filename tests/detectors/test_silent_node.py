@@ -17,10 +17,10 @@ WARM_STEPS, STEPS = 240, 340
 EVALUATION = (150, 190)
 
 
-def accused(silent: int | None, slow: int | None, by: float = 1.3) -> set[int]:
+def accused(stale: int | None, slow: int | None, by: float = 1.3) -> set[int]:
     """Return the accused ranks of a pipeline whose last stage has most work; each node is one replica of a stage.
 
-    An evaluation comes first, in steps of a third, so that no later step is at its best. silent: node that does not
+    An evaluation comes first, in steps of a third, so that no later step is at its best. stale: node that does not
     report after the warm-up. slow: rank that is slower from then on.
     """
     stage, data, tensor = np.indices((len(STAGE_SECONDS), DATA, TENSOR)).reshape(3, -1)
@@ -37,22 +37,22 @@ def accused(silent: int | None, slow: int | None, by: float = 1.3) -> set[int]:
         seconds = np.full((1, len(node)), own.max() + 0.15)
         end_ns += round(float(seconds[0, 0]) * 1e9)
         ends, waits = np.full((1, len(node)), end_ns), seconds - own
-        if silent is not None and number >= WARM_STEPS:
-            seconds[:, node == silent] = waits[:, node == silent] = np.nan
+        if stale is not None and number >= WARM_STEPS:
+            seconds[:, node == stale] = waits[:, node == stale] = np.nan
         job = JobTelemetry(shape, StepTable(np.array([number]), ends, seconds, waits))
         reported = detector.tick(Telemetry(end_ns, (job,), no_counters(len(node))))
         found |= {one.rank for one in reported if isinstance(one, Verdict)}
     return found
 
 
-@pytest.mark.parametrize("silent", range(2 * len(STAGE_SECONDS)))
-def test_a_stale_node_does_not_make_its_peers_slow(silent: int) -> None:
-    assert not accused(silent, None)
+@pytest.mark.parametrize("stale", range(2 * len(STAGE_SECONDS)))
+def test_a_stale_node_does_not_make_its_peers_slow(stale: int) -> None:
+    assert not accused(stale, None)
 
 
-@pytest.mark.parametrize(("silent", "slow"), [(None, 48), (7, 48), (0, 48), (6, 60)])
-def test_a_slow_rank_is_found_despite_a_stale_node(silent: int | None, slow: int) -> None:
-    assert accused(silent, slow) == {slow}
+@pytest.mark.parametrize(("stale", "slow"), [(None, 48), (7, 48), (0, 48), (6, 60)])
+def test_a_slow_rank_is_found_despite_a_stale_node(stale: int | None, slow: int) -> None:
+    assert accused(stale, slow) == {slow}
 
 
 def test_a_rank_that_reports_only_the_checkpoint_step_is_not_slow() -> None:

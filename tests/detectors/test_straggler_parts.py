@@ -13,7 +13,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Cause, Evidence
-from scheduler_feedback.detectors.counters.cause_attribution import attribute
+from scheduler_feedback.detectors.counters.cause_attribution import AlarmInterval, HealthyState, attribute
 from scheduler_feedback.detectors.stats.log_odds import BOUND, bounded, confidence
 from scheduler_feedback.detectors.stats.medians import median_of_others
 from scheduler_feedback.detectors.steps.windows import (
@@ -165,7 +165,7 @@ def test_a_collective_is_attributed_only_to_a_single_stopped_node(stopped: list[
 # --- attribution ------------------------------------------------------------------------------------------------------
 
 USUAL = np.full(4, 0.1)
-USUAL_PARTS = np.tile([0.1, 0.0, 0.0], (4, 1))
+HEALTHY = HealthyState(USUAL, np.tile([0.1, 0.0, 0.0], (4, 1)))
 
 
 def cause_of(
@@ -176,7 +176,7 @@ def cause_of(
     compute[1] += total
     parts[1, :3] += extra
     samples = np.array([[5.0 * stopped_again, 10.0]] * 4)
-    return attribute(1, compute, parts, samples, USUAL, USUAL_PARTS, 0.15, stopped_again, on_device).cause
+    return attribute(1, AlarmInterval(compute, parts, samples, 0.15, stopped_again), HEALTHY, on_device).cause
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_process_that_waits_for_a_slow_gpu_is_not_called_suspended(
 def test_growth_shared_with_peers_is_not_excess() -> None:
     compute, parts = USUAL + 0.05, np.tile([0.15, 0.0, 0.0, 0.0, 1.0], (4, 1))
     compute[1] += 0.1
-    split = attribute(1, compute, parts, np.ones((4, 2)), USUAL, USUAL_PARTS, 0.3, False)
+    split = attribute(1, AlarmInterval(compute, parts, np.ones((4, 2)), 0.3, False), HEALTHY)
     assert split.excess == pytest.approx(0.1)
     assert split.processor == pytest.approx(0.0)
     assert split.rest == pytest.approx(0.1)
@@ -230,7 +230,7 @@ def test_growth_shared_with_peers_is_not_excess() -> None:
 def test_missing_counters_give_no_cause() -> None:
     compute, parts = USUAL.copy(), np.full((4, 5), np.nan)
     compute[1] += 0.1
-    split = attribute(1, compute, parts, np.full((4, 2), np.nan), USUAL, USUAL_PARTS, 0.2, False)
+    split = attribute(1, AlarmInterval(compute, parts, np.full((4, 2), np.nan), 0.2, False), HEALTHY)
     assert (split.cause, split.known, split.may_be_chance_load) == (Cause.UNKNOWN, False, True)
 
 
@@ -238,8 +238,8 @@ def test_a_missing_disk_counter_alone_does_not_hide_the_rest() -> None:
     compute, parts = USUAL.copy(), np.tile([0.1, 0.0, np.nan, 0.0, 1.0], (4, 1))
     compute[1] += 0.1
     parts[1, 0] += 0.1
-    usual_parts = np.tile([0.1, 0.0, np.nan], (4, 1))
-    assert attribute(1, compute, parts, np.ones((4, 2)), USUAL, usual_parts, 0.2, False).cause is Cause.COMPUTE
+    healthy = HealthyState(USUAL, np.tile([0.1, 0.0, np.nan], (4, 1)))
+    assert attribute(1, AlarmInterval(compute, parts, np.ones((4, 2)), 0.2, False), healthy).cause is Cause.COMPUTE
 
 
 # --- confidence -------------------------------------------------------------------------------------------------------

@@ -110,14 +110,14 @@ def test_a_window_with_less_than_half_of_the_ranks_is_ignored() -> None:
     traffic = Traffic(shape)
     for second in range(1, 301):
         traffic.take(window(1e9), second * NS)
-    assert (traffic.usual, traffic.silent, traffic.longest) == (pytest.approx(2e9 / 2), 0, 0.0)
+    assert (traffic.usual, traffic.idle_windows, traffic.longest) == (pytest.approx(2e9 / 2), 0, 0.0)
     for second in range(301, 360):
         traffic.take(window(0.0, known=RANKS // 2), second * NS)
-    assert (traffic.silent, traffic.moved_ns) == (0, 300 * NS)
+    assert (traffic.idle_windows, traffic.moved_ns) == (0, 300 * NS)
     assert traffic.stuck(360 * NS) is None
     for second in range(360, 420):
         traffic.take(window(0.0, known=RANKS // 2 + 1), second * NS)
-    assert traffic.silent == 60
-    assert not traffic.take(window(1e9, known=3), 420 * NS) and traffic.silent == 60
+    assert traffic.idle_windows == 60
+    assert not traffic.take(window(1e9, known=3), 420 * NS) and traffic.idle_windows == 60
     assert traffic.take(window(1e9, known=RANKS), 421 * NS), "traffic after a pause"
-    assert (traffic.silent, traffic.longest) == (0, pytest.approx(121.0))
+    assert (traffic.idle_windows, traffic.longest) == (0, pytest.approx(121.0))

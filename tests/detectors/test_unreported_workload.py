@@ -177,13 +177,13 @@ def test_a_larger_stage_needs_equal_others_and_no_lower_clock(
     busy: tuple[float, ...], clock: tuple[float, ...], found: bool
 ) -> None:
     stage = np.arange(64) // 16
-    doings = RoleActivity(Shape("job", 1, np.arange(64), tuple(f"n{rank // 8}" for rank in range(64)), stage=stage))
+    activity = RoleActivity(Shape("job", 1, np.arange(64), tuple(f"n{rank // 8}" for rank in range(64)), stage=stage))
     values = np.zeros((len(FEATURES), 64), np.float32)
     values[FEATURE["tensor_active"]] = np.array(busy)[stage]
     values[FEATURE["sm_clock"]] = np.array(clock)[stage] * 1e9
     for _ in range(310):
-        doings.take(values)
-    assert [claim.kind for claim in doings.standing_claims(1.0)] == [Kind.STAGE_IMBALANCE] * found
+        activity.take(values)
+    assert [claim.kind for claim in activity.stage_claims(1.0)] == [Kind.STAGE_IMBALANCE] * found
 
 
 def test_a_verdict_is_cleared_when_its_cause_is_over() -> None:

@@ -17,7 +17,8 @@ from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, places
 from scheduler_feedback.detectors.straggler import straggler
-from scheduler_feedback.detectors.straggler.alarm_checks import Judged, Judgement
+from scheduler_feedback.detectors.straggler.alarm_case import Judged
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 from scheduler_feedback.detectors.straggler.cusum import (
     ALLOWANCE_SIGMAS,
     CLIP_SIGMAS,
@@ -276,7 +277,7 @@ def test_the_last_slow_step_is_the_newest() -> None:
 
 def test_a_verdict_is_active_until_ten_windows_at_normal_speed() -> None:
     state = state_of()
-    state.standing[3] = ActiveVerdict("v", 0, 0.95)
+    state.active[3] = ActiveVerdict("v", 0, 0.95)
     windows = judge_all(state, own_times(CLEAR_WINDOWS, r3=1.5))
     state.history.extend(interval_of([0.0] * (CLEAR_WINDOWS - 1)))
     assert not cleared("g", state, windows[-1]), "one of ten was slow"
@@ -284,16 +285,16 @@ def test_a_verdict_is_active_until_ten_windows_at_normal_speed() -> None:
     (found,) = cleared("g", state, windows[-1])
     assert isinstance(found, Cleared) and found.verdict_id == "v"
     assert found.last_step == CLEAR_WINDOWS - 1
-    assert not state.standing
+    assert not state.active
     assert (state.score[3], state.since[3]) == (0.0, -1)
-    state.standing[4] = ActiveVerdict("w", 0, 0.95)
+    state.active[4] = ActiveVerdict("w", 0, 0.95)
     state.history.extend(interval_of([1.0] * CLEAR_WINDOWS))
     assert not cleared("g", state, windows[-1]), "never slow, but its mean is above the limit"
 
 
 def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
     state = state_of()
-    state.standing[3] = ActiveVerdict("v", 0, 0.95, others={2})
+    state.active[3] = ActiveVerdict("v", 0, 0.95, others={2})
     calm = interval_of([0.0] * CLEAR_WINDOWS)
     slow = np.where(np.arange(RANKS) == 2, 5.0, 0.0)
     state.history.extend([Judged(calm[0].window, slow), *calm[1:]])
@@ -309,7 +310,7 @@ def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
 def gang_with_verdicts() -> GangState:
     state = state_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
     judge_all(state, own_times(5, r3=1.5, r2=1.4))
-    state.standing = {3: ActiveVerdict("v", 77, 0.93, True, "n0", "gpu", {2}), 9: ActiveVerdict("w", 78, 0.6)}
+    state.active = {3: ActiveVerdict("v", 77, 0.93, True, "n0", "gpu", {2}), 9: ActiveVerdict("w", 78, 0.6)}
     state.abstained, state.best_step_seconds = {-1, 5}, 1.1
     return state
 
@@ -319,7 +320,7 @@ def test_all_state_of_a_verdict_is_restored() -> None:
     roles = {"g": ((0, 1), np.array([0.5, -0.5]))}
     found, found_roles = load(dump({"g": before}, roles))
     after = found["g"]
-    assert after.standing == before.standing and after.abstained == before.abstained
+    assert after.active == before.active and after.abstained == before.abstained
     assert after.score.tolist() == before.score.tolist() and after.score[3] > 8.0
     assert ((after.since >= 0) == (before.score > 0)).all()
     assert (after.best_step_seconds, after.longest_episode) == (1.1, before.longest_episode)
@@ -328,14 +329,19 @@ def test_all_state_of_a_verdict_is_restored() -> None:
     for name in ("compute", "wait", "own_spread", "parts", "parts_compute", "from_start", "reference"):
         assert np.array_equal(getattr(after.baseline, name), getattr(before.baseline, name), equal_nan=True), name
     assert found_roles["g"][0] == (0, 1) and found_roles["g"][1].tolist() == [0.5, -0.5]
-    assert after.standing_on(2) == before.standing[3], "the node's verdict as well"
-    assert after.standing_on(9) == before.standing[9] and after.standing_on(8) is None
+    assert after.active_on(2) == before.active[3], "the node's verdict as well"
+    assert after.active_on(9) == before.active[9] and after.active_on(8) is None
 
 
 def tampered(**changes: Any) -> bytes:
     whole = msgspec.msgpack.decode(dump({"g": gang_with_verdicts()}, {}))
     whole["gangs"]["g"] |= changes
     return msgspec.msgpack.encode(whole)
+
+
+def test_a_snapshot_keeps_the_keys_of_earlier_releases() -> None:
+    gang = msgspec.msgpack.decode(tampered())["gangs"]["g"]
+    assert gang.keys() >= {"standing", "told", "told_causes", "told_nodes"}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def _commit_and_forget_one(self: Plan) -> None:
 _commit = Plan.commit
 Plan.commit = _commit_and_forget_one
 """
-"""Code appended to core/slot_plan.py: the first slot of a node counts as free again after each placement."""
+"""Code appended to policies/index/slot_plan.py: the first slot of a node counts as free again after each placement."""
 
 
 def run_day(*arguments: str) -> tuple[int, dict[str, object]]:
@@ -64,7 +64,7 @@ def test_five_minutes_of_an_ordinary_day() -> None:
 def test_a_scheduler_that_books_a_slot_twice_is_caught_on_a_real_cluster(tmp_path: Path) -> None:
     for package in PACKAGES:
         shutil.copytree(CHECKOUT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    plan = tmp_path / "scheduler_feedback" / "core" / "slot_plan.py"
+    plan = tmp_path / "scheduler_feedback" / "policies" / "index" / "slot_plan.py"
     plan.write_text(plan.read_text() + TWICE)
     code, report = run_day(
         *("--minutes", "4", "--seed", "3", "--only", "one_rank,gang,burst", "--checkout", str(tmp_path))

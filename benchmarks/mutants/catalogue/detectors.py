@@ -45,8 +45,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.arbiter:_accepted",
-        "verdict.kind in OWN_DOING,",
-        "verdict.kind not in OWN_DOING,",
+        "verdict.kind in OF_OWN_JOB,",
+        "verdict.kind not in OF_OWN_JOB,",
         ("tests/detectors/test_arbiter.py",),
     ),
     Mutant(
@@ -189,7 +189,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.iteration.multi_node_period:strongest",
-        "height < CLEAR * float(np.median(beside))",
+        "height < CLEAR * float(np.median(background))",
         "False",
         ("tests/detectors/test_multi_node_period.py",),
     ),
@@ -228,7 +228,7 @@ MUTANTS = (
         ("tests/detectors/test_job_slowdown.py",),
     ),
     Mutant(
-        "detectors.iteration.job_slowdown:SlowdownTest.look",
+        "detectors.iteration.job_slowdown:SlowdownTest.evaluate",
         "> AGREE:",
         "> 1.0 + AGREE:",
         ("tests/detectors/test_job_slowdown.py",),
@@ -247,81 +247,93 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.iteration.job_slowdown:SlowdownTest.due",
-        "self.taken - self.looked - max",
+        "self.taken - self.evaluated - max",
         "self.taken - max",
         ("tests/detectors/test_job_slowdown.py",),
     ),
-    # --- gates ---
+    # --- alarm checks ---
     Mutant(
-        "detectors.straggler.alarm_checks:judge",
+        "detectors.straggler.alarm_checks:_slows_the_job",
         "if not from_start and slower < LEAST_SLOWDOWN:",
         "if False:",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:judge",
-        "elif len(case.alarmed) > max(1, len(case.ranks) // 2):",
-        "elif False:",
+        "detectors.straggler.alarm_checks:_slows_the_job",
+        "if len(case.alarmed) > max(1, len(case.ranks) // 2):",
+        "if False:",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:judge",
-        "elif inversion and held < HELD_SHARE * excess:",
-        "elif False:",
+        "detectors.straggler.alarm_checks:_peers_wait",
+        "if measured.extra_wait < EXTRA_WAIT_SHARE * measured.excess:",
+        "if False:",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:judge",
-        "elif own_gain < ALONE * next_gain and not split.stopped_again:",
-        "elif False:",
+        "detectors.straggler.alarm_checks:_has_no_other_reason",
+        "if measured.gain < ALONE * measured.next_gain and not measured.split.stopped_again:",
+        "if False:",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:judge",
-        "elif case.shared_machine and split.may_be_chance_load:",
-        "elif False:",
+        "detectors.straggler.alarm_checks:_has_no_other_reason",
+        "if case.shared_machine and measured.split.may_be_chance_load:",
+        "if False:",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:judge",
-        "elif not case.for_work and _given(case)",
-        "elif _given(case)",
+        "detectors.straggler.alarm_checks:_has_no_more_tokens",
+        "if case.for_work:",
+        "if False:",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:judge",
-        "elif not baseline.final and not from_start and slowdown < FIRST_SLOWDOWN:",
-        "elif False:",
+        "detectors.straggler.alarm_checks:_slows_the_job",
+        "if not case.baseline.final and not from_start and slowdown < FIRST_SLOWDOWN:",
+        "if False:",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:judge",
-        "usual * drift)\n    held",
-        "usual)\n    held",
+        "detectors.straggler.alarm_case:Measured.excess",
+        "self.compute - self.expected",
+        "self.compute - self.usual",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:slow_windows",
+        "detectors.straggler.alarm_case:slow_windows",
         "max(HIT_SIGMAS, second / 4)",
         "HIT_SIGMAS",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:stopped_again",
+        "detectors.straggler.alarm_case:stopped_again",
         " and found[-1] - found[0] > 1",
         "",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:_rhythm",
-        "and not (apart % rhythm).any()",
+        "detectors.straggler.alarm_checks:_period",
+        "and not (apart % period).any()",
         "",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:_held",
+        "detectors.straggler.alarm_case:_extra_wait",
         "now - (middle_of_others_of(usual, where, rank) - float(usual[rank]))",
         "now",
+        ("tests/detectors/test_alarm_checks.py",),
+    ),
+    Mutant(
+        "detectors.straggler.alarm_evidence:_of_steps",
+        "measured.others_wait,",
+        "measured.extra_wait,",
+        ("tests/detectors/test_alarm_checks.py",),
+    ),
+    Mutant(
+        "detectors.straggler.alarm_evidence:_left_out",
+        "if measured.of_node else",
+        "if not measured.of_node else",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     # --- groups ---
@@ -352,8 +364,8 @@ MUTANTS = (
     # --- hang ---
     Mutant(
         "detectors.hang.hang:HangDetector._evaluate",
-        "if proven or silent <",
-        "if silent <",
+        "if proven or stalled_seconds <",
+        "if stalled_seconds <",
         ("tests/detectors/test_hang.py",),
     ),
     Mutant(
@@ -419,7 +431,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.process_evidence:evidence",
-        "0.0 if silent_seconds >= LONG_SECONDS else WORKING",
+        "0.0 if stalled_seconds >= LONG_SECONDS else WORKING",
         "0.0",
         ("tests/detectors/test_hang.py",),
     ),
@@ -441,7 +453,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.unreported_hang:Traffic.stuck",
-        "if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.silent:",
+        "if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.idle_windows:",
         "if False:",
         ("tests/detectors/test_unreported_hang.py",),
     ),
@@ -472,7 +484,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.health.health:HealthDetector._accuse",
-        "if key in self._standing:\n                continue",
+        "if key in self._active:\n                continue",
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
@@ -483,7 +495,7 @@ MUTANTS = (
         (_D + "recovery_actions_and_lost_devices_accuse_and_a_new_part_clears",),
     ),
     Mutant(
-        "detectors.health.health:_standing_on",
+        "detectors.health.health:_members_on",
         'yield job, job.shape.nodes.index(node) if level == "node" else -1',
         "yield job, job.shape.nodes.index(node)",
         ("tests/detectors/test_health_parts.py",),
@@ -515,8 +527,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.health.device_outliers:_candidates",
-        "if silent and not disturbed:",
-        "if silent:",
+        "if unreported and not disturbed:",
+        "if unreported:",
         (
             "tests/detectors/test_unreported_victim.py::test_a_hot_rank_is_accused_unless_a_neighbour_explains_the_slowdown",
         ),
@@ -626,13 +638,13 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.interference.interference:InterferenceDetector._ended",
-        "quiet > max(hold, HOLD_PAUSES * longest)",
-        "quiet > hold",
+        "idle > max(hold, HOLD_PAUSES * longest)",
+        "idle > hold",
         (_D + "a_neighbour_with_long_pauses_keeps_its_verdict",),
     ),
     Mutant(
         "detectors.interference.interference:InterferenceDetector._report",
-        "if key in self._standing or key in self._quiet:\n            return []",
+        "if key in self._active or key in self._idle:\n            return []",
         "",
         (
             _D + "an_interfering_neighbour_is_reported_and_no_rank_is_accused",
@@ -754,7 +766,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.counters.counter_statistics:CounterStatistics._fold",
-        "beside *= self._decay",
+        "difference *= self._decay",
         "pass",
         ("tests/detectors/test_counter_statistics.py",),
     ),
@@ -1092,19 +1104,19 @@ MUTANTS = (
     # --- verdict_building ---
     Mutant(
         "detectors.straggler.verdict_building:says_more",
-        "standing.reported_confidence < ACTING_CONFIDENCE <= judgement.confidence",
-        "standing.reported_confidence < judgement.confidence",
+        "active.reported_confidence < ACTING_CONFIDENCE <= judgement.confidence",
+        "active.reported_confidence < judgement.confidence",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
         "detectors.straggler.verdict_building:is_settled",
-        "standing.reported_confidence >= ACTING_CONFIDENCE and ",
+        "active.reported_confidence >= ACTING_CONFIDENCE and ",
         "",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
         "detectors.straggler.verdict_building:cleared",
-        "paced[[rank, *standing.others]].all()",
+        "paced[[rank, *active.others]].all()",
         "paced[rank]",
         ("tests/detectors/test_verdict_building.py",),
     ),
@@ -1239,8 +1251,8 @@ MUTANTS = (
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
-        "detectors.straggler.gang_state:GangState.standing_on",
-        "if standing.node == node]",
+        "detectors.straggler.gang_state:GangState.active_on",
+        "if active.node == node]",
         "]",
         ("tests/detectors/test_slow_node.py",),
     ),
@@ -1252,7 +1264,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.gang_state:_unpack",
-        "reported_cause=rank in kept.told_causes",
+        "reported_cause=rank in kept.reported_causes",
         "reported_cause=False",
         (_D + "a_cause_found_late_is_added_to_the_active_verdict",),
     ),
@@ -1300,7 +1312,7 @@ MUTANTS = (
         ("tests/detectors/test_log_odds.py",),
     ),
     Mutant(
-        "detectors.stats.log_odds:of_unrest",
+        "detectors.stats.log_odds:of_spread",
         "-0.75 * math.log",
         "0.75 * math.log",
         ("tests/detectors/test_log_odds.py",),
@@ -1378,7 +1390,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.workload.workload:WorkloadDetector._conclude",
-        "standing.seen, standing.seen_ns = course.taken, course.last_ns",
+        "active.seen, active.seen_ns = course.taken, course.last_ns",
         "pass",
         ("tests/detectors/test_change_rules.py::test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes",),
     ),
@@ -1549,12 +1561,12 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.workload.unreported_workload:_claims",
-        "if gate is None or accused or name in published.disturbed:",
-        "if gate is None:",
+        "if test is None or accused or name in published.disturbed:",
+        "if test is None:",
         ("tests/detectors/test_unreported_workload.py",),
     ),
     Mutant(
-        "detectors.workload.unreported_workload:RoleActivity.standing_claims",
+        "detectors.workload.unreported_workload:RoleActivity.stage_claims",
         "float(others.max()) <= STAGES_ALIKE * middle and ",
         "",
         ("tests/detectors/test_unreported_workload.py",),

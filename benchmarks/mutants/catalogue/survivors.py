@@ -29,7 +29,7 @@ MUTANTS = (
         "policies.queue.waiting_reasons:paused", "if job.not_before_ns > now_ns:", "if False:", ("tests/policies/test_cycle.py",),
     ),
     Mutant(
-        "detectors.interference.interference:InterferenceDetector", "correlation > best[0]", "correlation < best[0]",
+        "detectors.interference.interference:InterferenceDetector", "correlation > best.correlation", "correlation < best.correlation",
         ("tests/detectors/test_detectors.py",),
     ),
     Mutant(

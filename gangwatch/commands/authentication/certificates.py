@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from agent.schema.errors import GangwatchError
-from gangwatch.certificates.folder import AuthorityFolder, Entry
 from gangwatch.commands.options import Command, json_option, plain, print_json, say
+
+if TYPE_CHECKING:
+    from gangwatch.certificates.folder import AuthorityFolder, Entry
 
 
 def _folder_option(command: Command) -> Command:
@@ -68,7 +71,7 @@ def authority(folder: Path, days: float) -> None:
     Example:
       gangwatch certificates authority --folder /etc/gangwatch/certificates
     """
-    made = AuthorityFolder(folder).make(int(days))
+    made = _authority(folder).make(int(days))
     click.echo(
         f"{folder}/authority.crt: valid until {made.not_after:%Y-%m-%d}. Back up authority.key; keep it off the nodes."
     )
@@ -97,7 +100,7 @@ def issue(
       gangwatch certificates issue --client prometheus
       gangwatch certificates issue 'gpu[001-512]'
     """
-    kept = AuthorityFolder(folder)
+    kept = _authority(folder)
     for kind, name in _chosen(nodes, controller, clients):
         # Scrapers usually address the agent by its node's name.
         also = hosts or ((name,) if kind == "node" else ())
@@ -119,7 +122,7 @@ def sign(folder: Path, node: str, request: Path, hosts: tuple[str, ...], days: f
         -subj /CN=gpu001 -addext subjectAltName=DNS:gpu001 -keyout tls.key -out gpu001.csr
       gangwatch certificates sign gpu001 gpu001.csr
     """
-    _report(AuthorityFolder(folder).issue("node", node, hosts or (node,), days, request.read_bytes()))
+    _report(_authority(folder).issue("node", node, hosts or (node,), days, request.read_bytes()))
 
 
 @certificates.command()
@@ -141,7 +144,7 @@ def renew(folder: Path, left: float, days: float | None, everything: bool) -> No
     Example:
       gangwatch certificates renew
     """
-    renewed, failed = AuthorityFolder(folder).renew(left, days, everything)
+    renewed, failed = _authority(folder).renew(left, days, everything)
     for entry in renewed:
         _report(entry)
     if not renewed and not failed:
@@ -164,7 +167,7 @@ def revoke(folder: Path, nodes: tuple[str, ...], controller: bool, clients: tupl
     Example:
       gangwatch certificates revoke gpu007 --reason "its disk was stolen"
     """
-    kept = AuthorityFolder(folder)
+    kept = _authority(folder)
     for kind, name in _chosen(nodes, controller, clients):
         kept.revoke(kind, name, reason)
         click.echo(f"{_words(kind, name)}: revoked. Copy {folder}/revoked.json to the controller")
@@ -180,7 +183,7 @@ def admit(folder: Path, nodes: tuple[str, ...], controller: bool, clients: tuple
     Example:
       gangwatch certificates admit gpu007 && gangwatch certificates issue gpu007
     """
-    kept = AuthorityFolder(folder)
+    kept = _authority(folder)
     for kind, name in _chosen(nodes, controller, clients):
         kept.admit(kind, name)
         click.echo(f"{_words(kind, name)}: may have a new certificate")
@@ -197,7 +200,7 @@ def list_(folder: Path, as_json: bool) -> None:
       gangwatch certificates list
     """
     now = datetime.now(UTC)
-    entries = AuthorityFolder(folder).entries()
+    entries = _authority(folder).entries()
     if as_json:
         print_json({"certificates": [entry.document(now) for entry in entries]})
     else:
@@ -208,6 +211,12 @@ def list_(folder: Path, as_json: bool) -> None:
             click.echo(f"{_words(entry.kind, entry.name):{width}}  {entry.issued.not_after:%Y-%m-%d}  {state}")
     if any(entry.left_seconds(now) < 0 and not entry.revoked for entry in entries):
         raise SystemExit(1)
+
+
+def _authority(folder: Path) -> AuthorityFolder:
+    from gangwatch.certificates.folder import AuthorityFolder  # with cryptography, which `--help` must not load
+
+    return AuthorityFolder(folder)
 
 
 def _chosen(nodes: Iterable[str], controller: bool, clients: Iterable[str]) -> list[tuple[str, str]]:

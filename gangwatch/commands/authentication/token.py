@@ -14,7 +14,6 @@ import msgspec
 
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.options import client_of, duration, json_option, plain, print_json, say, state_option
-from gangwatch.display import rendering
 from gangwatch.state_folder import StateFolder, write_atomically
 from scheduler_feedback.api.access.tokens import TokenEntry, hash_of, make_token, read_entries, write_entries
 
@@ -103,6 +102,8 @@ def list_(state: StateFolder, file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(listed)
         return
+    from gangwatch.display import rendering  # with rich, which `--help` and shell completion must not load
+
     rendering.tokens(listed)
 
 

@@ -6,18 +6,22 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agent.schema.errors import TraceError
 from agent.schema.verdicts.kinds import Accused, row_of
 from gangwatch.commands.options import json_option, print_json
-from gangwatch.display import heat_map, heat_map_page
 from scheduler_feedback import step_traces
 from scheduler_feedback.core.verdict import Evidence, Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.step_traces.judging import JobReport, judge
+
+if TYPE_CHECKING:
+    from scheduler_feedback.step_traces.judging import JobReport
+
+# The detectors and the heat maps bring in numpy, which `--help` and shell completion must not load: the functions that
+# need them import them.
 
 
 @click.command()
@@ -47,6 +51,8 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
       gangwatch detect steps.jsonl --html steps.html
       gangwatch detect steps.parquet --json
     """
+    from scheduler_feedback.step_traces.judging import judge
+
     reports = []
     documents = []
     for path in files:
@@ -56,6 +62,8 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
     if not reports:
         raise TraceError(f"{files[0]}: the file contains no job")
     if html_file is not None:
+        from gangwatch.display import heat_map_page
+
         title = "gangwatch detect: " + ", ".join(path.name for path in files)
         try:
             html_file.write_text(heat_map_page.page(reports, documents, title), encoding="utf-8")
@@ -143,6 +151,8 @@ def _step(value: int) -> int | None:
 
 
 def _show(report: JobReport, found: dict[str, Any]) -> None:
+    from gangwatch.display import heat_map
+
     job = found["job"]
     click.secho(f"{found['name']}: {job['steps']} steps of {job['ranks']} ranks", bold=True)
     for note in found["notes"]:

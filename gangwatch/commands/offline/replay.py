@@ -7,18 +7,21 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.options import json_option, print_json, state_option
-from gangwatch.display import rendering
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.core.codec import printable
-from scheduler_feedback.cycle import Outcome, why_waits
-from scheduler_feedback.journal.recovery import Replayed, replay_journal, replay_parts
-from scheduler_feedback.journal.store import JournalRow, Reader
+
+if TYPE_CHECKING:
+    from scheduler_feedback.cycle import Outcome
+    from scheduler_feedback.journal.recovery import Replayed
+    from scheduler_feedback.journal.store import JournalRow
+
+# The cycle, the journal and rich take five times as long to load as the command line, and `--help` and shell completion
+# need none of them: the functions that do import them.
 
 
 def _instant(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -68,6 +71,9 @@ def replay(
       gangwatch replay --job j-000001
       gangwatch replay --journal backup.sqlite --at "2026-11-14 10:30:00"
     """
+    from scheduler_feedback.journal.recovery import replay_journal, replay_parts
+    from scheduler_feedback.journal.store import Reader
+
     reader = Reader(journal if journal is not None else state.path / "store.sqlite")
     if not reader.path.exists():
         raise GangwatchError(f"{reader.path}: no such journal")
@@ -110,6 +116,8 @@ def _unknown(job: str | None, cycle: int | None) -> str:
 
 
 def _decided(row: JournalRow, outcome: Outcome, same: bool, job: str | None) -> dict[str, Any] | None:
+    from scheduler_feedback.core.codec import printable
+
     actions = [printable(action) for action in outcome.actions if job is None or action.job_id == job]
     for action in actions:
         action.pop("spec", None)  # part of the submission; it may hold a private environment
@@ -120,6 +128,8 @@ def _decided(row: JournalRow, outcome: Outcome, same: bool, job: str | None) -> 
 
 
 def _then(replayed: Replayed) -> dict[str, Any]:
+    from scheduler_feedback.cycle import why_waits
+
     state = replayed.state
     return {
         "wall_ns": state.now_ns,
@@ -137,6 +147,8 @@ def _then(replayed: Replayed) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
+    from gangwatch.display import rendering
+
     for one in document["decisions"]:
         rendering.story([{**entry, "detail": dict(entry["detail"])} for entry in one["told"]])
         if not one["as_recorded"]:

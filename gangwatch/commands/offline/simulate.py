@@ -9,27 +9,27 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import structs
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from gangwatch.commands.options import print_json, say
-from gangwatch.display import rendering
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
-from scheduler_feedback.sim.engine import Engine
 from scheduler_feedback.sim.job_trace import Trace
-from scheduler_feedback.sim.page import write_page
 from scheduler_feedback.sim.presets import PRESETS
-from scheduler_feedback.sim.results import Report
-from scheduler_feedback.sim.simulated_journal import JournalFile
-from scheduler_feedback.sim.simulated_nodes import nodes_of
-from scheduler_feedback.sim.simulation import FEEDBACKS, Simulation, read_trace
+from scheduler_feedback.sim.simulated_feedback import FEEDBACKS
 from scheduler_feedback.sim.traces import TRACES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from scheduler_feedback.sim.engine import Engine
+    from scheduler_feedback.sim.results import Report
+
+# The simulation brings in numpy, SQLite and rich, which `--help` and shell completion must not load: the functions that
+# need them import them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class Options:
 
     def trace(self) -> Trace:
         """Read the trace. Its notes name the options that the preset overrides."""
+        from scheduler_feedback.sim.simulation import read_trace
+
         trace = read_trace(self.jobs_file, self.format_name)
         if self.restartable:
             jobs = (dataclasses.replace(job, spec=structs.replace(job.spec, restartable=True)) for job in trace.jobs)
@@ -146,6 +148,10 @@ def simulate(**options: Any) -> None:
       gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --preempt --restart-cost 300 --estimates history
       gangwatch simulate --jobs trace1.csv --format muri --nodes 8x8 --order srsf --preset muri --html page.html
     """
+    from scheduler_feedback.sim.simulated_journal import JournalFile
+    from scheduler_feedback.sim.simulated_nodes import nodes_of
+    from scheduler_feedback.sim.simulation import Simulation
+
     given = Options(**options)
     given.check()
     with collecting_rarely(), _showing(f"reading {given.jobs_file}", given.as_json):
@@ -166,12 +172,16 @@ def simulate(**options: Any) -> None:
     with collecting_rarely():
         report = _run_with_progress(engine, given.as_json)
     if given.html is not None:
+        from scheduler_feedback.sim.page import write_page
+
         with _showing(f"writing {given.html}", given.as_json):
             write_page(given.html, engine, report)
         say(f"page: {given.html}")
     if given.as_json:
         print_json(dataclasses.asdict(report))
     else:
+        from gangwatch.display import rendering
+
         rendering.simulated(dataclasses.asdict(report))
 
 
@@ -198,12 +208,16 @@ def _unwritable(file: Path) -> str | None:
 
 def _terminal(as_json: bool) -> Console | None:
     """Return a console on standard error if it is a terminal; None if JSON goes to another program."""
+    from rich.console import Console
+
     console = Console(stderr=True, markup=False)
     return console if console.is_terminal and (not as_json or sys.stdout.isatty()) else None
 
 
 def _showing(text: str, as_json: bool) -> AbstractContextManager[object]:
     """Show a status line during a slow step, if there is a terminal."""
+    from rich.text import Text
+
     console = _terminal(as_json)
     return console.status(Text(text)) if console is not None else nullcontext()
 
@@ -213,6 +227,8 @@ def _run_with_progress(engine: Engine, as_json: bool) -> Report:
     console = _terminal(as_json)
     if console is None:
         return engine.run()
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("jobs ended"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("jobs", total=None)

@@ -69,31 +69,44 @@ class Attribution:
         return self.share(max(self.queue, 0.0) + max(self.processor, 0.0))
 
 
-def attribute(
-    rank: int,
-    compute: FloatArray,
-    per_step: FloatArray,
-    samples: FloatArray,
-    usual_compute: FloatArray | None,
-    usual_parts: FloatArray | None,
-    step_seconds: float,
-    stopped_again: bool,
-    on_device: bool = False,
-) -> Attribution:
+@dataclass(frozen=True, slots=True)
+class HealthyState:
+    """What the n ranks of a gang used during the warm-up."""
+
+    compute: FloatArray
+    """Seconds a step, float64 [n]."""
+    parts: FloatArray
+    """CPU time, CPU wait and disk wait in seconds a step, float64 [n, 3]."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmInterval:
+    """What the n ranks of a gang used in the interval of an alarm."""
+
+    compute: FloatArray
+    """Seconds a step, float64 [n]."""
+    per_step: FloatArray
+    """Columns of CONSUMED, the first three in seconds a step, float64 [n, 5]."""
+    samples: FloatArray
+    """Number of stopped samples and of all samples, float64 [n, 2]."""
+    step_seconds: float
+    stopped_again: bool
+    """Whether samples found the slow rank stopped in more than one slow stretch."""
+
+
+def attribute(rank: int, interval: AlarmInterval, healthy: HealthyState | None, on_device: bool = False) -> Attribution:
     """Split the rank's excess over its healthy state, less the excess of its peers over theirs.
 
-    compute: float64 [n], seconds a step in the alarm interval. per_step: float64 [n, 5] as CONSUMED, the first three in
-    seconds a step. samples: float64 [n, 2], stopped samples and samples in the interval. usual_compute [n] and
-    usual_parts [n, 3]: the healthy state; None compares with the peers alone (slow from the start). stopped_again:
-    whether samples found the rank stopped in more than one slow stretch. on_device: the rank computes on a GPU, for
-    which its process sleeps or spins; CPU time then does not explain its slowness.
+    healthy: None compares with the peers alone (slow from the start). on_device: the rank computes on a GPU, for which
+    its process sleeps or spins; CPU time then does not explain its slowness.
     """
-    parts = per_step[:, :3]
-    if usual_compute is None or usual_parts is None:
-        usual_compute, usual_parts = np.zeros_like(compute), np.zeros_like(parts)
-    shift = compute - usual_compute
+    compute, parts = interval.compute, interval.per_step[:, :3]
+    samples, stopped_again = interval.samples, interval.stopped_again
+    if healthy is None:
+        healthy = HealthyState(np.zeros_like(compute), np.zeros_like(parts))
+    shift = compute - healthy.compute
     excess = float(shift[rank] - median_of_the_others(shift, rank))
-    grown = parts - usual_parts
+    grown = parts - healthy.parts
     if not np.isfinite(grown[:, :2]).all() or excess <= 0:
         return Attribution(Cause.UNKNOWN, False, excess)
     processor, queue, storage = (
@@ -104,7 +117,7 @@ def attribute(
     taken = float(samples[rank, SAMPLES - STOPPED])
     stopped = float(samples[rank, 0]) / taken if taken > 0 else np.nan
     cause = Cause.UNKNOWN
-    if stopped_again and rest >= max(STOPPED_SHARE * excess, STOPPED_SECONDS_SHARE * step_seconds):
+    if stopped_again and rest >= max(STOPPED_SHARE * excess, STOPPED_SECONDS_SHARE * interval.step_seconds):
         cause = Cause.SUSPENDED
     elif queue >= CAUSE_SHARE * excess:
         cause = Cause.CPU_CONTENTION

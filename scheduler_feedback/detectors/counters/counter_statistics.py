@@ -309,17 +309,17 @@ class CounterStatistics:
         partly: which columns have a sample, if not all. Changes the last three.
         """
         mean, scale, level, peers, score = rows
-        beside, residual = scratch
+        difference, residual = scratch
         if self._switches.self_residual:
             np.subtract(x, mean, out=residual)
         else:
             residual[:] = x
         for state, now in ((level, residual), (peers, x)):
-            np.subtract(now, state, out=beside)
-            beside *= self._decay
+            np.subtract(now, state, out=difference)
+            difference *= self._decay
             if partly is not None:
-                partly.clear(beside)
-            state += beside
+                partly.clear(difference)
+            state += difference
         if not BAD[feature]:
             return
         if BAD[feature] < 0:

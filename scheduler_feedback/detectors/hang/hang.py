@@ -45,7 +45,7 @@ CONFIDENT = 0.95
 AGAIN_SECONDS = 5.0
 """Interval at which a verdict below CONFIDENT is evaluated again: the state of the culprit's process may confirm it."""
 
-SURELY_SILENT = 2.0
+SURELY_STALLED = 2.0
 """Number of usual steps without a finished one after which process states are tracked."""
 
 FRESH_SECONDS = 15.0
@@ -192,9 +192,9 @@ class HangDetector:
         proven = watched.active is not None and watched.active.confidence >= CONFIDENT
         if job.open_collectives is None:
             return findings
-        silent = (now_ns - watched.finished_ns) * 1e-9
+        stalled_seconds = (now_ns - watched.finished_ns) * 1e-9
         usual = watched.usual
-        if usual is not None and silent < SURELY_SILENT * usual:
+        if usual is not None and stalled_seconds < SURELY_STALLED * usual:
             return findings
         states = states_of(job)
         if usual is None:
@@ -204,13 +204,13 @@ class HangDetector:
             usual = LEAST_SECONDS / TIMES_THE_USUAL
         if never_go_on(states).any():
             watched.stopped_ns += max(now_ns - since_ns, 0)
-        if proven or silent < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
+        if proven or stalled_seconds < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
             return findings
         if watched.active is None:
-            return self._judge(job, watched, telemetry, silent, usual, states)
+            return self._judge(job, watched, telemetry, stalled_seconds, usual, states)
         if now_ns - watched.judged_ns < AGAIN_SECONDS * 1e9:
             return findings
-        return self._judge_again(watched.active, job, watched, telemetry, silent, usual, states)
+        return self._judge_again(watched.active, job, watched, telemetry, stalled_seconds, usual, states)
 
     def _watch(self, shape: Shape, now_ns: int) -> _AttemptState:
         """Return the state of the attempt. A new attempt inherits the longest step and pause of earlier ones."""
@@ -227,12 +227,12 @@ class HangDetector:
         return watched
 
     def _judge_again(
-        self, earlier: Verdict, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, silent: float,
+        self, earlier: Verdict, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, stalled_seconds: float,
         usual: float, states: IntArray,
     ) -> list[Finding]:  # fmt: skip
         """Evaluate an uncertain verdict again, and report it again if it is confirmed now."""
         abstained, watched.abstained = watched.abstained, True  # a problem was reported already
-        findings = self._judge(job, watched, telemetry, silent, usual, states)
+        findings = self._judge(job, watched, telemetry, stalled_seconds, usual, states)
         watched.abstained = abstained
         newer = next((one for one in findings if isinstance(one, Verdict)), None)
         if newer is None or newer.confidence < CONFIDENT:
@@ -248,7 +248,7 @@ class HangDetector:
         if not len(counters.at_ns):
             return []
         traffic = self._unreported.take(job, counters.values[:, :, columns], counters.at_ns.tolist())
-        if not traffic.silent:
+        if not traffic.idle_windows:
             watched.abstained = False
             if watched.active is None:
                 return []
@@ -272,14 +272,14 @@ class HangDetector:
         ]
 
     def _judge(
-        self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, silent: float, usual: float,
+        self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, stalled_seconds: float, usual: float,
         states: IntArray,
     ) -> list[Finding]:  # fmt: skip
         opened, now_ns = job.open_collectives, telemetry.now_ns
         assert opened is not None
         watched.judged_ns = now_ns
         against = "the usual step" if watched.usual is not None else "assumed: no step of this attempt was received"
-        silence = Evidence("seconds_without_a_step", silent, usual, "seconds", against, 2.0)
+        silence = Evidence("seconds_without_a_step", stalled_seconds, usual, "seconds", against, 2.0)
         if (states == ProcessState.TRACED).any():
             return self._abstain(job, watched, telemetry, "a debugger has stopped one of its processes")
         stopped = np.flatnonzero(never_go_on(states))
@@ -335,8 +335,8 @@ class HangDetector:
             return self._abstain(
                 job, watched, telemetry, f"{len(absent)} of {len(job.shape)} ranks on {len(nodes)} nodes are absent"
             )
-        silent = found[0].value
-        evidence = (*found, *of_process(job, states, who, silent, telemetry.now_ns))
+        stalled_seconds = found[0].value
+        evidence = (*found, *of_process(job, states, who, stalled_seconds, telemetry.now_ns))
         return [self._verdict(job, watched, telemetry, who, absent, Cause.NEVER_ARRIVED, evidence)]
 
     def _transport(

@@ -68,7 +68,9 @@ def is_idle(job: JobTelemetry, who: int, now_ns: int) -> bool:
     return seconds >= 0.8 * IDLE_SECONDS and used < IDLE_SHARE * seconds  # NaN is not less
 
 
-def evidence(job: JobTelemetry, states: IntArray, who: int, silent_seconds: float, now_ns: int) -> tuple[Evidence, ...]:
+def evidence(
+    job: JobTelemetry, states: IntArray, who: int, stalled_seconds: float, now_ns: int
+) -> tuple[Evidence, ...]:
     """Return the evidence of the process of the rank with index `who`; empty if its state is unknown."""
     if states[who] == UNKNOWN_STATE:
         return ()
@@ -79,7 +81,7 @@ def evidence(job: JobTelemetry, states: IntArray, who: int, silent_seconds: floa
     elif state is ProcessState.RUNNING and is_idle(job, who, now_ns):
         words, weight = "sleeps and uses no CPU", 0.0
     else:
-        weight = 0.0 if silent_seconds >= LONG_SECONDS else WORKING
+        weight = 0.0 if stalled_seconds >= LONG_SECONDS else WORKING
         if state is ProcessState.RUNNING:
             words = "may be working: it runs or sleeps"
     return (Evidence("process_state", float(state), float(ProcessState.RUNNING), "state",

@@ -26,7 +26,7 @@ far."""
 LEAST_WATCHED_SECONDS, LEAST_WINDOWS = 180.0, 8
 """Minimum time and number of windows with traffic from which pauses of the job are learned."""
 
-LEAST_SILENT_WINDOWS = 2
+LEAST_IDLE_WINDOWS = 2
 NOTHING = 0.02
 """Share of the usual traffic below which a window counts as without traffic: a fabric has background traffic."""
 
@@ -77,7 +77,7 @@ class Traffic:
     longest: float = 0.0
     """Seconds of the longest pause."""
     windows: int = 0
-    silent: int = 0
+    idle_windows: int = 0
     """Number of windows since the newest traffic."""
     busy: FloatArray = field(init=False)
     """Sum of the SM activity over these windows: float64 [n]."""
@@ -102,7 +102,7 @@ class Traffic:
             return False
         self.windows += 1
         self.usual = moved if math.isnan(self.usual) else self.usual + NEWEST * (moved - self.usual)
-        paused = self.silent > 0
+        paused = self.idle_windows > 0
         if paused:
             self.longest = max(self.longest, (at_ns - self.moved_ns) * 1e-9)
             self._begin()
@@ -113,7 +113,7 @@ class Traffic:
     def stuck(self, now_ns: int) -> Stuck | None:
         """Return the hang and the ranks that do not poll; None if data moves or the job does other work."""
         seconds = (now_ns - self.moved_ns) * 1e-9
-        if self.silent < LEAST_SILENT_WINDOWS or seconds < max(LEAST_SECONDS, TIMES_THE_LONGEST * self.longest):
+        if self.idle_windows < LEAST_IDLE_WINDOWS or seconds < max(LEAST_SECONDS, TIMES_THE_LONGEST * self.longest):
             return None
         if self.windows < LEAST_WINDOWS or (self.moved_ns - self.first_ns) * 1e-9 < LEAST_WATCHED_SECONDS:
             return None
@@ -126,7 +126,7 @@ class Traffic:
             return None
         apart = np.flatnonzero(known)[np.abs(busy - polling) > APART * polling]
         theirs = float(self.busy[apart[0]] / self.counted[apart[0]]) if len(apart) else math.nan
-        if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.silent:
+        if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.idle_windows:
             return None
         alike = Evidence(
             "ranks_that_poll", float(known.sum() - len(apart)), float(len(self.shape)), "ranks",
@@ -139,9 +139,9 @@ class Traffic:
         return Stuck(seconds, self.longest, apart, polling, theirs, unknown, (silence, alike))
 
     def _still(self, values: Float32Array) -> None:
-        self.silent += 1
+        self.idle_windows += 1
         busy, waits = values[FEATURE["sm_active"]], values[FEATURE["io_waiting"]]
-        if self.silent == 1:
+        if self.idle_windows == 1:
             return  # it may have worked in a part of this window
         known = np.isfinite(busy)
         self.busy[known] += busy[known]
@@ -149,7 +149,7 @@ class Traffic:
         self.waits += np.nan_to_num(waits)
 
     def _begin(self) -> None:
-        self.silent = 0
+        self.idle_windows = 0
         self.busy, self.waits, self.counted = (np.zeros(len(self.shape)) for _ in range(3))
 
 

@@ -87,10 +87,13 @@ class DifferingCounters:
                 seen.add(key)
                 before = self._counted.get(key, 0)
                 self._counted[key] = before + 1
-                silent = name in speeds.slowdown_tests
-                if before % (AGAIN_TICKS_UNREPORTED if silent else AGAIN_TICKS) == 0 and key not in published.accused:
-                    beside = silent and _has_neighbours(job.shape.nodes[column - first], telemetry)
-                    candidates = _candidates(silent, name in published.disturbed, beside)
+                unreported = name in speeds.slowdown_tests
+                if (
+                    before % (AGAIN_TICKS_UNREPORTED if unreported else AGAIN_TICKS) == 0
+                    and key not in published.accused
+                ):
+                    has_neighbours = unreported and _has_neighbours(job.shape.nodes[column - first], telemetry)
+                    candidates = _candidates(unreported, name in published.disturbed, has_neighbours)
                     yield from _suspect(counters, job, column - first, slower, candidates)
         for key in self._counted.keys() - seen:
             del self._counted[key]
@@ -103,16 +106,16 @@ def _degraded(counters: CounterStatistics, columns: list[int]) -> BoolArray:
     return found
 
 
-def _candidates(silent: bool, disturbed: bool, beside: bool) -> Iterator[Candidate]:
+def _candidates(unreported: bool, disturbed: bool, has_neighbours: bool) -> Iterator[Candidate]:
     """Yield the devices that may be the cause.
 
-    silent: whether the job reports no steps. disturbed: whether another job slows it down. beside: whether another job
-    has ranks on the same node.
+    unreported: whether the job reports no steps. disturbed: whether another job slows it down. has_neighbours: whether
+    another job has ranks on the same node.
     """
     yield from FEATURES_OF
-    if silent and not disturbed:  # explanations of a slow rank
+    if unreported and not disturbed:  # explanations of a slow rank
         for candidate in FEATURES_OF_SLOW:
-            if not (beside and candidate[1] == "node"):  # left to the interference detector
+            if not (has_neighbours and candidate[1] == "node"):  # left to the interference detector
                 yield candidate
 
 

@@ -57,7 +57,7 @@ class HealthDetector:
         self._ports = Ports()
         self._silence = StaleAgents()
         self._counted = DifferingCounters()
-        self._standing: dict[tuple[str, str], Verdict] = {}
+        self._active: dict[tuple[str, str], Verdict] = {}
 
     def tick(self, context: DetectionContext) -> list[Proposal]:
         """Evaluate events, counters and stale agents, and return the new results."""
@@ -66,7 +66,7 @@ class HealthDetector:
             return findings
         telemetry, refused = context.telemetry, context.published.refused
         if refused:
-            self._standing = {key: one for key, one in self._standing.items() if one.verdict_id not in refused}
+            self._active = {key: one for key, one in self._active.items() if one.verdict_id not in refused}
         for event in telemetry.events:
             findings += self._event(event, context)
         for why in self._ports.failing(telemetry.now_ns):
@@ -78,8 +78,8 @@ class HealthDetector:
         for why in self._counted.failing(context):
             findings += self._accuse(why, context)
         jobs = {job.shape.job for job in telemetry.jobs}
-        for key in [key for key, one in self._standing.items() if one.gang and one.gang not in jobs]:
-            del self._standing[key]
+        for key in [key for key, one in self._active.items() if one.gang and one.gang not in jobs]:
+            del self._active[key]
         return findings
 
     def measures(self) -> Iterator[Sample]:
@@ -132,10 +132,10 @@ class HealthDetector:
 
     def _replaced(self, node_event: NodeEvent, now_ns: int) -> list[Proposal]:
         """Clear the active verdicts of a replaced part and its node."""
-        gone = [key for key in self._standing if key[1] in (node_event.event.entity, node_event.node)]
+        gone = [key for key in self._active if key[1] in (node_event.event.entity, node_event.node)]
         return [
             Cleared(one.verdict_id, one.gang, now_ns, "the part was replaced")
-            for one in (self._standing.pop(key) for key in gone)
+            for one in (self._active.pop(key) for key in gone)
         ]
 
     def _accuse(self, why: Suspicion, context: DetectionContext) -> list[Proposal]:
@@ -144,13 +144,13 @@ class HealthDetector:
         node, level, device, telemetry = why.node, why.level, why.device, context.telemetry
         affected: list[tuple[JobTelemetry | None, int]] = [(why.job, why.index)]
         if why.job is None:
-            affected = [*_standing_on(telemetry, node, level, device)] or [(None, -1)]
+            affected = [*_members_on(telemetry, node, level, device)] or [(None, -1)]
         past = context.fault_history.weight(device, node)
         periods = context.speeds.periods()
         for one, rank in affected:
             gang = "" if one is None else one.shape.job
             key = (gang, device or node)
-            if key in self._standing:
+            if key in self._active:
                 continue
             cause_evidence = Evidence("event", why.value, float("nan"), "", why.words, 3.0 if why.more else 6.0)
             items = (cause_evidence, *why.more, *past)
@@ -188,12 +188,12 @@ class HealthDetector:
             )
             if verdict.confidence < log_odds.LEAST_CONFIDENCE:
                 continue
-            self._standing[key] = verdict
+            self._active[key] = verdict
             findings += [verdict, PartFault(verdict.verdict_id, device, node, why.cause, telemetry.now_ns)]
         return findings
 
 
-def _standing_on(telemetry: Telemetry, node: str, level: str, device: str) -> Iterator[tuple[JobTelemetry, int]]:
+def _members_on(telemetry: Telemetry, node: str, level: str, device: str) -> Iterator[tuple[JobTelemetry, int]]:
     """Yield jobs with a rank on the device, and its first rank; or jobs on the node, with -1 if no rank uses the
     device.
 

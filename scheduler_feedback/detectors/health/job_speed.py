@@ -19,7 +19,7 @@ LEAST_NEWEST, MOST_NEWEST = 2, 8
 """The current speed is the median of the newest steps that take four seconds together, at least two: a single long step
 is a checkpoint."""
 
-LOOKS_A_TICK = 4
+EVALUATIONS_A_TICK = 4
 """Number of jobs without step reports whose period is estimated in one tick, the longest waiting first: an estimate
 takes milliseconds, and there may be hundreds of jobs."""
 
@@ -81,21 +81,21 @@ class Speeds:
 
     def slower(self, job: str) -> float:
         """Return the job's slowdown relative to its best speed; 1 if unknown."""
-        if (gate := self.slowdown_tests.get(job)) is not None:
-            return gate.slower()
+        if (test := self.slowdown_tests.get(job)) is not None:
+            return test.slower()
         speed = self.of.get(job)
         return 1.0 if speed is None else speed.slower
 
     def periods(self) -> dict[str, float]:
         """Return the iteration time in seconds of each job without step reports whose traffic has a reliable period."""
         return {
-            name: gate.period_seconds for name, gate in self.slowdown_tests.items() if gate.period_seconds is not None
+            name: test.period_seconds for name, test in self.slowdown_tests.items() if test.period_seconds is not None
         }
 
     def dump(self) -> dict[str, Bests]:
         """Return the best speed of each job."""
         bests: dict[str, Bests] = {name: (float(speed.best), {}) for name, speed in self.of.items()}
-        bests |= {name: (float("inf"), gate.best) for name, gate in self.slowdown_tests.items()}
+        bests |= {name: (float("inf"), test.best) for name, test in self.slowdown_tests.items()}
         return {**self._bests, **bests}
 
     def load(self, bests: dict[str, Bests]) -> None:
@@ -124,14 +124,14 @@ class Speeds:
             if job.steps is not None:
                 self.slowdown_tests.pop(name, None)
                 continue
-            gate = self.slowdown_tests.get(name)
-            if gate is None:
-                gate = self.slowdown_tests[name] = SlowdownTest(best=dict(self._bests.pop(name, NO_BEST)[1]))
-            gate.of(job.shape)
+            test = self.slowdown_tests.get(name)
+            if test is None:
+                test = self.slowdown_tests[name] = SlowdownTest(best=dict(self._bests.pop(name, NO_BEST)[1]))
+            test.of(job.shape)
             lags = telemetry.counters.lag_seconds
             for window in range(values.shape[1]):
                 lag = None if lags is None else lags[columns]
-                gate.take(values[:, window, columns], telemetry.counters.seconds, lag)
-        due = [gate for gate in self.slowdown_tests.values() if gate.due >= 0]
-        for gate in sorted(due, key=lambda one: -one.due)[:LOOKS_A_TICK]:
-            gate.look()
+                test.take(values[:, window, columns], telemetry.counters.seconds, lag)
+        due = [test for test in self.slowdown_tests.values() if test.due >= 0]
+        for test in sorted(due, key=lambda one: -one.due)[:EVALUATIONS_A_TICK]:
+            test.evaluate()

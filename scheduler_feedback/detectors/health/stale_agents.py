@@ -15,15 +15,15 @@ from scheduler_feedback.detectors.hang.hang import at_fault, is_inside
 from scheduler_feedback.detectors.health.job_speed import Speeds
 from scheduler_feedback.detectors.health.suspicion import Suspicion
 
-SILENT_SECONDS = 15.0
+STALE_SECONDS = 15.0
 STILL_SECONDS = 30.0
 """An agent that has not reported for fifteen seconds is stale. Its node is lost if, from then on, a job there finishes
 no step for thirty seconds and for three usual steps: step records can be late for other reasons, and get half a minute
 to arrive. If collectives are reported, the other ranks must have waited in one for as long, and for a usual step: late
 records show them in the newest collective."""
 
-OWN_GAP_SECONDS = SILENT_SECONDS / 2
-"""The detectors run twice a second. After a gap of half of SILENT_SECONDS this controller itself was suspended, and
+OWN_GAP_SECONDS = STALE_SECONDS / 2
+"""The detectors run twice a second. After a gap of half of STALE_SECONDS this controller itself was suspended, and
 data that agents sent meanwhile is unread: staleness counts from then on."""
 
 STOOD_STEPS, STOOD_SECONDS = 2.0, 5.0
@@ -52,14 +52,14 @@ class StaleAgents:
         if self._ticked_ns is not None and (now_ns - self._ticked_ns) * 1e-9 > OWN_GAP_SECONDS:
             self._awake_ns = now_ns
         self._ticked_ns = now_ns
-        silent_ns = now_ns - round(SILENT_SECONDS * 1e9)
+        stale_before_ns = now_ns - round(STALE_SECONDS * 1e9)
         received = (
             (node, max(received_ns, self._awake_ns)) for node, received_ns in telemetry.last_received_ns.items()
         )
-        silent = {node for node, at_ns in received if at_ns < silent_ns}
-        for node in silent - self._lost.keys():
+        stale = {node for node, at_ns in received if at_ns < stale_before_ns}
+        for node in stale - self._lost.keys():
             self._lost[node] = now_ns
-        for node in self._lost.keys() - silent:
+        for node in self._lost.keys() - stale:
             del self._lost[node]
         recent = [node for node, at in self._lost.items() if (now_ns - at) * 1e-9 <= MASS_SECONDS]
         agents = len(telemetry.last_received_ns)
@@ -110,7 +110,7 @@ def _waited_for(job: JobTelemetry, telemetry: Telemetry, seconds: float) -> bool
     inside = is_inside(opened, telemetry.now_ns)
     if not inside.any() or float(np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 < seconds:
         return False
-    silent_ns = telemetry.now_ns - round(SILENT_SECONDS * 1e9)
-    lost = np.array([telemetry.last_received_ns.get(one, 0) < silent_ns for one in job.shape.nodes])
+    stale_before_ns = telemetry.now_ns - round(STALE_SECONDS * 1e9)
+    lost = np.array([telemetry.last_received_ns.get(one, 0) < stale_before_ns for one in job.shape.nodes])
     absent = np.flatnonzero(~inside)
     return not len(absent) or bool(lost[at_fault(absent, lost, job.shape)].any())

@@ -32,7 +32,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import ALARM
-from scheduler_feedback.detectors.interference.shared_resources import NOBODY, SENDING, Resources, Sharing, ranks_of
+from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, SENDING, Resources, Sharing, ranks_of
 from scheduler_feedback.detectors.interference.unreported_victim import LEAST_WAIT, Unreported
 from scheduler_feedback.detectors.interference.victim_steps import (
     BLOCK_STEP_WINDOWS,
@@ -102,9 +102,38 @@ class _Course:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _ActiveVerdict:
     verdict: Verdict
     missed: int = 0
+    """Number of consecutive tests without a correlation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Correlated:
+    """A neighbour whose load on a shared resource correlates with the victim's loss."""
+
+    aggressor: str
+    resource: tuple[str, str]
+    """Kind and name."""
+    ranks: int
+    """Number of the victim's ranks on the resource."""
+    correlation: float
+    chance: float
+    """Share of circularly shifted copies of the load that correlate as much."""
+    cost: float
+    """Loss of the victim while the neighbour is busy, as a share of its usual step."""
+
+    def evidence(self, ranks: int) -> list[Evidence]:
+        """Return the evidence from the correlation. ranks: number of all ranks of the victim."""
+        kind, place = self.resource
+        return [
+            Evidence("correlation", self.correlation, LEAST_CORRELATION, "",
+                     f"least correlation with the load of {self.aggressor} on {kind} {place}",
+                     log_odds.bounded(4.0 * (self.correlation - 0.3), 0.0, 2.5)),
+            Evidence("chance", self.chance, CHANCE, "", "limit for the share of circular shifts with as much", 2.0),
+            Evidence("step_share_lost_while_it_is_busy", self.cost, LEAST_COST, "ratio", "least loss to report", 1.5),
+            Evidence("ranks_there", float(self.ranks), float(ranks), "ranks", "all ranks of the job", 0.0),
+        ]  # fmt: skip
 
 
 class InterferenceDetector:
@@ -117,8 +146,8 @@ class InterferenceDetector:
         self._courses: dict[str, _Course] = {}
         self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
         self._blocks = Blocks()
-        self._standing: dict[tuple[str, str], _Standing] = {}
-        self._quiet: set[tuple[str, str]] = set()
+        self._active: dict[tuple[str, str], _ActiveVerdict] = {}
+        self._idle: set[tuple[str, str]] = set()
         self._windows = 0
         self._tested = 0
         self._sharing = Sharing()
@@ -133,10 +162,10 @@ class InterferenceDetector:
             del self._courses[gone]
             self._blocks.forget(gone)
         refused = context.published.refused
-        for key, standing in list(self._standing.items()):
-            if key[0] not in present or standing.verdict.verdict_id in refused:
-                del self._standing[key]
-        self._quiet = {key for key in self._quiet if present.keys() >= set(key)}
+        for key, active in list(self._active.items()):
+            if key[0] not in present or active.verdict.verdict_id in refused:
+                del self._active[key]
+        self._idle = {key for key in self._idle if present.keys() >= set(key)}
         resources = self._sharing.of(telemetry)
         self._advance(telemetry, resources)
         ends = np.fromiter(self._ends, np.int64, len(self._ends))
@@ -265,8 +294,8 @@ class InterferenceDetector:
                 there = own[ranks]
                 if not np.isfinite(there).any():
                     continue
-                beside = own[elsewhere & fine] if apart else NOBODY
-                over = (float(np.nanmax(there)) - (float(np.median(beside)) if len(beside) else 0.0)) / usual
+                reference = own[elsewhere & fine] if apart else NO_RANKS
+                over = (float(np.nanmax(there)) - (float(np.median(reference)) if len(reference) else 0.0)) / usual
                 for index in range(first, until):
                     course.excess[place].add(index, over)
                 lost[place] = over
@@ -285,8 +314,8 @@ class InterferenceDetector:
         name = job.shape.job
         over = self._ended(name, resources, telemetry)
         enough = least(telemetry.counters.seconds)
-        silent = course.unreported
-        lost = None if silent is None else silent.lost()
+        inferred = course.unreported
+        lost = None if inferred is None else inferred.lost()
         courses = [course.communication.values(), *(ring.values() for ring in course.excess.values())]
         long = course.steps if lost is None and len(course.steps.end_ns) >= LEAST_WINDOWS else None
         growth = max(grown(values, *enough) for values in (courses if lost is None else [lost]))
@@ -294,7 +323,7 @@ class InterferenceDetector:
             growth = max(grown(long.values(key), LEAST_WINDOWS, LEAST_STATE) for key in long.lost)
         if growth < LEAST_COST:
             return over + self._clear(name, telemetry.now_ns)
-        best: tuple[float, str, tuple[str, str], float, float, int] | None = None
+        best: _Correlated | None = None
         others: list[str] = []
         for (kind, place), members in resources.items():
             if name not in members:
@@ -305,8 +334,8 @@ class InterferenceDetector:
             victim = own.values() if lost is None else lost
             for aggressor in sorted(members.keys() - {name}):  # ties: the first by name
                 sent = np.array(self._courses[aggressor].sent[kind, place])
-                if silent is not None:
-                    sent = silent.beside(sent)
+                if inferred is not None:
+                    sent = inferred.averaged_load(sent)
                 found = _sure(correlate(victim, sent, *enough))
                 if found is None and long is not None:
                     seconds = telemetry.counters.seconds
@@ -316,15 +345,15 @@ class InterferenceDetector:
                 correlation, chance, cost = found
                 if (
                     kind == "host"
-                    and (name, aggressor) not in self._standing
+                    and (name, aggressor) not in self._active
                     and self._at_ease(job.shape, members[name], cost)
                 ):
                     continue
-                if silent is not None and not silent.witnessed((kind, place), sent, victim, cost):
+                if inferred is not None and not inferred.witnessed((kind, place), sent, victim, cost):
                     continue
                 others.append(aggressor)
-                if best is None or correlation > best[0]:
-                    best = (correlation, aggressor, (kind, place), chance, cost, len(members[name]))
+                if best is None or correlation > best.correlation:
+                    best = _Correlated(aggressor, (kind, place), len(members[name]), correlation, chance, cost)
         over += self._clear(name, telemetry.now_ns, others)
         if best is None:
             return over + self._unknown(job, course, telemetry)
@@ -352,57 +381,32 @@ class InterferenceDetector:
         long_ns, sent, ends = window_seconds * 1e9, self._courses[aggressor].sent[resource], self._ends
         if steps.usual_ns() >= BLOCK_STEP_WINDOWS * long_ns:
             long_ns, sent, ends = BLOCK_WINDOWS * long_ns, self._blocks.sent(aggressor, resource), self._blocks.ends_ns
-        beside = steps.during(sent, np.fromiter(ends, np.int64, len(ends)), round(long_ns))
+        load = steps.during(sent, np.fromiter(ends, np.int64, len(ends)), round(long_ns))
         marked = kind in SENDING and steps.marks is not None and steps.marks.more(ranks)
-        late = round(GUARD_SHARE * len(beside)) if marked else 0
+        late = round(GUARD_SHARE * len(load)) if marked else 0
         lost = steps.values(place if kind == "host" else "")
-        return _sure(correlate(lost, beside, LEAST_WINDOWS, LEAST_STATE, late))
+        return _sure(correlate(lost, load, LEAST_WINDOWS, LEAST_STATE, late))
 
     def _report(
         self,
         job: JobTelemetry,
         course: _Course,
-        best: tuple[float, str, tuple[str, str], float, float, int],
+        best: _Correlated,
         others: tuple[str, ...],
         telemetry: Telemetry,
     ) -> list[Finding]:
-        correlation, aggressor, (kind, place), chance, cost, ranks = best
-        shape = job.shape
+        """Report the neighbour, unless its verdict is active or it is idle. others: all neighbours that correlate."""
+        shape, aggressor, (kind, place) = job.shape, best.aggressor, best.resource
         key = (shape.job, aggressor)
-        if key in self._standing or key in self._quiet:
+        if key in self._active or key in self._idle:
             return []
-        columns = self._counters.of(shape.job)
         members = ranks_of(shape, kind, place)
-        congested = self._counters.peers[FEATURE["nic_congestion"], columns]
-        congestion = float(np.nanmean(congested[members])) if np.isfinite(congested[members]).any() else 0.0
-        errors = float(self._counters.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
-        usual = median(np.array(course.usual_seconds)) if course.usual_seconds else float("nan")
-        evidence = [
-            Evidence("correlation", correlation, LEAST_CORRELATION, "",
-                     f"least correlation with the load of {aggressor} on {kind} {place}",
-                     log_odds.bounded(4.0 * (correlation - 0.3), 0.0, 2.5)),
-            Evidence("chance", chance, CHANCE, "", "limit for the share of circular shifts with as much", 2.0),
-            Evidence("step_share_lost_while_it_is_busy", cost, LEAST_COST, "ratio", "least loss to report", 1.5),
-            Evidence("ranks_there", float(ranks), float(len(shape)), "ranks", "all ranks of the job", 0.0),
-        ]  # fmt: skip
-        if kind in SENDING:
-            evidence.append(
-                Evidence(
-                    "congestion_over_peers",
-                    congestion,
-                    0.0,
-                    "log 1/s",
-                    "ranks elsewhere",
-                    0.5 if congestion > 0 else 0.0,
-                )
-            )
-            evidence.append(
-                Evidence("physical_errors", errors, ALARM, "sigma", "alarm threshold for a faulty port",
-                         -3.0 if errors >= ALARM else 0.5)
-            )  # fmt: skip
+        evidence = [*best.evidence(len(shape)), *(self._of_ports(shape.job, members) if kind in SENDING else ())]
         confidence = log_odds.confidence(evidence)
         if confidence < log_odds.LEAST_CONFIDENCE:
             return []
+        usual = median(np.array(course.usual_seconds)) if course.usual_seconds else float("nan")
+        lost = min(best.cost, 0.9)
         verdict = Verdict(
             verdict_id=f"{shape.job}.{shape.attempt}.interference.{aggressor}.{telemetry.now_ns}",
             kind=Kind.INTERFERENCE,
@@ -412,8 +416,8 @@ class InterferenceDetector:
             node="",
             cause=Cause.HOST_CONTENTION if kind == "host" else Cause.CONGESTION,
             confidence=confidence,
-            slowdown=1.0 / max(1.0 - min(cost, 0.9), 0.1),
-            step_seconds_before=usual * (1.0 - min(cost, 0.9)),
+            slowdown=1.0 / max(1.0 - lost, 0.1),
+            step_seconds_before=usual * (1.0 - lost),
             step_seconds_now=usual,
             first_wall_ns=self._ends[0],
             last_wall_ns=telemetry.now_ns,
@@ -428,8 +432,21 @@ class InterferenceDetector:
             last_step=course.step,
             detected_step=course.step,
         )
-        self._standing[key] = _Standing(verdict)
+        self._active[key] = _ActiveVerdict(verdict)
         return [verdict]
+
+    def _of_ports(self, job: str, members: IntArray) -> list[Evidence]:
+        """Return the evidence from the network ports of these ranks of the job."""
+        columns = self._counters.of(job)
+        congested = self._counters.peers[FEATURE["nic_congestion"], columns][members]
+        congestion = float(np.nanmean(congested)) if np.isfinite(congested).any() else 0.0
+        errors = float(self._counters.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
+        return [
+            Evidence("congestion_over_peers", congestion, 0.0, "log 1/s", "ranks elsewhere",
+                     0.5 if congestion > 0 else 0.0),
+            Evidence("physical_errors", errors, ALARM, "sigma", "alarm threshold for a faulty port",
+                     -3.0 if errors >= ALARM else 0.5),
+        ]  # fmt: skip
 
     def _ended(self, name: str, resources: Resources, telemetry: Telemetry) -> list[Finding]:
         """Clear verdicts on neighbours that have been idle for long. They are reported again once the neighbour is
@@ -437,23 +454,23 @@ class InterferenceDetector:
         seconds = telemetry.counters.seconds
         hold = round(HOLD_TESTS * max(TEST_SECONDS, seconds) / seconds)
         over: list[Finding] = []
-        for key in [key for key in (*self._standing, *self._quiet) if key[0] == name]:
+        for key in [key for key in (*self._active, *self._idle) if key[0] == name]:
             rings = [
                 self._courses[key[1]].sent[resource]
                 for resource, members in resources.items()
                 if name in members and key[1] in members
             ]
             if not rings:  # the neighbour has ended, or shares nothing with the victim
-                self._quiet.discard(key)
+                self._idle.discard(key)
                 continue
-            quiet, longest = min(pauses(np.array(ring)) for ring in rings)
-            if key in self._quiet:
-                if quiet <= hold:
-                    self._quiet.discard(key)
-            elif quiet > max(hold, HOLD_PAUSES * longest):
-                self._quiet.add(key)
-                verdict = self._standing.pop(key).verdict
-                words = f"{key[1]} has been idle for {quiet * seconds:.0f} s"
+            idle, longest = min(pauses(np.array(ring)) for ring in rings)
+            if key in self._idle:
+                if idle <= hold:
+                    self._idle.discard(key)
+            elif idle > max(hold, HOLD_PAUSES * longest):
+                self._idle.add(key)
+                verdict = self._active.pop(key).verdict
+                words = f"{key[1]} has been idle for {idle * seconds:.0f} s"
                 over.append(Cleared(verdict.verdict_id, name, telemetry.now_ns, words))
         return over
 
@@ -463,15 +480,15 @@ class InterferenceDetector:
         still: neighbours whose load correlates now.
         """
         over: list[Finding] = []
-        for key, standing in list(self._standing.items()):
+        for key, active in list(self._active.items()):
             if key[0] == name and key[1] in still:
-                standing.missed = 0
+                active.missed = 0
             elif key[0] == name:
-                standing.missed += 1
-                if standing.missed > HOLD_TESTS:
-                    del self._standing[key]
+                active.missed += 1
+                if active.missed > HOLD_TESTS:
+                    del self._active[key]
                     over.append(
-                        Cleared(standing.verdict.verdict_id, name, now_ns, "the two jobs are no longer correlated")
+                        Cleared(active.verdict.verdict_id, name, now_ns, "the two jobs are no longer correlated")
                     )
         return over
 

@@ -16,7 +16,7 @@ Resource = tuple[str, str]
 Resources = dict[Resource, dict[str, IntArray]]
 """Shared resource -> job -> indices of its ranks there."""
 
-NOBODY = np.zeros(0, np.int64)
+NO_RANKS = np.zeros(0, np.int64)
 
 
 class Sharing:
@@ -27,7 +27,7 @@ class Sharing:
         self._known: Resources = {}
         self.senders: set[str] = set()
         """Jobs that share a network path."""
-        self._rows = self._places = self._counts = NOBODY
+        self._rows = self._places = self._counts = NO_RANKS
 
     def of(self, telemetry: Telemetry) -> Resources:
         """Return the shared resources. They change only with the jobs."""
@@ -41,8 +41,8 @@ class Sharing:
                 for (kind, _), members in self._known.items()
                 for name, ranks in members.items()
             ]
-            self._rows = np.concatenate([np.full(len(ranks), row) for row, ranks in parts]) if parts else NOBODY
-            self._places = np.concatenate([ranks for _, ranks in parts]) if parts else NOBODY
+            self._rows = np.concatenate([np.full(len(ranks), row) for row, ranks in parts]) if parts else NO_RANKS
+            self._places = np.concatenate([ranks for _, ranks in parts]) if parts else NO_RANKS
             self._counts = np.array([len(ranks) for _, ranks in parts], np.int64)
         return self._known
 

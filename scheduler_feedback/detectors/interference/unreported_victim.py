@@ -80,7 +80,7 @@ class Unreported:
         found = self.rate.lost()
         return np.zeros(0) if found is None else found
 
-    def beside(self, sent: FloatArray) -> FloatArray:
+    def averaged_load(self, sent: FloatArray) -> FloatArray:
         """Return the neighbour's load, averaged over as many windows as the work rate."""
         known = np.flatnonzero(np.isfinite(sent))
         width = self.rate.width
@@ -94,7 +94,7 @@ class Unreported:
         """Return whether the job is slow mainly while the neighbour is busy, and its ranks there confirm the
         neighbour's load.
 
-        sent: load as returned by ``beside``. cost: loss of the job while the neighbour is busy, as a share of an
+        sent: load as returned by ``averaged_load``. cost: loss of the job while the neighbour is busy, as a share of an
         iteration.
         """
         seen = np.array(self.seen.get(resource, ()))

@@ -67,7 +67,7 @@ class SlowdownTest:
     widths: dict[str, int] = field(default_factory=dict)
     """Number of windows over which a rate must be averaged to be steady."""
     taken: int = 0
-    looked: int = 0
+    evaluated: int = 0
     window_seconds: float = 0.0
     period_seconds: float | None = None
     """Iteration time by the newest estimate; None if it is not reliable."""
@@ -90,7 +90,7 @@ class SlowdownTest:
         """
         if seconds != self.window_seconds:
             self.window_seconds = seconds
-            self.taken = self.looked = 0
+            self.taken = self.evaluated = 0
             self.widths.clear()
             for ring in (*self.evenly.values(), *self.coarsely.values()):
                 ring.clear()
@@ -117,11 +117,11 @@ class SlowdownTest:
     @property
     def due(self) -> int:
         """Number of windows by which a period estimate is overdue; below zero if it is too early."""
-        return self.taken - self.looked - max(AGAIN_WINDOWS, self.looked // AGAIN_PART)
+        return self.taken - self.evaluated - max(AGAIN_WINDOWS, self.evaluated // AGAIN_PART)
 
-    def look(self) -> None:
+    def evaluate(self) -> None:
         """Estimate the period again."""
-        self.looked = self.taken
+        self.evaluated = self.taken
         self.period_seconds = None
         for name in reversed(RATES):  # network traffic has the longest pauses
             found = [

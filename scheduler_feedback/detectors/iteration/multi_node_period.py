@@ -168,8 +168,8 @@ def strongest(course: FloatArray, phase: FloatArray, role: IntArray) -> float | 
     if not height > 0 or height < ALIKE * float(voices[place]):
         return None
     away = np.abs(frequency - here)
-    beside = line[(away > 2.0 * width) & (away < BESIDE / count)]
-    if not len(beside) or height < CLEAR * float(np.median(beside)):
+    background = line[(away > 2.0 * width) & (away < BESIDE / count)]
+    if not len(background) or height < CLEAR * float(np.median(background)):
         return None
     mirrors = np.minimum(np.abs(_around(frequency - here)), np.abs(_around(frequency + here))) < width
     if float(line[mirrors & (away > 2.0 * width)].max(initial=0.0)) > RIVAL * height:

@@ -124,8 +124,8 @@ def estimate_period(rate: FloatArray, sample_seconds: float) -> EstimatedPeriod 
     one = distinct[best]
     if MIXED[0] < one.cycle < MIXED[1] or (one.strength <= _mirrored(one.cycle) and variation < LEAST_VARIATION):
         return None
-    beside = [_follow(spectrum, aside / one.cycle) for aside in ASIDE]
-    lengths = [other.length for other in (one, *beside) if other is not None]
+    shifted = [_follow(spectrum, aside / one.cycle) for aside in ASIDE]
+    lengths = [other.length for other in (one, *shifted) if other is not None]
     if max(lengths) > (COARSE_SAME if one.cycle < COARSE_SAMPLES else SAME) * min(lengths):
         return None
     return EstimatedPeriod(one.length * sample_seconds, one.ends, shares[best])
@@ -234,9 +234,9 @@ def _line(power: FloatArray, place: float) -> tuple[float, float]:
     at, half = round(place), 2
     if at - 6 < 1 or at + 7 > len(power):
         return 0.0, 0.0
-    beside = float(np.median(np.concatenate([power[at - 6 : at - half], power[at + half + 1 : at + 7]])))
+    background = float(np.median(np.concatenate([power[at - 6 : at - half], power[at + half + 1 : at + 7]])))
     here = power[at - half : at + half + 1]
-    return max(0.0, float(here.sum()) - (2 * half + 1) * beside), float(here.max()) / max(beside, 1e-300)
+    return max(0.0, float(here.sum()) - (2 * half + 1) * background), float(here.max()) / max(background, 1e-300)
 
 
 def _mirrored(cycle: float) -> float:

@@ -76,7 +76,7 @@ def of_margin(gain: float, next_gain: float) -> float:
     return bounded(math.log(gain / max(next_gain, 0.05 * gain)) - math.log(3.0), -2.0, 1.0)
 
 
-def of_unrest(now: float, usual: float) -> float:
+def of_spread(now: float, usual: float) -> float:
     """Weigh a spread of the peers that is much larger than usual: it indicates another problem."""
     return bounded(-0.75 * math.log(now / (2.0 * usual)), -1.5, 0.0) if now > 0 and usual > 0 else 0.0
 

@@ -114,8 +114,8 @@ class LongSteps:
 
     def _ended(self, run: Run) -> None:
         if (period := self.period) is not None:
-            apart, beside = divmod(run.number - period.newest, period.steps)
-            if not beside and apart:
+            apart, remainder = divmod(run.number - period.newest, period.steps)
+            if not remainder and apart:
                 period.newest, period.beats, period.missed = run.number, period.beats + 1, period.missed + apart - 1
                 period.lost_seconds += run.lost_seconds
                 period.steps_each = min(period.steps_each, run.steps)

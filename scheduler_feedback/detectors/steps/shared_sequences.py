@@ -15,7 +15,8 @@ import numpy as np
 from scheduler_feedback.core.telemetry.telemetry import IndexArray, JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.stats.medians import median
-from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
+from scheduler_feedback.detectors.straggler.alarm_case import Case
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 
 ALIKE_SHARE = 0.5
 """Minimum excess of the replica's median, as a share of the suspect's excess, for a common cause."""
@@ -49,13 +50,13 @@ class Alike:
     """Increase of the suspect's compute time, in the same unit."""
     nodes: int
     """Number of nodes of the replica."""
-    beside: float
+    others_of_node: float
     """Increase for ranks on the suspect's node that process other samples; -inf without such ranks."""
 
     @property
     def node_wide(self) -> bool:
         """Whether ranks on its node with other samples are slow as well."""
-        return self.beside >= ALIKE_SHARE * self.own
+        return self.others_of_node >= ALIKE_SHARE * self.own
 
     @property
     def slow(self) -> bool:
@@ -95,8 +96,8 @@ def alike(case: Case, shape: Shape) -> Alike | None:
     rest = median(longer[others])
     theirs, its_own = median(longer[its_mates]) - rest, float(longer[case.rank]) - rest
     of_node = others & (case.where.index == case.where.index[case.rank])
-    beside = median(longer[of_node]) - rest if of_node.any() else -math.inf
-    return Alike(tuple(its_mates.tolist()), theirs, its_own, len(np.unique(case.where.index[own])), beside)
+    others_of_node = median(longer[of_node]) - rest if of_node.any() else -math.inf
+    return Alike(tuple(its_mates.tolist()), theirs, its_own, len(np.unique(case.where.index[own])), others_of_node)
 
 
 def judged_by_sequences(judgement: Judgement, case: Case, job: JobTelemetry, windows: int, longest: int) -> Judgement:

@@ -18,7 +18,7 @@ from scheduler_feedback.detectors.steps.windows import (
     spread,
     spread_of_others,
 )
-from scheduler_feedback.detectors.straggler.alarm_checks import Judged, slow_windows, stopped_again
+from scheduler_feedback.detectors.straggler.alarm_case import Judged, slow_windows, stopped_again
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, RECENT_WINDOWS, GangState
 
 CLIP_SIGMAS = 6.0

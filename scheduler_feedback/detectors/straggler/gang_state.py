@@ -19,7 +19,7 @@ from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS, Baseline
 from scheduler_feedback.detectors.steps.expected_work import Work
 from scheduler_feedback.detectors.steps.windows import Places, Window, places
-from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, Judged
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
 
 RECENT_WINDOWS = 8
 """Number of windows over which the current spread of the other ranks is measured."""
@@ -86,7 +86,7 @@ class GangState:
     """Number of the window in which the CUSUM of each rank left zero; -1 at zero."""
     refused: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Number of consecutive windows in which the alarm of each rank failed the checks."""
-    standing: dict[int, ActiveVerdict] = field(default_factory=dict)
+    active: dict[int, ActiveVerdict] = field(default_factory=dict)
     """Active verdicts by index of the rank."""
     slow_windows: int = 0
     calm_windows: int = 0
@@ -95,23 +95,23 @@ class GangState:
     samples: tuple[int, tuple[Sample, ...]] = (-1, ())
     """`counted` at the time when the metric samples were computed, and the samples: they are read more often."""
 
-    def standing_on(self, rank: int) -> ActiveVerdict | None:
+    def active_on(self, rank: int) -> ActiveVerdict | None:
         """Return the verdict on the rank, else the most certain verdict on its whole node, else None."""
-        if rank in self.standing or not self.standing:
-            return self.standing.get(rank)
+        if rank in self.active or not self.active:
+            return self.active.get(rank)
         node = self.where.names[self.where.index[rank]]
-        of_node = [standing for standing in self.standing.values() if standing.node == node]
-        return max(of_node, key=lambda standing: (standing.reported_cause, standing.reported_confidence), default=None)
+        of_node = [active for active in self.active.values() if active.node == node]
+        return max(of_node, key=lambda active: (active.reported_cause, active.reported_confidence), default=None)
 
     @property
     def accused(self) -> set[int]:
         """Indices of all ranks that active verdicts cover."""
-        return self.standing.keys() | {other for standing in self.standing.values() for other in standing.others}
+        return self.active.keys() | {other for active in self.active.values() for other in active.others}
 
     def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
         """Forget these verdicts, which the arbiter refused or withdrew."""
-        for rank in [rank for rank, standing in self.standing.items() if standing.verdict_id in verdict_ids]:
-            del self.standing[rank]
+        for rank in [rank for rank, active in self.active.items() if active.verdict_id in verdict_ids]:
+            del self.active[rank]
 
     def forget_course(self) -> None:
         """Reset all CUSUMs to zero, as after the warm-up."""
@@ -169,7 +169,16 @@ def _arrays_of(steps: StepTable) -> tuple[FloatArray | IntArray | None, ...]:
 # --- over a restart --------------------------------------------------------------------------------------------------
 
 
-class _Kept(msgspec.Struct):
+_KEYS = {
+    "active": "standing",
+    "abstained": "told",
+    "reported_causes": "told_causes",
+    "node_verdicts": "told_nodes",
+}
+"""Keys of snapshots since 0.1.0 for fields that have other names here."""
+
+
+class _Kept(msgspec.Struct, rename=_KEYS):
     """State of one gang in a snapshot. Arrays are little-endian float64, by the name of their field in Baseline or
     GangState."""
 
@@ -187,11 +196,11 @@ class _Kept(msgspec.Struct):
     layout_known: bool
     work: tuple[float, float, float] | None
     arrays: dict[str, bytes]
-    standing: dict[int, tuple[str, int, float]]
-    told: tuple[int, ...]
-    longest_episode: int = 0  # absent in snapshots of 0.1.0; so is told_causes
-    told_causes: tuple[int, ...] = ()
-    told_nodes: dict[int, tuple[str, str, tuple[int, ...]]] = {}  # also absent in the next release
+    active: dict[int, tuple[str, int, float]]
+    abstained: tuple[int, ...]
+    longest_episode: int = 0  # absent in snapshots of 0.1.0; so is reported_causes
+    reported_causes: tuple[int, ...] = ()
+    node_verdicts: dict[int, tuple[str, str, tuple[int, ...]]] = {}  # also absent in the next release
 
 
 class _Snapshot(msgspec.Struct):
@@ -231,10 +240,10 @@ def _keep(watched: GangState, baseline: Baseline) -> _Kept:
         layout_known=watched.where.layout_known,
         work=None if watched.work is None else (watched.work.fixed, watched.work.a_token, watched.work.a_square),
         arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
-        standing={r: (s.verdict_id, s.first_ns, s.reported_confidence) for r, s in watched.standing.items()},
-        told_causes=tuple(sorted(rank for rank, standing in watched.standing.items() if standing.reported_cause)),
-        told_nodes={r: (s.node, s.cause, tuple(sorted(s.others))) for r, s in watched.standing.items() if s.node},
-        told=tuple(sorted(watched.abstained)),
+        active={r: (s.verdict_id, s.first_ns, s.reported_confidence) for r, s in watched.active.items()},
+        reported_causes=tuple(sorted(rank for rank, active in watched.active.items() if active.reported_cause)),
+        node_verdicts={r: (s.node, s.cause, tuple(sorted(s.others))) for r, s in watched.active.items() if s.node},
+        abstained=tuple(sorted(watched.abstained)),
         longest_episode=watched.longest_episode,
     )
 
@@ -256,8 +265,8 @@ def load(data: bytes) -> tuple[dict[str, GangState], Roles]:
 
 def _unpack(kept: _Kept) -> GangState:
     count = len(kept.ranks)
-    if len(kept.nodes) != count or len(kept.roles) != count or not _of(count, kept.standing, kept.told_nodes):
-        raise ValueError(f"{count} ranks, {len(kept.nodes)} nodes, verdicts on {sorted(kept.standing)}")
+    if len(kept.nodes) != count or len(kept.roles) != count or not _of(count, kept.active, kept.node_verdicts):
+        raise ValueError(f"{count} ranks, {len(kept.nodes)} nodes, verdicts on {sorted(kept.active)}")
     arrays = {name: _floats(kept.arrays[name], count, 3 if name == "parts" else 1) for name in (*_ARRAYS, *_SUMS)}
     roles = np.array(kept.roles, np.int64) if kept.layout_known else None
     shape = Shape("", kept.attempt, np.array(kept.ranks, np.int64), kept.nodes, stage=roles)
@@ -281,22 +290,22 @@ def _unpack(kept: _Kept) -> GangState:
     watched.best_step_seconds = kept.best_step_seconds
     watched.score = arrays["score"]
     watched.since = np.where(watched.score > 0, 0, -1).astype(np.int64)
-    watched.standing = {
-        rank: ActiveVerdict(*verdict, reported_cause=rank in kept.told_causes)
-        for rank, verdict in kept.standing.items()
+    watched.active = {
+        rank: ActiveVerdict(*verdict, reported_cause=rank in kept.reported_causes)
+        for rank, verdict in kept.active.items()
     }
-    for rank, (node, cause, others) in kept.told_nodes.items():
-        standing = watched.standing[rank]
-        standing.node, standing.cause, standing.others = node, cause, set(others)
-    watched.abstained = set(kept.told)
+    for rank, (node, cause, others) in kept.node_verdicts.items():
+        active = watched.active[rank]
+        active.node, active.cause, active.others = node, cause, set(others)
+    watched.abstained = set(kept.abstained)
     watched.longest_episode = kept.longest_episode
     return watched
 
 
-def _of(count: int, standing: Mapping[int, object], nodes: Mapping[int, tuple[str, str, tuple[int, ...]]]) -> bool:
+def _of(count: int, active: Mapping[int, object], nodes: Mapping[int, tuple[str, str, tuple[int, ...]]]) -> bool:
     """Return whether all ranks that verdicts cover have an index below `count`."""
     others = (other for _, _, those in nodes.values() for other in those)
-    return nodes.keys() <= standing.keys() and all(0 <= rank < count for rank in (*standing, *others))
+    return nodes.keys() <= active.keys() and all(0 <= rank < count for rank in (*active, *others))
 
 
 def _floats(content: bytes, count: int, columns: int = 1) -> FloatArray:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler_feedback.core.verdict import Cause
-from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement, slow_windows
+from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 
 IN_TURN = {Cause.PAUSES: "pause in turn", Cause.SEQUENCE_LENGTH: "get longer sequences in turn"}
 """Causes within the job that slow its ranks in turn, and their wording."""

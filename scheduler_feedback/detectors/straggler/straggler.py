@@ -42,13 +42,8 @@ from scheduler_feedback.detectors.steps.windows import (
     places,
     spread_of_others,
 )
-from scheduler_feedback.detectors.straggler.alarm_checks import (
-    HIT_SIGMAS,
-    Case,
-    Means,
-    judge,
-    slow_windows,
-)
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means, slow_windows
+from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
@@ -200,7 +195,7 @@ class StragglerDetector:
         known_role = role[1] if role is not None and role[0] == watched.ranks else None
         long_enough = not self._timed or seconds >= WARM_UP_SECONDS
         final = long_enough and sum(w.steps for w in windows) >= WARM_UP_STEPS
-        uneasy = bool((watched.score >= UNEASY_SCORE).any()) or bool(watched.standing)
+        uneasy = bool((watched.score >= UNEASY_SCORE).any()) or bool(watched.active)
         if before is not None and uneasy:
             watched.baseline = replace(before, final=final)
         elif long_enough and (final or (len(windows) >= FIRST_WINDOWS and len(windows) % 4 == 0)):
@@ -235,9 +230,9 @@ class StragglerDetector:
         watched.refused[alarmed] = refused[alarmed]
         means: Means = {}
         for rank in alarmed:
-            standing = watched.standing_on(rank)
-            if standing is not None and is_settled(standing, watched.counted, rank in watched.standing):
-                findings += cover(watched, standing, (rank,))
+            active = watched.active_on(rank)
+            if active is not None and is_settled(active, watched.counted, rank in watched.active):
+                findings += cover(watched, active, (rank,))
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
@@ -273,7 +268,7 @@ class StragglerDetector:
             baseline=baseline,
             best_step_seconds=watched.best_step_seconds,
             alarmed=frozenset(alarmed),
-            unrest=spread_of_others(np.array(watched.shifts), rank),
+            others_spread=spread_of_others(np.array(watched.shifts), rank),
             shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
             switches=self._context.switches,
             for_work=watched.work is not None,

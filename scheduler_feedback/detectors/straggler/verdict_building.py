@@ -15,7 +15,8 @@ from scheduler_feedback.detectors.counters.cause_signatures import OF_HOST, OF_N
 from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, join
-from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, LEAST_SLOWDOWN, Judged, Judgement
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
+from scheduler_feedback.detectors.straggler.alarm_checks import LEAST_SLOWDOWN, Judgement
 from scheduler_feedback.detectors.straggler.cusum import ALARM, ALLOWANCE_SIGMAS, CLIP_SIGMAS, LEAST_HITS, mates_of
 from scheduler_feedback.detectors.straggler.gang_state import ActiveVerdict, GangState
 from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
@@ -57,31 +58,31 @@ def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemet
     A verdict on a whole node is not repeated for each of its ranks, so that an operator is paged once.
     """
     rank = judgement.rank
-    standing = watched.standing_on(rank)
+    active = watched.active_on(rank)
     interval = watched.interval(rank)
-    if standing is not None and not says_more(standing, judgement, rank in watched.standing):
-        return cover(watched, standing, (rank,))
-    standing = watched.standing.get(rank)
-    if standing is None:
+    if active is not None and not says_more(active, judgement, rank in watched.active):
+        return cover(watched, active, (rank,))
+    active = watched.active.get(rank)
+    if active is None:
         seen_ns = interval[-1].window.first_ns - interval[0].window.first_ns
         if judgement.counters and judgement.cause is Cause.UNKNOWN and seen_ns < CAUSE_NS:
             return []
         first_ns = interval[0].window.first_ns
         verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
-        standing = watched.standing[rank] = ActiveVerdict(verdict_id, first_ns, judgement.confidence)
+        active = watched.active[rank] = ActiveVerdict(verdict_id, first_ns, judgement.confidence)
     mates = mates_of(watched, rank)
     place = _place(job.shape, rank, judgement.cause, mates)
     if mates:
-        standing.node, standing.cause = job.shape.nodes[rank], judgement.cause
+        active.node, active.cause = job.shape.nodes[rank], judgement.cause
     faults: list[Proposal] = []
-    if judgement.cause in OF_PARTS and not standing.reported_cause:
+    if judgement.cause in OF_PARTS and not active.reported_cause:
         gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
-        faults.append(PartFault(standing.verdict_id, gpu, node, judgement.cause, standing.first_ns))
-    standing.reported_confidence = max(standing.reported_confidence, judgement.confidence)
-    standing.reported_cause = standing.reported_cause or judgement.cause is not Cause.UNKNOWN
+        faults.append(PartFault(active.verdict_id, gpu, node, judgement.cause, active.first_ns))
+    active.reported_confidence = max(active.reported_confidence, judgement.confidence)
+    active.reported_cause = active.reported_cause or judgement.cause is not Cause.UNKNOWN
     return [
         Verdict(
-            verdict_id=standing.verdict_id,
+            verdict_id=active.verdict_id,
             kind=Kind.STRAGGLER,
             gang=name,
             attempt=watched.attempt,
@@ -92,7 +93,7 @@ def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemet
             slowdown=judgement.slowdown,
             step_seconds_before=_before(watched, len(interval)),
             step_seconds_now=judgement.step_seconds,
-            first_wall_ns=standing.first_ns,
+            first_wall_ns=active.first_ns,
             last_wall_ns=interval[-1].window.last_ns,
             evidence=judgement.evidence,
             frames=job.frames,
@@ -102,40 +103,40 @@ def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemet
             last_step=interval[-1].window.last_step,
             detected_step=interval[-1].window.last_step,
         ),
-        *cover(watched, standing, mates),
+        *cover(watched, active, mates),
         *faults,
     ]
 
 
-def cover(watched: GangState, standing: ActiveVerdict, ranks: Iterable[int]) -> list[Proposal]:
+def cover(watched: GangState, active: ActiveVerdict, ranks: Iterable[int]) -> list[Proposal]:
     """Add the ranks to a verdict on their node. The verdict is cleared when all of its ranks run at normal speed."""
-    new = [rank for rank in ranks if watched.standing.get(rank) is not standing and rank not in standing.others]
-    standing.others.update(new)
-    return [Cover(standing.verdict_id, tuple(watched.ranks[rank] for rank in new))] if new else []
+    new = [rank for rank in ranks if watched.active.get(rank) is not active and rank not in active.others]
+    active.others.update(new)
+    return [Cover(active.verdict_id, tuple(watched.ranks[rank] for rank in new))] if new else []
 
 
-def is_settled(standing: ActiveVerdict, windows: int, own: bool) -> bool:
+def is_settled(active: ActiveVerdict, windows: int, own: bool) -> bool:
     """Return whether no further evaluation of the verdict is due now. A verdict that lacks only its cause is evaluated
     at longer intervals.
 
     own: whether the verdict is on the rank itself, not on its node.
     """
-    known = standing.reported_cause and own
-    return standing.reported_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
+    known = active.reported_cause and own
+    return active.reported_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
 
 
-def says_more(standing: ActiveVerdict, judgement: Judgement, own: bool) -> bool:
+def says_more(active: ActiveVerdict, judgement: Judgement, own: bool) -> bool:
     """Return whether the judgement adds to the reported verdict: enough confidence to act, or its cause.
 
     Counters may arrive every half minute, long after the steps identified the slow rank, and no job is moved without a
     known cause. A fault of one part is reported in addition to another reason for which its node is slow.
     """
-    if not own and judgement.cause in OF_PARTS and judgement.cause != standing.cause:
+    if not own and judgement.cause in OF_PARTS and judgement.cause != active.cause:
         return True
-    if standing.reported_confidence < ACTING_CONFIDENCE <= judgement.confidence:
+    if active.reported_confidence < ACTING_CONFIDENCE <= judgement.confidence:
         return True
-    sure = judgement.confidence >= min(standing.reported_confidence, ACTING_CONFIDENCE)
-    return sure and not standing.reported_cause and judgement.cause is not Cause.UNKNOWN
+    sure = judgement.confidence >= min(active.reported_confidence, ACTING_CONFIDENCE)
+    return sure and not active.reported_cause and judgement.cause is not Cause.UNKNOWN
 
 
 def abstention(name: str, watched: GangState, judgement: Judgement) -> Abstention:
@@ -153,22 +154,22 @@ def abstention(name: str, watched: GangState, judgement: Judgement) -> Abstentio
 
 def cleared(name: str, watched: GangState, window: Window) -> list[Finding]:
     """Clear the verdicts whose ranks have run at normal speed for CLEAR_WINDOWS windows."""
-    if not watched.standing:
+    if not watched.active:
         return []
     newest = np.array([judged.sigmas for judged in list(watched.history)[-CLEAR_WINDOWS:]])
     if len(newest) < CLEAR_WINDOWS:
         return []
     paced = (newest < HIT_SIGMAS).all(axis=0) & (newest.mean(axis=0) < ALLOWANCE_SIGMAS)
-    over = [rank for rank, standing in watched.standing.items() if paced[[rank, *standing.others]].all()]
-    calm = [other for rank in over for other in (rank, *watched.standing[rank].others)]
+    over = [rank for rank, active in watched.active.items() if paced[[rank, *active.others]].all()]
+    calm = [other for rank in over for other in (rank, *watched.active[rank].others)]
     watched.score[calm] = 0.0
     watched.since[calm] = -1
     found: list[Finding] = []
     for rank in over:
-        standing = watched.standing.pop(rank)
-        those = "its ranks" if standing.others else "the rank"
+        active = watched.active.pop(rank)
+        those = "its ranks" if active.others else "the rank"
         reason = f"{those} ran at normal speed for {CLEAR_WINDOWS} windows"
-        found.append(Cleared(standing.verdict_id, name, window.last_ns, reason, _last_slow(watched, rank)))
+        found.append(Cleared(active.verdict_id, name, window.last_ns, reason, _last_slow(watched, rank)))
     return found
 
 
@@ -177,14 +178,14 @@ def whole_gang(name: str, watched: GangState, baseline: Baseline, alarmed: bool,
     end."""
     window = watched.history[-1].window
     slower = window.step_seconds / min(baseline.step_seconds, watched.best_step_seconds)
-    calm = slower < LEAST_SLOWDOWN and not (watched.score >= UNEASY_SCORE).any() and not watched.standing
+    calm = slower < LEAST_SLOWDOWN and not (watched.score >= UNEASY_SCORE).any() and not watched.active
     watched.calm_windows = watched.calm_windows + 1 if calm else 0
     if watched.calm_windows >= CALM_WINDOWS:
         watched.abstained.clear()
     watched.slow_windows = watched.slow_windows + 1 if slower >= GANG_SLOWDOWN else 0
     if (
         alarmed
-        or watched.standing
+        or watched.active
         or -1 in watched.abstained
         or watched.slow_windows < (GANG_WINDOWS if timed else GANG_STEPS)
     ):

@@ -92,7 +92,7 @@ class Course:
     seen_ns: int
     to_skip: int
     taken: int = 0
-    looked: int = 0
+    evaluated: int = 0
     compute: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     """Compute seconds: [n]."""
     middle: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -125,12 +125,12 @@ class Course:
     """Long steps of the whole job, and their period."""
     beat_tests: int = 0
     """Number of tested patterns with a period below five."""
-    standing: dict[str, ActiveVerdict] = field(default_factory=dict)
+    active: dict[str, ActiveVerdict] = field(default_factory=dict)
 
     def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
         """Forget these verdicts, which the arbiter refused or withdrew."""
-        for key in [key for key, one in self.standing.items() if one.verdict.verdict_id in verdict_ids]:
-            del self.standing[key]
+        for key in [key for key, one in self.active.items() if one.verdict.verdict_id in verdict_ids]:
+            del self.active[key]
 
 
 def take_in(course: Course, steps: StepTable) -> bool:

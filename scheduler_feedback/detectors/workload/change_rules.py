@@ -21,7 +21,7 @@ from scheduler_feedback.detectors.stats.medians import column_medians, median, r
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
 from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA
-from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS
 from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
 from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, slow_node
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim

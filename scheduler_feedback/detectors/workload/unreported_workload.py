@@ -107,7 +107,7 @@ class RoleActivity:
     """Number of nodes of each role."""
     taken: int = 0
     """Number of windows so far."""
-    standing: dict[str, ActiveVerdict] = field(default_factory=dict)
+    active: dict[str, ActiveVerdict] = field(default_factory=dict)
     """Active verdicts by key."""
 
     def __post_init__(self) -> None:
@@ -126,18 +126,18 @@ class RoleActivity:
 
     def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
         """Forget these verdicts, which the arbiter refused or withdrew."""
-        for key in [key for key, one in self.standing.items() if one.verdict.verdict_id in verdict_ids]:
-            del self.standing[key]
+        for key in [key for key, one in self.active.items() if one.verdict.verdict_id in verdict_ids]:
+            del self.active[key]
 
-    def claims(self, gate: SlowdownTest) -> list[Claim]:
+    def claims(self, test: SlowdownTest) -> list[Claim]:
         """Return the cause within the job, if it is slower and its ranks show why: at most one claim."""
-        if not LEAST_SLOWDOWN <= gate.slower() <= MOST_SLOWDOWN or not gate.recent_windows:
+        if not LEAST_SLOWDOWN <= test.slower() <= MOST_SLOWDOWN or not test.recent_windows:
             return []
-        width, newest = self._whole_iterations(gate)
+        width, newest = self._whole_iterations(test)
         means = self._means(width)
         if len(means) < newest + LEAST_BEFORE:
             return []
-        traffic = means[:, INSIDE if gate.judged_by == RATES[0] else BETWEEN]
+        traffic = means[:, INSIDE if test.judged_by == RATES[0] else BETWEEN]
         rate, _ = _against_the_usual(traffic, newest)
         # Both are of the same windows, so that the cut of iterations affects them alike.
         of_traffic = means[:, TENSOR] / np.where(traffic > 0, traffic, np.nan)
@@ -163,7 +163,7 @@ class RoleActivity:
             return self._idle(means, newest, slower)
         return []
 
-    def standing_claims(self, seconds: float) -> list[Claim]:
+    def stage_claims(self, seconds: float) -> list[Claim]:
         """Claim a stage that has always had more work than the others."""
         kept = min(self.taken, KEPT)
         if (
@@ -195,14 +195,14 @@ class RoleActivity:
         key = f"{STAGE}-{int(self.shape.stage[self.members[most][0]])}"
         return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, evidence)]
 
-    def _whole_iterations(self, gate: SlowdownTest) -> tuple[int, int]:
+    def _whole_iterations(self, test: SlowdownTest) -> tuple[int, int]:
         """Return the number of windows per average, and the number of averages that are new."""
-        width = gate.widths[gate.judged_by]
-        if gate.period_seconds is not None:
-            iterations = math.ceil(width * gate.window_seconds / gate.period_seconds - 0.5)
-            width = max(1, round(max(1, iterations) * gate.period_seconds / gate.window_seconds))
-        newest = math.ceil(gate.recent_windows / width)
-        return width, newest if gate.window_seconds >= LONG_WINDOW_SECONDS else max(newest, LEAST_NEWEST)
+        width = test.widths[test.judged_by]
+        if test.period_seconds is not None:
+            iterations = math.ceil(width * test.window_seconds / test.period_seconds - 0.5)
+            width = max(1, round(max(1, iterations) * test.period_seconds / test.window_seconds))
+        newest = math.ceil(test.recent_windows / width)
+        return width, newest if test.window_seconds >= LONG_WINDOW_SECONDS else max(newest, LEAST_NEWEST)
 
     def _means(self, width: int) -> FloatArray:
         """Return averages over `width` windows, newest last: [blocks, signals, roles]; NaN if less than half is known.
@@ -279,68 +279,68 @@ class UnreportedWorkloads:
     """All jobs that report no steps. Owned by the workload detector."""
 
     def __init__(self) -> None:
-        self._doings: dict[str, RoleActivity] = {}
+        self._activities: dict[str, RoleActivity] = {}
 
     def evaluate(self, context: DetectionContext) -> list[Finding]:
         """Return new verdicts and cleared verdicts of jobs that report no steps."""
         telemetry = context.telemetry
         windows, seconds = telemetry.counters.values.shape[1], telemetry.counters.seconds
-        silent = {job.shape.job for job in telemetry.jobs if job.steps is None}
-        for gone in self._doings.keys() - silent:
-            del self._doings[gone]
-        for doings in self._doings.values() if context.published.refused else ():
-            doings.forget_verdicts(context.published.refused)
+        unreported = {job.shape.job for job in telemetry.jobs if job.steps is None}
+        for gone in self._activities.keys() - unreported:
+            del self._activities[gone]
+        for activity in self._activities.values() if context.published.refused else ():
+            activity.forget_verdicts(context.published.refused)
         findings: list[Finding] = []
         if not windows:
             return findings
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             name = job.shape.job
-            if name not in silent:
+            if name not in unreported:
                 continue
-            if name not in self._doings or self._doings[name].shape is not job.shape:
-                self._doings[name] = RoleActivity(job.shape)
-            doings = self._doings[name]
-            before = doings.taken
+            if name not in self._activities or self._activities[name].shape is not job.shape:
+                self._activities[name] = RoleActivity(job.shape)
+            activity = self._activities[name]
+            before = activity.taken
             for window in range(windows):
-                doings.take(telemetry.counters.values[:, window, columns])
+                activity.take(telemetry.counters.values[:, window, columns])
             every = max(1, round(AGAIN_SECONDS / seconds))
-            if before // every < doings.taken // every:
-                findings += self._judge(job, doings, context)
+            if before // every < activity.taken // every:
+                findings += self._judge(job, activity, context)
         return findings
 
-    def _judge(self, job: JobTelemetry, doings: RoleActivity, context: DetectionContext) -> list[Finding]:
+    def _judge(self, job: JobTelemetry, activity: RoleActivity, context: DetectionContext) -> list[Finding]:
         name, telemetry = job.shape.job, context.telemetry
         now_ns = telemetry.now_ns
         findings: list[Finding] = []
-        gate = context.speeds.slowdown_tests.get(name)
+        test = context.speeds.slowdown_tests.get(name)
         hold_ns = round(max(HOLD_SECONDS, 4.0 * telemetry.counters.seconds) * 1e9)
-        for claim in _claims(name, gate, doings, context.published):
-            standing = doings.standing.get(claim.key)
-            if standing is not None:
-                standing.seen_ns = now_ns
+        for claim in _claims(name, test, activity, context.published):
+            active = activity.active.get(claim.key)
+            if active is not None:
+                active.seen_ns = now_ns
                 continue
-            assert gate is not None
-            verdict = _verdict(claim, job, gate, now_ns, telemetry.counters.seconds)
+            assert test is not None
+            verdict = _verdict(claim, job, test, now_ns, telemetry.counters.seconds)
             if verdict.confidence >= log_odds.LEAST_CONFIDENCE:
-                doings.standing[claim.key] = ActiveVerdict(verdict, now_ns)
+                activity.active[claim.key] = ActiveVerdict(verdict, now_ns)
                 findings.append(verdict)
-        for key in [key for key, one in doings.standing.items() if now_ns - one.seen_ns > hold_ns]:
-            over = doings.standing.pop(key).verdict
+        for key in [key for key, one in activity.active.items() if now_ns - one.seen_ns > hold_ns]:
+            over = activity.active.pop(key).verdict
             reason = f"not detected for {hold_ns * 1e-9:.0f} s"
             findings.append(Cleared(over.verdict_id, name, now_ns, reason))
         return findings
 
 
-def _claims(name: str, gate: SlowdownTest | None, doings: RoleActivity, published: Published) -> list[Claim]:
+def _claims(name: str, test: SlowdownTest | None, activity: RoleActivity, published: Published) -> list[Claim]:
     """Return the suspected workload causes of the job; none if a rank, node or other job is already accused."""
     accused = any(gang == name for gang, _, _ in published.accused)
-    if gate is None or accused or name in published.disturbed:
+    if test is None or accused or name in published.disturbed:
         return []
-    return [*doings.claims(gate), *doings.standing_claims(gate.window_seconds)]
+    return [*activity.claims(test), *activity.stage_claims(test.window_seconds)]
 
 
-def _verdict(claim: Claim, job: JobTelemetry, gate: SlowdownTest, now_ns: int, seconds: float) -> Verdict:
-    before = float("nan") if gate.period_seconds is None else gate.period_seconds
+def _verdict(claim: Claim, job: JobTelemetry, test: SlowdownTest, now_ns: int, seconds: float) -> Verdict:
+    before = float("nan") if test.period_seconds is None else test.period_seconds
     slowdown = 1.0 / claim.without_seconds
     return Verdict(
         verdict_id=f"{job.shape.job}.{job.shape.attempt}.{claim.key}.{now_ns}",
@@ -354,7 +354,7 @@ def _verdict(claim: Claim, job: JobTelemetry, gate: SlowdownTest, now_ns: int, s
         slowdown=slowdown,
         step_seconds_before=before,
         step_seconds_now=before * slowdown,
-        first_wall_ns=now_ns - round(gate.recent_windows * seconds * 1e9),
+        first_wall_ns=now_ns - round(test.recent_windows * seconds * 1e9),
         last_wall_ns=now_ns,
         evidence=claim.evidence,
         frames=job.frames,

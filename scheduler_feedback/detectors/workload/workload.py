@@ -80,8 +80,8 @@ class WorkloadDetector:
             every = (
                 1 if not self._timed or (course.seconds and course.seconds[-1] >= LONG_STEP_SECONDS) else EVERY_STEPS
             )
-            if take_in(course, job.steps) and course.taken - course.looked >= every:
-                course.looked = course.taken
+            if take_in(course, job.steps) and course.taken - course.evaluated >= every:
+                course.evaluated = course.taken
                 is_crowded = not crowded.isdisjoint(job.shape.sharing.get("host", ()))
                 findings += self._conclude(course, job, is_crowded, context)
         if self._timed:
@@ -159,9 +159,9 @@ class WorkloadDetector:
         findings: list[Finding] = []
         name = job.shape.job
         for claim in (*claims(course, job, crowded), *change_rules.claims(course, job, crowded, context.counters)):
-            standing = course.standing.get(claim.key)
-            if standing is not None:
-                standing.seen, standing.seen_ns = course.taken, course.last_ns
+            active = course.active.get(claim.key)
+            if active is not None:
+                active.seen, active.seen_ns = course.taken, course.last_ns
                 continue
             confidence = log_odds.confidence(claim.evidence)
             if confidence < LEAST_CONFIDENCE:
@@ -194,11 +194,11 @@ class WorkloadDetector:
                 members = {(name, job.shape.attempt, rank) for rank in claim.ranks}
                 if not members.isdisjoint(context.published.accused):
                     continue  # another detector has reported it
-            course.standing[claim.key] = ActiveVerdict(verdict, course.taken, course.last_ns)
+            course.active[claim.key] = ActiveVerdict(verdict, course.taken, course.last_ns)
             findings.append(verdict)
-        for key, one in list(course.standing.items()):
+        for key, one in list(course.active.items()):
             if key == RHYTHM and course.long_steps.period is None:
-                del course.standing[key]
+                del course.active[key]
                 reason = "two expected long steps in a row did not occur"
                 findings.append(Cleared(one.verdict.verdict_id, name, course.last_ns, reason, course.numbers[0]))
                 continue
@@ -207,7 +207,7 @@ class WorkloadDetector:
             steps = course.taken - one.seen
             if steps <= hold or course.last_ns - one.seen_ns < hold_ns:
                 continue
-            over = course.standing.pop(key).verdict
+            over = course.active.pop(key).verdict
             reason = f"not detected for {steps} steps"
             findings.append(Cleared(over.verdict_id, name, course.last_ns, reason, course.numbers[0]))
         return findings

@@ -68,7 +68,7 @@ def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
     newest = np.array([course.compute[row] for row in range(-min(len(course.compute), WARM_UP_STEPS), 0)])
     seconds = float(np.mean(course.seconds))
     ranks = tuple(course.shape.ranks.tolist())
-    young = course.taken <= RECENT_STEPS or f"{STAGE}-" in " ".join(course.standing)
+    young = course.taken <= RECENT_STEPS or f"{STAGE}-" in " ".join(course.active)
     if young or not crowded:
         yield from _stages(course, seconds, ranks)
     yield from _sequences(course, newest, seconds)
@@ -234,16 +234,16 @@ def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
 def _beats(course: Course, seconds: float) -> Iterator[Claim]:
     """Claim that every second, third or fourth step is long for all ranks alike: checkpoints."""
     middle, in_a_row = list(course.middle), _in_a_row(list(course.numbers))
-    standing = course.standing.get(BEAT)
+    active = course.active.get(BEAT)
     for apart in range(2, LEAST_PERIOD):
-        beats = beats_needed(apart, course.beat_tests + 1) if standing is None else HELD_BEATS
+        beats = beats_needed(apart, course.beat_tests + 1) if active is None else HELD_BEATS
         count = beats * apart
         if in_a_row < count:
             continue
         rising = sorted(middle[-count:])
         if rising[-beats] < BEAT_RATIO * rising[-beats - 1]:
             continue  # periodic long steps would be the longest, by a tenth
-        course.beat_tests += standing is None
+        course.beat_tests += active is None
         phases = np.array(middle[-count:]).reshape(beats, apart)
         high = int(column_medians(phases).argmax())
         long, others = phases[:, high], np.delete(phases, high, axis=1)
