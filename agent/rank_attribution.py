@@ -280,7 +280,7 @@ class Attribution:
             return ""
 
     def _attested(self, pid: int) -> tuple[Identity | None, Membership]:
-        """Return the identity by rank files of the process and its ancestors, else control group, else step daemon."""
+        """Return the identity from rank files of the process or its ancestors, else control group, else step daemon."""
         index = self._own()
         ancestors = list(self._ancestors(pid))
         if not ancestors:

@@ -190,7 +190,7 @@ class _StepTiming:
 class Attachment:
     """Observer of a training. ``attach`` creates it, once per process.
 
-    status: what is measured, what is not, and why, as text. off: nothing is measured because there is no reporter.
+    status: text that lists the measured values, and why others are absent. off: True if there is no reporter.
     optimizer: ``id`` of the one whose steps count; None until one has stepped. failures: suppressed exceptions.
     """
 
@@ -418,10 +418,10 @@ _attachment: Attachment | None = None
 
 
 def attach(model: Any = None, optimizer: Any = None, reporter: steps.Reporter | None = None) -> Attachment:
-    """Observe `model`'s gradients and `optimizer`'s steps; without them, those of all created later.
+    """Observe `model`'s gradients and `optimizer`'s steps; without them, of all models and optimizers created later.
 
-    There is one attachment per process: a second call adds to the first. Never raises; ``status`` says what is not
-    measured.
+    There is one attachment per process: a second call adds to the first. Never raises; ``status`` lists the missing
+    values.
     """
     global _attachment
     if _attachment is None:

@@ -115,7 +115,7 @@ class PartFailures:
         return part in self._out
 
     def out_of_service(self) -> str:
-        """Return what is out of service and why, in words; empty if nothing is."""
+        """Return the parts that are out of service, and why, as text; empty if all parts work."""
         with self._lock:
             return "; ".join(f"{part} failed: {text}" for part, text in self._out.items())
 

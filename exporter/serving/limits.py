@@ -33,7 +33,7 @@ class Limits:
     """Limits of one server. A peer is a user on loopback, else an address; the holders of the token are one peer."""
 
     connections: int = 1024
-    """Open connections. Fewer if the process may not open so many files (descriptors.most_connections)."""
+    """Maximum number of open connections. Lower if the process may open fewer files (descriptors.most_connections)."""
 
     connections_each: int = 256
     """Open connections per peer: a proxy for the browsers of twenty people has about 120."""

@@ -26,7 +26,7 @@ class Bucket:
         return True
 
     def wait_seconds(self, now: float) -> float:
-        """Return the time until a token is available, after those already owed; 0 if there is one."""
+        """Return the time until a token is available, counting tokens taken in advance; 0 if one is available."""
         self._fill(now)
         return max(0.0, (1.0 - self._tokens) * self._seconds)
 

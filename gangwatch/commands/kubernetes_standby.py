@@ -1,4 +1,4 @@
-"""HTTP endpoints of a stand-by controller, while another controller leads."""
+"""HTTP endpoints of a standby controller, while another controller leads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STOP_SECONDS = 5.0
 def standing_by(config: Config) -> Iterator[str]:
     """Serve /metrics at the controller's address, answer other paths with 503, and yield the URL.
 
-    /healthz and /readyz return 200: a stand-by is healthy, and a rolling update must be able to replace it. The access
+    /healthz and /readyz return 200: a standby is healthy, and a rolling update must be able to replace it. The access
     rules are those of the leader's metrics. Raises ConfigError if the address can't be bound.
     """
     from starlette.applications import Starlette
@@ -36,7 +36,7 @@ def standing_by(config: Config) -> Iterator[str]:
     def probed(_request: Request) -> Response:
         return JSONResponse({"ready": True, "leads": False})
 
-    elsewhere = PlainTextResponse("this controller is a stand-by: send requests to the leader\n", 503)
+    elsewhere = PlainTextResponse("this controller is a standby: send requests to the leader\n", 503)
     app = Starlette(routes=[
             Route("/metrics", metrics), Route("/healthz", probed), Route("/readyz", probed), Mount("/", elsewhere),
         ]

@@ -89,7 +89,7 @@ class StepQuotasSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     reporters: Annotated[int, Meta(ge=1, le=16384)] = 1024
     """Maximum number of reporting processes."""
     reporters_unattested: Annotated[int, Meta(ge=0, le=16384)] = 256
-    """Maximum number of unattested ones, over all users; the rest is reserved for attested ranks."""
+    """Maximum number of reporters of unattested processes, over all users; the rest is reserved for attested ranks."""
     reporters_per_pod: Annotated[int, Meta(ge=0, le=16384)] = 64
     reporters_per_job: Annotated[int, Meta(ge=0, le=16384)] = 256
     reporters_per_user: Annotated[int, Meta(ge=0, le=16384)] = 16

@@ -138,7 +138,7 @@ def _running(document: Document, width: int, rows: int) -> Section:
 
 
 def _waiting(document: Document, width: int, rows: int) -> Section:
-    table = _table("JOB", "NAME", "RANKS", "EXPECTED", *(("REASON",) if width >= NARROW else ()))
+    table = _table("JOB", "NAME", "RANKS", "EXPECTED START", *(("REASON",) if width >= NARROW else ()))
     jobs = document["waiting"][: max(rows - 2, 0)]
     for job in jobs:
         at = job["expected_start_ns"]

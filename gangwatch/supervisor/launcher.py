@@ -51,7 +51,7 @@ Load = Callable[[Path | None, tuple[str, ...]], Config]
 def make_order(state: StateFolder, config_file: Path | None, options: tuple[str, ...], load: Load, say: Say) -> Order:
     """Return what to start: the cluster of the last `up`, unless `down` stopped it, overridden by the new options.
 
-    load: returns the effective configuration of a file and options. say: prints what is restored and what differs.
+    load: returns the effective configuration of a file and options. say: prints the restored and the changed settings.
     Raises ConfigError if this machine can't run it, GangwatchError if daemons of the state folder already run with
     other nodes or another port.
     """

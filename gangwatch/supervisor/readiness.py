@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 2.0
 
 
 def readiness(record: AgentRecord | ControllerRecord) -> tuple[bool, str]:
-    """Return whether the daemon is ready, and what is wrong ('' for nothing).
+    """Return whether the daemon is ready, and the problem ('' for none).
 
     A daemon is ready if it answers /readyz with 200. A controller that schedules is ready even if a bug has disabled
     one of its parts. A daemon that requires a client certificate (client_auth_type) is ready once it has sent its own:

@@ -73,8 +73,9 @@ class _Life:
 class Traces:
     """Converter of entries into spans. It holds the open spans of each job that has not ended.
 
-    about: returns what is known about a job; None if the job is forgotten. earlier: returns a job's entries before the
-    entry of this number, for a job that began before this fold. held_up_by: returns jobs whose slots a job waits for.
+    about: returns the known facts about a job; None if the job is forgotten. earlier: returns a job's entries before
+    the entry of this number, for a job that began before this converter. held_up_by: returns the jobs whose slots a job
+    waits for.
     """
 
     def __init__(

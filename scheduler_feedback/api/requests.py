@@ -1,4 +1,4 @@
-"""Requests that the API accepts: origin checks, and bodies validated field by field. A refusal names what is valid."""
+"""Requests that the API accepts: origin checks, and bodies validated field by field. Refusals name the valid values."""
 
 from __future__ import annotations
 

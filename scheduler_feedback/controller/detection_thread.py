@@ -123,7 +123,7 @@ class DetectionThread:
         self._forgotten.append(gang)
 
     def broken(self) -> str:
-        """Return what is out of service and why; empty if nothing is."""
+        """Return the parts that are out of service, and why; empty if all parts work."""
         return self._failures.out_of_service()
 
     def measures(self) -> list[Sample]:

@@ -186,7 +186,7 @@ OWNERS_FIELDS = tuple(
 
 
 def hide(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the job's document for a reader who is neither its user nor an operator.
+    """Return the job's document for a reader that is neither the job's user nor an operator.
 
     A withheld field keeps its type and is empty; `hidden` names it.
     """

@@ -134,7 +134,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     max_ranks: int | None = None
     """Most ranks of an elastic gang. `ranks` is the number that it requests."""
     array_size: int = 0
-    """Number of jobs to create from this specification, each a gang of its own. 0: a single job."""
+    """Number of jobs to create from this specification, each a separate gang. 0: a single job."""
     array_parallel: int = 0
     """Most jobs of the array that run at once. 0: no limit."""
     groups: tuple[Group, ...] = ()

@@ -65,9 +65,9 @@ class Active:
 
     verdict: Verdict
     ranks: frozenset[int]
-    """Ranks that it names or covers; none if it is about the whole job or about a node."""
+    """Ranks that the verdict names or covers; none if it is about the whole job or about a node."""
     parts: frozenset[Part]
-    """What is slow according to it; nothing if it explains no rank's slowdown."""
+    """Slow parts according to the verdict; empty if it explains no rank's slowdown."""
     of_all_ranks: bool
     """Whether it explains the only slowdown of a job that reports no steps."""
     restored: bool = False
@@ -154,7 +154,7 @@ class Arbiter:
     def resolve(
         self, results: Mapping[str, Sequence[Proposal]], attempts: Mapping[str, int], now_ns: int
     ) -> list[Finding]:
-        """Return what is published of the detectors' results, by name of the detector.
+        """Return the detectors' results that are published, by name of the detector.
 
         attempts: running attempt of each job. Verdicts on other attempts are forgotten.
         """

@@ -1,7 +1,7 @@
-"""Detection context: what all detectors of one tick read.
+"""Detection context: the inputs of all detectors in one tick.
 
-The inputs are computed once, before the detectors run, and no detector changes them. The verdicts are those that the
-arbiter published after the previous tick. So the order in which the detectors run does not matter.
+The inputs are computed once, before the detectors run, and no detector changes them. They include the verdicts that
+the arbiter published after the previous tick. So the order in which the detectors run does not matter.
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 MOST_ARRIVING = 256
+"""Maximum number of agents between the start of their handshake and their layout."""
+
 ARRIVING_NS = 1_000_000_000
-"""Maximum number of agents between the start of their handshake and their layout. An agent that takes longer than a
-second no longer counts: a rack that accepts connections but sends nothing blocks the others for at most that time."""
+"""An agent that takes longer than a second no longer counts. A rack that accepts connections but sends nothing blocks
+the others for at most this time."""
 
 Who = TypeVar("Who")
 

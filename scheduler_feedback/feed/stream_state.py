@@ -47,7 +47,7 @@ class Backoff:
         self._seconds = BACKOFF_LEAST_SECONDS
 
     def next(self, longest: bool = False) -> float:
-        """Return the seconds to wait now."""
+        """Return the seconds to wait before the next connection attempt."""
         seconds = BACKOFF_MOST_SECONDS if longest else self._seconds
         self._seconds = min(BACKOFF_MOST_SECONDS, 2 * seconds)
         return seconds * random.uniform(0.5, 1.0)

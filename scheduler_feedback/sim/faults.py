@@ -98,7 +98,7 @@ hours"."""
 _BAD_SHARE = 0.017
 """Share of slow nodes at any time. SMon found dominant bad workers in 1.7 % of slow jobs; no study counts nodes."""
 _REPAIR_DAYS = 28.0
-"""Mean time until repair: the period over which Meta's operators search for lemon nodes (Kokolis et al.)."""
+"""Mean time until repair: the period over which Meta's operators search for faulty nodes (Kokolis et al.)."""
 
 
 def life(ranks: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from scheduler_feedback.detectors.arbiter import Arbiter
 
 
 class Alone(Detection):
-    """One detector with a shared state of its own. Other attributes are the detector's."""
+    """One detector with separate shared state. Other attributes are the detector's."""
 
     def snapshot(self) -> bytes:
         return self.detectors[0].snapshot()

@@ -198,7 +198,7 @@ def slow_at(*steps: int, count: int = 21) -> FloatArray:
 
 def test_slow_steps_at_an_exact_period_are_work_of_the_rank() -> None:
     found = checked(slow_at(0, 5, 10, 20))
-    assert found.refusal == "it is slow exactly every 5 steps: periodic work of its own, such as checkpoints"
+    assert found.refusal == "it is slow exactly every 5 steps: periodic work of this rank, such as checkpoints"
     assert checked(slow_at(0, 5, 11, 16)).refusal == "", "not exactly"
     assert checked(slow_at(0, 4, 8, 12, 16)).refusal == "", "too frequent for periodic work"
     assert checked(slow_at(0, 5, count=7)).refusal == "", "two slow steps may be chance"

@@ -65,7 +65,7 @@ ticks = st.lists(st.dictionaries(st.sampled_from(DETECTORS), st.lists(proposals,
 @settings(max_examples=200)
 @given(ticks)
 def test_one_rank_and_slowdown_never_has_two_active_explanations(stream: list[dict[str, list[Proposal]]]) -> None:
-    """Followed from what is published only: a consumer sees every verdict begin and end."""
+    """Check by the published events only: a consumer gets the begin and the end of every verdict."""
     arbiter, active = Arbiter(), dict[str, Verdict]()
     for results in stream:
         for one in arbiter.resolve(results, RUNNING, 0):

@@ -16,6 +16,9 @@ from gangwatch.cli import cli
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs/reference/glossary.md"
 PAGE_MODULES = sorted((ROOT / "scheduler_feedback/api/web").glob("*.py"))
+PACKAGES = ("agent", "dashboards", "exporter", "gangwatch", "scheduler_feedback")
+QUOTES_THEM = {GLOSSARY, ROOT / "docs/how-to/upgrade.md", ROOT / "docs/adr/0042-modules-are-grouped-by-topic.md"}
+DOCUMENTS = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")} - QUOTES_THEM)
 HTML_PAGES = (ROOT / "scheduler_feedback/sim/page.html", ROOT / "gangwatch/display/heat_map_page.html")
 
 
@@ -50,6 +53,13 @@ def page_texts(module: Path) -> list[str]:
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
+def docstrings(module: Path) -> Iterator[str]:
+    """Yield the docstrings of a module, of its classes, functions and fields."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
 def test_the_glossary_marks_words_and_this_test_finds_them() -> None:
     assert len(never()) > 10
     assert used("A wish; j-000001 Keeps pace.") == ["keeps pace", "wish"]
@@ -80,3 +90,14 @@ def test_the_page_uses_no_forbidden_word(module: Path) -> None:
 def test_a_static_page_uses_no_forbidden_word(page: Path) -> None:
     text = re.sub(r"<(script|style)\b.*?</\1>|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
     assert used(text) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_document_uses_no_forbidden_word(document: Path) -> None:
+    assert used(document.read_text()) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_use_no_forbidden_word(package: str) -> None:
+    modules = sorted((ROOT / package).rglob("*.py"))
+    assert {str(module): text for module in modules for text in docstrings(module) if used(text)} == {}

@@ -11,7 +11,7 @@ from agent.sources.rdma.infiniband import DeviceFinder
 from agent.sources.sysfs.pci import FunctionFinder
 
 INTERVAL_SECONDS = 60.0
-"""A device's position changes only when it is moved to another slot."""
+"""Interval of reading the devices' positions. They change only when a device is moved to another slot."""
 
 
 class TopologyCollector:

@@ -195,13 +195,13 @@ _BY_FILE: dict[str, Meaning] = {
 
 
 def port_counter(file: str) -> Meaning:
-    """Return the meaning of a file of ports/*/counters; under its own name if it is in no table."""
+    """Return the series of a file of ports/*/counters. A counter without a catalogue metric keeps its own name."""
     name = PORT_COUNTERS.get(file)
     return own_name(file) if name is None else Meaning(f"gangwatch_rdma_port_{name}_total")
 
 
 def hardware_counter(driver: str, file: str) -> Meaning:
-    """Return the meaning of a hardware counter of the driver; under its own name if it is in no table."""
+    """Return the series of a driver's hardware counter. A counter without a catalogue metric keeps its own name."""
     if file == "lifespan":
         return _LIFESPAN
     if file.startswith(_OPEN):

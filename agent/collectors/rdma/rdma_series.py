@@ -11,7 +11,9 @@ from agent.sources.rdma.infiniband import Port, RdmaDevice
 
 WORKER = "sysfs"
 NETLINK_WORKER = "netlink"
-"""Workers of collectors that read files, and of those that use sockets: the kernel may lock these for long."""
+"""Names of the workers: for collectors that read files, and for collectors that use sockets.
+
+The kernel may lock sockets for a long time, so they have a worker thread of their own."""
 
 SLOW_SECONDS = 15.0
 

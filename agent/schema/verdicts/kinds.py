@@ -102,7 +102,7 @@ class KindRow:
     alerts: tuple[VerdictAlert, ...]
     """Alerts that fire; empty only if no node and no other job is accused."""
     runbooks: tuple[str, ...]
-    """Pages in docs/runbooks: those of the alerts, or one of its own."""
+    """Pages in docs/runbooks: the pages of the alerts, or a page for this kind."""
     operator: str
     """Sentence that says what an operator should do."""
     wording: Wording

@@ -119,7 +119,7 @@ class CallBatch:
 
 
 def _answers(device: Device, call: Call) -> bool:
-    """Return whether the GPU supports the call, perhaps later. Raise GpuLostError or LibraryDeadError."""
+    """Return whether the GPU supports the call, even if it fails now. Raise GpuLostError or LibraryDeadError."""
     function = device.library.function(call.symbol)
     if function is None:
         return False

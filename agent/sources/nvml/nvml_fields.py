@@ -261,7 +261,10 @@ def _calls(device: Device, array: ctypes.Array[FieldValue], count: int) -> list[
 
 
 def _probe(device: Device, wanted: Sequence[Wanted]) -> list[tuple[Wanted, Source, int]]:
-    """Return each requested value with its first source that the GPU supports, perhaps later, and its value type."""
+    """Return each requested value with its value type and the first of its sources that the GPU supports.
+
+    A source that only fails now counts as supported.
+    """
     asked = [(one, source) for one in wanted for source in one.sources]
     if not asked:
         return []

@@ -1,4 +1,4 @@
-"""Breaks of the small policies: what makes room, stops, starts, scores and tells."""
+"""Mutants of the small policies: freeing slots, stops, starts, scores and reports."""
 
 from benchmarks.mutants.mutant import Mutant
 

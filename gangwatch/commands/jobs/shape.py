@@ -81,9 +81,7 @@ def _job_file(_context: click.Context, _parameter: click.Parameter, value: Path 
 _OPTIONS = (
     click.option("--min-ranks", type=click.IntRange(1), help="Elastic: fewest ranks; RANKS is the request."),
     click.option("--max-ranks", type=click.IntRange(1), help="Elastic: most ranks, while no job is pending."),
-    click.option(
-        "--array", callback=_array, metavar="N[%M]", help="N jobs, each a gang of its own; at most M at once."
-    ),
+    click.option("--array", callback=_array, metavar="N[%M]", help="N jobs, each a separate gang; at most M at once."),
     click.option(
         "--group",
         "groups",

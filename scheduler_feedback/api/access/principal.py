@@ -62,7 +62,7 @@ class Principal:
 
     @property
     def name(self) -> str:
-        """The name to display: 'ana (submitter)', 'operator', 'nobody'."""
+        """Name to display: 'ana (submitter)', 'operator', 'nobody'."""
         return f"{self.user} ({self.role.word})" if self.user else self.role.word
 
     def owns(self, user: str) -> bool:

@@ -128,7 +128,7 @@ class Listing:
 
 
 def _is_same(job: Job | None, before: Job | None) -> bool:
-    """Return whether an earlier explanation still holds. An array has no job of its own id; it counts as unchanged."""
+    """Return whether an earlier explanation still holds. No job has the id of an array; it counts as unchanged."""
     if job is None or before is None:
         return job is before
     return (job.state, job.attempt, job.stop_reason) == (before.state, before.attempt, before.stop_reason)

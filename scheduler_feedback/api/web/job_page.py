@@ -22,7 +22,7 @@ MOST_PAST = 20
 """Past verdicts that the page shows, newest first."""
 
 MOST_PLACED = 512
-"""Nodes in the folded list of all ranks; `gangwatch jobs --json` lists all of them."""
+"""Maximum number of nodes in the collapsed list of all ranks; `gangwatch jobs --json` lists all of them."""
 
 
 def parts(job: Document, story: Sequence[Document], pace: Document | None, now_ns: int) -> dict[str, Markup]:
@@ -164,11 +164,11 @@ def _summary(
         who = f"rank {worst['rank']}" if worst["rank"] >= 0 else "the job itself"
         kind = worst["kind"].replace("_", " ")
         note = f"{kind} on {worst['node']}" if worst["node"] else kind
-        figures.append(overview.figure("Held up by", who, note, tone_of(worst)))
+        figures.append(overview.figure("Slowed by", who, note, tone_of(worst)))
     elif progress is Progress.NOT_RUNNING and job["state"] == "pending":
         at = words.instant(job["expected_start_ns"], "in")
-        figures.append(overview.figure("Expected to start", at, "by current estimates"))
-        figures.append(overview.figure("Waiting for", words.instant(job["submitted_ns"], "for"), job["queue"]))
+        figures.append(overview.figure("Expected start", at, "by current estimates"))
+        figures.append(overview.figure("Pending for", words.instant(job["submitted_ns"], "for"), job["queue"]))
     elif progress in _IN_WORDS:
         figures.append(overview.figure("Speed", *_IN_WORDS[progress]))
     moved = [words.count(job[name], one) for name, one in (("migrations", "move"), ("retries", "retry")) if job[name]]
@@ -219,9 +219,9 @@ def _waits(job: Document) -> Markup:
     explained: Explanation | None = job["explained"]
     if explained is None:
         return Markup("")
-    facts: list[tuple[str, object]] = [("Why", explained.why)]
+    facts: list[tuple[str, object]] = [("Reason", explained.why)]
     if explained.expected_start_ns is not None:
-        facts.append(("Expected to start", words.instant(explained.expected_start_ns, "in")))
+        facts.append(("Expected start", words.instant(explained.expected_start_ns, "in")))
     if explained.waits_for:
         waited = [
             tag(
@@ -336,7 +336,7 @@ def _ranks(job: Document, pace: Document | None) -> Markup:
     )
 
 
-_RANK_COLUMNS = ("Rank", "Node", "Slot", "Own time", "Of peers'", "Exit")
+_RANK_COLUMNS = ("Rank", "Node", "Slot", "Own time", "Relative to peers", "Exit code")
 
 
 def _times(ratio: float | None) -> str:
@@ -344,7 +344,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _placements(placed: Sequence[RankRecord]) -> Markup:
-    """Render the nodes of all ranks, folded away; empty if the list of ranks above is complete."""
+    """Render the nodes of all ranks, collapsed; empty if the list of ranks above is complete."""
     if len(placed) <= MOST_RANKS:
         return Markup("")
     items, listed = [], 0
@@ -369,7 +369,7 @@ def _facts(job: Document) -> Markup:
         ("User", job["user"] or "–"),
         ("Command", _own(job, "command", " ".join(job["command"]))),
         ("Folder", _own(job, "working_directory", job["working_directory"])),
-        ("Restartable", "yes: it may be moved" if job["restartable"] else "no: it is never signalled"),
+        ("Restartable", "yes: it may be moved" if job["restartable"] else "no: it is never moved"),
         ("Time limit", "none given" if limit is None else words.seconds(limit)),
         ("Submitted", words.instant(job["submitted_ns"], "ago")),
         ("First step", words.instant(job["first_step_ns"], "ago")),

@@ -221,7 +221,7 @@ def _speed(progress: Progress, speed: Speed | None) -> Markup:
 
 
 def _waiting(overview: Document) -> Markup:
-    columns = ("Job", "Name", "Expected", "Ranks", "Waiting for", "Reason")
+    columns = ("Job", "Name", "Expected start", "Ranks", "Pending for", "Reason")
     rows = [
         elements.row(
             job["job"],
@@ -316,7 +316,7 @@ def story(entries: Sequence[Document], name: str, with_subject: bool = False) ->
 
 
 MOST_TEXT = 240
-"""Characters of an entry that the page shows; it folds away the rest, such as the node list of a large gang."""
+"""Characters of an entry that the page shows; it collapses the rest, such as the node list of a large gang."""
 
 
 def _text(entry: Document, name: str) -> Child:

@@ -14,7 +14,7 @@ from scheduler_feedback.api.web.markup import Markup, join, tag
 Document = dict[str, Any]
 
 STRONGEST = 4
-"""Rows of evidence that a job's page shows without unfolding."""
+"""Number of pieces of evidence that a job's page shows at once; the others are below a collapsed heading."""
 
 
 def short(verdict: Document) -> Markup:
@@ -34,7 +34,7 @@ def headline(verdict: Document) -> str:
 
 
 def card(verdict: Document, brief: bool = False) -> Markup:
-    """Render a verdict and its evidence. brief: fold the evidence away, and link to the job."""
+    """Render a verdict and its evidence. brief: collapse the evidence, and link to the job."""
     gang, row = verdict["job"], row_of(verdict["kind"])
     title = tag("h3", headline(verdict))
     facts = [
@@ -53,7 +53,7 @@ def card(verdict: Document, brief: bool = False) -> Markup:
         if verdict["step_seconds_now"] > 0
         else None,
         ("Suspected device", f"{verdict['level']} {verdict['device']}") if verdict["device"] else None,
-        ("Disturbed by", words.job_link(verdict["aggressor"])) if verdict["aggressor"] else None,
+        ("Aggressor", words.job_link(verdict["aggressor"])) if verdict["aggressor"] else None,
         ("Shared resource", verdict["resource"]) if verdict["resource"] else None,
         ("Could also be", ", ".join(verdict["suspects"])) if verdict["suspects"] else None,
         ("Since", words.instant(verdict["first_wall_ns"], "ago")),
@@ -89,7 +89,7 @@ def _decision(verdict: Document) -> str:
 
 
 def _evidence(verdict: Document, shown: int) -> Markup:
-    """Render the `shown` strongest pieces of evidence, and the others folded away."""
+    """Render the `shown` strongest pieces of evidence, and the others collapsed."""
     items = sorted(verdict["evidence"], key=lambda item: -abs(float(item["log_likelihood_ratio"])))
     frames = ", ".join(f"{node} #{number}" for node, number in verdict["frames"][:8])
     rest = items[shown:]
@@ -109,19 +109,19 @@ def _evidence(verdict: Document, shown: int) -> Markup:
 
 
 def _table(verdict: Document, items: Sequence[Document], caption: str) -> Markup:
-    head = [tag("th", name, scope="col") for name in ("Measure", "Here", "Against", "Argues")]
+    head = [tag("th", name, scope="col") for name in ("Measure", "Value", "Compared with", "Weight")]
     rows = [
         tag(
             "tr",
             tag("th", item["measure"].replace("_", " "), scope="row", data_label="Measure"),
-            tag("td", _value(item["value"], item["unit"]), data_label="Here"),
+            tag("td", _value(item["value"], item["unit"]), data_label="Value"),
             tag(
                 "td",
                 _value(item["reference"], item["unit"]),
                 tag("small", f" {item['against']}"),
-                data_label="Against",
+                data_label="Compared with",
             ),
-            tag("td", f"{item['log_likelihood_ratio']:+.1f}", data_label="Argues"),
+            tag("td", f"{item['log_likelihood_ratio']:+.1f}", data_label="Weight"),
         )
         for item in items
     ]

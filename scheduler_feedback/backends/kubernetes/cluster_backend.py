@@ -34,7 +34,7 @@ from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 from scheduler_feedback.part_failures import PartFailures
 
 LEADS = "gangwatch_leads"
-"""Metric: 1 on the leading controller, 0 on a stand-by. The stand-by's target is up, so no alert fires."""
+"""Metric: 1 on the leading controller, 0 on a standby. The standby's target is up, so no alert fires."""
 
 FOLLOW_SECONDS = 0.5
 """Interval of the checks for changed agents and queues."""

@@ -224,7 +224,10 @@ class Requeue:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _start_again(self, avoided: tuple[str, ...]) -> None:
-        """Return once the job runs, or is pending with its exclusion. Slurm drops a StartTime set while completing."""
+        """Start the requeued job at once, without these nodes. Return when it runs, or is pending with the exclusion.
+
+        Repeats the command, because Slurm ignores a StartTime that is set while the old attempt completes.
+        """
         began = time.monotonic()
         waits_since: float | None = None
         while True:

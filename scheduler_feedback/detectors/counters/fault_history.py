@@ -2,7 +2,7 @@
 
 Some parts fail repeatedly, with different symptoms. The history is kept per GPU UUID or NIC, and per node. So it
 follows a part to another node, and stays with a node whose parts change. It is cleared for a replaced part. Meta found
-its lemon nodes by seven signals over 28 days.
+its faulty nodes by seven signals over 28 days.
 """
 
 from __future__ import annotations

@@ -516,7 +516,7 @@ class InterferenceDetector:
 
 
 def _sure(found: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
-    """Return correlation, chance and cost if they are sufficient for a verdict; else None."""
+    """Return the correlation, its probability by chance, and the loss, if they suffice for a verdict; else None."""
     if found is None or found[0] < LEAST_CORRELATION or found[1] >= CHANCE or found[2] < LEAST_COST:
         return None
     return found

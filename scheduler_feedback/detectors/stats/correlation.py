@@ -66,7 +66,7 @@ class Means:
 
 
 def least(window_seconds: float) -> tuple[int, int]:
-    """Return the least number of windows, and the least number with the neighbour busy and without."""
+    """Return two minimum numbers of windows: of all, and of windows with a busy (and with an idle) neighbour."""
     if window_seconds >= SLOW_SAMPLING_SECONDS:
         return SLOW_LEAST_WINDOWS, SLOW_LEAST_STATE
     return LEAST_WINDOWS, LEAST_STATE

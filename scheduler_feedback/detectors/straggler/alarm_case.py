@@ -203,7 +203,10 @@ def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
 
 
 def _extra_wait(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:
-    """Return how many seconds a step the others wait longer than the rank does, beyond the usual difference."""
+    """Return by how much the rank delays the others: seconds per step.
+
+    This is the others' wait minus the rank's own wait, minus the usual value of this difference.
+    """
     now = middle_of_others_of(wait, where, rank) - float(wait[rank])
     return now if usual is None else now - (middle_of_others_of(usual, where, rank) - float(usual[rank]))
 

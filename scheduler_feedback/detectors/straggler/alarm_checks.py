@@ -161,7 +161,7 @@ def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
     if np.log(times) < (LARGER_PART_OF_ROLE if case.where.layout_known else LARGER_PART):
         return Refusal(
             f"it has computed {times:.3g} times as long as its peers from the start: it may have more "
-            "work or may be slower, and no healthy history tells them apart"
+            "work or may be slower, and there is no healthy history to compare with"
         )
     return None
 
@@ -170,7 +170,7 @@ def _has_no_period(case: Case, measured: Measured) -> Refusal | None:
     """Refuse if the slow steps are periodic work of the rank."""
     period = 0 if measured.split.cause is Cause.SUSPENDED else _period(case, measured.expected)
     if period:
-        return Refusal(f"it is slow exactly every {period} steps: periodic work of its own, such as checkpoints")
+        return Refusal(f"it is slow exactly every {period} steps: periodic work of this rank, such as checkpoints")
     return None
 
 

@@ -332,7 +332,7 @@ class UnreportedWorkloads:
 
 
 def _claims(name: str, test: SlowdownTest | None, activity: RoleActivity, published: Published) -> list[Claim]:
-    """Return the claims; none for a job with an active verdict on a member or on interference."""
+    """Return the suspected workload causes of the job; none if a rank, node or other job is already accused."""
     accused = any(gang == name for gang, _, _ in published.accused)
     if test is None or accused or name in published.disturbed:
         return []

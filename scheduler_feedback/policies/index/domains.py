@@ -113,7 +113,7 @@ class Topology:
         return bits
 
     def narrow(self, widest: Level) -> list[int]:
-        """Return the level's domains. A node without a known domain of the level is in its widest narrower domain."""
+        """Return domains that cover the nodes: the level's own, and narrower ones for nodes whose domain is unknown."""
         covered, chosen = 0, []
         for level in WIDE:
             if WIDTH[level] <= WIDTH[widest]:

@@ -42,7 +42,7 @@ MOST_RECENT = 10_000
 """Upper bound of ended jobs that are not counted yet; the oldest are dropped. They are counted every half hour
 (``preemption.RENEW_NS``). Only on the largest clusters do more jobs end in that time."""
 
-KINDS = (("kind, lately", 0.8), ("kind", 0.98), ("who", 0.98), ("size", 0.995), ("all", 1.0))
+KINDS = (("kind, recently", 0.8), ("kind", 0.98), ("who", 0.98), ("size", 0.995), ("all", 1.0))
 """(kind of similarity, decay of a count per later job of the kind)."""
 
 

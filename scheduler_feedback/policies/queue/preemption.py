@@ -180,8 +180,8 @@ def swap(context: CycleContext) -> None:
     """Stop gangs in favour of pending jobs that are expected to end for much less; reserve the slots for these.
 
     Evaluates pending jobs in order. A job may take slots of gangs whose expected remaining GPU-seconds, restart
-    included, are more than ``preempt_gain`` times its own, the largest first. Of the possible victims, those that lose
-    least are stopped. A starved job may take the slots of any gang that has not starved.
+    included, are more than ``preempt_gain`` times its own, the largest first. Of the possible victims, it
+    stops the jobs that lose least. A starved job may take the slots of any gang that has not starved.
     """
     index = context.index
     state, now_ns = context.state, context.now_ns

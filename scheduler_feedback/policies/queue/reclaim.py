@@ -1,8 +1,9 @@
 """Reclaim: a queue below its quota gets back the slots that other queues have borrowed.
 
 Queues may borrow idle slots of other queues beyond their own quota. When a pending gang fits into its queue's quota,
-gangs of borrowing queues are stopped for it: only preemptible gangs that have run their minimum run time, those that
-lose least first. Reclaim needs no gain and does not wait for the next preemption pass, because a quota is guaranteed.
+gangs of borrowing queues are stopped for it: only preemptible gangs that have run their minimum run time, and first
+the gangs that lose least. Reclaim needs no gain and does not wait for the next preemption pass, because a quota is
+guaranteed.
 
 A queue must borrow before one of its gangs is stopped, as in KAI and Kueue. A gang may hold both slots within its
 queue's quota and borrowed slots. Such a gang is stopped whole, and its queue falls below its quota until the gang

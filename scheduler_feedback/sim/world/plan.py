@@ -83,7 +83,7 @@ class Plan:
     optimizer_seconds: float
     attention_share: float
     tokens: float
-    tells_tokens: bool
+    reports_tokens: bool
     per_node: int
     model: GpuModel = hardware.H100
 
@@ -201,6 +201,6 @@ def make(
         ),
         attention_share=0.4 if workload.startswith("long-context") else 0.0,
         tokens=tokens * microbatches,
-        tells_tokens=not workload.endswith("untold"),
+        reports_tokens=not workload.endswith("untold"),
         per_node=per_node,
     )

@@ -104,7 +104,7 @@ async def _strip(client: Client, path: str, *annotations: str) -> None:
 
 
 async def _groups(client: Client) -> list[PodGroup]:
-    """Return coscheduling's groups and Kubernetes' own; none of a kind that the server does not serve."""
+    """Return all pod groups: of the coscheduling plugin and of Kubernetes. The server may lack either kind."""
     found: list[PodGroup] = []
     for api in (COSCHEDULING, API):
         try:

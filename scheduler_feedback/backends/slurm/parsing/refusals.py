@@ -15,10 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """Refused records so far. counts: by kind, once a listing."""
+    """Log and counts of the refused records."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter({"job": 0, "node": 0})
+        """Number of refused records by kind. A record counts once in each listing."""
         self._logged: set[tuple[str, object]] = set()
 
     def note(self, refused: Iterable[Refused]) -> None:

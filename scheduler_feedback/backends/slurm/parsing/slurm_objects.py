@@ -165,7 +165,7 @@ class Listed(Generic[_Key, _Record]):
 
     refused: tuple[Refused, ...] = ()
     unread: frozenset[int] = frozenset()
-    """Jobs whose remaining values one of the next listings requests."""
+    """Jobs of which some values are not read yet. One of the next listings requests them."""
 
 
 Jobs = Listed[int, SlurmJob]

@@ -240,10 +240,10 @@ class World:
             gone |= silent
         seconds[gone] = np.nan
         wait[gone] = np.nan
-        tells = course.plan.tells_tokens and block.tokens is not None
-        tokens = block.tokens[rows].astype(np.float64) if tells and block.tokens is not None else None
-        squares = block.squares[rows].astype(np.float64) if tells and block.squares is not None else None
-        if course.plan.tells_tokens and tokens is None:
+        reports = course.plan.reports_tokens and block.tokens is not None
+        tokens = block.tokens[rows].astype(np.float64) if reports and block.tokens is not None else None
+        squares = block.squares[rows].astype(np.float64) if reports and block.squares is not None else None
+        if course.plan.reports_tokens and tokens is None:
             tokens = np.full((steps, count), course.plan.tokens)
         for values in (tokens, squares):
             if values is not None:
@@ -290,9 +290,9 @@ class World:
             gone = random.random(size) < delivery.missing + delivery.late
             values[:, gone[:, node_of]] = np.nan
         if delivery.reset:
-            anew = (random.random(size) < delivery.reset)[:, node_of]
-            if anew.any():
-                values[np.ix_(RATES)] = np.where(anew, np.nan, values[RATES])
+            restarted = (random.random(size) < delivery.reset)[:, node_of]
+            if restarted.any():
+                values[np.ix_(RATES)] = np.where(restarted, np.nan, values[RATES])
         for begin, end, node in self._outages:
             at = np.flatnonzero(job.meter.nodes == node)
             if len(at):

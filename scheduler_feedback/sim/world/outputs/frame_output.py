@@ -260,7 +260,7 @@ class FrameExit:
                 own = float(block.kernels[row, rank] + block.pause[row]) + stall
                 wait = min(max(length - own, 0.0), length)
                 tokens = squares = None
-                if course.plan.tells_tokens:
+                if course.plan.reports_tokens:
                     tokens = round(course.plan.tokens if block.tokens is None else float(block.tokens[row, rank]))
                     squares = None if block.squares is None else round(float(block.squares[row, rank]))
                 begin = round((float(block.begin[row]) + agent.clock) * NS)
@@ -336,14 +336,14 @@ def _known(course: Course, rank: int) -> list[tuple[Column, float]]:
     rail |= {"rail": str(int(place.rail[rank])), "switch": f"0000:{0x80 + local // 2:02x}:00.0"}
     stage, data, tensor = (int(axis[rank]) for axis in course.plan.coordinates())
     expert = (data * course.plan.tensor + tensor) % course.plan.expert if course.plan.expert > 1 else ""
-    stands = {"attempt": "1", "gang": course.plan.name, "rank": str(rank), "expert": str(expert)}
-    stands |= {"data": str(data), "stage": str(stage), "tensor": str(tensor)}
+    coordinates = {"attempt": "1", "gang": course.plan.name, "rank": str(rank), "expert": str(expert)}
+    coordinates |= {"data": str(data), "stage": str(stage), "tensor": str(tensor)}
     link = (("pci_address", pci),)
     return [
         (Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), TIERS.index("gpu")), 1.0),
         (Column("gangwatch_gpu_info", tuple(sorted(info.items())), TIERS.index("gpu")), 1.0),
         (Column("gangwatch_topology_rail_info", tuple(sorted(rail.items())), TIERS.index("pcie")), 1.0),
-        (Column("gangwatch_rank_place_info", tuple(sorted(stands.items())), TIERS.index("process")), 1.0),
+        (Column("gangwatch_rank_place_info", tuple(sorted(coordinates.items())), TIERS.index("process")), 1.0),
         (Column("gangwatch_pcie_link_generation", link, TIERS.index("pcie")), GENERATION),
         (Column("gangwatch_pcie_link_generation_maximum", link, TIERS.index("pcie")), GENERATION),
         (Column("gangwatch_pcie_link_lanes_maximum", link, TIERS.index("pcie")), LANES),
