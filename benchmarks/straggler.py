@@ -230,6 +230,39 @@ def node_layouts(nodes: int) -> list[tuple[Layout, str, int]]:
     return made
 
 
+def frames_of(
+    layouts: list[tuple[Layout, str, int]], second: int, random: np.random.Generator
+) -> list[tuple[Layout, Frame]]:
+    """Return the frame of each node for this second, with one step of each rank."""
+    at = second * NS
+    per_rank = np.array([0.8 * NS, 0.01 * NS, 0.0, 0.0, 1.0])
+    counters = np.tile(per_rank * second, RANKS_A_NODE).astype(np.uint64)
+    valid = np.ones(len(counters), np.bool_)
+    sent: list[tuple[Layout, Frame]] = []
+    for layout, gang, first in layouts:
+        waits = random.integers(STEP_NS // 10, STEP_NS // 5, RANKS_A_NODE).tolist()
+        records = tuple(
+            StepRecord(Member(gang, 1, first + i), second, at - STEP_NS, STEP_NS, waits[i]) for i in range(RANKS_A_NODE)
+        )
+        frame = Frame(
+            node=layout.node,
+            boot_id=f"boot-{layout.node}",
+            agent_id="a",
+            seq=second,
+            layout_id=layout.layout_id,
+            wall_ns=WALL_START_NS + at,
+            monotonic_ns=at,
+            tier_ns=np.array([at], np.int64),
+            gauges=np.zeros(0),
+            counters=counters,
+            counters_valid=valid,
+            record_seq=(second - 1) * RANKS_A_NODE,
+            records=records,
+        )
+        sent.append((layout, frame))
+    return sent
+
+
 def cost(ranks: int, seconds: int) -> dict[str, Any]:
     """Return the time to fold one second's frames and to run the detector once, for `ranks` ranks of one step a
     second."""
@@ -240,34 +273,9 @@ def cost(ranks: int, seconds: int) -> dict[str, Any]:
     seen = Look(fleet)
     fold: list[float] = []
     look: list[float] = []
-    per_rank = np.array([0.8 * NS, 0.01 * NS, 0.0, 0.0, 1.0])
     for second in range(1, seconds + 1):
         at = second * NS
-        counters = np.tile(per_rank * second, RANKS_A_NODE).astype(np.uint64)
-        valid = np.ones(len(counters), np.bool_)
-        sent: list[tuple[Layout, Frame]] = []
-        for layout, gang, first in layouts:
-            waits = random.integers(STEP_NS // 10, STEP_NS // 5, RANKS_A_NODE).tolist()
-            records = tuple(
-                StepRecord(Member(gang, 1, first + i), second, at - STEP_NS, STEP_NS, waits[i])
-                for i in range(RANKS_A_NODE)
-            )
-            frame = Frame(
-                node=layout.node,
-                boot_id=f"boot-{layout.node}",
-                agent_id="a",
-                seq=second,
-                layout_id=layout.layout_id,
-                wall_ns=WALL_START_NS + at,
-                monotonic_ns=at,
-                tier_ns=np.array([at], np.int64),
-                gauges=np.zeros(0),
-                counters=counters,
-                counters_valid=valid,
-                record_seq=(second - 1) * RANKS_A_NODE,
-                records=records,
-            )
-            sent.append((layout, frame))
+        sent = frames_of(layouts, second, random)
         begun = time.perf_counter()
         for layout, frame in sent:
             fleet.observe(layout, frame, at)

@@ -142,6 +142,11 @@ def _stage_weights(stages: int, workload: Workload, random: np.random.Generator)
     return weights
 
 
+def _microbatches(stages: int, step_seconds: float) -> int:
+    """Return enough microbatches to keep the bubbles small; fewer in short steps."""
+    return int(np.clip(round(2.0 * stages + step_seconds * 1.5), 2 * stages, 24 if stages < 16 else 2 * stages))
+
+
 def make(
     name: str,
     gpus: int,
@@ -157,8 +162,7 @@ def make(
     Raises ValueError for unsupported sizes: not a multiple of 16, or two replicas of too many stages.
     """
     tensor, stages, data = _cut(name, gpus, workload, per_node, random)
-    # Enough microbatches to keep the bubbles small; fewer in short steps.
-    microbatches = int(np.clip(round(2.0 * stages + step_seconds * 1.5), 2 * stages, 24 if stages < 16 else 2 * stages))
+    microbatches = _microbatches(stages, step_seconds)
     hidden = 4096 if gpus <= 32 else int(random.choice([8192, 12288]))
     bubble = (microbatches + stages - 1) / microbatches
     drawn = float(random.uniform(0.08, 0.22))  # in any case, so that the next draws do not depend on it
@@ -178,6 +182,7 @@ def make(
         expert, expert_share = _expert_ranks(gpus // stages // 2, data * tensor), 0.55
         exchange = communication * step_seconds / bubble / microbatches / 2 * hardware.NIC_GOODPUT
     data_bytes = 0.5 * communication * step_seconds * hardware.NIC_GOODPUT * max(1, min(data, per_node // tensor))
+    optimizer_seconds = parameters / data * OPTIMIZER_BYTES / hardware.H100.memory_bytes_per_second
     return Plan(
         name=name,
         workload=workload,
@@ -196,9 +201,7 @@ def make(
         rounds=max(1, round(data_bytes / (2.0 * parameters * BYTES_PER_ELEMENT))),
         exchange_bytes=exchange,
         expert_share=expert_share,
-        optimizer_seconds=min(
-            0.03 * step_seconds, parameters / data * OPTIMIZER_BYTES / hardware.H100.memory_bytes_per_second
-        ),
+        optimizer_seconds=min(0.03 * step_seconds, optimizer_seconds),
         attention_share=0.4 if workload.startswith("long-context") else 0.0,
         tokens=tokens * microbatches,
         reports_tokens=not workload.endswith("untold"),
