@@ -15,6 +15,7 @@ from scheduler_feedback.api.subscribers import MOST_STREAMS_EACH
 from scheduler_feedback.api.web import elements, page_responses, pages, timetable, words
 from scheduler_feedback.api.web.job_progress import Progress, progress_of
 from scheduler_feedback.api.web.markup import Markup, join, tag
+from scheduler_feedback.api.web.verdicts import card
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.telemetry.pace import Speed
 from tests.controller.site import Site
@@ -374,3 +375,15 @@ def test_the_navigation_marks_the_current_page() -> None:
     assert '<a href="/jobs" aria-current="page">' in text
     assert text.count("aria-current") == 1
     assert '<body data-stream="/live/jobs?page=1">' in text
+
+
+def test_evidence_names_the_measure_in_plain_words() -> None:
+    evidence = {"value": 0.046, "reference": 0.033, "unit": "s", "against": "warm-up", "log_likelihood_ratio": 0.5}
+    shown = str(card({
+        "job": "j-000001", "kind": "straggler", "node": "", "cause": "unknown", "slowdown": 1.0, "confidence": 0.9,
+        "step_seconds_now": 0.0, "device": "", "aggressor": "", "resource": "", "suspects": (), "first_wall_ns": 1,
+        "standing": True, "ruling": "", "judged": None, "verdict_id": "v", "frames": (),
+        "sentence": "x, confidence 0.9",
+        "evidence": [evidence | {"measure": "unrest_of_others"}, evidence | {"measure": "own_part"}],
+    }))  # fmt: skip
+    assert "own part" in shown and "spread of the other ranks" in shown and "unrest" not in shown

@@ -108,12 +108,21 @@ def _evidence(verdict: Document, shown: int) -> Markup:
     )
 
 
+_MEASURES = {"unrest_of_others": "spread of the other ranks' step times"}
+"""Names on the page of measures whose published name is not plain."""
+
+
 def _table(verdict: Document, items: Sequence[Document], caption: str) -> Markup:
     head = [tag("th", name, scope="col") for name in ("Measure", "Value", "Compared with", "Weight")]
     rows = [
         tag(
             "tr",
-            tag("th", item["measure"].replace("_", " "), scope="row", data_label="Measure"),
+            tag(
+                "th",
+                _MEASURES.get(item["measure"], item["measure"].replace("_", " ")),
+                scope="row",
+                data_label="Measure",
+            ),
             tag("td", _value(item["value"], item["unit"]), data_label="Value"),
             tag(
                 "td",
