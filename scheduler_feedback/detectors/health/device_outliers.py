@@ -107,7 +107,7 @@ def _degraded(counters: CounterStatistics, columns: list[int]) -> BoolArray:
 
 
 def _candidates(unreported: bool, disturbed: bool, has_neighbours: bool) -> Iterator[Candidate]:
-    """Yield the devices that may be the cause.
+    """Yield the causes that may be suspected, each with its level and counters.
 
     unreported: whether the job reports no steps. disturbed: whether another job slows it down. has_neighbours: whether
     another job has ranks on the same node.
