@@ -19,7 +19,8 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A submitted job. The API assigns the id, so that its response contains the id before the cycle runs."""
+    """A submitted job. The sender of the event assigns the job's id, so that a response can contain the id before the
+    cycle runs."""
 
     job_id: str
     spec: JobSpec
