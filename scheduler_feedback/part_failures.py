@@ -34,7 +34,7 @@ MOST_KNOWN = 256
 """Maximum number of different bugs that are logged, each once; further bugs are not logged."""
 
 RECENT_SECONDS = 900.0
-"""How long a failure is shown after it, in seconds, if its part is in service."""
+"""Time in seconds for which a failure is shown if its part is in service."""
 
 _log = logging.getLogger(__name__)
 

@@ -54,7 +54,7 @@ class Node:
     reason: str = ""
     """Reason for the state, in words."""
     verdict_id: str = ""
-    """Verdict behind the state; '' if an operator set it."""
+    """Id of the verdict that caused the state; '' if an operator set the state."""
     present: bool = True
     """Whether the backend reports the node. An absent node takes no jobs."""
     probe_job: str | None = None

@@ -30,7 +30,7 @@ class Blocker:
     free: int
     """Free slots of the node."""
     reason: str
-    """Why the job cannot use it, in words."""
+    """Why the job cannot use the node, in words."""
 
 
 @dataclass(frozen=True, slots=True)

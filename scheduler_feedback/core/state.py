@@ -13,14 +13,14 @@ from scheduler_feedback.core.verdict import Verdict
 
 
 class Mode(StrEnum):
-    """Whether decisions about verdicts are applied."""
+    """Mode of the controller: whether decisions about verdicts are applied."""
 
     OBSERVE = "observe"  # decisions about verdicts are logged and scored, never applied
     ACT = "act"
 
 
 class Order(StrEnum):
-    """Order of the pending jobs. Each has a module in ``policies/queue/order``."""
+    """Order of the pending jobs. Each order has a module in ``policies/queue/order``."""
 
     FIFO = "fifo"
     SJF = "sjf"  # shortest estimate first
@@ -77,13 +77,13 @@ class Policy:
     default_time_limit_seconds: float = 3600.0
     """Time limit of jobs without a time limit of their own, in seconds."""
     migration_margin: float = 0.2
-    """h: a migration's benefit must exceed (1 + h) times its cost."""
+    """Safety margin h of migrations: the benefit must exceed (1 + h) times the cost."""
     migration_cooldown_seconds: float = 300.0
     """Minimum time between two migrations of one job."""
     minimum_confidence: float = 0.9
     """Minimum confidence of a verdict that may lead to an action on a running job."""
     expected_persistence_seconds: float = 1800.0
-    """D: expected duration of a fault if nothing is done."""
+    """Expected duration of a fault if nothing is done."""
     suspect_seconds: float = 300.0
     """Time for which a node stays suspect after its verdict has cleared."""
     quarantine_seconds: float = 600.0
@@ -102,7 +102,7 @@ class Policy:
     start_timeout_seconds: float = 60.0
     """An attempt fails if not all of its ranks have been seen running within this time."""
     retry_backoff_seconds: float = 5.0
-    """Delay after the backend refused an action, before the cycle decides it again."""
+    """Delay between the backend's refusal of an action and the cycle's next decision about the action."""
     probe_command: tuple[str, ...] = ("gangwatch-probe",)
     """Command that measures a node after its quarantine, one rank per slot. The node passes if every rank exits with
     code 0. Empty: no probe; probation follows immediately."""
@@ -127,7 +127,7 @@ class Policy:
     starvation_share: float = 1.0
     """Share of the slots that jobs past the starvation limit (overdue jobs) may hold; the earliest submitted go first.
     A value below 1 limits the slots that overdue jobs take from other jobs. A job then waits at most the starvation
-    limit plus a second time: the work of the overdue jobs before it, divided by the share."""
+    limit plus W / share, where W is the work of the overdue jobs before it."""
     usage_half_life_seconds: float = 7 * 86400.0
     """Half-life of a queue's past usage."""
     queues: tuple[Queue, ...] = ()
@@ -160,7 +160,7 @@ class Policy:
     spare_risk_fraction: float = 0.01
     """Accepted probability of too few spares."""
     resize_horizon_seconds: float = 3600.0
-    """Period for which idle slots and waits are counted as costs when gangs are moved or resized."""
+    """Maximum time for which idle slots and waits are counted when a move or resize of gangs is evaluated."""
     restart_on_hang: bool = True
     """Whether a hanging gang that declared itself restartable is restarted away from the culprit."""
 
@@ -255,7 +255,8 @@ class Ended:
 
 
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
-    """Everything that the cycle decides on. All times are the cycle's wall time, in nanoseconds since 1970.
+    """State of the cycle: all data on which its decisions depend. All times are the cycle's wall time, in nanoseconds
+    since 1970.
 
     Values derived from a state, such as its scheduling index, are in its ``__dict__``. They are not part of its value,
     its encoding or its copies.
@@ -306,11 +307,13 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     renewed_ns: int = 0
     """Time at which all pending jobs were last evaluated."""
     first_turn: int = 1
-    """First position in the queues of LAS."""
+    """Position that a stopped job last received in the discrete queues of LAS. The next stopped job gets the next lower
+    one."""
     last_turn: int = 0
-    """Last position in the queues of LAS."""
+    """Position that a job at the end of a queue last received in the discrete queues of LAS. The next job gets the next
+    higher one."""
     chosen_turn: int = 0
-    """Last chosen position in the queues of LAS."""
+    """Number of positions that chosen jobs have received in the discrete queues of LAS."""
     history: dict[str, list[float]] = {}
     """Run time histogram of each group of similar jobs, in bins of half an octave. Old entries decay."""
     recently_ended: list[Ended] = []

@@ -10,8 +10,8 @@ from agent.schema.verdicts.kinds import Kind
 __all__ = ["MASS_LOSS", "Abstention", "Cause", "Cleared", "Evidence", "Finding", "Kind", "Verdict"]
 
 MASS_LOSS = "mass-loss"
-"""Name of the detector whose abstention is cluster-wide: many agents stopped reporting at once. It freezes all
-actions."""
+"""Name of the detector that reports a cluster-wide abstention: many agents stopped reporting at once. The abstention
+freezes all actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A detected fault of one gang member, or, with rank -1, of the whole gang. It never outlives its attempt."""
+    """A detected fault of one gang member, or, with rank -1, of the whole gang. The verdict ends with its attempt at
+    the latest."""
 
     verdict_id: str
     """Unique and deterministic (gang, attempt, rank, first_ns), so that a replay produces the same id."""

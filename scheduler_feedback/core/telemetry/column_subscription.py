@@ -20,7 +20,7 @@ counter_features.py."""
 OCCURRENCES = (ANSWERS, PORT_STATE, LINK_DOWNED)
 """Whether a GPU responds, whether a port is up, and how often the port's link went down. occurrences.py uses these
 series when a record was lost. The controller does not request carriers of interfaces or recovery actions (one series
-per GPU and action), because a frame would then be too large."""
+per GPU and action), because a frame would then no longer fit in 4 kB."""
 
 PRESSURE = "gangwatch_host_pressure_waiting_seconds_total"
 """Time that tasks of a node waited for processor, memory or disks."""

@@ -56,7 +56,7 @@ class _Wired:
     target: IndexArray
 
     def sums(self, parts: FloatArray) -> FloatArray:
-        """Add up the parts [k, c] of k frames: return [k, t], the sum of each target; NaN if a part is missing."""
+        """Add up the parts [k, c] of k frames. Returns [k, t]: the sum of each target; NaN if a part is missing."""
         return parts if len(self.starts) == len(self.column) else np.add.reduceat(parts, self.starts, axis=1)
 
 
@@ -90,9 +90,9 @@ Queued = TypeVar("Queued")
 def fold_apart(
     fold: Callable[[list[Queued]], None], batch: list[Queued], node_of: Callable[[Queued], str], failed: list[Failed]
 ) -> None:
-    """Process a batch. If the batch raises an exception, process each of its frames alone: a bug then affects few
-    nodes.
+    """Process a batch. If the batch raises an exception, process each of its frames alone.
 
+    A bug then affects only the nodes whose frames trigger it.
     failed: receives (node, error) of each frame that could not be processed. Frames that were processed before the
     exception are processed again without effect, because they are not newer than their rows.
     """
@@ -256,7 +256,7 @@ def _node_of(queued: _Queued) -> str:
 
 
 class Device(NamedTuple):
-    """GPU of a rank, with the NIC and PCIe switch next to it."""
+    """GPU of a rank, and the NIC, rail and PCIe switch of that GPU."""
 
     gpu: str = ""
     """UUID of the rank's GPU; '' if unknown."""
@@ -275,7 +275,7 @@ class NodeCounts:
     layout_id: str
     """Id of the newest layout."""
     members: tuple[Member, ...]
-    """Ranks of the node, in the order of their columns in `kind`."""
+    """Ranks of the node, in the order of the arrays in `kind`."""
     devices: tuple[Device, ...]
     """Devices of each rank."""
     coordinates: dict[Member, tuple[int, ...]]

@@ -40,7 +40,7 @@ HELD_NS = 30_000_000_000
 """Time without reports after which another node may report a rank."""
 
 WAITS_NS = 120_000_000_000
-"""Longest wait of records until the scheduler has their gang; the same as for verdicts."""
+"""Maximum time for which records wait until the scheduler has their gang. Verdicts wait for the same time."""
 
 
 class Attempts:

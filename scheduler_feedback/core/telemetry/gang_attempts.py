@@ -40,7 +40,7 @@ MOST_CELLS = 1 << 20
 growing."""
 
 MOST_ROWS = 1 << 14
-"""Maximum number of rows of a ring: 16 s of steps of 1 ms. An agent's ring of 65,536 records, read once a second,
+"""Maximum number of rows of a ring: 16 s of steps of 1 ms. A step ring of 65,536 records that is read once a second
 cannot hold shorter steps."""
 
 STALE_NS = 60_000_000_000
@@ -50,7 +50,8 @@ TRAIL = 16
 """Number of samples of the consumed counters that are kept per rank: with TRAIL_SPACING_NS, at least eight seconds."""
 
 TRAIL_SPACING_NS = 500_000_000
-"""A sample that is closer than this to the newest kept sample replaces it; any other sample replaces the oldest."""
+"""Minimum time between two kept samples. If the newest kept sample is closer to the one before, the next sample
+replaces it instead of the oldest."""
 
 MOST_OPENING = 4096
 """Maximum number of frames whose open steps and collectives are queued before they are processed."""

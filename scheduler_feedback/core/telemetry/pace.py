@@ -73,10 +73,10 @@ class Speed:
     attempt: int
     """Number of the attempt."""
     seconds: float
-    """Current step time: the median of the means of the newest NEWEST_ROWS rows."""
+    """Current step time: the median of the mean step times of the newest NEWEST_ROWS rows."""
     usual_seconds: float
-    """Lower quartile of all rows' means, so that a fault becomes usual only after three quarters of the rows. NaN below
-    LEAST_USUAL_ROWS rows."""
+    """Usual step time: the lower quartile of the mean step times of all rows. A fault changes it only after three
+    quarters of the rows. NaN with fewer than LEAST_USUAL_ROWS rows."""
     slow_seconds: float
     """Step time from which the attempt is slow; infinite while the usual step time is unknown."""
     newest: int

@@ -374,7 +374,7 @@ class Bucket:
 class Grouping:
     """Partition of N columns into groups of any size, arranged for arithmetic on all groups at once.
 
-    Groups whose sizes differ by less than a factor of 1.25 share a bucket, so padding costs at most a quarter.
+    Groups whose sizes differ by at most a factor of 1.25 share a bucket, so padding costs at most a quarter.
 
     of: int [N], group of each column. sizes: int [groups], number of columns of each group.
     order, starts: the columns by group, and the position in that order at which each group begins.
