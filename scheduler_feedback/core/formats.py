@@ -6,8 +6,8 @@ records which of these additions it contains (``scheduler_feedback.journal.forma
 refuses the store with a clear message.
 
 To add a kind of event or action: add it to KINDS with the version in pyproject.toml. To add a member to a journalled
-enum, or a field whose absence would mislead an earlier release: add a Feature. Then run ``python -m
-tests.fixtures.record``.
+enum, or a field whose absence would mislead an earlier release: add a Feature. Then run
+``python -m tests.fixtures.record``.
 """
 
 from __future__ import annotations
