@@ -62,17 +62,17 @@ class Outcome:
     entries: list[Entry]
     """Log entries that explain the decisions."""
     now_ns: int
-    """Time of the cycle."""
+    """Wall time of the cycle."""
     changed: bool
-    """False if only the time, and values derived from the state such as expected starts, have changed. The journal
-    omits such a cycle."""
+    """False if only the time changed, or values derived from the state such as expected starts. The journal omits such
+    a cycle."""
 
 
 def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     """Run one cycle: change the state in place, and return the decisions.
 
-    Deterministic in (state, events, now_ns). now_ns is wall time. Values derived from the state (queue order, free
-    slots, expected ends) are in its scheduling index. So the cost of a cycle depends on its events, not on the size of
+    Deterministic in (state, events, now_ns). now_ns is wall time. The state's scheduling index contains derived values
+    (queue order, free slots, expected ends). The cost of a cycle therefore depends on its events, not on the size of
     the cluster.
     """
     context = begin(state, now_ns)  #                             1  advance the time; it never goes back
@@ -179,7 +179,8 @@ def evaluate_what_is_due(context: CycleContext) -> None:
 
 
 def suspect_accused_nodes(context: CycleContext) -> None:
-    """Apply verdicts to node states, unless actions are frozen. Delayed changes follow after the thaw."""
+    """Apply verdicts to node states, unless actions are frozen. Changes that a freeze delays are made after the freeze
+    ends."""
     if not context.state.frozen and context.state.verdicts:
         mark_accused_nodes(context)
 
@@ -206,7 +207,7 @@ def commit(context: CycleContext, happened: bool) -> Outcome:
 
 
 def forget_the_oldest(state: State, index: SchedulingIndex) -> None:
-    """Bound the size of the state: drop the oldest ended jobs and decisions, which stay in the journal.
+    """Limit the size of the state: drop the oldest ended jobs and decisions, which stay in the journal.
 
     Allows a tenth more jobs than ``ended_jobs_kept``, so that many are dropped at once.
     """
@@ -218,9 +219,10 @@ def forget_the_oldest(state: State, index: SchedulingIndex) -> None:
 
 
 def next_wake_ns(state: State, after_ns: int = -1) -> int | None:
-    """Return the next instant at which a cycle without events may decide something; None: never.
+    """Return the next time at which a cycle without events may decide something; None: never.
 
-    No such cycle decides anything earlier (``policies.index.timeouts``). after_ns: ignore instants up to this one.
+    A cycle without events decides nothing before that time (``policies.index.timeouts``). after_ns: ignore times up to
+    this one.
     """
     at_ns = timeouts.next_ns(state, index_of(state), after_ns)
     return None if at_ns is None else max(at_ns, state.now_ns)

@@ -23,10 +23,10 @@ from agent.schema.errors import ConfigError
 from scheduler_feedback.core.fabric import ALL_RAILS, Fabric, Leaf
 
 MOST_NODES = 1 << 20
-"""More than any cluster has: a range such as [0-999999999] is a mistake."""
+"""Maximum number of nodes in a list. No cluster has as many: a range such as [0-999999999] is a mistake."""
 
 MOST_DIGITS = 18
-"""Digits of a number in a node's name."""
+"""Maximum number of digits of a number in a node's name."""
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -43,7 +43,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_fabric(path: Path) -> Fabric:
-    """Return the fabric that the file describes. Raises ConfigError, naming the file and the line or key."""
+    """Return the fabric that the file describes. Raises ConfigError with the name of the file, and the line or key."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +55,8 @@ def read_fabric(path: Path) -> Fabric:
 
 
 def nodes_of(text: str) -> Iterator[str]:
-    """Yield the names in a node list in Slurm's notation: ``n[01-03,7],login``. Raises ValueError."""
+    """Yield the names in a node list in Slurm's notation: ``n[01-03,7],login``. Raises ValueError if the list is
+    invalid."""
     left = MOST_NODES
     parts = _PART.findall(text)
     if ",".join(parts) != text.strip():

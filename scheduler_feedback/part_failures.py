@@ -17,36 +17,44 @@ from typing import TypedDict
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 PARTS = ("feed", "fleet", "pace", "shared", "verdicts", "entries", "baselines", "metrics", "page", "api")
-"""feed: reading agents' streams. fleet: processing frames. pace: step times for the page. shared: what all detectors
-share, and the arbiter of their verdicts. verdicts: passing verdicts to
-the cycle. entries: passing journal entries to readers. baselines: the detectors' snapshots. metrics: /metrics. page,
-api: answering requests."""
+"""Names of the parts.
+
+- feed: reads the agents' streams.
+- fleet: processes frames.
+- pace: keeps step times for the page.
+- shared: data that all detectors share, and the arbiter of their verdicts.
+- verdicts: passes verdicts to the cycle.
+- entries: passes journal entries to readers.
+- baselines: takes the detectors' snapshots.
+- metrics: serves /metrics.
+- page, api: answer requests.
+"""
 
 MOST_KNOWN = 256
 """Maximum number of different bugs that are logged, each once; further bugs are not logged."""
 
 RECENT_SECONDS = 900.0
-"""How long a failure is shown if nothing is out of service."""
+"""Time in seconds for which a failure is shown if its part is in service."""
 
 _log = logging.getLogger(__name__)
 
 
 class Trouble(TypedDict):
-    """Part of the program that raised an unexpected error."""
+    """A part of the controller that raised an unexpected error."""
 
     part: str
     out: bool
     """Whether the part is out of service; if not, it failed recently and still works."""
     text: str
     failures: int
-    """Since the controller's start."""
+    """Number of failures since the controller's start."""
     wall_ns: int
     """Time of the newest failure."""
 
 
 @dataclass(slots=True)
 class _Newest:
-    """A part's newest failure. at_s: monotonic."""
+    """Newest failure of a part. at_s: its time on the monotonic clock."""
 
     text: str
     at_s: float
@@ -72,8 +80,10 @@ class PartFailures:
     # --- reporting ----------------------------------------------------------------------------------------------------
 
     def report(self, part: str, error: BaseException, subject: str = "", out: bool = False) -> None:
-        """Count a failure of a part, and log it if the bug is new. subject: the affected object ("node n1"). out: the
-        part is out of service from now on."""
+        """Count a failure of a part, and log it if the bug is new.
+
+        subject: the affected object ("node n1"). out: whether the part is out of service from now on.
+        """
         text = f"{type(error).__name__}: {error}"[:300]
         where = _where(error)
         with self._lock:
@@ -104,7 +114,8 @@ class PartFailures:
         self._aside = {"node": nodes, "gang": gangs}
 
     def started_again(self, reason: str, ended_ns: int) -> None:
-        """Record that the previous controller ended unexpectedly and this one replaced it. ended_ns: wall time."""
+        """Record that the previous controller ended unexpectedly and this one replaced it. ended_ns: wall time of that
+        end."""
         trouble = Trouble(part="controller", out=False, text=reason, failures=1, wall_ns=ended_ns)
         self._started_again = time.monotonic(), trouble
 
@@ -139,7 +150,7 @@ class PartFailures:
         return sorted(found, key=lambda one: not one["out"])
 
     def measures(self) -> Iterator[Sample]:
-        """Yield metrics."""
+        """Yield the metric samples of the parts and detectors."""
         with self._lock:
             failures, out, aside = dict(self._failures), set(self._out), dict(self._aside)
         for name, count in failures.items():
@@ -184,9 +195,10 @@ def in_words(trouble: Trouble) -> str:
 
 
 def _where(error: BaseException) -> tuple[str, int]:
-    """Return the file and line that raised, which identify a bug.
+    """Return the file and line that raised the error, which identify a bug.
 
-    They are stored with the error: if several callers wait for one task, only the first gets the inner traceback.
+    The file and line are stored with the error: if several callers wait for one task, only the first gets the inner
+    traceback.
     """
     known: tuple[str, int] | None = getattr(error, "_raised_at", None)
     if known is not None:

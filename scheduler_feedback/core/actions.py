@@ -8,7 +8,8 @@ from scheduler_feedback.core.job import JobSpec, Slot, StopReason
 
 
 class StartGang(msgspec.Struct, frozen=True):
-    """Start every rank of the attempt in its slot, or none. A second start of the same attempt has no effect."""
+    """Action: start all ranks of the attempt in their slots, or start no rank. A second start of the same attempt has
+    no effect."""
 
     action_id: str
     """Unique id."""
@@ -19,13 +20,14 @@ class StartGang(msgspec.Struct, frozen=True):
     spec: JobSpec
     """Specification of the job."""
     placement: tuple[Slot, ...]
-    """Slots by rank."""
+    """Slot of each rank, in rank order."""
     reason: str = ""
     """Reason in words."""
 
 
 class StopGang(msgspec.Struct, frozen=True):
-    """Run the checkpoint command, if any, and signal the attempt to save; after the grace period, kill it."""
+    """Action: run the checkpoint command, if the job has one, and send the stop signal; after the grace period, kill
+    the attempt."""
 
     action_id: str
     """Unique id."""
@@ -36,15 +38,15 @@ class StopGang(msgspec.Struct, frozen=True):
     signal: str
     """Name of the signal that makes the job save and exit."""
     grace_seconds: float
-    """Time between that signal and SIGKILL."""
+    """Time between the stop signal and SIGKILL, in seconds."""
     why: StopReason
     """Reason, as a code."""
     reason: str = ""
     """Reason in words."""
     checkpoint_command: tuple[str, ...] = ()
-    """Argument list, no shell, that saves the job before the signal; empty: none."""
+    """Command that saves the job before the signal, as an argument list without a shell; empty: no command."""
     checkpoint_timeout_seconds: float = 0.0
-    """Longest wait for checkpoint_command."""
+    """Longest wait for checkpoint_command, in seconds."""
 
 
 Action = StartGang | StopGang
@@ -58,11 +60,11 @@ class Entry(msgspec.Struct, frozen=True):
     subject: str
     """Job id or 'node:NAME'."""
     kind: str
-    """A short word (submitted, waits, started, running, suspect, migrate, stay, quarantine, probation, released, ended,
-    ...)."""
+    """Type of the entry, as a short word (submitted, waits, started, running, suspect, migrate, stay, quarantine,
+    probation, released, ended, ...)."""
     text: str
     """The sentence."""
     applied: bool = True
-    """False if observe mode or a freeze prevented it."""
+    """Whether the decision was applied; False if observe mode or a freeze prevented it."""
     detail: tuple[tuple[str, str], ...] = ()
-    """Numbers behind it (terms of the cost test, evidence), as printable pairs."""
+    """Numbers behind the decision (terms of the cost test, evidence), as (name, value) pairs of text."""

@@ -7,7 +7,8 @@ from enum import IntEnum, StrEnum
 
 
 class NodeState(StrEnum):
-    """healthy -> suspect -> quarantine -> (probe) -> probation -> healthy; only an operator sets maintenance."""
+    """State of a node: healthy -> suspect -> quarantine -> (probe) -> probation -> healthy. Only an operator sets
+    maintenance."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # an active verdict accuses it: used last
@@ -17,7 +18,7 @@ class NodeState(StrEnum):
 
 
 class Level(StrEnum):
-    """Distance between two slots, the nearest level first."""
+    """Levels of the network, which measure the distance between two slots; the nearest level first."""
 
     ISLAND = "island"  # GPUs on one NVLink switch, in one node or in several
     NODE = "node"
@@ -30,8 +31,8 @@ class Level(StrEnum):
 class Node:
     """A node, its state, and the reason for that state.
 
-    Only the cycle changes it, fields on which the scheduling index depends through methods of that index. All times are
-    the cycle's wall time, in nanoseconds since 1970.
+    Only the cycle changes a node. The cycle uses methods of the scheduling index to change fields that this index
+    depends on. All times are the cycle's wall time, in nanoseconds since 1970.
     """
 
     name: str
@@ -49,19 +50,19 @@ class Node:
     until_ns: int | None = None
     """Wall time at which quarantine or probation may end; None if only an event ends it."""
     backoff: int = 0
-    """Quarantines since the last full recovery. Each one doubles the length of the next."""
+    """Number of quarantines since the last full recovery. Each quarantine doubles the length of the next one."""
     reason: str = ""
     """Reason for the state, in words."""
     verdict_id: str = ""
-    """Verdict behind the state; '' if an operator set it."""
+    """Id of the verdict that caused the state; '' if an operator set the state."""
     present: bool = True
     """Whether the backend reports the node. An absent node takes no jobs."""
     probe_job: str | None = None
-    """Id of the running probe job."""
+    """Id of the running probe job; None if no probe runs."""
     accusers: tuple[str, ...] = ()
     """Jobs whose verdicts named the node since it was last healthy."""
     probes: int = 0
-    """Number of probes so far. Numbers the next one."""
+    """Number of probes so far. The id of the next probe job contains the next number."""
     gpu_type: str = ""
     """GPU type of all slots; '' if the cluster has one type or the type is unknown."""
     spine: str = ""
@@ -73,11 +74,12 @@ class Node:
     island: str = ""
     """NVLink domain wider than a node; '' if unknown."""
     island_slots: int = 0
-    """Size of the NVLink islands formed by consecutive slots. 0: the whole node is one island."""
+    """Number of consecutive slots that form one NVLink island. 0: the whole node is one island."""
     slowdown: float = 1.0
-    """Expected run time on this node over run time elsewhere. 1 if the node is not suspected of slowness."""
+    """Expected run time on this node divided by the expected run time on other nodes. 1 if the node is not suspected of
+    slowness."""
     doubted_ns: int | None = None
-    """Wall time since which a verdict has accused the node; None if none does."""
+    """Wall time since which a verdict has accused the node; None if no verdict does."""
     spare: bool = False
     """Whether the node is reserved for gangs that leave a bad node. Preemptible jobs may use it meanwhile."""
     refuses: tuple[str, ...] = ()
@@ -89,7 +91,7 @@ class Node:
 
 
 class Tier(IntEnum):
-    """Use of a usable node. Nodes in any other state have no tier and take no jobs."""
+    """Class of a node that takes jobs. Nodes that take no jobs have no tier."""
 
     HEALTHY = 0
     PROBATION = 1

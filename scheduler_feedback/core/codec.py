@@ -2,8 +2,8 @@
 
 The format is MessagePack, not JSON, because a measure may be infinite or absent (NaN), and JSON has neither value.
 Events and actions are unions, encoded as ``[class name, fields]``; the state is encoded as ``[version, fields]``. A
-field that is missing in an older message takes its default; an unknown field is ignored. ``printable`` returns any of
-them as plain lists and dicts.
+field that is missing in an older message takes its default; an unknown field is ignored. ``printable`` returns an
+event, action, entry or state as plain lists and dicts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(data: bytes) -> Event:
-    """Decode an event. Raises StoreError if the bytes are no event or one of an unknown kind."""
+    """Decode an event. Raises StoreError if the bytes do not contain an event of a known kind."""
     return _events.decode(data)
 
 
@@ -80,7 +80,7 @@ def encode_action(action: Action) -> bytes:
 
 
 def decode_action(data: bytes) -> Action:
-    """Decode an action. Raises StoreError if the bytes are no action or one of an unknown kind."""
+    """Decode an action. Raises StoreError if the bytes do not contain an action of a known kind."""
     return _actions.decode(data)
 
 
@@ -90,7 +90,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """Decode a state. Raises StoreError if the bytes are no state or have another version."""
+    """Decode a state. Raises StoreError if the bytes do not contain a state, or if the state has another version."""
     try:
         version, body = _states.decode(data)
         if version != STATE_VERSION:
@@ -101,7 +101,8 @@ def decode_state(data: bytes) -> State:
 
 
 def printable(value: Event | Action | Entry | State) -> Any:
-    """Return the value as plain dicts, lists, strings and numbers. Events and actions get a ``type``, their class."""
+    """Return the value as plain dicts, lists, strings and numbers. The dict of an event or action has a ``type``: the
+    name of its class."""
     body = msgspec.to_builtins(value)
     return {"type": type(value).__name__, **body} if type(value).__name__ in _NAMED else body
 

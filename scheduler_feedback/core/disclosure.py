@@ -63,7 +63,7 @@ FOLDER = Rule(Audience.OWNER, text=False, journal=True, bundle=Share.NOTHING)
 """Paths in a user's file system."""
 
 VARIABLES = Rule(Audience.NOBODY, text=False, journal=False, bundle=Share.KEYS)
-"""Environments. They often contain keys for other services."""
+"""Environment variables of jobs. They often contain keys for other services."""
 
 SETTINGS = Rule(Audience.ANYONE, text=True, journal=True, bundle=Share.NOTHING)
 """Argument lists of the operator, from the configuration."""
@@ -211,7 +211,8 @@ _EMPTIED = _emptied_for_journal()
 
 
 def for_journal(record: Event | Action) -> Event | Action:
-    """Return the record with the specification's fields emptied that the journal's export must not contain."""
+    """Return the record for the journal's export. Fields of the specification that the export must not contain are
+    empty."""
     if isinstance(record, Submitted | Hosted | StartGang):
         return replace(record, spec=replace(record.spec, **_EMPTIED))
     return record
@@ -221,7 +222,8 @@ def for_journal(record: Event | Action) -> Event | Action:
 
 
 def for_bundle(value: object) -> Any:
-    """Return the event, action or part of one as plain values, reduced to what may leave the organisation."""
+    """Return an event, an action or a part of one as plain values, without data that must not leave the
+    organisation."""
     if isinstance(value, msgspec.Struct):
         named = [(field, getattr(value, field)) for field in value.__struct_fields__]
     elif is_dataclass(value):
@@ -249,7 +251,7 @@ def shared(value: object, rule: Rule) -> Any:
 
 
 def _holds_text(value: object) -> bool:
-    """Return whether the field contains text, apart from inner structures, which have their own rules."""
+    """Return whether the field contains text. Inner structures do not count, because they have their own rules."""
     if isinstance(value, Enum):
         return False
     if isinstance(value, str):

@@ -19,7 +19,8 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A submitted job. The shell assigns the id, so that its response can contain it before the cycle runs."""
+    """A submitted job. The sender of the event assigns the job's id, so that a response can contain the id before the
+    cycle runs."""
 
     job_id: str
     spec: JobSpec
@@ -28,7 +29,7 @@ class Submitted(msgspec.Struct, frozen=True):
     array_index: int = 0
     """Index of the job in its array."""
     by: str = ""
-    """Who submitted it on behalf of its user; '' if the user did."""
+    """User who submitted the job for its owner; '' if the owner submitted it."""
 
 
 class CancelRequested(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ class NodeCommand(StrEnum):
 
 
 class NodeCommanded(msgspec.Struct, frozen=True):
-    """An operator's command for a node. drain: with MAINTENANCE, also move restartable jobs to other nodes."""
+    """An operator's command for a node. drain: whether MAINTENANCE also moves restartable jobs to other nodes."""
 
     node: str
     command: NodeCommand
@@ -83,7 +84,7 @@ class PolicySet(msgspec.Struct, frozen=True):
 
 
 class NodeSeen(msgspec.Struct, frozen=True):
-    """A node and its properties; sent at start and on every change. present False: the node is gone."""
+    """A node and its properties; sent at start and on every change. present: False if the node is gone."""
 
     node: str
     slots: int
@@ -130,7 +131,7 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptRunning(msgspec.Struct, frozen=True):
-    """The start of every rank of the attempt. Ranks that `ranks` omits keep their last known data."""
+    """Report that every rank of the attempt has started. A rank that is not in `ranks` keeps its last known data."""
 
     job_id: str
     attempt: int
@@ -183,11 +184,13 @@ class AttemptEnded(msgspec.Struct, frozen=True):
     reason: str = ""
     """Reason in words; '' if the attempt ran."""
     ended_wall_ns: int = 0
-    """End of the last process by the shim's clock, because the controller may have been down."""
+    """Time at which the last process ended, by the shim's clock. The controller may have been down at that time."""
     signalled: bool = False
-    """Whether a rank still ran when the stop signal was sent. Exit code 0 then does not prove that it finished."""
+    """Whether a rank still ran when the stop signal was sent. If so, exit code 0 does not prove that the rank
+    finished."""
     why: str = ""
-    """StopReason of the requested stop; '' if none was requested. `gangwatch down` stops jobs without the cycle."""
+    """Reason of the requested stop (a StopReason); '' if no stop was requested. `gangwatch down` stops jobs without the
+    cycle."""
     done_seconds: float | None = None
     """All saved work of the job, in seconds of running alone at full speed; None: unknown."""
     all_exited_with: int | None = None
@@ -213,7 +216,7 @@ class AttemptUnknown(msgspec.Struct, frozen=True):
 
 
 class FirstStep(msgspec.Struct, frozen=True):
-    """First training step of an attempt, for restart times."""
+    """First training step of an attempt, from which restart times are measured."""
 
     job_id: str
     attempt: int
@@ -230,7 +233,7 @@ class Progressed(msgspec.Struct, frozen=True):
 
 
 class ActionFailed(msgspec.Struct, frozen=True):
-    """An action that the backend could not carry out; the cycle decides it again."""
+    """An action that the backend could not carry out. The cycle makes the decision again."""
 
     action_id: str
     job_id: str

@@ -12,11 +12,11 @@ class WaitsFor:
     """A job whose end frees slots for a waiting job."""
 
     job_id: str
-    """Id of that job."""
+    """Id of the job whose end frees the slots."""
     ranks: int
-    """Slots that its end frees."""
+    """Number of slots that the end of that job frees."""
     until_ns: int
-    """Expected time of its end."""
+    """Expected time at which that job ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Blocker:
     free: int
     """Free slots of the node."""
     reason: str
-    """Why the job cannot use it, in words."""
+    """Why the job cannot use the node, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +38,23 @@ class Explanation:
     """Reasons for a job's state, and what would change it."""
 
     job_id: str
-    """The job."""
+    """Id of the job."""
     state: JobState
     """State of the job."""
     why: str
     """Reason in one sentence."""
     waits_for: tuple[WaitsFor, ...] = ()
-    """Jobs whose ends it waits for, in order of time."""
+    """Jobs that must end before this job can start, in order of their expected ends."""
     expected_start_ns: int | None = None
     """Expected start; None if unknown or if the job does not wait."""
     reservation: tuple[Slot, ...] = ()
-    """Slots reserved for it, by rank."""
+    """Slots reserved for the job, by rank."""
     blockers: tuple[Blocker, ...] = ()
-    """Nodes that it cannot use, each with a reason."""
+    """Nodes that the job cannot use, each with a reason."""
     what_would_change_it: tuple[str, ...] = ()
-    """Sentences, the cheapest change first."""
+    """Changes that would help the job, as sentences, the cheapest first."""
     expected_start_range_ns: tuple[int, int] | None = None
-    """Earliest and latest likely start."""
+    """Earliest and latest likely start; None if unknown."""
     binds: str = ""
     """The one constraint that prevents the start: frozen, pause, dependency, capacity (the empty cluster is too small),
     limit (of its queue), slots, level (slots are free, but not in one domain) or reservation (slots are free, but

@@ -1,8 +1,8 @@
 """Fabric: the leaf switch of each node, or of each rail of a node.
 
 Jobs below one leaf switch share its uplinks into the fabric. In a rail-optimised fabric each rail of a node connects to
-its own leaf; otherwise all NICs of a node connect to one leaf. Frames do not contain this; a file does
-(fabric_file.py).
+its own leaf; otherwise all NICs of a node connect to one leaf. Frames do not contain the names of leaf switches. A file
+contains them (fabric_file.py).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class Leaf:
     name: str
     """Name of the switch."""
     nodes: tuple[str, ...]
-    """Nodes below it."""
+    """Names of the nodes below the switch."""
     rail: int = ALL_RAILS
-    """Rail whose NICs connect to it; ALL_RAILS for all NICs of the nodes."""
+    """Rail of the nodes whose NICs connect to the switch; ALL_RAILS if all NICs do."""
 
 
 class Fabric:
     """Leaf switches by node and rail. Empty if the fabric is unknown."""
 
     def __init__(self, leaves: Iterable[Leaf] = ()) -> None:
-        """Raises ValueError if a rail of a node has two leaves."""
+        """Raise ValueError if a rail of a node has two leaves."""
         self._of: dict[tuple[str, int], str] = {}
         for leaf in leaves:
             for node in leaf.nodes:

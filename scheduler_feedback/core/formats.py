@@ -1,8 +1,9 @@
 """Registry of the journal's formats: the first release that can read each kind of event, action and state.
 
-Every release reads what earlier releases wrote. An earlier release can read what a later one wrote as long as that
-contains nothing that the earlier one cannot decode. KINDS and FEATURES name those things; a store records which of them
-it contains (``scheduler_feedback.journal.format_needs``), so that an earlier release refuses it with a clear message.
+Every release can read the stores of earlier releases. An earlier release can read the store of a later one only if it
+can decode everything in that store. KINDS and FEATURES name the additions that earlier releases cannot decode. A store
+records which of these additions it contains (``scheduler_feedback.journal.format_needs``), so that an earlier release
+refuses the store with a clear message.
 
 To add a kind of event or action: add it to KINDS with the version in pyproject.toml. To add a member to a journalled
 enum, or a field whose absence would mislead an earlier release: add a Feature. Then run
@@ -39,7 +40,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 FIRST_RELEASE = "0.1.0"
-"""A store that names no release is readable by this one and every later one."""
+"""First release. A store that names no release can be read by this release and every later one."""
 
 KINDS: dict[type, str] = {
     Submitted: "0.1.0",
@@ -108,7 +109,8 @@ def version_key(release: str) -> tuple[int, ...]:
 class Formats:
     """Kinds and features that one release can read.
 
-    names: first release that reads each name that a store may record. newest: the newest of these releases.
+    names: name of each kind or feature that a store may record -> first release that reads it. newest: the newest
+    release in `names`.
     """
 
     __slots__ = ("_later", "names", "newest")
@@ -123,7 +125,8 @@ class Formats:
                 self._later.setdefault(feature.kind, []).append(feature)
 
     def used_by(self, values: Iterable[object]) -> dict[str, str]:
-        """Return the names in these values that the first release cannot read, with the release that each needs."""
+        """Return the kinds and features in these values that the first release cannot read: name -> first release that
+        can."""
         if not self._later:
             return {}
         return {

@@ -1,7 +1,7 @@
 """Jobs: the submitted specification and the state of the newest attempt.
 
-These are msgspec structs, which are created, compared and decoded in a fifth of the time of dataclasses. A journal
-contains many of them. ``msgspec.structs.replace`` returns a changed copy.
+Jobs are msgspec structs, because a journal contains many of them: a struct is created, compared and decoded in a fifth
+of the time of a dataclass. ``msgspec.structs.replace`` returns a changed copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from scheduler_feedback.core.cluster import Level
 
 
 class JobState(StrEnum):
-    """pending -> starting -> running -> stopping -> pending (new attempt), completed, failed or cancelled."""
+    """State of a job: pending -> starting -> running -> stopping -> pending (new attempt), completed, failed or
+    cancelled."""
 
     PENDING = "pending"
     STARTING = "starting"  # the start was decided; not all ranks have been seen running
@@ -91,7 +92,7 @@ class Group(msgspec.Struct, frozen=True):
     ranks: int
     """Number of ranks."""
     command: tuple[str, ...] = ()
-    """Argument list of these ranks; empty: the job's own."""
+    """Argument list of these ranks; empty: the job's command."""
     same_node: bool = False
     """Whether all these ranks must be on one node."""
 
@@ -102,7 +103,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     name: str
     """Name of the job, chosen by the user."""
     command: tuple[str, ...]
-    """Argument list; no shell."""
+    """Command of the ranks, as an argument list without a shell."""
     ranks: int
     """Gang size, one slot per rank. All ranks start, or none."""
     user: str = ""
@@ -112,31 +113,31 @@ class JobSpec(msgspec.Struct, frozen=True):
     kind: JobKind = JobKind.TRAINING
     """Who starts the job and why; see `JobKind`."""
     time_limit_seconds: float | None = None
-    """User's estimate of the whole run time, used by backfill. An overrun is not killed."""
+    """User's estimate of the whole run time, used by backfill. A job that exceeds its limit is not killed."""
     restartable: bool = False
     """Whether the job may be stopped and started again. It resumes from its own checkpoint."""
     checkpoint_signal: str = "SIGTERM"
     """Name of the signal that makes the job save and exit. SIGKILL follows after grace_seconds."""
     grace_seconds: float = 30.0
-    """Time between the checkpoint signal and SIGKILL."""
+    """Time between the checkpoint signal and SIGKILL, in seconds."""
     restart_cost_seconds: float = 10.0
     """User's estimate of load and warm-up time, for the cost test."""
     max_retries: int = 0
-    """New attempts after failures. Migrations do not count."""
+    """Maximum number of new attempts after failures. Migrations do not count."""
     working_directory: str = ""
     """Working directory of the ranks; '': the backend's default."""
     environment: dict[str, str] = {}
     """Environment variables of the ranks."""
     pinned_node: str | None = None
-    """The only node that the job may use (probes)."""
+    """The only node that the job may use (probes); None: any node."""
     min_ranks: int | None = None
-    """Least ranks of an elastic gang, which runs with any number from min_ranks to max_ranks."""
+    """Minimum number of ranks of an elastic gang. The gang runs with any number from min_ranks to max_ranks."""
     max_ranks: int | None = None
-    """Most ranks of an elastic gang. `ranks` is the number that it requests."""
+    """Maximum number of ranks of an elastic gang. `ranks` is the number that it requests."""
     array_size: int = 0
     """Number of jobs to create from this specification, each a separate gang. 0: a single job."""
     array_parallel: int = 0
-    """Most jobs of the array that run at once. 0: no limit."""
+    """Maximum number of jobs of the array that run at once. 0: no limit."""
     groups: tuple[Group, ...] = ()
     """Roles, in rank order. Their ranks add up to `ranks`. Empty: all ranks are alike."""
     after: tuple[Dependency, ...] = ()
@@ -144,8 +145,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     gpu_types: tuple[str, ...] = ()
     """GPU types that the job can run on; empty: any. A gang runs on one type."""
     throughput: dict[str, float] = {}
-    """Speed by GPU type, as a share of the speed that the estimates assume. A type without an entry uses the policy's
-    matrix, else 1."""
+    """Speed by GPU type, as a share of the speed that the estimates assume. The speed on a type without an entry is in
+    `Policy.throughput`; it is 1 if that has no entry either."""
     checkpoint_interval_seconds: float | None = None
     """Interval at which the job saves automatically; a stop loses the work since the last save. None: the job saves on
     request."""
@@ -156,9 +157,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     preemptible: bool = False
     """Whether the job may be stopped for another gang. It must be restartable too."""
     min_run_seconds: float | None = None
-    """Least run time of an attempt before it may be preempted; None: the policy's."""
+    """Minimum run time of an attempt before it may be preempted; None: `Policy.min_run_seconds`."""
     packing: Packing = Packing.PACK
-    """How to place a gang that fits in several ways."""
+    """How to place a gang for which several placements are possible."""
     required_level: Level | None = None
     """All ranks must be inside one domain of this level; the job waits until they fit."""
     preferred_level: Level | None = None
@@ -171,10 +172,10 @@ class JobSpec(msgspec.Struct, frozen=True):
     constraint: str = ""
     """Name of a condition that the job's nodes must meet; '': none. See `Node.refuses`."""
     checkpoint_command: tuple[str, ...] = ()
-    """Argument list, no shell. Runs next to rank 0 before the checkpoint signal, so that the job is saved before it
-    moves. Empty: none."""
+    """Command that saves the job before it moves, as an argument list without a shell. It runs next to rank 0 before
+    the checkpoint signal. Empty: no command."""
     checkpoint_timeout_seconds: float = 60.0
-    """Longest wait for checkpoint_command."""
+    """Longest wait for checkpoint_command, in seconds."""
 
     @property
     def stop_seconds(self) -> float:
@@ -198,7 +199,7 @@ class HostedWait(msgspec.Struct, frozen=True, order=True, gc=False):
     """Gangs of one size that wait in a queue of an external scheduler."""
 
     queue: str
-    """Name of the queue."""
+    """Name of the external scheduler's queue."""
     ranks: int
     """Ranks of each gang."""
     seconds: float | None = None
@@ -211,20 +212,20 @@ class RankRecord(msgspec.Struct, frozen=True, gc=False):
     rank: int
     """Number of the rank."""
     slot: Slot
-    """Slot that it runs in."""
+    """Slot of the rank."""
     pid: int | None = None
     """Process id; None if unknown."""
     start_time: int | None = None
     """Start of the process in clock ticks since boot (/proc/PID/stat field 22)."""
     exit_code: int | None = None
-    """Exit code; None while it runs or if unknown."""
+    """Exit code; None while the rank runs or if the code is unknown."""
 
 
 class Job(msgspec.Struct):
     """A job and its newest attempt.
 
-    Only the cycle changes it, fields on which the scheduling index depends through methods of that index. All times are
-    the cycle's wall time, in nanoseconds since 1970.
+    Only the cycle changes a job. The cycle uses methods of the scheduling index to change fields that this index
+    depends on. All times are the cycle's wall time, in nanoseconds since 1970.
     """
 
     job_id: str
@@ -278,13 +279,14 @@ class Job(msgspec.Struct):
     progress_ns: int | None = None
     """Time of the running attempt's last progress report. done_seconds has the reported value."""
     level: int = 0
-    """Queue of LAS that the job has fallen to."""
+    """Number of the job's discrete queue under least attained service (LAS), from 0."""
     turn: int = 0
-    """Position in that queue of LAS."""
+    """Position of the job in its discrete queue of LAS; lower positions go first."""
     estimate_seconds: float | None = None
     """Total run time of similar jobs at the last evaluation; None: not evaluated."""
     urgency: float = 0.0
-    """GPU-seconds that the job is still expected to need, at the last evaluation of the fair order."""
+    """Sort key of the job in the fair order, lowest first: its expected remaining GPU-seconds at the last evaluation.
+    In the themis order: minus rho."""
     appraise_ns: int = 0
     """Time of the next evaluation of the fair order."""
     preemptions: int = 0
@@ -300,4 +302,4 @@ class Job(msgspec.Struct):
     proposed: str = ""
     """Last action that observe mode logged for this job."""
     overdue: bool = False
-    """Whether the job has waited longer than the starvation limit and goes first on the starvation share."""
+    """Whether the job has waited longer than the starvation limit, and may use the starvation share to go first."""

@@ -9,7 +9,8 @@ _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\
 
 
 def misleading(what: str, text: str) -> str | None:
-    """Return which character of the text is refused, and why; None if all are plain. what: "the job's name"."""
+    """Return which character of the text is refused, and why; None if all are plain. what: name of the text in the
+    message, such as "the job's name"."""
     for position, character in enumerate(text):
         if (kind := _harm(character)) is None:
             continue

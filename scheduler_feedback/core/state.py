@@ -13,14 +13,14 @@ from scheduler_feedback.core.verdict import Verdict
 
 
 class Mode(StrEnum):
-    """Whether decisions about verdicts are applied."""
+    """Mode of the controller: whether decisions about verdicts are applied."""
 
     OBSERVE = "observe"  # decisions about verdicts are logged and scored, never applied
     ACT = "act"
 
 
 class Order(StrEnum):
-    """Order of the pending jobs. Each has a module in ``policies/queue/order``."""
+    """Order of the pending jobs. Each order has a module in ``policies/queue/order``."""
 
     FIFO = "fifo"
     SJF = "sjf"  # shortest estimate first
@@ -50,7 +50,8 @@ class Estimates(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue in the hierarchy. Jobs whose queue the policy does not name share the root as one queue of weight 1."""
+    """A queue in the hierarchy. Jobs whose queue the policy does not name share one queue of weight 1 below the
+    root."""
 
     name: str
     """Unique name."""
@@ -59,55 +60,56 @@ class Queue:
     weight: float = 1.0
     """Share of the parent's slots, relative to the other children."""
     quota: int | None = None
-    """Slots that other queues' borrowing never makes it wait for; None: its weight's share of the parent."""
+    """Number of slots that the queue is entitled to, even while other queues borrow them; None: its weight's share of
+    the parent's slots."""
     limit: int | None = None
-    """Most slots that it may hold; None: no limit."""
+    """Maximum number of slots that the queue may hold; None: no limit."""
     borrow: bool = True
-    """Whether it may hold more than its quota."""
+    """Whether the queue may hold more slots than its quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Settings of the cycle. They are journalled, so a replay uses the settings of its time."""
+    """Settings of the cycle. They are journalled, so that a replay uses the settings that were in force."""
 
     mode: Mode = Mode.ACT
     """Whether decisions about verdicts are applied or only logged."""
     default_time_limit_seconds: float = 3600.0
-    """Time limit of jobs that set none."""
+    """Time limit of jobs without a time limit of their own, in seconds."""
     migration_margin: float = 0.2
-    """h: a migration's benefit must exceed (1 + h) times its cost."""
+    """Safety margin h of migrations: the benefit must exceed (1 + h) times the cost."""
     migration_cooldown_seconds: float = 300.0
-    """Least time between two migrations of one job."""
+    """Minimum time between two migrations of one job."""
     minimum_confidence: float = 0.9
-    """Least confidence of a verdict that may lead to an action on a running job."""
+    """Minimum confidence of a verdict that may lead to an action on a running job."""
     expected_persistence_seconds: float = 1800.0
-    """D: expected duration of a fault if nothing is done."""
+    """Expected duration of a fault if nothing is done."""
     suspect_seconds: float = 300.0
     """Time for which a node stays suspect after its verdict has cleared."""
     quarantine_seconds: float = 600.0
-    """Length of the first quarantine. Each repetition doubles it."""
+    """Length of the first quarantine. Each further quarantine of the node doubles the length."""
     quarantine_max_seconds: float = 86400.0
     """Longest quarantine."""
     quarantine_max_fraction: float = 0.25
-    """Most nodes in quarantine as a share of all nodes; at least one. More accused nodes suggest a faulty detector
-    rather than that many faulty nodes."""
+    """Maximum share of all nodes that may be in quarantine; at least one node may be. More accused nodes suggest a
+    faulty detector rather than that many faulty nodes."""
     quarantine_max_rack_fraction: float = 0.5
-    """Most nodes in quarantine as a share of a rack's nodes; at least one."""
+    """Maximum share of a rack's nodes that may be in quarantine; at least one node may be."""
     quarantine_slowdown: float = 3.0
-    """A slow node below this slowdown stays in use while jobs wait for slots."""
+    """A slow node stays in use while jobs wait for slots if its slowdown is below this value."""
     probation_seconds: float = 600.0
     """Length of probation."""
     start_timeout_seconds: float = 60.0
     """An attempt fails if not all of its ranks have been seen running within this time."""
     retry_backoff_seconds: float = 5.0
-    """Delay after the backend refused an action."""
+    """Delay between the backend's refusal of an action and the cycle's next decision about the action."""
     probe_command: tuple[str, ...] = ("gangwatch-probe",)
-    """Command that measures a node after its quarantine, one rank per slot. Exit code 0 of every rank is a pass. Empty:
-    no probe, straight to probation."""
+    """Command that measures a node after its quarantine, one rank per slot. The node passes if every rank exits with
+    code 0. Empty: no probe; probation follows immediately."""
     probe_timeout_seconds: float = 120.0
     """A probe that takes longer has failed."""
     ended_jobs_kept: int = 10_000
-    """Most ended jobs kept in the state. The journal keeps the stories of older ones."""
+    """Maximum number of ended jobs in the state. The journal keeps the stories of older ones."""
     order: Order = Order.FIFO
     """Order of the pending jobs."""
     backfill: Backfilling = Backfilling.EASY
@@ -115,17 +117,17 @@ class Policy:
     estimates: Estimates = Estimates.LIMIT
     """Source of the expected run times."""
     preempt: bool = False
-    """Whether restartable and preemptible gangs may be stopped for others."""
+    """Whether restartable and preemptible gangs may be stopped for other gangs."""
     replan_seconds: float = 0.0
-    """Least time between two preemption passes; 0: one in every cycle. Starts are never delayed."""
+    """Minimum time between two preemption passes; 0: one pass in every cycle. Starts are never delayed."""
     min_run_seconds: float = 0.0
-    """Least run time of an attempt before it may be preempted."""
+    """Minimum run time of an attempt before it may be preempted."""
     starvation_seconds: float = 7 * 86400.0
-    """A job that has waited this long in total goes before all others."""
+    """Starvation limit: a job that has waited this long in total goes before all other jobs."""
     starvation_share: float = 1.0
-    """Share of the slots that such overdue jobs may hold; the earliest submitted go first. A value below 1 limits what
-    they take from other jobs. A job then waits at most the starvation limit plus the work of the overdue jobs before
-    it, divided by the share."""
+    """Share of the slots that jobs past the starvation limit (overdue jobs) may hold; the earliest submitted go first.
+    A value below 1 limits the slots that overdue jobs take from other jobs. A job then waits at most the starvation
+    limit plus W / share, where W is the work of the overdue jobs before it."""
     usage_half_life_seconds: float = 7 * 86400.0
     """Half-life of a queue's past usage."""
     queues: tuple[Queue, ...] = ()
@@ -133,30 +135,32 @@ class Policy:
     las_thresholds: tuple[float, ...] = (3600.0,)
     """Attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias, section 5: 2 queues)."""
     throughput: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Speed by workload ('' for all others) and GPU type."""
+    """Speed of a job relative to the speed that the estimates assume: workload ('' for all other workloads) -> GPU type
+    -> speed."""
     history_quantile: float = 0.6
     """Quantile of the run times of similar jobs that is used as the estimate."""
     preempt_gain: float = 4.0
-    """A gang stops for another only if the other's remaining GPU-seconds are this many times smaller."""
+    """A gang is stopped for another gang only if its remaining GPU-seconds exceed this many times those of the other
+    gang."""
     defragmentation_moves: int = 4
-    """Most gangs moved at once to free slots in one domain for another gang; 0: none."""
+    """Maximum number of gangs moved at once to free slots in one domain for another gang; 0: none."""
     uplink_slowdown: float = 0.0
     """Expected slowdown of a gang, as a share of its speed, per other gang that crosses the same uplinks; 0: unknown,
     and placement ignores uplinks."""
     spare_nodes: int = 0
-    """Nodes kept in each domain of spare_level for gangs that leave a bad node. Preemptible jobs may use them
-    meanwhile."""
+    """Minimum number of nodes kept in each domain of spare_level for gangs that leave a bad node. Preemptible jobs may
+    use these nodes meanwhile."""
     spare_level: Level = Level.RACK
     """Domain level of the spare nodes."""
     spare_failures_per_day: float = 0.0
-    """Failures of one node per day. If known, the number of spares covers all simultaneous failures except with
-    probability spare_risk_fraction."""
+    """Failures of one node per day. If this is above 0, a domain gets enough spares that simultaneous failures exceed
+    them with a probability of at most spare_risk_fraction."""
     spare_repair_seconds: float = 86400.0
     """Repair time of a node."""
     spare_risk_fraction: float = 0.01
     """Accepted probability of too few spares."""
     resize_horizon_seconds: float = 3600.0
-    """Time over which idle slots and waits are weighed when gangs are moved or resized."""
+    """Maximum time for which idle slots and waits are counted when a move or resize of gangs is evaluated."""
     restart_on_hang: bool = True
     """Whether a hanging gang that declared itself restartable is restarted away from the culprit."""
 
@@ -183,22 +187,22 @@ class Decision:
     job_id: str
     """Job to migrate."""
     verdict_id: str
-    """Verdict that led to it."""
+    """Verdict that led to the migration."""
     wall_ns: int
     """Time of the decision."""
     applied: bool
     """Whether the decision was applied; False in observe mode."""
     predicted_gain_seconds: float
-    """Expected benefit minus cost."""
+    """Expected benefit of the migration minus its cost, in seconds."""
     slowdown: float
     """Slowdown in the verdict."""
     cost_seconds: float
-    """Expected cost of the restart."""
+    """Expected cost of the restart, in seconds."""
     outcome_seconds: float | None = None
-    """In observe mode, the actual cost of the fault afterwards. In act mode, the time from the decision to the first
-    step after the restart. None while open."""
+    """In observe mode, the actual cost of the fault after the decision. In act mode, the time from the decision to the
+    first step after the restart. None while the outcome is unknown."""
     attempt: int = 0
-    """Attempt that was to be stopped."""
+    """Number of the attempt that the migration stops."""
     fault_cost_seconds: float = 0.0
     """Cost of the fault before the decision."""
 
@@ -207,9 +211,9 @@ class OpenDecision(msgspec.Struct, rename={"choice": "ruling"}):
     """Decisions that an active verdict has led to so far."""
 
     marked: bool = False
-    """Whether its node was marked suspect because of it (in observe mode: would have been)."""
+    """Whether the accused node was marked suspect because of the verdict (in observe mode: would have been)."""
     choice: str = ""
-    """'' while nothing was decided about the gang, else 'migrate', 'frozen', or the reason code for not moving."""
+    """'' while there is no decision about the gang; else 'migrate', 'frozen', or the reason code for not moving."""
     reason: str = ""
     """The decision in words."""
 
@@ -221,17 +225,17 @@ class PastVerdict:
     verdict: Verdict
     """The verdict."""
     until_ns: int
-    """Time at which it ended."""
+    """Time at which the verdict ended."""
     why: str
-    """Why it ended, in words."""
+    """Why the verdict ended, in words."""
 
 
 PAST_VERDICTS = 256
-"""Most past verdicts in the state, newest last; older ones are in the stories."""
+"""Maximum number of past verdicts in the state, newest last; older ones are in the stories."""
 
 
 REFUSED_VERDICTS = 256
-"""Most refused verdicts in the state. The story has each of them once."""
+"""Maximum number of refused verdicts in the state. The stories have all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,19 +243,20 @@ class Ended:
     """Run time record of an ended job, for estimates."""
 
     queue: str
-    """Its queue."""
+    """Queue of the job."""
     user: str
-    """Its user."""
+    """User of the job."""
     workload: str
-    """Its workload."""
+    """Workload of the job."""
     ranks: int
-    """Its gang size."""
+    """Number of ranks of the job."""
     seconds: float
     """Work of the job, in seconds."""
 
 
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
-    """Everything that the cycle decides on. All times are the cycle's wall time, in nanoseconds since 1970.
+    """State of the cycle: all data on which its decisions depend. All times are the cycle's wall time, in nanoseconds
+    since 1970.
 
     Values derived from a state, such as its scheduling index, are in its ``__dict__``. They are not part of its value,
     its encoding or its copies.
@@ -264,7 +269,7 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     cycle: int = 0
     """Number of the newest cycle."""
     action_count: int = 0
-    """Actions decided so far. Numbers the next one."""
+    """Number of actions so far. The id of the next action contains the next number."""
     frozen: bool = False
     """Whether all actions are frozen."""
     jobs: dict[str, Job] = {}
@@ -276,7 +281,7 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     judged: dict[str, bool] = {}
     """Operators' judgements of verdicts, by id: True if confirmed."""
     decisions: list[Decision] = []
-    """Migrations that were decided or proposed, oldest first."""
+    """Migrations that were decided, or that observe mode would have made, oldest first."""
     reserved_for: str | None = None
     """Head job that the reservation is for; None if no job waits."""
     reserved_from_ns: int | None = None
@@ -288,7 +293,7 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     open_decisions: dict[str, OpenDecision] = {}
     """Decisions by id of the active verdict that led to them."""
     decision_count: int = 0
-    """Decisions so far. Numbers the next one."""
+    """Number of decisions so far. The id of the next decision contains the next number."""
     frozen_by: str = ""
     """User who froze the actions."""
     reserved_slots: list[Slot] = []
@@ -302,11 +307,13 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     renewed_ns: int = 0
     """Time at which all pending jobs were last evaluated."""
     first_turn: int = 1
-    """First position in the queues of LAS."""
+    """Position that a stopped job last received in the discrete queues of LAS. The next stopped job gets the next lower
+    one."""
     last_turn: int = 0
-    """Last position in the queues of LAS."""
+    """Position that a job at the end of a queue last received in the discrete queues of LAS. The next job gets the next
+    higher one."""
     chosen_turn: int = 0
-    """Last chosen position in the queues of LAS."""
+    """Number of positions that chosen jobs have received in the discrete queues of LAS."""
     history: dict[str, list[float]] = {}
     """Run time histogram of each group of similar jobs, in bins of half an octave. Old entries decay."""
     recently_ended: list[Ended] = []
@@ -314,11 +321,12 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     trust: list[float] = []
     """Recent accuracy of each way to group similar jobs."""
     queue_use: dict[str, float] = {}
-    """Decayed slot-seconds of each queue, as of queue_use_ns."""
+    """Slot-seconds that each queue has used, as of queue_use_ns. Older usage counts less."""
     queue_use_ns: int = 0
     """Time at which queue_use was last updated."""
     queue_turns: dict[str, int] = {}
-    """Order of the queues at the last evaluation, the one with the least usage first."""
+    """Position of each queue in the order of the last evaluation: queues below their quota first, then by usage per
+    weight."""
     waits: bool = False
     """Whether a job waits for slots."""
     emptied_ns: int = 0

@@ -1,7 +1,7 @@
 """Frozen copies of the state, for readers, while the cycle changes the original. Pure.
 
-Two copies of one state share every job, node and decision that is equal in both. A copy therefore takes one
-comparison of each, and memory only for changed ones: 6 ms for 10,000 jobs and 12,500 nodes without a change.
+Two copies of one state share every job, node and decision that is equal in both. A copy compares each object once, and
+needs memory only for changed objects. It takes 6 ms for 10,000 jobs and 12,500 nodes without a change.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def frozen(state: State, before: State | None = None) -> State:
 def _shared(
     now: Mapping[_Key, _Value], before: Mapping[_Key, _Value], copy: Callable[[_Value], _Value]
 ) -> dict[_Key, _Value]:
-    """Return `now`, in its order, with its values replaced by equal ones of `before` or by copies."""
+    """Return a dict with the keys and order of `now`. A value that equals the value in `before` is shared; others are
+    copied."""
     known = before.get
     made: dict[_Key, _Value] = {}
     for key, value in now.items():

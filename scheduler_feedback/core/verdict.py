@@ -10,7 +10,8 @@ from agent.schema.verdicts.kinds import Kind
 __all__ = ["MASS_LOSS", "Abstention", "Cause", "Cleared", "Evidence", "Finding", "Kind", "Verdict"]
 
 MASS_LOSS = "mass-loss"
-"""Detector name of a cluster-wide abstention: many agents stopped reporting at once. It freezes all actions."""
+"""Name of the detector that reports a cluster-wide abstention: many agents stopped reporting at once. The abstention
+freezes all actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +19,23 @@ class Evidence:
     """One checkable fact for or against a verdict."""
 
     measure: str
-    """Name of the measure."""
+    """Name of the measured quantity."""
     value: float
-    """Value of the suspect."""
+    """Measured value of the suspect."""
     reference: float
-    """Value that it is compared with."""
+    """Value with which the suspect's value is compared."""
     unit: str
     """Unit of value and reference."""
     against: str
     """Source of the reference, in words."""
     log_likelihood_ratio: float = 0.0
-    """Natural logarithm; positive if it supports the verdict."""
+    """Weight of the evidence: natural logarithm of the likelihood ratio. Positive values support the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A detected fault of one gang member, or, with rank -1, of the whole gang. It never outlives its attempt."""
+    """A detected fault of one gang member, or, with rank -1, of the whole gang. The verdict ends with its attempt at
+    the latest."""
 
     verdict_id: str
     """Unique and deterministic (gang, attempt, rank, first_ns), so that a replay produces the same id."""
@@ -42,7 +44,7 @@ class Verdict:
     gang: str
     """Job id; '' if the verdict is about a node without a job."""
     attempt: int
-    """Attempt that it was detected in."""
+    """Attempt in which the fault was detected."""
     rank: int
     """The accused rank; -1 for the whole gang or a node."""
     node: str
@@ -64,7 +66,7 @@ class Verdict:
     evidence: tuple[Evidence, ...] = ()
     """Facts behind the verdict."""
     frames: tuple[tuple[str, int], ...] = ()
-    """Sequence number of each node's newest frame in the evidence."""
+    """Newest frame of each node in the evidence: (node, sequence number)."""
     detector: str = "straggler"
     """Name of the detector."""
     ranks: tuple[int, ...] = ()
@@ -72,13 +74,13 @@ class Verdict:
     device: str = ""
     """The accused GPU UUID, NIC ('node-3/mlx5_0') or link; '' if the node or nothing is accused."""
     level: str = ""
-    """Type of `device` or `node`: 'gpu', 'nic', 'link', 'node'; '' if nothing is accused."""
+    """Type of the accused part: 'gpu', 'nic', 'link' or 'node'; '' if nothing is accused."""
     suspects: tuple[str, ...] = ()
-    """Other possible places as level:name, the most likely first."""
+    """Other parts that may have caused the fault, as level:name, the most likely first."""
     aggressor: str = ""
-    """The disturbing job, for interference."""
+    """Id of the job that disturbs this one; '' unless the verdict is interference."""
     resource: str = ""
-    """Resource that both jobs share, as kind:name, for interference."""
+    """Resource that this job and the aggressor share, as kind:name; '' unless the verdict is interference."""
     first_step: int = -1
     """First step of the evidence window, in the job's numbering; -1 if the job reports no steps."""
     last_step: int = -1
@@ -97,13 +99,13 @@ class Cleared:
     """End of a verdict: the member ran at normal speed for the detector's holding time."""
 
     verdict_id: str
-    """Verdict that ended."""
+    """Id of the verdict that ended."""
     gang: str
     """Id of the verdict's job."""
     wall_ns: int
-    """Time of the end."""
+    """Time at which the verdict ended."""
     reason: str
-    """Why it ended, in words."""
+    """Why the verdict ended, in words."""
     last_step: int = -1
     """Last step that still showed the fault; -1 if the job reports no steps."""
 
@@ -115,7 +117,7 @@ class Abstention:
     gang: str
     """Job id; '' for the whole cluster."""
     attempt: int
-    """Attempt that it was detected in."""
+    """Attempt in which the slowness was detected."""
     rank: int | None
     """The slow rank; None if unknown."""
     wall_ns: int

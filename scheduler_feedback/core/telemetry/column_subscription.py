@@ -18,9 +18,9 @@ RELATIONS = ("gangwatch_gpu_owner_info", "gangwatch_gpu_info", "gangwatch_topolo
 counter_features.py."""
 
 OCCURRENCES = (ANSWERS, PORT_STATE, LINK_DOWNED)
-"""Whether a GPU responds, whether a port is up, and how often it went down. occurrences.py uses them when a record was
-lost. Carriers of interfaces and recovery actions (one series per GPU and action) are not requested, because a frame
-would no longer fit."""
+"""Whether a GPU responds, whether a port is up, and how often the port's link went down. occurrences.py uses these
+series when a record was lost. The controller does not request carriers of interfaces or recovery actions (one series
+per GPU and action), because a frame would then no longer fit in 4 kB."""
 
 PRESSURE = "gangwatch_host_pressure_waiting_seconds_total"
 """Time that tasks of a node waited for processor, memory or disks."""
@@ -41,7 +41,8 @@ def _wanted() -> tuple[str, ...]:
 
 
 def _pattern(name: str, kept: set[str]) -> str:
-    """Return the requested pattern of the metric. A counter is summed over labels that no feature uses."""
+    """Return the pattern that requests the metric's columns. Agents add up a counter over labels that no feature
+    uses."""
     metric = BY_NAME[name]
     if metric.kind != "counter" or set(metric.labels) <= kept:
         return name

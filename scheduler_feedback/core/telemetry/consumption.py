@@ -25,7 +25,8 @@ ROWS_AT_ONCE = 256
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Ranks of a gang attempt on one node whose counters are in its layout. row: in the arrays of `places`."""
+    """Ranks of a gang attempt on one node whose counters are in its layout. row: the group's row in the arrays of
+    `places`."""
 
     name: str
     attempt: int
@@ -42,8 +43,9 @@ _Queued = tuple[Group, Gang, npt.NDArray[np.intp], Frame, bool]
 class Places:
     """Positions of the counters of m ranks in a frame, and their last values in all groups with these positions.
 
-    index: [m, 5], -1 for none. widths: bits [m, 5]. tier: of all counters. key: key of these positions in Consumption.
-    failed: receives (node, error) of frames that could not be folded.
+    index: [m, 5], position of each counter of CONSUMED; -1 for none. widths: [m, 5], bits of each counter.
+    tier: tier of all these counters. key: key of these positions in Consumption.
+    failed: receives (node, error) of frames that could not be processed.
     """
 
     def __init__(
@@ -60,7 +62,10 @@ class Places:
         self._before_ns = np.zeros(0, np.int64)
 
     def add(self, row_of: Group | None) -> int:
-        """Add a row for a group. row_of: the group's last row elsewhere, whose values it continues from."""
+        """Add a row for a group, and return the row's index.
+
+        row_of: the group's earlier row, perhaps in other `Places`; the new row starts with the values of that row.
+        """
         row = self._free.pop() if self._free else self._rows
         self._rows = max(self._rows, row + 1)
         if row >= len(self._known):
@@ -178,8 +183,9 @@ class Consumption:
     ) -> Group:  # fmt: skip
         """Return a new group of these ranks on a node.
 
-        sizes: number of tiers and counters in its frames. Frames of different lengths cannot be stacked, so only groups
-        with equal sizes share `Places`. old: the group of the same ranks in the node's last layout, which ends.
+        sizes: number of tiers and counters in the node's frames. Frames of different lengths cannot be stacked, so only
+        groups with equal sizes share `Places`. old: the group of the same ranks in the node's last layout; the new
+        group replaces it.
         """
         key = index.tobytes() + widths.tobytes() + repr((index.shape, tier, sizes)).encode()
         places = self._places.get(key)
@@ -188,14 +194,15 @@ class Consumption:
         return Group(name, attempt, ranks, places, places.add(old))
 
     def drop(self, groups: Sequence[Group]) -> None:
-        """Remove these groups, and every `Places` without a group, because each new job adds new ones."""
+        """Remove these groups, and every `Places` that then has no group. Otherwise unused `Places` would
+        accumulate."""
         for group in groups:
             group.places.drop(group.row)
             if group.places.empty:
                 del self._places[group.places.key]
 
     def take(self, group: Group, gang: Gang, frame: Frame, continues: bool) -> None:
-        """Queue the group's part of a frame. `group.columns` are the columns of its ranks in the gang."""
+        """Queue the group's part of a frame. `group.columns` are the columns of the group's ranks in the gang."""
         group.places.queue.append((group, gang, group.columns, frame, continues))
         self._queued[id(group.places)] = group.places
         if len(group.places.queue) >= ROWS_AT_ONCE:

@@ -4,8 +4,8 @@ Info series in the same frame give the GPU of each rank and the NIC next to that
 has the features of its host and of its processes.
 
 Most nodes of a cluster have the same columns in the same places. Frames are therefore queued, and processed together
-when there are many or a caller reads the features. This takes a few array operations; each frame alone takes a dozen
-operations per frame, or 1.5 seconds of processor time for 10,000 nodes.
+when there are many or a caller reads the features. One batch takes a few array operations. Processing each frame alone
+would take a dozen operations per frame, or 1.5 seconds of processor time for 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ for _row, _feature in enumerate(FEATURES):
 
 @dataclass(frozen=True, slots=True)
 class _Wired:
-    """Columns of a layout that form features. The parts of one target (a feature of a member) are adjacent.
+    """Columns of a layout that are parts of features. A target is one feature of one member (rank); its parts are
+    adjacent.
 
     column, scale (to the catalogue's unit), tier, width (bits): [c], of each part.
-    starts: [t], first part of each target. target: [t], row * members + member.
+    starts: [t], index of each target's first part. target: [t], (row of the feature) * members + member.
     """
 
     column: IndexArray
@@ -55,12 +56,13 @@ class _Wired:
     target: IndexArray
 
     def sums(self, parts: FloatArray) -> FloatArray:
-        """Add up the parts [k, c] of each target [k, t]. A sum with a missing part is NaN."""
+        """Add up the parts [k, c] of k frames. Returns [k, t]: the sum of each target; NaN if a part is missing."""
         return parts if len(self.starts) == len(self.column) else np.add.reduceat(parts, self.starts, axis=1)
 
 
 COORDINATES = ("data", "stage", "tensor", "expert")
-"""Labels of gangwatch_rank_place_info and fields of a job's shape: a rank's coordinates in its parallel layout."""
+"""Labels of gangwatch_rank_place_info, which are also fields of a job's shape: a rank's coordinates in its parallel
+layout."""
 
 PLACE = "gangwatch_rank_place_info"
 
@@ -80,7 +82,7 @@ def rows_of(arrays: list[npt.NDArray[T]]) -> npt.NDArray[T]:
 
 
 Failed = tuple[str, Exception]
-"""A node whose frame could not be folded, and the exception."""
+"""A node whose frame could not be processed, and the exception."""
 
 Queued = TypeVar("Queued")
 
@@ -88,10 +90,11 @@ Queued = TypeVar("Queued")
 def fold_apart(
     fold: Callable[[list[Queued]], None], batch: list[Queued], node_of: Callable[[Queued], str], failed: list[Failed]
 ) -> None:
-    """Process a batch. If that raises, process each frame alone, so that a bug affects only the nodes that trigger it.
+    """Process a batch. If the batch raises an exception, process each of its frames alone.
 
-    failed: receives (node, error) of each frame that could not be processed. A frame that was processed before the
-    exception is not newer than its row, so processing it again adds nothing.
+    A bug then affects only the nodes whose frames trigger it.
+    failed: receives (node, error) of each frame that could not be processed. Frames that were processed before the
+    exception are processed again without effect, because they are not newer than their rows.
     """
     try:
         fold(batch)
@@ -104,16 +107,20 @@ def fold_apart(
 
 
 class Kind:
-    """Nodes whose columns form features in the same way. Their frames are processed together in arrays, a row per node.
+    """Nodes whose columns form features in the same way. Their frames are processed together in arrays with r rows, one
+    per node.
 
-    members: ranks on each node. links: [l, 5], a member and the gauges of its PCIe link.
-    values: float32 [r, features, members] of each row's newest frame. fresh: bool [r], whether they are unread.
+    members: number of ranks on each node. links: [l, 5], for each PCIe link a member and the columns of the link's
+    gauges.
+    values: float32 [r, features, members] from the newest frame of each node. fresh: bool [r], True until the row is
+    read.
     columns: [r, members], set by the reader: destination of each member's values; -1 for none.
-    failed: receives (node, error) of frames that could not be folded.
+    failed: receives (node, error) of frames that could not be processed.
     """
 
     ROWS_AT_ONCE = 256
-    """This many rows of 250 columns fit in a processor's second-level cache during a dozen operations."""
+    """Number of rows that are processed at once. During a dozen operations, 256 rows of 250 columns fit in a
+    processor's second-level cache."""
 
     def __init__(
         self, members: int, gauges: _Wired, counters: _Wired, links: IndexArray, tiers: int, failed: list[Failed]
@@ -141,7 +148,7 @@ class Kind:
         self._before_ns = np.zeros((0, tiers), np.int64)
 
     def add(self) -> int:
-        """Return a free row for a node."""
+        """Return the index of a free row for a node."""
         if self._free:
             return self._free.pop()
         self._rows += 1
@@ -155,7 +162,7 @@ class Kind:
         return self._rows - 1
 
     def drop(self, row: int) -> None:
-        """Remove the row of a node that is of another kind now."""
+        """Free the row of a node that is now of another kind."""
         self.queue = [one for one in self.queue if one[0] != row]
         self._known[row] = self.fresh[row] = False
         self.columns[row] = -1
@@ -167,7 +174,8 @@ class Kind:
         return len(self._free) == self._rows
 
     def traffic_sampled_ns(self, rows: IndexArray) -> IntArray | None:
-        """Return when these rows' traffic was last sampled, on the nodes' monotonic clocks; None if they have none."""
+        """Return when the traffic of these rows was last sampled, on the nodes' monotonic clocks; None without traffic
+        counters."""
         return self._before_ns[rows, self._traffic_tier] if self._traffic_tier >= 0 else None
 
     def settle(self) -> None:
@@ -205,7 +213,8 @@ class Kind:
         self.fresh[rows] = True
 
     def _rates(self, rows: IndexArray, frames: list[Frame], continues: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return [k, targets]: increase per second since the row's last sample; NaN if unknown."""
+        """Return [k, t], for k frames: increase of each target per second since the last sample of its row; NaN if
+        unknown."""
         wired = self._counters
         # `take` returns rows in memory order, indexing returns columns. Mixing the two takes three times as long.
         now = rows_of([frame.counters for frame in frames]).take(wired.column, axis=1)
@@ -247,10 +256,10 @@ def _node_of(queued: _Queued) -> str:
 
 
 class Device(NamedTuple):
-    """Devices of a rank."""
+    """GPU of a rank, and the NIC, rail and PCIe switch of that GPU."""
 
     gpu: str = ""
-    """UUID of its GPU; '' if unknown."""
+    """UUID of the rank's GPU; '' if unknown."""
     nic: str = ""
     """NIC next to the GPU ('node-3/mlx5_0'); '' if unknown."""
     rail: int = -1
@@ -261,20 +270,20 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Ranks of one node, by its newest layout."""
+    """Ranks of one node, according to its newest layout."""
 
     layout_id: str
-    """The layout."""
+    """Id of the newest layout."""
     members: tuple[Member, ...]
-    """Ranks in order."""
+    """Ranks of the node, in the order of the arrays in `kind`."""
     devices: tuple[Device, ...]
     """Devices of each rank."""
     coordinates: dict[Member, tuple[int, ...]]
-    """Values of COORDINATES of the ranks that report them."""
+    """Coordinates of the ranks that report them, in the order of COORDINATES."""
     kind: Kind | None
     """Kind that contains the ranks' features; None if the node has no ranks."""
     row: int
-    """Row in that kind."""
+    """Row of the node in `kind`."""
 
 
 class Counting:
@@ -299,7 +308,8 @@ class Counting:
         return found
 
     def take(self, layout: AnyLayout, frame: Frame, continues: bool) -> None:
-        """Queue one frame that fits its layout. continues: whether it continues the node's newest frame."""
+        """Queue one frame that fits its layout. continues: whether the node's last frame is of the same boot and agent
+        process."""
         counts = self.nodes.get(frame.node)
         if counts is None or counts.layout_id != layout.layout_id:
             counts = self._read(layout.whole(), counts)
@@ -348,11 +358,11 @@ class Counting:
 
 
 _Places = dict[tuple[str, str], list[int]]
-"""(type of owner, its name) -> members that it belongs to."""
+"""Owner of series, as (type, name) -> indices of the members that the owner belongs to."""
 
 
 def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Places]:
-    """Return the ranks of a node, the devices of each, and the members that each owner belongs to."""
+    """Return the ranks of a node, the devices of each rank, and the members that each owner of series belongs to."""
     owners, address_of, devices_at = _relations(layout.gauges)
     found: dict[Member, str] = {}
     for column in layout.counters:
@@ -381,7 +391,8 @@ def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Place
 def _relations(
     gauges: Iterable[Column],
 ) -> tuple[dict[str, Member], dict[str, str], dict[str, Device]]:
-    """Return GPU UUID -> rank, GPU UUID -> PCI address, and PCI address -> devices next to it, as named on the node."""
+    """Return three dicts: GPU UUID -> rank, GPU UUID -> PCI address, and PCI address -> devices next to the GPU. The
+    devices have the names that the node uses."""
     owners: dict[str, Member] = {}
     address_of: dict[str, str] = {}
     devices_at: dict[str, Device] = {}
@@ -455,7 +466,8 @@ def _wire(columns: Iterable[Column], places: _Places, members: int) -> _Wired:
 
 
 def _pcie_columns(gauges: Iterable[Column], places: _Places) -> IndexArray:
-    """Return [l, 5]: a member and the columns of its link: generation, lanes, and the maxima of both."""
+    """Return [l, 5], one row per PCIe link: a member, and the columns of the link's generation, lanes, and their
+    maxima."""
     metrics = FEATURES[FEATURE[_PCIE]].metrics
     parts: dict[int, dict[str, int]] = {}
     for index, column in enumerate(gauges):

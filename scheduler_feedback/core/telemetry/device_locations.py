@@ -37,5 +37,5 @@ class Parts:
         return frozenset(disputed)
 
     def name(self, node: str, part: str) -> str:
-        """Return the name of a part that this node reports."""
+        """Return the name of a part in a report of this node: 'NODE/PART' if the part belongs to another node."""
         return part if self._owner.get(part, node) == node else f"{node}/{part}"

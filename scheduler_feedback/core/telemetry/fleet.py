@@ -1,7 +1,8 @@
 """Fleet: the current state of all nodes and gangs, computed from their frames. It makes no decisions.
 
-Each frame is folded once, in order. (boot_id, agent_id, seq) is its identity. Repeated and older frames are dropped and
-counted; gaps in the sequence are counted. Memory is bounded per gang (gang_attempts.py), and stale gangs are forgotten.
+Each frame is processed once, in order. (boot_id, agent_id, seq) is its identity. Repeated and older frames are dropped
+and counted; gaps in the sequence are counted. Memory is bounded per gang (gang_attempts.py), and stale gangs are
+forgotten.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Fleet:
 
     @property
     def newest_received_ns(self) -> int:
-        """When the newest frame of any node was received, on the receiver's clock; 0 before the first."""
+        """Time at which the newest frame of any node was received, on the receiver's clock; 0 before the first
+        frame."""
         return self._newest_received_ns
 
     def touched(self) -> set[str]:
@@ -100,10 +102,10 @@ class Fleet:
         return None if known is None else known.step_seconds()
 
     def shares_machine(self, node: str) -> bool:
-        """Return whether another node is on the same machine, so that load on one is load on the other.
+        """Return whether another node is on the same machine, so that load on one node also affects the other.
 
-        Such a node has the same boot id and its agent the same address. The boot id is not enough, because an agent may
-        send any boot id.
+        Two nodes are on the same machine if they have the same boot id and their agents have the same address. The boot
+        id is not enough, because an agent may send any boot id.
         """
         view = self._nodes.get(node)
         if view is None:
@@ -148,11 +150,11 @@ class Fleet:
         self._here_ns = wall_ns - received_now_ns
 
     def observe(self, layout: AnyLayout, frame: Frame, received_ns: int, superseded: bool = False) -> bool:
-        """Fold one frame. Returns True if it was new.
+        """Process one frame. Returns True if it was new.
 
         received_ns: time of receipt on the receiver's monotonic clock.
-        superseded: whether the same agent's next frame has already arrived. Its counters cover both seconds, so only
-        the records of this frame are used.
+        superseded: whether the same agent's next frame has already arrived. The counters of that frame cover both
+        seconds, so only the records of this frame are used.
 
         Raises FrameError, without any change, if the frame does not fit its layout or names another node. Invalid
         records are refused one by one and counted.
@@ -201,7 +203,7 @@ class Fleet:
     def newly_refused(self) -> list[tuple[str, str, Refusal]]:
         """Return the first refused record or series per node and reason since the last call: (node, gang, reason).
 
-        Each becomes one line of the log; metrics count the rest.
+        Each of these is logged on one line; metrics count all refused records and series.
         """
         if self._membership is None:
             return []
@@ -209,7 +211,7 @@ class Fleet:
         return found
 
     def failed(self) -> list[Failed]:
-        """Return (node, error) of the frames that could not be folded since the last call. Each of them is a bug."""
+        """Return (node, error) of the frames that could not be processed since the last call. Each error is a bug."""
         found = [*self._consumption.failed, *self.counting.failed]
         self._consumption.failed.clear()
         self.counting.failed.clear()
@@ -232,13 +234,13 @@ class Fleet:
             self._touched.add(name)
 
     def note_receipt(self, name: str, received_ns: int) -> None:
-        """Record the receipt of a frame from a node that is set aside: its agent is alive."""
+        """Record the receipt of a frame from a node that is set aside. The frame shows that the agent is alive."""
         if (node := self._nodes.get(name)) is not None:
             node.received_ns = received_ns
         self._newest_received_ns = max(self._newest_received_ns, received_ns)
 
     def readmit(self, name: str) -> None:
-        """Fold the node's frames again. Its gangs start from scratch, because some of their steps are missing."""
+        """Process the node's frames again. Its gangs start from scratch, because some of their steps are missing."""
         for gang, attempt in self.aside.pop(name, ()):
             if (known := self._attempts.gangs.get(gang)) is not None and known.attempt == attempt:
                 self.forget(gang)
@@ -246,19 +248,20 @@ class Fleet:
     def forget(self, gang: str) -> None:
         """Delete the data of a gang whose attempt has ended.
 
-        If another attempt already runs, it starts from scratch.
+        If another attempt already runs, its data is collected from scratch.
         """
         self._attempts.forget(gang)
 
     def forget_silent(self, received_ns: int) -> list[str]:
         """Delete gangs without reports for ten minutes; returns their names.
 
-        A later report starts them from scratch.
+        If such a gang reports again later, its data is collected from scratch.
         """
         return self._attempts.forget_silent(received_ns)
 
     def _move(self, node: NodeView, machine: str) -> None:
-        """Move the node to another machine. The nodes on both machines may now share them with fewer or more nodes."""
+        """Record that the node is now on another machine, which changes how many nodes share the old and the new
+        machine."""
         for affected in (self._machines.get(node.machine, set()), self._machines.setdefault(machine, set())):
             self._touched |= affected
         self._touched.add(node.name)

@@ -32,7 +32,7 @@ class NodeView:
     monotonic_ns: int = 0
     """Monotonic time of the newest frame."""
     received_ns: int = 0
-    """When the newest frame was received, on the receiver's clock."""
+    """Time at which the newest frame was received, on the receiver's clock."""
     clock: NodeClock = field(default_factory=NodeClock)
     """Conversion of the node's times to the controller's."""
     frames_missed: int = 0
@@ -48,13 +48,13 @@ class NodeView:
     _groups: list[Group] = field(default_factory=list)
     """Groups of ranks whose consumption the layout contains."""
     _records: tuple[Record, ...] = ()
-    """Records of the newest frame, if all of them are open records."""
+    """Records of the newest frame, if all of them are open records; else empty."""
     _opened: tuple[tuple[Gang, IntArray], ...] = ()
     """Open steps and collectives of the newest frame, by gang."""
     _here: object = None
-    """Placement of the node when its newest frame was folded; compared by identity."""
+    """Placement of the node when its newest frame was processed; compared by identity."""
     _waiting: deque[tuple[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
-    """Records of gangs that the scheduler does not know yet, each with its time of receipt."""
+    """Records of gangs that the scheduler's state does not contain yet, each with its time of receipt."""
     _waiting_ns: int = 0
     """Time of the next check of the waiting records."""
 

@@ -17,11 +17,12 @@ from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_
 from scheduler_feedback.core.telemetry.placements import Refusal
 
 FORGET_NS = 600_000_000_000
-"""A gang without reports for ten minutes has ended without notice. No known pause for a checkpoint takes as long."""
+"""Time without reports after which a gang counts as ended: ten minutes. No known pause for a checkpoint takes as
+long."""
 
 MOST_GANGS = 1 << 16
-"""Maximum number of gangs: more than 100,000 GPUs can run. Further gangs are refused and counted, so that no sender
-fills memory."""
+"""Maximum number of gangs. More than 100,000 GPUs can run without reaching the limit. Further gangs are refused and
+counted, so that no sender fills the memory."""
 
 MOST_RANKS = 1 << 17
 """Rank numbers must be below this."""
@@ -30,7 +31,7 @@ LARGEST = 1 << 62
 """Step numbers, attempts and times in nanoseconds must be below this (146 years). The sum of two still fits 64 bits."""
 
 CLOCK_SLACK_NS = 1_000_000_000
-"""A record may end after its frame's time by at most this: the delay of the agent's reader."""
+"""Maximum time between the time of a frame and the end of a record in it: the delay of the agent's reader."""
 
 OLDEST_RECORD_NS = 3_600_000_000_000
 """Records older than an hour are refused. An agent's ring cannot contain them."""
@@ -39,7 +40,7 @@ HELD_NS = 30_000_000_000
 """Time without reports after which another node may report a rank."""
 
 WAITS_NS = 120_000_000_000
-"""Longest wait of records until the scheduler has their gang; the same as for verdicts."""
+"""Maximum time for which records wait until the scheduler has their gang. Verdicts wait for the same time."""
 
 
 class Attempts:
@@ -103,7 +104,7 @@ class Attempts:
             self._membership.forget(name)
 
     def _leave(self, gang: Gang) -> None:
-        """Remove the gang's ranks from the count of ranks without a placement."""
+        """Subtract the gang's ranks from their node's count of ranks without a placement."""
         if not gang.placed and self._membership is not None:
             owner = self._membership.owners.get(gang.name, "")
             self._outside_ranks[owner] -= len(gang)
@@ -111,9 +112,9 @@ class Attempts:
                 del self._outside_ranks[owner]
 
     def column(self, gang: Gang, rank: int, node: str) -> int:
-        """Return the rank's column in the gang; -1, and count it, if the node may not report the rank.
+        """Return the rank's column in the gang. If the node may not report the rank, count a refusal and return -1.
 
-        A rank that another node reports belongs to that node.
+        A rank that another node still reports belongs to that node.
         """
         if self._membership is not None:
             held = gang.holder(rank)
@@ -143,7 +144,7 @@ class Attempts:
     def take(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> Sequence[EventRecord]:
         """Process the frame's records; returns the events among them.
 
-        continues: whether the frame continues the node's newest one.
+        continues: whether the node's last frame is of the same boot and agent process.
         """
         if node._waiting and received_ns >= node._waiting_ns and (waited := self._waited(node, received_ns)):
             self._take(node, frame, waited, received_ns)
@@ -227,7 +228,11 @@ class Attempts:
     def _gang(
         self, node: str, member: Member, received_ns: int
     ) -> tuple[Gang | None, frozenset[int] | None, Refusal | None]:
-        """Return the gang of this member's records, the ranks that the node may report (None: any), or why none."""
+        """Return three values: the gang of this member's records, the ranks that the node may report, and the refusal.
+
+        gang: None if the records are not accepted. ranks: None if the node may report any rank. refusal: None if there
+        is none.
+        """
         if self._membership is None:
             return self.of(member.gang, member.attempt, received_ns), None, None
         found = self._membership.counted(node, member.gang, member.attempt, received_ns)
@@ -236,7 +241,8 @@ class Attempts:
         return self.of(found.gang, found.attempt, received_ns), found.ranks, None
 
     def _refuse(self, node: NodeView, record: StepRecord | OpenRecord, why: Refusal, received_ns: int) -> None:
-        """Count a record that the node may not report. If its gang may become known, the record waits."""
+        """Count a record that the node may not report. If the scheduler may add its gang soon, keep a step record
+        instead."""
         assert self._membership is not None
         if why is not Refusal.NOT_KNOWN_YET:
             self._membership.refuse(node.name, record.member.gang, why)
@@ -244,7 +250,7 @@ class Attempts:
             node._waiting.append((received_ns, record))
 
     def _waited(self, node: NodeView, received_ns: int) -> list[Record]:
-        """Return the waiting records whose gang is known now; refuse records that have waited too long."""
+        """Return the waiting records whose gang the scheduler now has; refuse records that have waited too long."""
         assert self._membership is not None
         waited = list(node._waiting)
         node._waiting.clear()
@@ -271,7 +277,8 @@ class Attempts:
             del self._stepped[next(iter(self._stepped))]
 
     def _opened_again(self, node: NodeView, frame: Frame) -> bool:
-        """Repeat the open records of the last frame, which have not changed; False if a gang was replaced meanwhile."""
+        """Use the open records of the last frame again, which have not changed. Return False if one of their gangs was
+        replaced."""
         for gang, _ in node._opened:
             if self.gangs.get(gang.name) is not gang:
                 return False
@@ -282,7 +289,7 @@ class Attempts:
 
 
 def possible(member: Member) -> bool:
-    """Return whether the rank, attempt and gang name are within limits."""
+    """Return whether the rank number, attempt and gang name are within limits."""
     return 0 <= member.rank < MOST_RANKS and 0 <= member.attempt < LARGEST and 0 < len(member.gang) <= 256
 
 

@@ -24,38 +24,41 @@ CONSUMED = (
     "gangwatch_rank_stopped_samples_total",
     "gangwatch_rank_samples_total",
 )
-"""Counters of each rank's processes, in the order of the last axis: three times in nanoseconds, then counts."""
+"""Counters of each rank's processes, in the order of the last axis: three times in nanoseconds, then two counts."""
 
 CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES = range(len(CONSUMED))
 
 FIRST_ROWS = 24
-"""Rows of a new ring: the 16 steps of the reported mean, and 8 for steps in progress. The ring doubles while it would
-overwrite steps younger than RETAIN_NS."""
+"""Rows of a new ring: 16 for the steps of the reported mean, and 8 for steps in progress. The number of rows doubles if
+a step would otherwise overwrite a step younger than RETAIN_NS."""
 
 RETAIN_NS = 16_000_000_000
 """Minimum time for which steps are kept: the largest lag of a detector that runs every second."""
 
 MOST_CELLS = 1 << 20
-"""Maximum number of cells of a ring (rows x ranks; 25 MB). At the limit, the history gets shorter instead of the memory
-larger."""
+"""Maximum number of cells of a ring (rows x ranks; 25 MB). At the limit, the ring keeps a shorter history instead of
+growing."""
 
 MOST_ROWS = 1 << 14
-"""16 s of 1 ms steps, the shortest that a ring of 65,536 records can hold between reads once a second."""
+"""Maximum number of rows of a ring: 16 s of steps of 1 ms. A step ring of 65,536 records that is read once a second
+cannot hold shorter steps."""
 
 STALE_NS = 60_000_000_000
-"""After this time without a change, a lower step number may replace a row, because its writer is gone."""
+"""If a row has not changed for this time, its writer is gone. A step with a lower number may then replace the row."""
 
 TRAIL = 16
-"""Samples of the consumed counters kept per rank: with TRAIL_SPACING_NS, at least eight seconds."""
+"""Number of samples of the consumed counters that are kept per rank: with TRAIL_SPACING_NS, at least eight seconds."""
 
 TRAIL_SPACING_NS = 500_000_000
-"""A sample closer than this to the last one replaces it instead of the oldest."""
+"""Minimum time between two kept samples. If the newest kept sample is closer to the one before, the next sample
+replaces it instead of the oldest."""
 
 MOST_OPENING = 4096
 """Maximum number of frames whose open steps and collectives are queued before they are processed."""
 
 CYCLE_SLACK = 0.99
-"""Minimum ratio of a step's end-to-end time to its reported duration. Only rounding may make it shorter."""
+"""Minimum ratio of a step's end-to-end time to its reported duration. Only rounding may make the ratio smaller than
+1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Steps:
     """int64 [k, n]: end of each step, on its host's monotonic clock."""
     seconds: FloatArray
     """float64 [k, n]: time from the end of the rank's previous step to the end of this one, because time between steps
-    (loading data, saving) counts too. The reported duration if the previous step is unknown."""
+    (loading data, saving) counts too. If the previous step is unknown: the reported duration."""
     wait_seconds: FloatArray
     """float64 [k, n]: time spent waiting; NaN if unknown."""
     tokens: FloatArray | None = None
@@ -84,7 +87,7 @@ class Consumed:
     """Cumulative counters of n ranks at requested times."""
 
     values: FloatArray
-    """float64 [n, 5] in the order of CONSUMED; NaN if unknown."""
+    """float64 [n, 5]: counters in the order of CONSUMED; NaN if unknown."""
     at_ns: IntArray
     """int64 [n]: time of each value: the requested time, or the nearest sample if that time is outside the kept
     range."""
@@ -162,7 +165,8 @@ class Gang:
         return self._order
 
     def column(self, rank: int, node: str) -> int:
-        """Return the rank's column; create it at the first report. The last reporting node becomes the rank's node."""
+        """Return the rank's column; create the column at the first report. The last reporting node becomes the rank's
+        node."""
         column = self._column.get(rank)
         if column is None:
             column = len(self._column)
@@ -190,7 +194,7 @@ class Gang:
         self, column: int, step: int, start_ns: int, duration_ns: int, wait_ns: int | None, received_ns: int,
         tokens: int | None = None, squares: int | None = None,
     ) -> None:  # fmt: skip
-        """Add a finished step of the rank in `column`. Repeats are ignored; late reports are counted."""
+        """Add a finished step of the rank in `column`. Repeated steps are ignored; late reports are counted."""
         row = step % len(self._number)
         end_ns = start_ns + duration_ns
         number = int(self._number[row])
@@ -269,7 +273,7 @@ class Gang:
 
     @property
     def newest_sequence(self) -> int:
-        """Sequence of the newest completed step; 0 before the first."""
+        """Sequence number of the newest completed step; 0 before the first."""
         return self._sequence
 
     def step_seconds(self, newest: int = 16) -> float | None:
@@ -286,7 +290,10 @@ class Gang:
         self.opened_all(np.array([[what != "step", column, number, since_ns]], np.int64), seen_ns)
 
     def opened_all(self, table: IntArray, seen_ns: int) -> None:
-        """Record k open steps or collectives: int64 [k, 4], 0 (step) or 1 (collective), column, number, start."""
+        """Record k open steps or collectives from `table`, int64 [k, 4].
+
+        The columns of `table`: 0 for a step or 1 for a collective, column of the rank, number, start.
+        """
         self._opening.append((table, seen_ns))
         if len(self._opening) > MOST_OPENING:
             self._settle_opened()
@@ -314,9 +321,9 @@ class Gang:
     # --- consumption --------------------------------------------------------------------------------------------------
 
     def consume(self, columns: npt.NDArray[np.intp], advance: FloatArray, at_ns: int | IntArray) -> None:
-        """Add the consumption of the ranks in `columns` up to `at_ns` (host clock; one time for all, or [m]).
+        """Add the consumption of m ranks in `columns` up to `at_ns` (host clock; one time for all ranks, or [m]).
 
-        advance: [m, 5], NaN if unknown.
+        advance: [m, 5], increase of each counter of CONSUMED; NaN if unknown.
         """
         total = self._total[columns] + advance
         newest = self._trail_head[columns]

@@ -18,19 +18,20 @@ from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.placements import Placed, Placements, Refusal
 
 AGAIN_NS = 1_000_000_000
-"""Interval at which reports beyond the state's placement are decided again, because only a backend can confirm them."""
+"""Interval at which reports beyond the state's placement are checked again: only the backend can confirm them, and its
+data may change."""
 
 MOST_OUTSIDE_GANGS = 64
 MOST_OUTSIDE_RANKS = 256
-"""Maximum number of gangs without a placement, and ranks of them, on one node. This exceeds the agent's quotas for
-reporting processes, and needs little memory even if every node reaches the limit."""
+"""Maximum number of gangs without a placement, and of ranks of such gangs, on one node. The limits exceed the agent's
+quotas for reporting processes. They need little memory even if every node reaches them."""
 
 MOST_NAME = 256
-"""Longest name of a gang."""
+"""Maximum length of a gang's name."""
 
 
 class Counted(NamedTuple):
-    """Gang and attempt that records count for."""
+    """Gang and attempt to which a node's records are added."""
 
     gang: str
     attempt: int
@@ -45,15 +46,15 @@ class _Node:
     """Ranks and GPUs in one node's layout."""
 
     layout_id: str = ""
-    """Layout as the agent sent it."""
+    """Id of the layout that the agent sent."""
     layout: AnyLayout | None = None
     """Layout with the accepted names."""
     came_ns: int = 0
-    """When that layout was received."""
+    """Time at which that layout was received."""
     here: Mapping[str, Placed] | None = None
-    """Placement of the node when the names were decided."""
+    """Gangs placed on the node when the names were decided."""
     again_ns: int | None = None
-    """When the names must be decided again; None: only after a change of `here`."""
+    """Time at which the names must be decided again; None: only after a change of `here`."""
     members: tuple[Member, ...] = ()
     """Ranks as the agent names them."""
     names: dict[Member, Member | None] = field(default_factory=dict)
@@ -65,9 +66,9 @@ class _Node:
 
 
 class Membership:
-    """Decisions for all nodes. Owned by the thread that processes frames.
+    """Decisions about the reports of all nodes. Owned by the thread that processes frames.
 
-    parts: node of each GPU. refused: refused records and series by node and reason.
+    parts: node of each GPU. refused: number of refused records and series by node and reason.
     owners: node of each gang without a placement.
     """
 
@@ -92,7 +93,8 @@ class Membership:
     # --- records ------------------------------------------------------------------------------------------------------
 
     def counted(self, node: str, gang: str, attempt: int, came_ns: int) -> Counted | Refusal:
-        """Return the gang and attempt that this node's records count for, or the refusal. came_ns: time of receipt."""
+        """Return the gang and attempt to which this node's records are added, or why they are refused. came_ns: time of
+        receipt."""
         if not gang or len(gang) > MOST_NAME:
             return Refusal.UNKNOWN
         claim = self._placements.claim(node, gang, came_ns)
@@ -115,7 +117,8 @@ class Membership:
             self.newly_refused.append((node, gang, why))
 
     def _outside(self, node: str, gang: str) -> str | None:
-        """Return a name for the node's ranks of a gang without a placement; None if it has too many of these."""
+        """Return a name for the node's ranks of a gang without a placement; None if the node has too many such
+        gangs."""
         name = gang
         while (owner := self.owners.get(name)) != node:
             if owner is None:
@@ -130,7 +133,7 @@ class Membership:
         return name
 
     def forget(self, gang: str) -> None:
-        """Delete the gang's owner."""
+        """Delete the record of which node owns the gang's name."""
         owner = self.owners.pop(gang, None)
         if owner is not None:
             self._owned[owner] -= 1
@@ -142,7 +145,7 @@ class Membership:
     def layout_of(self, layout: AnyLayout, received_ns: int) -> AnyLayout:
         """Return the layout with the accepted names of its ranks. Refused series have empty rank labels.
 
-        Returns the same object until that changes.
+        Returns the same object until the layout or the accepted names change.
         """
         node = self._nodes.get(layout.node)
         if node is None:
@@ -247,4 +250,4 @@ def _renamed(layout: Layout, names: Mapping[Member, Member | None], disputed: fr
 
 OF_A_RANK = ("gang", "attempt", "rank")
 GPU = "gpu"
-"""Labels of a series that identify its rank, and its GPU."""
+"""OF_A_RANK: labels that identify the rank of a series. GPU: the label that identifies its GPU."""

@@ -1,10 +1,10 @@
 """Conversion of a node's monotonic times to the controller's wall time, even if the node's wall clock is wrong.
 
 A frame contains the times of both clocks of the node. With NTP, the wall clock is accurate to milliseconds, which is
-better than any estimate from the receipt of frames. It is therefore used while it agrees with the receipt within
-MOST_SKEW_NS. Beyond that, the node's wall clock is wrong (or the controller's, and then all nodes disagree). The time
-of receipt then replaces it, corrected by the least delay of the last minutes. All times of a gang are compared with
-each other and with "now", so they must all be of one clock.
+better than any estimate from the receipt of frames. The wall clock is therefore used while it agrees with the time of
+receipt within MOST_SKEW_NS. If the difference is larger, the node's wall clock is wrong (or the controller's, and then
+all nodes disagree). The time of receipt then replaces the wall clock, corrected by the least delay of the last minutes.
+All times of a gang are compared with each other and with "now", so all must be of one clock.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SAME_CLOCK_NS = 1_000_000_000
-"""If a node's wall clock moves against its monotonic clock by less than this, it was adjusted. If it moves by more, it
-was set to a new time or the node was suspended."""
+"""Limit between an adjustment and a jump of a node's wall clock, relative to its monotonic clock. A larger change means
+that the clock was set to a new time or that the node was suspended."""
 
 MOST_SKEW_NS = 2_000_000_000
 """Largest skew of a correct wall clock. Frames are received within a fraction of a second. A busy controller receives
-some of them late, but hardly all of ten minutes."""
+some frames late, but not all frames of ten minutes."""
 
 WINDOW_NS = 300_000_000_000
-"""The least delay covers the current and the last window of this length. Monotonic clocks differ by at most 50 ppm,
-30 ms in ten minutes."""
+"""Length of the windows in which the least delay is measured; the current and the last window count. Monotonic clocks
+differ by at most 50 ppm: 30 ms in ten minutes."""
 
 _NEVER = 1 << 62
 
@@ -39,10 +39,11 @@ class NodeClock:
     _since_ns: int = 0
 
     def take(self, wall_ns: int, monotonic_ns: int, received_ns: int, here_ns: int | None) -> bool:
-        """Update from one frame's clocks. Returns whether the conversion of the node's times has changed.
+        """Update the offset and skew from one frame's clocks. Returns whether the conversion of the node's times has
+        changed.
 
-        received_ns: on the controller's monotonic clock. here_ns: the controller's wall time minus its monotonic time;
-        None if the receiver's clock is unrelated to wall time.
+        received_ns: time of receipt on the controller's monotonic clock. here_ns: the controller's wall time minus its
+        monotonic time; None if the receiver's clock is unrelated to wall time.
         """
         changed = False
         offset_ns, delay_ns = wall_ns - monotonic_ns, received_ns - monotonic_ns

@@ -51,13 +51,14 @@ LOSSES = (
     LINK_DOWNED,
     "gangwatch_rdma_physical_link_down_events_total",
 )
-"""Each counts the same losses in a different place. They are never added up."""
+"""Counters of lost links. All of them count the same losses in different places, so their values are never added up."""
 
 _RISES = frozenset({ACTION})
-"""Gauges that show a fault if they are 1. The others show a fault if they are low."""
+"""Gauges that show a fault if their value is 1. The other gauges show a fault if their value is low."""
 
 _DOWN = {ANSWERS: 0.0, CARRIER: 0.0, PORT_STATE: 1.0}
-"""At or below this value, the device is lost or the port is down (RDMA: 1 is down, 2 and 3 are coming up)."""
+"""Highest value of each gauge that shows a lost device or a port that is down (RDMA: 1 is down, 2 and 3 are coming
+up)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class _Watched:
     device: str
     """Name of the device."""
     of: str = ""
-    """Port of the device, or the recovery action."""
+    """Port of the device, or name of the recovery action; '' for other series."""
 
 
 _watched_port = lru_cache(4096)(_Watched)
-"""Cached, because ports have the same names on thousands of nodes."""
+"""Return the cached series (metric, device, port). Ports have the same names on thousands of nodes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,13 +82,13 @@ class _Node:
     """Monitored series of one node by its newest layout, and their last values."""
 
     layout_id: str = ""
-    """The layout."""
+    """Id of the newest layout."""
     gauge: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
-    """Columns of `gauges`."""
+    """Columns of the series in `gauges`."""
     gauges: tuple[_Watched, ...] = ()
     """Monitored gauges."""
     counter: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
-    """Columns of `counters`."""
+    """Columns of the series in `counters`."""
     counters: tuple[_Watched, ...] = ()
     """Monitored counters."""
     gauge_bytes: bytes = b""
@@ -133,7 +134,10 @@ class Occurrences:
         self._nodes.pop(node, None)
 
     def observe(self, layout: AnyLayout, frame: Frame, continues: bool, events: Iterable[EventRecord]) -> None:
-        """Process one frame. continues: whether it continues the node's newest frame. events: event records in it."""
+        """Process one frame. events: event records in the frame.
+
+        continues: whether the node's last frame is of the same boot and agent process.
+        """
         node = self._nodes.get(frame.node)
         if node is None:
             node = self._nodes[frame.node] = _Node()
@@ -248,7 +252,7 @@ def _names(gauges: Iterable[Column]) -> tuple[dict[str, str], dict[str, str]]:
 def _watched(
     columns: Iterable[Column], metrics: tuple[str, ...], nics: Mapping[str, str]
 ) -> tuple[IndexArray, tuple[_Watched, ...]]:
-    """Return the series of these metrics.
+    """Return the columns of these metrics, and the monitored series in each column.
 
     Interfaces without an RDMA device count only on nodes without RDMA devices.
     """

@@ -21,7 +21,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 
 ROW_NS = 1_000_000_000
-"""Frames come once a second."""
+"""Length of a row: one second, because frames arrive once a second."""
 
 MOST_ROWS = 600
 """Maximum number of rows of a gang: ten minutes of steps shorter than a second, or 600 longer steps. A screen has fewer
@@ -33,36 +33,37 @@ MOST_GONE = 32
 """Maximum number of gangs that are kept although they are no longer in the telemetry; the newest are kept."""
 
 MOST_CELLS = 1 << 22
-"""Maximum number of rows x ranks of all gangs (two numbers each, 32 MiB). Up to it, each gang has MOST_ROWS; beyond it,
-fewer."""
+"""Maximum number of rows x ranks of all gangs (two numbers each, 32 MiB). Below this limit, each gang has MOST_ROWS
+rows; at the limit, gangs have fewer rows."""
 
 SPARE = 1.25
-"""A history is shortened only when it exceeds its limit by a quarter. Gangs that appear one by one therefore shorten
-the others only a few times."""
+"""Ratio of a history's length to its limit from which the history is shortened. A ratio above 1 makes shortening rare
+when gangs start one by one."""
 
 NEWEST_ROWS = 4
-"""Rows in the median of the current step time. One long step among them (a checkpoint, a stop) does not change it."""
+"""Number of rows whose median is the current step time. One long step among them (a checkpoint, a stop) does not change
+it."""
 
 LEAST_USUAL_ROWS = 12
-"""Minimum number of rows for a usual step time: three times those of the current step time."""
+"""Minimum number of rows for a usual step time: three times NEWEST_ROWS."""
 
 SLOW = 1.15
-"""Ratio of the current to the usual step time from which a job is slow. Healthy workers vary by a tenth for a few steps
-(PAI job 1). The straggler detector requires the same ratio after few steps (FIRST_SLOWDOWN in
+"""Ratio of the current to the usual step time from which a job is slow. The step times of healthy workers vary by a
+tenth for a few steps (PAI job 1). The straggler detector requires the same ratio after few steps (FIRST_SLOWDOWN in
 detectors/straggler/alarm_checks.py)."""
 
 SLOW_SPREADS = 3.0
-"""A slow step time also exceeds the rows' 25 % quantile by this many times the distance from their 5 % quantile to
-their 25 % quantile. That distance is about one standard deviation, and slow rows do not increase it until they are the
-majority."""
+"""Minimum distance of a slow step time from the usual one, in spreads. The usual step time is the 25 % quantile of the
+rows' means; the spread is its distance from their 5 % quantile. The spread is about one standard deviation, and slow
+rows do not increase it until they are the majority."""
 
 SURELY_SLOW = 1.5
-"""Ratio from which a job is slow regardless of the variation of its steps. The detectors also treat 1.5 as a spike
-(detectors/workload/attempt_history.py, SPIKE)."""
+"""Ratio of the current to the usual step time from which a job is slow even if its steps vary much. The detectors also
+treat 1.5 as a spike (detectors/workload/attempt_history.py, SPIKE)."""
 
 GAP_SECONDS, GAP_STEPS = 3.0, 3.0
-"""A gap is a time without a step that is longer than both (seconds; usual step times). Frames arrive once a second, so
-one row may be empty by chance, and two if a frame is late."""
+"""A gap is a time without a step that is longer than GAP_SECONDS and longer than GAP_STEPS usual step times. Frames
+arrive once a second, so one row may be empty by chance, and two rows if a frame is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,10 @@ class Speed:
     attempt: int
     """Number of the attempt."""
     seconds: float
-    """Current step time: the median of the means of the newest NEWEST_ROWS rows."""
+    """Current step time: the median of the mean step times of the newest NEWEST_ROWS rows."""
     usual_seconds: float
-    """Lower quartile of all rows' means, so that a fault becomes usual only after three quarters of the rows. NaN below
-    LEAST_USUAL_ROWS rows."""
+    """Usual step time: the lower quartile of the mean step times of all rows. A fault changes it only after three
+    quarters of the rows. NaN with fewer than LEAST_USUAL_ROWS rows."""
     slow_seconds: float
     """Step time from which the attempt is slow; infinite while the usual step time is unknown."""
     newest: int
@@ -90,7 +91,7 @@ class Speed:
 
     @property
     def gap_seconds(self) -> float:
-        """Longest time without a step that is not a gap."""
+        """Longest time without a step that is still normal; a longer time is a gap."""
         usual = self.seconds if math.isnan(self.usual_seconds) else self.usual_seconds
         return max(GAP_SECONDS, GAP_STEPS * usual)
 
@@ -106,9 +107,9 @@ class Pace:
     ranks: IntArray
     """Rank numbers: int64 [n]."""
     nodes: tuple[str, ...]
-    """Node of each rank."""
+    """Node of each rank, in the order of `ranks`."""
     roles: IndexArray
-    """[n]: number of each rank's role. Ranks of one role do the same work and are peers."""
+    """int [n]: number of each rank's role. Ranks of one role do the same work and are peers."""
     sequence: IntArray
     """int64 [k]: increases by one per row and is never reused."""
     at_ns: IntArray
@@ -125,12 +126,13 @@ class Pace:
     """float32 [k, n]: mean over the row's steps of each rank's own time, without waits for other ranks; all of its time
     if waits are not reported."""
     slowest_own_seconds: Float32Array
-    """float32 [k, n]: the maximum of the same values."""
+    """float32 [k, n]: maximum over the row's steps of each rank's own time."""
     speed: Speed
     """Speed of the attempt, from all rows that are kept."""
 
     def ratios(self) -> Float32Array:
-        """Return float32 [k, n]: each rank's own time over the median of its role in that row. 1 is normal speed."""
+        """Return float32 [k, n]: each rank's own time divided by the median of its role's ranks in that row. 1 is
+        normal speed."""
         result = np.ones_like(self.own_seconds)
         for role in np.unique(self.roles):
             members = np.flatnonzero(self.roles == role)
@@ -144,8 +146,8 @@ class Pace:
 class _Ring:
     """Rows of one attempt.
 
-    count: number of rows so far, including overwritten ones. The newest may still grow. end_ns: end of the last step.
-    quantiles: (5 %, 25 %) of the rows' mean step times as of row number `quantiles_of`.
+    count: number of rows so far, including overwritten rows. New steps may still be added to the newest row.
+    end_ns: end of the last step. quantiles: (5 %, 25 %) of the rows' mean step times as of row number `quantiles_of`.
     """
 
     __slots__ = (
@@ -197,7 +199,7 @@ class _Ring:
         self.end_ns = max(self.end_ns, int(end_ns[-1]))
 
     def _row_of(self, at_ns: int) -> int:
-        """Return the row of that second: the newest one or a new one."""
+        """Return the index of the row for that second: the newest row or a new one."""
         rows = len(self.at_ns)
         row = (self.count - 1) % rows
         if not self.count or at_ns > self.at_ns[row]:
@@ -219,7 +221,7 @@ class _Ring:
             setattr(self, name, shorter)
 
     def since(self, sequence: int, most: int) -> Pace:
-        """Return at most `most` rows after this sequence, as a copy."""
+        """Return a copy of the rows after this sequence number, at most `most`."""
         rows = len(self.at_ns)
         wanted = np.arange(max(sequence + 1, self.count - min(rows, most), 0), self.count)
         at = wanted % rows
@@ -253,7 +255,8 @@ class _Ring:
     def _quantiles(self) -> tuple[float, float]:
         """Return the 5 % and 25 % quantile of the rows' mean step times.
 
-        They are computed again after an eighth more rows, because an open page requests every gang's speed each second.
+        The quantiles are computed again only after an eighth more rows, because an open page requests every gang's
+        speed each second.
         """
         kept = min(self.count, len(self.at_ns))
         if kept < LEAST_USUAL_ROWS:
@@ -270,7 +273,7 @@ class _Ring:
 
 
 def _slow_seconds(low: float, usual: float) -> float:
-    """Return the step time from which a job is slow. low, usual: 5 % and 25 % quantile of its rows."""
+    """Return the step time from which a job is slow. low, usual: 5 % and 25 % quantile of the rows' mean step times."""
     return min(max(SLOW * usual, usual + SLOW_SPREADS * (usual - low)), SURELY_SLOW * usual)
 
 
@@ -279,7 +282,7 @@ _SUMMED = ("steps", "seconds", "slowest_seconds", "own_seconds", "slowest_own_se
 
 
 class Paces:
-    """Pace of every gang in the telemetry, and of the last MOST_GONE gangs before, for jobs that have just ended.
+    """Pace of every gang in the telemetry, and of the MOST_GONE gangs that left it last, for jobs that have just ended.
 
     Owned by one thread; not locked.
     """
@@ -314,7 +317,7 @@ class Paces:
         return ring
 
     def since(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
-        """Return at most `most` of the gang's rows after this sequence, as a copy; None if no steps are known."""
+        """Return a copy of the gang's rows after this sequence number, at most `most`; None if no steps are known."""
         ring = self._rings.get(gang)
         return None if ring is None or not ring.count else ring.since(sequence, most)
 

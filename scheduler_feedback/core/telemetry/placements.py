@@ -27,7 +27,7 @@ OUTSIDE = ("pod-", "slurm-", "uid-")
 processes without attestation."""
 
 MOST_ENDED = 1 << 16
-"""Maximum number of ended attempts that are kept, so that the last frames of an ended job do not look like an
+"""Maximum number of ended attempts that are kept, so that the last frames of an ended job are not reported as an
 attack."""
 
 
@@ -53,7 +53,7 @@ REFUSED = {
     Refusal.NOT_KNOWN_YET: "the agent reports a gang that the scheduler does not know yet",
     Refusal.LIMIT: f"the agent reports more gangs, ranks or events than one node may: {_DROPPED}",
 }
-"""Log message of each reason."""
+"""Log message for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +63,26 @@ class Placed:
     attempt: int
     """The running attempt, as the scheduler counts."""
     ranks: frozenset[int] | None
-    """The ranks on this node; None if the scheduler does not know them. Attempts are then the launcher's count, which
-    may be ahead of the scheduler's, because a launcher may restart ranks without the scheduler."""
+    """The ranks on this node; None if unknown to the scheduler. The attempt number in reports is then the launcher's
+    count. It may be ahead of the scheduler's, because a launcher may restart ranks without the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The attempt of a job as of the last call of ``follow``."""
+    """The running attempt of a job as of the last call of ``follow``."""
 
     attempt: int
     ranks: list[RankRecord]
     nodes: Mapping[str, Placed]
     left: Mapping[str, Placed]
-    """Placement of the attempt before, because its agents' last frames may still arrive."""
+    """Previous placement of the job. It is kept because the last frames of its agents may still arrive."""
 
 
 Attest = Callable[[str, str, int], Placed | Refusal | None]
-"""Returns a backend's decision about (node, gang) beyond the state; None if it has none. Called from any thread.
+"""Function (node, gang, time) that returns the backend's decision about a gang without a placement in the state.
 
-The third argument is the time of the report in monotonic nanoseconds. Data of the backend from before may be outdated.
+The time is that of the report, in monotonic nanoseconds; backend data from before that time may be outdated. The
+function returns None if the backend has no decision. It may be called from any thread.
 """
 
 NOWHERE: Mapping[str, Placed] = {}
@@ -90,7 +91,7 @@ NOWHERE: Mapping[str, Placed] = {}
 class Placements:
     """Placement of all gangs that hold slots, by node.
 
-    attest: the backend's decision about gangs with a prefix of OUTSIDE.
+    attest: function that returns the backend's decision about gangs with a prefix of OUTSIDE.
     """
 
     def __init__(self, attest: Attest | None = None) -> None:
@@ -146,7 +147,8 @@ class Placements:
             self._copy(node, touched).pop(gang, None)
 
     def _copy(self, node: str, touched: dict[str, dict[str, Placed]]) -> dict[str, Placed]:
-        """Return a copy of the node's gangs that may be changed. Readers keep the mapping that they have."""
+        """Return a copy of the node's gangs that may be changed. Readers keep the mapping that they have already
+        read."""
         if node not in touched:
             touched[node] = dict(self._nodes.get(node, NOWHERE))
         return touched[node]
@@ -154,14 +156,14 @@ class Placements:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def of(self, node: str) -> Mapping[str, Placed]:
-        """Return the gangs with ranks on the node; the same object until they change."""
+        """Return the gangs with ranks on the node; the same object until these gangs change."""
         return self._nodes.get(node, NOWHERE)
 
     def claim(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
-        """Return what the node may report of the gang; None if it has no placement and the node may report its own
-        part.
+        """Return what the node may report of the gang, or why it may report nothing.
 
-        came_ns: monotonic time of the report.
+        None: the gang has no placement, and the node may report its own part of the gang. came_ns: monotonic time of
+        the report.
         """
         if self._attest is not None and (said := self._attest(node, gang, came_ns)) is not None:
             return said
@@ -183,7 +185,7 @@ class Placements:
 
 
 def _nodes_of(job: Job) -> dict[str, Placed]:
-    """Return the job's newest attempt by node."""
+    """Return the placement of the job's newest attempt, by node."""
     here: dict[str, set[int]] = {}
     for rank in job.ranks:
         here.setdefault(rank.slot.node, set()).add(rank.rank)

@@ -20,13 +20,18 @@ METRIC = "gangwatch_rank_process_state"
 class NodeStates:
     """States of the ranks on one node.
 
-    members: ranks with a gauge at `index` of the node's frames. gone: ranks that had one before.
+    members: ranks with a gauge in the node's frames. index: position of each of these gauges. gone: ranks that had a
+    gauge before.
     """
 
     __slots__ = ("gone", "index", "members", "values")
 
     def __init__(self, gauges: Iterable[Column], old: NodeStates | None, gangs: Mapping[str, Gang]) -> None:
-        """old: states in the node's last layout. gangs: the newest attempts by name; only their gone ranks are kept."""
+        """Find the gauges of the states in a new layout.
+
+        old: states in the node's last layout. gangs: the newest attempts by name; only gone ranks of these attempts are
+        kept.
+        """
         found = {
             member: index
             for index, column in enumerate(gauges)
@@ -53,7 +58,7 @@ class NodeStates:
 
 
 def states_of(gang: Gang, nodes: Mapping[str, NodeStates]) -> IntArray:
-    """Return int64 [n] by increasing rank: a ProcessState, or UNKNOWN_STATE. nodes: by name."""
+    """Return int64 [n] by increasing rank: a ProcessState, or UNKNOWN_STATE. nodes: states of each node, by name."""
     found = [
         UNKNOWN_STATE if (on := nodes.get(node)) is None else on.of(Member(gang.name, gang.attempt, rank))
         for rank, node in zip(gang.ranks, gang.nodes, strict=True)

@@ -46,11 +46,11 @@ class Feature:
     """Owner of the series: 'gpu' (the rank's GPU), 'nic' (the NIC next to that GPU), 'host' (the node, the same for all
     its ranks) or 'rank' (the rank's processes)."""
     rate: bool
-    """Whether it is a counter's increase per second rather than a gauge."""
+    """Whether the value is a counter's increase per second; if not, it is a gauge."""
     metrics: tuple[str, ...]
     """Metrics whose series are summed. 'pcie_link' is no sum: it is generation times lanes over their maxima."""
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Label values that count, if not all series of the metrics do."""
+    """Label values that a series must have to be summed; empty: all series of the metrics are summed."""
 
 
 def _gpu(name: str, unit: str, rate: bool, *metrics: str, **labels: tuple[str, ...]) -> Feature:
@@ -94,7 +94,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("runqueue_wait", "ratio", "rank", True, ("gangwatch_rank_runqueue_wait_seconds_total",)),
     Feature("processor", "ratio", "rank", True, ("gangwatch_rank_cpu_seconds_total",)),
 )  # fmt: skip
-"""Rows of the counters, in this order. The rate of a time is a share: seconds per second."""
+"""Features, in the order of the rows of the counters. The rate of a time is a share: seconds per second."""
 
 FEATURE: Mapping[str, int] = {feature.name: row for row, feature in enumerate(FEATURES)}
 """Row of a feature by name."""
@@ -136,7 +136,7 @@ the links from a rail or leaf switch into the fabric."""
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Ranks of one attempt of a job and their places. Constant during the attempt; compared by `is`. n ranks."""
+    """Ranks of one attempt of a job and their places, for n ranks. Constant during the attempt; compared by `is`."""
 
     job: str
     """Job id."""
@@ -145,7 +145,7 @@ class Shape:
     ranks: IntArray
     """Rank numbers, increasing: int64 [n]."""
     nodes: tuple[str, ...]
-    """Node of each rank."""
+    """Node of each rank, in the order of `ranks`."""
     gpus: tuple[str, ...] = ()
     """UUID of each rank's GPU."""
     nics: tuple[str, ...] = ()
@@ -161,8 +161,8 @@ class Shape:
     rail: IntArray | None = None
     """int64 [n]: number of the rail of each rank's NIC."""
     sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each known kind of RESOURCES, the name of each rank's resource, unique in the cluster. A missing kind or an
-    empty name is unknown. Ranks of two jobs with the same name share the resource."""
+    """For each known kind of RESOURCES: name of each rank's resource, unique in the cluster. If the kind is missing or
+    the name is empty, the resource is unknown. Ranks of two jobs with the same name share the resource."""
 
     def __post_init__(self) -> None:
         count = len(self.ranks)
@@ -196,7 +196,8 @@ class Shape:
 
     @cached_property
     def roles(self) -> IndexArray:
-        """[n]: number of each rank's role. Ranks of one role (stage, expert layout) do the same work and are peers."""
+        """int [n]: number of each rank's role. Ranks of one role (stage, expert layout) do the same work and are
+        peers."""
         return _number(self.coordinate("stage"))
 
     @cached_property
@@ -282,19 +283,19 @@ class JobTelemetry:
     open_steps: IntArray | None = None
     """int64 [n, 3]: number of the step in progress, its start, and when it was last reported; -1 for never."""
     open_collectives: IntArray | None = None
-    """int64 [n, 3]: the same for the collective in progress."""
+    """int64 [n, 3]: number of the collective in progress, its start, and when it was last reported; -1 for never."""
     steps_finished: IntArray | None = None
     """int64 [n]: number of each rank's newest finished step; -1 for none."""
     consumed: Callable[[IntArray], Consumed] | None = None
-    """Returns what the ranks' processes had consumed at the given times [n] (each on its host's wall clock). None if
-    nothing counts it."""
+    """Returns what the ranks' processes had consumed at the given times [n] (each on its host's wall clock). None if no
+    source counts consumption."""
     shared_machine: npt.NDArray[np.bool_] | None = None
     """bool [n]: whether other nodes of the cluster are on the rank's machine."""
     frames: tuple[tuple[str, int], ...] = ()
-    """Newest frame of each node behind this, for the evidence of a verdict."""
+    """Newest frame of each node that this telemetry is computed from, for the evidence of a verdict."""
     process_states: Callable[[], IntArray] | None = None
     """Returns int64 [n], the newest ProcessState of each rank's processes; UNKNOWN_STATE if no agent reports it. None
-    if nothing reports states."""
+    if no source reports states."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -316,7 +317,8 @@ RECOVERY_ACTIONS = (
     "bus-reset",
     "system-reboot",
 )
-"""Values of NVML's recovery-action field 230 from 0 on (nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)."""
+"""Names of the recovery actions, indexed by the value of NVML's field 230 (nvml.h,
+NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,15 +336,15 @@ class Telemetry:
     """All telemetry that is new since the last call."""
 
     now_ns: int
-    """Time of the call."""
+    """Wall time of the call."""
     jobs: tuple[JobTelemetry, ...]
-    """All known jobs, including those without news. The order stays the same as long as the set does."""
+    """All known jobs, including jobs without new data. The order does not change while the set of jobs is the same."""
     counters: Counters
     """Counters with N columns: the ranks of `jobs` in order."""
     events: tuple[NodeEvent, ...] = ()
     """New events."""
     last_received_ns: Mapping[str, int] = field(default_factory=dict)
-    """Time at which the last frame of each known agent was received, by node."""
+    """Time at which the last frame of each known agent was received, by name of the node."""
 
     def columns(self) -> list[slice]:
         """Return each job's columns in the counters."""
@@ -358,21 +360,23 @@ class Bucket:
     """Groups of similar size, padded to one size."""
 
     index: IndexArray
-    """[groups, size]: columns, N for padding below all values, N + 1 for padding above all values."""
+    """int [groups, size]: index of each entry's column. N is padding that sorts below all values, N + 1 above all
+    values."""
     real: npt.NDArray[np.bool_]
-    """[groups, size]: whether an entry is a column rather than padding."""
+    """bool [groups, size]: whether an entry is a column; if not, it is padding."""
     middle: int
-    """Position of the lower median of every group after sorting. The padding makes it the same for all."""
+    """Position of the lower median of every group after sorting. The padding makes this position the same for all
+    groups."""
     group: IndexArray
-    """[groups]: numbers of the groups in the grouping."""
+    """int [groups]: number of each group in the grouping."""
 
 
 class Grouping:
     """Partition of N columns into groups of any size, arranged for arithmetic on all groups at once.
 
-    Sizes within a factor of 1.25 share a bucket, so padding costs at most a quarter.
+    Groups whose sizes differ by at most a factor of 1.25 share a bucket, so padding costs at most a quarter.
 
-    of: int [N], group of each column. sizes: [groups].
+    of: int [N], group of each column. sizes: int [groups], number of columns of each group.
     order, starts: the columns by group, and the position in that order at which each group begins.
     """
 
@@ -394,7 +398,8 @@ class Grouping:
         return bool((self.of[1:] >= self.of[:-1]).all())
 
     def spread(self, values: Float32Array, out: Float32Array) -> Float32Array:
-        """Return [N]: each group's value [groups] for all of its columns. out: [N], an array that may be reused."""
+        """Return [N]: for each column, the value of its group. values: [groups]. out: [N], an array that may be
+        reused."""
         return np.repeat(values, self.sizes) if self._in_order else np.take(values, self.of, out=out, mode="clip")
 
     def members(self, group: int) -> IndexArray:

@@ -1,4 +1,4 @@
-"""Conversion of a fleet's news into telemetry for the detectors."""
+"""Conversion of a fleet's new data into telemetry for the detectors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 
 WINDOW_NS = 1_000_000_000
-"""Frames come once a second."""
+"""Length of a window of counters: one second, because frames arrive once a second."""
 
 NO_DEVICE = Device()
 
@@ -43,13 +43,13 @@ class _Seen:
     nodes: tuple[str, ...] = ()
     """Nodes of the attempt's ranks, sorted."""
     of_node: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
-    """[n]: index of each rank's node in `nodes`."""
+    """int [n]: index of each rank's node in `nodes`."""
     offset_ns: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """[n]: offset of each rank's clock."""
+    """int64 [n]: offset from each rank's host clock to wall time, in nanoseconds."""
     shared: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    """[n]: whether each rank's machine also has another node."""
+    """bool [n]: whether another node is on each rank's machine."""
     changes: int = -1
-    """Value of the gang's `changes` when all of this was computed."""
+    """Value of the gang's `changes` when the shape and the arrays were computed."""
     stepped: bool = False
     """Whether any step has been returned."""
 
@@ -58,7 +58,7 @@ class Look:
     """Stream of telemetry from a fleet, for one reader. Each step, window and event is returned once.
 
     aside: gang -> attempt that is excluded because building its telemetry raised an exception.
-    failed: (gang, error) of these, until the caller clears it.
+    failed: (gang, error) of these exceptions, until the caller clears the list.
     """
 
     def __init__(self, fleet: Fleet, fabric: Fabric | None = None) -> None:
@@ -73,7 +73,8 @@ class Look:
     def next(self, now_ns: int, received_now_ns: int | None = None) -> Telemetry:
         """Return the telemetry since the last call.
 
-        now_ns: wall time. received_now_ns: the same time on the receiver's clock; None for the newest receipt.
+        now_ns: wall time. received_now_ns: the same time on the receiver's clock; None: the receipt of the newest
+        frame.
         """
         fleet = self._fleet
         gangs = fleet.gangs
@@ -189,7 +190,7 @@ class Look:
         )
 
     def _is_of(self, member: Member, gang: Gang, node: str) -> bool:
-        """Return whether this is a rank of the gang that the node may report."""
+        """Return whether the member is a rank of the gang that the node may report."""
         if (member.gang, member.attempt) != (gang.name, gang.attempt):
             return False
         return not self._fleet.guarded or gang.is_on(member.rank, node)
@@ -211,8 +212,8 @@ class Look:
     def _coordinates(self, gang: Gang, nodes: tuple[str, ...]) -> dict[str, IntArray]:
         """Return the coordinates that every rank reports, by name.
 
-        Incomplete layouts are ignored, because a rank without coordinates would look like a separate stage. So are
-        layouts in which two ranks report the same coordinates.
+        Incomplete layouts are ignored, because a rank without coordinates would look like a separate stage. Layouts in
+        which two ranks report the same coordinates are also ignored.
         """
         found: dict[int, tuple[int, ...]] = {}
         for node in nodes:
@@ -258,7 +259,7 @@ class Look:
         )  # fmt: skip
 
     def _of(self, gang: Gang, touched: set[str]) -> _Seen:
-        """Return the record of the gang's returned telemetry, updated. touched: nodes that have changed."""
+        """Return the updated record of the gang's returned telemetry. touched: nodes that have changed."""
         seen = self._seen.get(gang.name)
         # A forgotten gang may have restarted since the last call, with other ranks under the same attempt.
         if seen is None or seen.gang is not gang:
@@ -295,7 +296,8 @@ def _starts(shapes: tuple[Shape, ...]) -> _Starts:
 
 
 def _column(member: Member, node: str | None, starts: _Starts) -> int:
-    """Return the column of a rank; -1 if no job's shape contains it, or contains it on a node other than `node`."""
+    """Return the column of a rank; -1 if no job's shape contains the rank, or contains it on a node other than
+    `node`."""
     found = starts.get(member.gang)
     if found is None or found[0].attempt != member.attempt:
         return -1
