@@ -19,12 +19,12 @@ class BackendSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BackendType(NamedTuple):
-    """A backend of the registry. Classes are 'module:name', because most commands need neither."""
+    """A backend of the registry. Its classes are given as text, 'module:name', because most commands import neither."""
 
     backend: str
-    """Its subclass of Backend."""
+    """The backend's subclass of Backend."""
     section: str = ""
-    """Its subclass of BackendSection; '' if the configuration file does not select it."""
+    """The backend's subclass of BackendSection; '' if the configuration file does not select the backend."""
 
 
 BACKENDS: dict[str, BackendType] = {

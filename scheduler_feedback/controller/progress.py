@@ -21,7 +21,8 @@ half a minute (Linux's SCSI command timeout is 30 s), and waiting for it costs l
 class Progress:
     """Times of the last finished pass and cycle, and the current activity.
 
-    Written by the cycle's thread only, read by any thread. Attributes: `passes` and `cycles`, finished so far.
+    Written by the cycle's thread only, read by any thread. Attributes: `passes` and `cycles`, the numbers of passes and
+    cycles finished so far.
     """
 
     def __init__(self, clock: Clock) -> None:

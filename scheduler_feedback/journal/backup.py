@@ -22,9 +22,9 @@ class Copied:
     path: Path
     size_bytes: int
     cycle: int
-    """The newest cycle."""
+    """Number of the newest cycle."""
     cycles: int
-    """Replayable cycles."""
+    """Number of replayable cycles."""
 
 
 def back_up(source: Path, target: Path) -> Copied:
