@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BackendSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section of the configuration file that selects the backend with its name. All keys have defaults."""
+    """Section of the configuration file that selects the backend of the same name. All keys have defaults."""
 
     enabled: bool = False
 

@@ -167,7 +167,9 @@ class DetectionThread:
     # --- before the start --------------------------------------------------------------------------------------------
 
     def restore(self, snapshots: Mapping[str, bytes]) -> None:
-        """Restore the detectors' baselines. A detector that cannot read its own starts without, which is logged."""
+        """Restore the detectors' baselines. A detector that cannot read its baselines starts without them, which is
+        logged.
+        """
         shared = shared_of(snapshots)
         known = snapshots if shared is None else {**snapshots, SHARED: shared}
         for name, part in self._kept.items():

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 WHOLE_LOOK_NS = 10_000_000_000
-"""The folder is read again after this time even if its own time is unchanged: a file may have been rewritten in
-place."""
+"""Time after which the folder is read again even if its modification time is unchanged: a file may have been rewritten
+in place."""
 
 SAME_INSTANT_NS = 2_000_000_000
 """A file system may store times in whole seconds, so a folder that changed within this time may change again

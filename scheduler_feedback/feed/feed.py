@@ -56,8 +56,8 @@ FRAMES_AT_ONCE = 256
 """Maximum number of frames read before detection runs: a megabyte, which fits into a CPU's second-level cache."""
 
 STREAMS_TOGETHER, TOGETHER_SECONDS = 256, 0.02
-"""With this many streams, everything that arrives within this time is read together: a wake-up per frame costs as much
-as reading it."""
+"""With at least this many streams, all frames that arrive within this time (in seconds) are read together: a wake-up
+per frame costs as much as reading the frame."""
 
 MOST_FRAMES_A_SECOND = 64
 """Maximum rate of frames accepted from one agent. An agent sends at most 20 a second (agent.interval_seconds >=

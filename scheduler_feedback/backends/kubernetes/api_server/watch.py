@@ -2,8 +2,8 @@
 
 The API server guarantees (https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes):
 a watch from a list's resourceVersion sends every later change in order, and bookmarks show the progress of a quiet
-watch. If the version is too old, it answers 410, as a status or as an ERROR in a stream of status 200; then the client
-lists again. A new list is compared with the known objects, so that deletions in the meantime are reported, too.
+watch. If the version is too old, the server answers 410, as a status or as an ERROR in a stream of status 200; then the
+client lists again. A new list is compared with the known objects, so that deletions in the meantime are reported, too.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def is_accelerator(resource: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Conditions that a node must meet for a pod; gangs with equal conditions share one."""
+    """Conditions that a node must meet for a pod; gangs with equal conditions share one Constraint."""
 
     name: str
     """Digest of the other fields."""

@@ -27,7 +27,7 @@ from agent.schema.frame import (
 )
 
 _NO_ATTEMPT = -1
-"""Attempt number of a member whose column has none; it stands for the newest attempt."""
+"""Attempt number of a member whose column has none. It means the newest attempt."""
 
 POD = "pod-"
 """Prefix of the agents' names of gangs that are pods (agent/rank_attribution.py)."""

@@ -105,7 +105,7 @@ class Rules(Part):
 _slices = msgspec.json.Decoder(_Slices)
 _rules = msgspec.json.Decoder(Rules)
 Selector = tuple[str, str, str]
-"""Names of a device's driver, its pool, and the device."""
+"""A device of a ResourceSlice: names of its driver, its pool, and the device."""
 
 
 class Advice:

@@ -2,7 +2,7 @@
 
 Two labels (state and score), two annotations (the reason and the controller's memory), one taint and one condition. The
 memory has the node's whole state, so that a controller with an empty state folder continues the quarantines and
-backoffs of the one before. A healthy node without a history has no marks.
+backoffs of the previous controller. A healthy node without a history has no marks.
 
 The score is the node's estimated speed in percent of a healthy node's, and 0 for a node that is out of use for another
 reason than slowness. It is an integer, so that a node affinity can compare it (``Gt``, ``Lt``).
