@@ -31,7 +31,7 @@ class RunningCycle(Protocol):
         ...
 
     def request(self, make: Callable[[State], Event], /) -> Future[Event]:
-        """Process an event like a user request. The future returns it once it is durable."""
+        """Process an event like a user request. The future returns the event once the event is durable."""
         ...
 
     def cycles(self) -> int:
@@ -51,8 +51,9 @@ class Backend(ABC):
 
     @classmethod
     def configured(cls, folder: Path, settings: Any) -> Backend:
-        """Return the backend of a state folder. settings: its section of the configuration file, or what its own
-        command builds."""
+        """Return the backend of a state folder. settings: the backend's section of the configuration file, or the
+        settings that the backend's own command builds.
+        """
         return cls(folder, settings)  # type: ignore[call-arg]
 
     # --- start and stop ----------------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ class Backend(ABC):
         return None
 
     def attach(self, cycle: RunningCycle, failures: PartFailures) -> None:
-        """Begin the work that needs the running cycle. failures: where its bugs are reported."""
+        """Begin the work that needs the running cycle. failures: where bugs of this work are reported."""
 
     def detach(self) -> None:
         """End the work that ``attach`` began. The cycle's thread may still call the backend until ``stop``."""
@@ -94,9 +95,9 @@ class Backend(ABC):
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         """Return what happened since the last call to the attempts that hold slots, given as (job id, attempt).
 
-        The first call after a start reports everything about them again, even if it was reported before the restart.
-        The backend ends the processes of attempts that are not in `holding`, because the journal does not have them.
-        Raises BackendError while the system does not respond.
+        The first call after a start reports everything about these attempts again, even if it was reported before the
+        restart. The backend ends the processes of attempts that are not in `holding`, because the journal does not have
+        them. Raises BackendError while the system does not respond.
         """
 
     # --- telemetry ---------------------------------------------------------------------------------------------------

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class BackendSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section of the configuration file that selects the backend with its name. All keys have defaults."""
+    """Section of the configuration file that selects the backend of the same name. All keys have defaults."""
 
     enabled: bool = False
 
 
 class BackendType(NamedTuple):
-    """A backend of the registry. Classes are 'module:name', because most commands need neither."""
+    """A backend of the registry. Its classes are given as text, 'module:name', because most commands import neither."""
 
     backend: str
-    """Its subclass of Backend."""
+    """The backend's subclass of Backend."""
     section: str = ""
-    """Its subclass of BackendSection; '' if the configuration file does not select it."""
+    """The backend's subclass of BackendSection; '' if the configuration file does not select the backend."""
 
 
 BACKENDS: dict[str, BackendType] = {

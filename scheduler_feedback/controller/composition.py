@@ -1,4 +1,4 @@
-"""The composition root: every controller, of whatever backend, is built here from one configuration."""
+"""The composition root: builds every controller, with any backend, from one configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ControllerConfiguration:
     backend: str
     """Name of the backend in the registry."""
     backend_settings: object
-    """What the backend is configured with: its section of the configuration file, or what its own command builds."""
+    """Settings of the backend: its section of the configuration file, or the settings that its own command builds."""
     settings: ControllerSettings = ControllerSettings()  # noqa: RUF009
     reload: Callable[[], Policy] | None = None
     """Reads the configuration again and returns its policy; None if it cannot be reloaded."""

@@ -337,7 +337,7 @@ class Controller:
     # --- requests of operators ----------------------------------------------------------------------------------------
 
     async def freeze(self, by: str) -> str:
-        """Block all actions from now on. Return a warning if the journal does not have it yet, else ''.
+        """Block all actions from now on. Return a warning if the journal does not have the freeze yet, else ''.
 
         Raises StoreError if the freeze would not survive a restart.
         """
@@ -355,7 +355,9 @@ class Controller:
         await self._perform(FreezeSet(False, by))
 
     async def reload(self, by: str) -> None:
-        """Read the configuration again and apply its policy. Raises ConfigError without any change."""
+        """Read the configuration again and apply its policy. Raises ConfigError, and changes nothing, if the
+        configuration is invalid.
+        """
         if self._reload is None:
             raise ConfigError("this controller was started without a configuration file to reload")
         policy = await asyncio.to_thread(self._reload)

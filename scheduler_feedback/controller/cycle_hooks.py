@@ -22,7 +22,7 @@ class CycleHooks:
     baselines: Callable[[], Mapping[str, bytes]]
     """Returns the detectors' snapshots by name."""
     measures: Callable[[State], Sequence[Sample]]
-    """Returns the metrics of the state, once a second."""
+    """Called once a second; returns the metrics of the state."""
     died: Callable[[BaseException], None]
     """Called when the thread ends because of a bug."""
     failed: Callable[[str, Exception], None]

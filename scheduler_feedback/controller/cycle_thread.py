@@ -302,7 +302,7 @@ class CycleThread:
             self._go_back()
 
     def _go_back(self) -> None:
-        """Rebuild the state from the store: unwritten changes have not happened."""
+        """Rebuild the state from the store, without the changes that were not written."""
         try:
             recovered = recover(self._store)
         except StoreError as error:

@@ -40,14 +40,15 @@ from scheduler_feedback.detectors.detection import SHARED, SharedState, shared_o
 from scheduler_feedback.part_failures import PartFailures
 
 TICK_SECONDS = 0.5
-"""Half of a frame's usual interval: a verdict is at most this much older than the frame with its evidence."""
+"""Interval between ticks: half of the usual interval of frames. The detectors evaluate a frame at most this much
+later."""
 
 FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 """The detection thread takes over when the thread that reads frames has not run detection for this long."""
 
 QUEUE_FRAMES = 65_536
-"""Five seconds of frames from 12,500 nodes, at a frame per second."""
+"""Maximum number of queued frames: five seconds of frames from 12,500 nodes, at a frame per second."""
 
 ASIDE_SECONDS, ASIDE_MOST_SECONDS = 60.0, 600.0
 """How long a node's telemetry is set aside after a bug in one of its frames; doubled each time. The maximum is below
@@ -109,7 +110,8 @@ class DetectionThread:
         self._look = Look(self._fleet, self._fabric)
         self._paces = Paces()
         self._aside: dict[str, tuple[int, float]] = {}
-        """node -> (monotonic end, duration in seconds) of the time for which its telemetry is set aside"""
+        """By node, the time for which its telemetry is set aside: (monotonic end in nanoseconds, duration in
+        seconds)."""
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
@@ -165,7 +167,9 @@ class DetectionThread:
     # --- before the start --------------------------------------------------------------------------------------------
 
     def restore(self, snapshots: Mapping[str, bytes]) -> None:
-        """Restore the detectors' baselines. A detector that cannot read its own starts without, which is logged."""
+        """Restore the detectors' baselines. A detector that cannot read its baselines starts without them, which is
+        logged.
+        """
         shared = shared_of(snapshots)
         known = snapshots if shared is None else {**snapshots, SHARED: shared}
         for name, part in self._kept.items():
@@ -184,7 +188,8 @@ class DetectionThread:
     def between(self) -> float:
         """Process queued frames, and run a tick if it is due; return the seconds until the next one.
 
-        For the thread that offers frames: this takes a tenth less time, because they are still in the CPU's cache.
+        Usually called on the thread that offers frames: there it takes a tenth less time, because the frames are still
+        in the CPU's cache.
 
         After a tick that took too long there is a pause of at most half a tick. The pause must not grow with the tick:
         otherwise more frames would queue up, and the next tick would take longer still.
@@ -328,7 +333,7 @@ class DetectionThread:
         return False
 
     def _set_aside(self, node: str, error: Exception) -> None:
-        """Ignore the node's telemetry for some time, because one of its frames could not be folded."""
+        """Ignore the node's telemetry for some time, because one of its frames could not be processed."""
         if node in self._fleet.aside:
             return
         _, before = self._aside.get(node, (0, 0.0))
@@ -368,7 +373,7 @@ class DetectionThread:
 
 
 def _goes_on(frame: Frame, following: Frame) -> bool:
-    """Return whether the second frame is the same agent's, of the same layout."""
+    """Return whether both frames are from the same agent and have the same layout."""
     return (
         frame.node == following.node
         and frame.agent_id == following.agent_id

@@ -59,7 +59,8 @@ class FreezeSwitch:
     def set_by_hand(self, frozen: bool) -> bool:
         """Return whether an operator has created the file, which also works while no controller runs.
 
-        frozen: what the journal says. The file must exist at two calls: a freeze by the API sets the switch first.
+        frozen: whether the journal has a freeze. The file must exist at two calls in a row, because a freeze by the API
+        also creates the file before the journal has the freeze.
         """
         flagged = self.is_on() and not frozen
         by_hand = flagged and self._was_flagged

@@ -48,7 +48,7 @@ class Question:
 
 
 def _refuse(answer: Future[Any], error: Exception) -> None:
-    """Set the error as the answer, unless there is one or the caller cancelled."""
+    """Set the error as the answer, unless the request is already answered or its caller has cancelled it."""
     if not answer.done() and (answer.running() or answer.set_running_or_notify_cancel()):
         answer.set_exception(error)
 

@@ -1,8 +1,8 @@
 """Progress of the cycle's thread, for readiness, liveness, the lease and the watchdog.
 
 A cycle finishes at least once a second. While the journal is not writable no cycle finishes, but the thread's passes
-continue: a restart would not help, and would take the page away. A thread that finishes no pass either is stuck,
-usually in the kernel, on a disk that does not respond.
+continue. A restart would not help then, and would make the page unavailable. A thread that finishes no pass either is
+stuck, usually in the kernel, on a disk that does not respond.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ half a minute (Linux's SCSI command timeout is 30 s), and waiting for it costs l
 class Progress:
     """Times of the last finished pass and cycle, and the current activity.
 
-    Written by the cycle's thread only, read by any thread. Attributes: `passes` and `cycles`, finished so far.
+    Written by the cycle's thread only, read by any thread. Attributes: `passes` and `cycles`, the numbers of passes and
+    cycles finished so far.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -11,7 +11,7 @@ from scheduler_feedback.feed import Feed
 from scheduler_feedback.part_failures import PartFailures
 
 PAUSE_SECONDS, PAUSE_MOST_SECONDS = 1.0, 60.0
-"""After a bug in the feed's thread it is started again after 1, 2, 4, ... 60 s."""
+"""Pauses before the feed is started again after a bug in its thread: 1, 2, 4, ... 60 s."""
 
 PROVEN_SECONDS = 30.0
 """A feed that has run for this long is in service again: by then it has opened and read every agent's stream."""

@@ -18,7 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 def hold(path: Path) -> int:
-    """Lock the file while the descriptor is open, and write this pid to it. Raises StateFolderBusyError."""
+    """Lock the file while the descriptor is open, and write this pid to it. Raises StateFolderBusyError if the file is
+    locked.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,11 +9,11 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 PAUSE = 20
-"""Minimum interval, as a multiple of the time that computing takes: large clusters need more than a second."""
+"""Minimum interval between two computations, as a multiple of the time that one takes."""
 
 
 class StateSamples:
-    """Newest samples of the state. compute: returns them. failed: called if that has a bug."""
+    """Newest samples of the state. compute: returns the samples. failed: called if `compute` raises an exception."""
 
     def __init__(
         self, compute: Callable[[State], Sequence[Sample]], failed: Callable[[str, Exception], None], clock: Clock

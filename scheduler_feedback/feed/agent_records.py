@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 WHOLE_LOOK_NS = 10_000_000_000
-"""The folder is read again after this time even if its own time is unchanged: a file may have been rewritten in
-place."""
+"""Time after which the folder is read again even if its modification time is unchanged: a file may have been rewritten
+in place."""
 
 SAME_INSTANT_NS = 2_000_000_000
-"""A file system may store times in seconds: a folder that changed this recently may change again unnoticed."""
+"""A file system may store times in whole seconds, so a folder that changed within this time may change again
+unnoticed."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Agents:
     def refresh(self, now_ns: int, wall_ns: int) -> bool:
         """Read new and changed files, and remove agents whose file is gone. Return whether anything changed.
 
-        now_ns: monotonic. A read error is logged and changes nothing.
+        now_ns: monotonic time; wall_ns: wall time. A read error is logged and changes nothing.
         """
         try:
             folder_ns = self._folder.stat().st_mtime_ns

@@ -18,7 +18,7 @@ Verify = Literal["node", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Files and checks. All files are read again when one of them changes."""
+    """Files of the credentials, and checks of certificates. All files are read again when one of them changes."""
 
     ca_file: Path | None = None
     """Certificate authorities for agents; None: the system's."""
@@ -26,12 +26,12 @@ class Credentials:
     """The controller's certificate: agents send frames only to a client with one."""
     key_file: Path | None = None
     username: str = ""
-    """With password_file: for agents that require a password."""
+    """User name for agents that require a password; used with password_file."""
     password_file: Path | None = None
-    """Read at every connection."""
+    """File of the password, read at every connection."""
     verify: Verify = "node"
-    """'node': an agent's certificate must be issued to its node. 'host': to the host that it is reached at, which
-    distinguishes nodes only if each has its own host name."""
+    """'node': an agent's certificate must be issued to its node. 'host': the certificate must be issued to the host at
+    which the agent is reached. This distinguishes nodes only if each node has its own host name."""
     revoked_file: Path | None = None
     """List of revoked certificates (agent/schema/identity.py)."""
 
@@ -86,7 +86,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The contents of the credentials' files. context: for new connections."""
+    """The contents of the credentials' files. context: TLS context for new connections."""
 
     context: ssl.SSLContext
     verify: Verify
@@ -114,7 +114,9 @@ class Trust:
 
 
 class CurrentCredentials:
-    """The credentials and the newest valid contents of their files. None: no client certificate, the system's CAs."""
+    """The credentials and the newest valid contents of their files. Without credentials: no client certificate, and the
+    system's certificate authorities.
+    """
 
     def __init__(self, credentials: Credentials | None) -> None:
         """Raises ConfigError for unusable credentials."""

@@ -43,7 +43,7 @@ from scheduler_feedback.feed.stream_state import ALLOWED_A_SECOND, LAYOUT_WEIGHT
 DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
-"""Ten frames at the usual interval of a second: a stream without a complete frame for this long is closed."""
+"""A stream without a complete frame for this long is closed: ten frames at the usual interval of a second."""
 
 CREDENTIALS_SECONDS = 5.0
 """Interval at which certificate files are checked: a revoked certificate is refused after ten seconds at most."""
@@ -53,19 +53,21 @@ OPENED_A_TURN = 128
 frame is delayed by more than these handshakes (about a millisecond each)."""
 
 FRAMES_AT_ONCE = 256
-"""Frames read before detection runs: a megabyte, which fits into a CPU's second-level cache."""
+"""Maximum number of frames read before detection runs: a megabyte, which fits into a CPU's second-level cache."""
 
 STREAMS_TOGETHER, TOGETHER_SECONDS = 256, 0.02
-"""With this many streams, everything that arrives within this time is read together: a wake-up per frame costs as much
-as reading it."""
+"""With at least this many streams, all frames that arrive within this time (in seconds) are read together: a wake-up
+per frame costs as much as reading the frame."""
 
 MOST_FRAMES_A_SECOND = 64
-"""An agent sends at most 20 (agent.interval_seconds >= 0.05)."""
+"""Maximum rate of frames accepted from one agent. An agent sends at most 20 a second (agent.interval_seconds >=
+0.05)."""
 
 NEVER_NS = 1 << 62
 
 MOST_FRAMES_AT_ONCE = 2048
-"""Frames that may arrive at once if the controller was late: some minutes of frames in a socket's buffers."""
+"""Maximum number of frames that one agent may send at once if the controller was late: some minutes of frames in a
+socket's buffers."""
 
 DESCRIPTORS_BESIDE = 256
 """Files, sockets and pipes of a controller in addition to one descriptor per agent."""

@@ -16,8 +16,8 @@ MOST_HEAD_BYTES = 16 * 1024
 """Limit of status line and headers together, the same as agents have for requests (exporter/serving/agent_http.py)."""
 
 MOST_MESSAGE_BYTES = 4 * 1024 * 1024
-"""A node's layout takes 75 bytes a column, a frame 8, so even a node with every column stays far below. The wire format
-allows more, but a controller cannot buffer that much for 10,000 agents."""
+"""Maximum size of one message. A layout has 75 bytes per column and a frame 8, so even a node with every column stays
+far below the limit. The wire format allows more, but a controller cannot buffer that much for 10,000 agents."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([\t -~\x80-\xff]*))?")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")

@@ -13,8 +13,8 @@ MOST_ARRIVING = 256
 """Maximum number of agents between the start of their handshake and their layout."""
 
 ARRIVING_NS = 1_000_000_000
-"""An agent that takes longer than a second no longer counts. A rack that accepts connections but sends nothing blocks
-the others for at most this time."""
+"""Time after which a handshake no longer counts against the limit. A rack that accepts connections but sends nothing
+blocks the others for at most this time."""
 
 Who = TypeVar("Who")
 
@@ -33,7 +33,7 @@ class HandshakeSlots(Generic[Who]):
         return len(self._waiting) >= self._most
 
     def enter(self, who: Who, now_ns: int) -> bool:
-        """Return whether `who` has a slot or gets one now; if not, queue it: ``let_in`` returns it later."""
+        """Return whether `who` has a slot or gets one now; if not, queue it, and ``let_in`` yields it later."""
         if who not in self._since_ns:
             if self._waiting or not self._has_room(now_ns):
                 self._waiting[who] = None

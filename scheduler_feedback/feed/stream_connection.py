@@ -50,7 +50,7 @@ class SharedBuffers:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
 
     def clear(self) -> None:
-        """Remove what a failed connection has left."""
+        """Remove the data that a failed connection has left in the buffers."""
         self.incoming.read()
         self.outgoing.read()
 
@@ -59,7 +59,7 @@ class Connection:
     """A connection to one agent, with its request.
 
     Methods raise OSError (which includes TLS errors), ``EndedError``, ``IdentityError``, and what ``Response`` raises.
-    certificate: the agent's, once accepted; None before that, and without TLS.
+    certificate: the agent's certificate, once it is accepted; None before that, and without TLS.
     """
 
     __slots__ = (

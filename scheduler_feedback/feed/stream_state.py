@@ -12,7 +12,8 @@ from scheduler_feedback.feed.stream_connection import Connection
 
 BACKOFF_LEAST_SECONDS = 0.1
 BACKOFF_MOST_SECONDS = 5.0
-"""A restarted agent is connected again well before its absence (10 s of silence) could count as a lost node."""
+"""Longest pause between two tries. A restarted agent is connected again well before its node could count as lost, which
+takes 10 s without frames."""
 
 
 @dataclass(slots=True)
@@ -57,17 +58,17 @@ class Backoff:
 
 
 LAYOUT_WEIGHT = 16
-"""A byte of a layout costs as much CPU time as sixteen of a frame: 0.3 ms per kilobyte, to map columns to owners again
-(measured)."""
+"""Weight of a byte of a layout; a byte of a frame has the weight 1. A layout costs more CPU time, 0.3 ms per kilobyte
+(measured), because its columns are mapped to owners again."""
 
 ALLOWED_A_SECOND = 4 * 1024 * 1024
 ALLOWED_AT_ONCE = 8 * 1024 * 1024
-"""Weighted bytes of one agent. A node of eight GPUs sends 10 kB a second, and 150 kB of layout (2.4 MB weighted) when a
-rank starts or ends. The allowance takes less than a tenth of a CPU."""
+"""Maximum number of weighted bytes that one agent may send at once. A node of eight GPUs sends 10 kB a second, and 150
+kB of layout (2.4 MB weighted) when a rank starts or ends. The allowance takes less than a tenth of a CPU."""
 
 
 class Allowance:
-    """The number of bytes that one agent may still send. now_ns: monotonic."""
+    """The number of weighted bytes that one agent may still send. now_ns: monotonic time."""
 
     __slots__ = ("_left", "_since_ns")
 
@@ -76,7 +77,7 @@ class Allowance:
         self._since_ns = now_ns
 
     def take(self, cost: int, now_ns: int) -> float:
-        """Count sent bytes; return the seconds to pause reading, 0.0 for no pause."""
+        """Subtract the weighted bytes in `cost`; return the seconds to pause reading, 0.0 for no pause."""
         earned = (now_ns - self._since_ns) * 1e-9 * ALLOWED_A_SECOND
         self._left = min(self._left + max(0.0, earned), ALLOWED_AT_ONCE) - cost
         self._since_ns = now_ns
@@ -95,15 +96,15 @@ class Follower:
     decoder: Decoder = field(default_factory=Decoder)
     layout: PackedLayout | None = None
     deadline_ns: int = 0
-    """When the stream times out, by the clock that stops while the thread does other work."""
+    """Time at which the stream times out, on a clock that stops while the thread does other work than reading."""
     tries: int = 0
     frames_before: int = 0
-    """Frames at the time when the stream was opened."""
+    """Number of frames that were received before the stream was opened."""
     fitting: str = ""
     """Layout id of the newest frame that was checked against its layout. The decoder returns the identical string for
     frames of the same shape."""
     burst: float = 0.0
-    """Messages beyond MOST_FRAMES_A_SECOND."""
+    """Number of received messages beyond the rate MOST_FRAMES_A_SECOND."""
     allowance: Allowance | None = None
     followed: bool = True
     """False once the stream is no longer wanted."""

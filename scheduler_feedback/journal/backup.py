@@ -12,7 +12,7 @@ from agent.schema.errors import StoreError
 from scheduler_feedback.journal.store import Reader
 
 PAGES_A_STEP = 512
-"""Pages per step of the copy (2 MiB): the longest time for which the writer is blocked."""
+"""Number of pages per step of the copy (2 MiB). The writer is blocked for at most one step at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Copied:
     path: Path
     size_bytes: int
     cycle: int
-    """The newest cycle."""
+    """Number of the newest cycle."""
     cycles: int
-    """Replayable cycles."""
+    """Number of replayable cycles."""
 
 
 def back_up(source: Path, target: Path) -> Copied:

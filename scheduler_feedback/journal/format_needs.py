@@ -20,10 +20,10 @@ MINIMUM_READER = "minimum_reader"
 FEATURES = "features"
 
 MOST_NAMES = 5
-"""Feature names in one message."""
+"""Maximum number of feature names in one message."""
 
 UNCHANGED = "Nothing was changed, and running jobs go on under their shims"
-"""True whenever a store is refused: the controller does not start, and shims outlive controllers."""
+"""Sentence that is true whenever a store is refused: the controller does not start, and shims outlive controllers."""
 
 _features = msgspec.json.Decoder(dict[str, str])
 
@@ -76,7 +76,7 @@ def check_reader(database: sqlite3.Connection, path: Path, schema_release: str, 
 
 
 def newer_text(path: Path, minimum: str, unknown: list[str], schema: str = "") -> str:
-    """Return why the store is refused, and a safe next step. minimum: the required release, '' if it names none."""
+    """Return why the store is refused, and a safe next step. minimum: required release, '' if the store names none."""
     named = ", ".join(unknown[:MOST_NAMES]) + (f" and {len(unknown) - MOST_NAMES} more" if unknown[MOST_NAMES:] else "")
     contains = f" (it contains {named})" if named else schema
     needed = f"gangwatch {minimum} or newer" if minimum else "a newer gangwatch"
@@ -87,7 +87,7 @@ def newer_text(path: Path, minimum: str, unknown: list[str], schema: str = "") -
 
 
 def minimum_reader(database: sqlite3.Connection) -> str:
-    """Return the release that the store requires; '' if it names none or cannot be queried."""
+    """Return the release that the store requires; '' if the store names none or cannot be queried."""
     try:
         row = database.execute("SELECT value FROM meta WHERE key = ?", (MINIMUM_READER,)).fetchone()
     except sqlite3.Error:

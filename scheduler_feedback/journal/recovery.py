@@ -33,13 +33,13 @@ class Recovered:
     """The result of a recovery."""
 
     state: State
-    """After the newest journalled cycle."""
+    """State after the newest journalled cycle."""
     detectors: dict[str, bytes]
     """Snapshots of the detectors' states, by name of the detector."""
     cycles: int
-    """Replayed cycles."""
+    """Number of replayed cycles."""
     mismatches: int
-    """Replayed cycles with other decisions than recorded."""
+    """Number of replayed cycles whose decisions differ from the recorded ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Replayed:
     cycles: int
     events: int
     different: int
-    """Cycles with other decisions than recorded."""
+    """Number of cycles whose decisions differ from the recorded ones."""
 
 
 def recover(store: Reader) -> Recovered:
@@ -71,7 +71,9 @@ def recover(store: Reader) -> Recovered:
 def replay_journal(
     loaded: Loaded | Running, take: Callable[[JournalRow, Outcome, bool], None] = lambda _row, _outcome, _same: None
 ) -> Replayed:
-    """Replay a stored journal. `take` is called for each cycle: as recorded, as replayed, and whether they agree."""
+    """Replay a stored journal. `take` is called for each cycle with the recorded cycle, the replayed outcome, and
+    whether the two agree.
+    """
     state = loaded.state if loaded.state is not None else State()
     cycles = events = different = 0
     for row in loaded.journal:
@@ -99,7 +101,9 @@ def replay_parts(reader: Reader, processes: int) -> Replayed:
 
 
 def _replay_part(path: Path, start: int | None, last: int | None) -> tuple[bytes, tuple[int, int, int]]:
-    """Replay a part: (encoded state, for the last part only; (cycles, events, different))."""
+    """Replay a part of the journal. Return the encoded state (b'' unless it is the last part), and the numbers of
+    replayed cycles, of events, and of cycles whose decisions differ from the recorded ones.
+    """
     with collecting_rarely(), Reader(path).replaying_part(start, last) as running:
         replayed = replay_journal(running)
     state = encode_state(replayed.state) if last is None else b""

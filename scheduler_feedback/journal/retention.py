@@ -17,18 +17,20 @@ from dataclasses import dataclass
 import msgspec
 
 KEPT_SNAPSHOTS = 3
-"""Snapshots kept for restarts: if the newest is unreadable, an older one and the journal after it give the same
-state."""
+"""Number of snapshots kept for restarts: if the newest is unreadable, an older one and the journal after it give the
+same state."""
 
 BLOCK_CYCLES = 512
-"""Cycles per compressed block: enough to compress repeated field names, few enough to decompress for one cycle."""
+"""Number of cycles per compressed block: enough to compress repeated field names, few enough to decompress for one
+cycle."""
 
 BLOCKS_AT_ONCE = 32
 """Maximum number of blocks written with one snapshot, to limit the delay of the cycle; a minute of cycles is one
 block."""
 
 SNAPSHOT_SUMS = "snapshot_sums"
-"""Key of the table `meta`: a JSON object, from a snapshot's cycle to the CRC-32 of its state before compression."""
+"""Key of the table `meta`. Its value is a JSON object, from a snapshot's cycle to the CRC-32 of its state before
+compression."""
 
 DAY_NS = 86400 * 10**9
 
@@ -57,7 +59,7 @@ def clean_up(database: sqlite3.Connection, retention: Retention, now_ns: int, li
 
 
 def write_sum(database: sqlite3.Connection, cycle: int, state: bytes) -> None:
-    """Record the checksum of a snapshot's state, and drop those of deleted snapshots. Call it in a transaction."""
+    """Record the checksum of a snapshot's state; drop checksums of deleted snapshots. Call it in a transaction."""
     kept = {number for (number,) in database.execute("SELECT cycle FROM snapshots")}
     sums = {number: sum_ for number, sum_ in read_sums(database).items() if number in kept} | {cycle: zlib.crc32(state)}
     database.execute(

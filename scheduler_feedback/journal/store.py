@@ -58,7 +58,8 @@ SMALLEST_BYTES = 512
 """Smallest page size of SQLite. SQLite takes a shorter file for an empty database, and would start a new journal."""
 
 PROBE_BYTES = 64 * 1024
-"""A store that can write this much has room for several cycles, so the next cycle will not fail."""
+"""Size of the test write. A store that can write this much has room for several cycles, so the next cycle will not
+fail."""
 
 _encode = msgspec.msgpack.Encoder().encode
 

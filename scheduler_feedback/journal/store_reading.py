@@ -46,7 +46,8 @@ WHEN_ENTRY_DAMAGED = (
     f"The journal is damaged there, or a build between two releases wrote it. {UNCHANGED}. Start the build that wrote "
     "it, or restore a backup made by `gangwatch backup`: jobs that began after it are ended"
 )
-"""Does not suggest an empty journal: all other entries can be read, and running jobs are worth more than one entry."""
+"""Remedy for a damaged entry. It does not suggest an empty journal: all other entries can be read, and running jobs are
+worth more than one entry."""
 
 _ADVICE = (
     ("SQLITE_FULL", "Free disk space; nothing of this was written"),
@@ -78,7 +79,9 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The replayable cycles: after `after`, up to `last`. complete: whether they start at the first cycle ever."""
+    """The replayable cycles: from the first one after `after`, up to `last`. complete: whether they start at the first
+    cycle ever.
+    """
 
     complete: bool
     after: int
@@ -148,7 +151,7 @@ class Reader:
             return Loaded(None, {}, tuple(self._rows(database, 0)))
 
     def journal_all(self) -> Loaded:
-        """Return the longest possible replay: from the first cycle, or from the oldest snapshot."""
+        """Return the data for the longest possible replay: from the first cycle, or from the oldest snapshot."""
         with self._reading("read the journal") as database:
             cycle = self._start(database, "", ())
             state = None if cycle is None else self._state_of(database, cycle)
@@ -160,8 +163,8 @@ class Reader:
     ) -> Iterator[Running]:
         """Open the replay up to a time or a cycle, or of the whole journal, read on demand.
 
-        job: from before its submission to its last entry, if the journal has its story. Inside of the context the file
-        is read as of one moment, and may grow; its write-ahead log grows until the context ends.
+        job: replay from before the job's submission to its last entry, if the journal has the job's story. Inside of
+        the context the file is read as of one moment, and may grow; its write-ahead log grows until the context ends.
         """
         with self._reading("read the journal") as database:
             story = None
@@ -216,9 +219,9 @@ class Reader:
             return list(islice(rows, most))
 
     def parts(self) -> list[tuple[int | None, int | None]]:
-        """Return the whole journal cut at its snapshots: (cycle of the first snapshot, last cycle) of each part.
+        """Cut the whole journal at its snapshots; return (cycle of the first snapshot, last cycle) of each part.
 
-        None: from the start, to the end.
+        None as the first cycle means the start of the journal, None as the last cycle its end.
         """
         with self._reading("read the journal") as database:
             first = self._start(database, "", ())
@@ -236,7 +239,9 @@ class Reader:
     def _way_to(
         self, database: sqlite3.Connection, now_ns: int | None, cycle: int | None
     ) -> tuple[int | None, int | None]:
-        """Return (cycle of the first snapshot, last cycle); None: from the start, to the end."""
+        """Return (cycle of the first snapshot, last cycle). None as the first means the start of the journal, as the
+        last its end.
+        """
         if cycle is not None:
             return self._start(database, "WHERE cycle < ?", (cycle,), newest=True), cycle
         return self._start(database, "WHERE now_ns <= ?", (now_ns,), newest=True), None

@@ -24,7 +24,7 @@ from scheduler_feedback.core.actions import Action
 from scheduler_feedback.core.events import Event, NodeSeen
 
 _NOBODY = "\0"
-"""Name of the scheduler whose pods we would place: no pod has it."""
+"""Scheduler name that no pod has, so that the advisor places no pods."""
 
 
 class AdvisorBackend(ClusterBackend):
@@ -65,8 +65,8 @@ class AdvisorBackend(ClusterBackend):
         return [*self.cache.seen_changes(), *gangs]
 
     def gangs(self) -> list[Gang]:
-        """Return the gangs whose waiting we explain: none."""
+        """Return no gangs: the advisor does not publish why a gang is pending."""
         return []
 
     def know(self, job_id: str, key: str) -> None:
-        """Do nothing: none of the gangs in the API's objects is ours."""
+        """Do nothing: the advisor places no gangs."""

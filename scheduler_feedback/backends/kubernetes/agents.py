@@ -1,4 +1,4 @@
-"""Announcements of the agents to the feed: each is a pod of our DaemonSet, announced by a file as on other backends.
+"""Announcements of the agents to the feed: one file for each pod of gangwatch's DaemonSet, as on other backends.
 
 A pod is reached by a name in the agents' headless service, '10-0-0-5.SERVICE', so one certificate for '*.SERVICE' is
 valid for all of them
@@ -25,12 +25,12 @@ def is_agent(pod: Pod) -> bool:
 
 
 def dashed(address: str) -> str:
-    """Return the name of the pod with this address in its headless service."""
+    """Return the address with dashes, which is the pod's name in its headless service."""
     return address.replace(".", "-").replace(":", "-")
 
 
 class AgentFiles:
-    """Folder that the feed reads. url: with {} in place of the pod's name."""
+    """Folder of the agents' files, which the feed reads. url: an agent's URL, with {} in place of the pod's name."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder, self._url = folder, url

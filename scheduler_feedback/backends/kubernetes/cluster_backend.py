@@ -1,4 +1,4 @@
-"""What both Kubernetes backends share: the connection, names of gangs, and the work while the cycle runs."""
+"""Base of both Kubernetes backends: the connection, names of gangs, and the work while the cycle runs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 from scheduler_feedback.part_failures import PartFailures
 
 LEADS = "gangwatch_leads"
-"""Metric: 1 on the leading controller, 0 on a standby. The standby's target is up, so no alert fires."""
+"""Metric: 1 on the leading controller, 0 on a standby. The Prometheus target of a standby is up, so no alert fires."""
 
 FOLLOW_SECONDS = 0.5
 """Interval of the checks for changed agents and queues."""
 
 REQUEST_SECONDS = 10.0
-"""How long a change of the queues waits for the cycle; then it is tried again."""
+"""How long a change of the queues waits for the cycle before it is sent again."""
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class ClusterBackend(Backend):
         return state
 
     def attach(self, cycle: RunningCycle, failures: PartFailures) -> None:
-        """Publish the state, save what no object has, and follow the cluster's agents and queues."""
+        """Publish the state, save the part of it that no object has, and follow the cluster's agents and queues."""
         may_act = self._settings.may_act
         publisher = Publisher(
             self.client, self.cache, self.gangs, cycle.ask, may_act, self._advice(), evicts=self._settings.evicts

@@ -145,7 +145,7 @@ class KubernetesBackend(ClusterBackend):
         return attempt
 
     def _key_of(self, key: tuple[str, int]) -> str:
-        """Return the key of the gang or of the probe; '' if there is neither."""
+        """Return the key of the attempt's gang or probe; '' if there is neither."""
         known = self._keys.get(key[0], "")
         return known if known or self._probes is None else self._probes.key_of(*key)
 
@@ -180,7 +180,7 @@ class KubernetesBackend(ClusterBackend):
                 self._connection.go(key, self._lifecycle.delete_probe(pod))
 
     def _scan_nodes(self) -> list[Event]:
-        """Return changed nodes, and new slot numbers for gangs whose node no longer has theirs."""
+        """Return the changed nodes, and new slot numbers for gangs whose node no longer has their old ones."""
         changed = self.cache.seen_changes()
         slots = self._slots_now | {node.node: node.slots for node in changed}
         self._slots_now = {}

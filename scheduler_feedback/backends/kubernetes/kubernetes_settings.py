@@ -22,18 +22,19 @@ class KubernetesSettings:
     may_act: Callable[[], bool] = lambda: True
     """Returns whether this process leads; checked before each write. Any thread may call it."""
     rebuilds: bool = True
-    """Build the first state from the API's objects: another controller may have led since this folder was last used."""
+    """Whether to build the first state from the API's objects: another controller may have led since this folder was
+    last used."""
     memory: tuple[str, str] | None = None
     """Namespace and name of the ConfigMap for usage and run times; None saves none."""
     agents: str = ""
     """URL of an agent, with {} for its pod's dashed address; '' reads no agents."""
     evicts: bool = False
-    """The quarantine taint is NoExecute."""
+    """Whether the quarantine taint has the effect NoExecute, which evicts pods."""
     probes: Probes | None = None
     """Template of the pods that measure nodes; None if they cannot be measured."""
     upstream_groups: bool = False
-    """Also schedule PodGroups of scheduling.k8s.io."""
+    """Whether to schedule PodGroups of scheduling.k8s.io, too."""
     device_taints: bool = False
-    """The advisor writes DeviceTaintRules."""
+    """Whether the advisor writes DeviceTaintRules."""
     settled_seconds: float = SETTLED_SECONDS
     """How long a gang's pods must be unchanged before the advisor observes it."""

@@ -19,7 +19,7 @@ _SYNC_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
 Key = tuple[str, int]
-"""Subject of a piece of work; work with the same key runs one after another."""
+"""Key of queued work; work with the same key runs one after another."""
 
 _log = logging.getLogger(__name__)
 

@@ -30,11 +30,12 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _REQUEST_SECONDS = 15.0
 _AT_ONCE = 64
-"""Maximum number of requests at one time, without watches. Waiting here costs a tenth of waiting for a connection in
-aiohttp, and all pods of a cluster may have to be deleted at once."""
+"""Maximum number of concurrent requests, not counting watches. A wait at this limit costs a tenth of a wait for a
+connection in aiohttp. All pods of a cluster may have to be deleted at once."""
 
 _CLOSING_SECONDS = 0.25
-"""TLS closes after aiohttp returns: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
+"""Wait after closing the session, because aiohttp returns before its TLS connections are closed:
+https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
 
 _KEPT_ALIVE = {
     socket.TCP_KEEPIDLE: 10,
@@ -42,8 +43,8 @@ _KEPT_ALIVE = {
     socket.TCP_KEEPCNT: 3,
     socket.TCP_USER_TIMEOUT: 25_000,
 }
-"""tcp(7): a dead server is detected within 25 s, both while reading and while sending. In seconds, except for the last,
-which is in milliseconds."""
+"""TCP options (tcp(7)) that detect a dead server within 25 s, both while reading and while sending. The values are in
+seconds, except for the last, which is in milliseconds."""
 
 _READ_BYTES = 1 << 20
 MERGE_PATCH = "application/merge-patch+json"
@@ -52,15 +53,15 @@ _T = TypeVar("_T")
 
 
 class UnreachableError(BackendError):
-    """No response, or one that asks to retry later: it is unknown whether the request took effect."""
+    """The server sent no response, or asked to retry later. It is unknown whether the request took effect."""
 
 
 class NotLeadingError(BackendError):
-    """Not sent: this process no longer leads, and another controller may be acting."""
+    """The request was not sent: this process no longer leads, and another controller may be acting."""
 
 
 class RefusedError(BackendError):
-    """Refusal by the server. code: HTTP's, or the Status's; reason: one word ('Conflict', 'Gone')."""
+    """Refusal by the server. code: of HTTP, or of the Status object; reason: one word ('Conflict', 'Gone')."""
 
     def __init__(self, what: str, code: int, reason: str, message: str) -> None:
         super().__init__(f"{what}: {message or reason or code}")
@@ -83,10 +84,10 @@ class Access:
     url: str
     token: str = ""
     token_file: Path | None = None
-    """Read at every request, because the token is rotated."""
+    """File of the bearer token, read at every request, because the token is rotated."""
 
     ca: str = ""
-    """PEM of the server's certificate authority; '' for the system's."""
+    """PEM of the server's certificate authority; '' for the system's authorities."""
 
     certificate: str = ""
     """Client certificate."""
@@ -197,7 +198,8 @@ class Client:
     """Requests to one API server. Open with ``async with``.
 
     may_write: returns whether we lead. Checked directly before every request that changes something and before each
-    retry, because work that began while we led may send its next request a minute later. If not, NotLeadingError.
+    retry, because work that began while we led may send its next request a minute later. If we no longer lead, the
+    method raises NotLeadingError.
     """
 
     def __init__(
@@ -234,11 +236,13 @@ class Client:
             raise BackendError(f"GET {path}: cannot decode the response: {error}") from error
 
     async def create(self, path: str, body: Any, **parameters: str) -> bytes:
-        """POST. The response to a binding is a Status of 'Success' with code 201, which is not an error."""
+        """Send a POST request. The response to a binding is a Status of 'Success' with code 201, not an error."""
         return await self._ask("POST", path, body, "application/json", parameters)
 
     async def replace(self, path: str, body: Any) -> bytes:
-        """PUT; with a resourceVersion in the body it fails if the object has changed since."""
+        """Send a PUT request. If the body has a resourceVersion, the request fails if the object has changed since
+        then.
+        """
         return await self._ask("PUT", path, body, "application/json")
 
     async def patch(self, path: str, body: Any, kind: str = MERGE_PATCH) -> bytes:
@@ -271,7 +275,7 @@ class Client:
     async def lines(self, path: str, silence_seconds: float, **parameters: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yield the lines of an endless response: a watch. silence_seconds: longest time between two reads.
 
-        Raises UnreachableError if it breaks off, RefusedError if the server refuses it.
+        Raises UnreachableError if the response breaks off, RefusedError if the server refuses the request.
         """
         assert self._session is not None, "the client is open"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS, sock_read=silence_seconds)
@@ -287,7 +291,7 @@ class Client:
             raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
 
     def _headers(self, kind: str = "") -> dict[str, str]:
-        """Return the headers. kind: media type of the body; '' if there is no body."""
+        """Return the headers of a request. kind: media type of the body; '' if there is no body."""
         token = self.access.bearer()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return {**headers, "Content-Type": kind} if kind else headers

@@ -127,7 +127,7 @@ class InformerCache:
             self._reach_again(users_of(key, self.claims.items()))
 
     def _reach_again(self, claims: Iterable[str]) -> None:
-        """Recompute from which nodes the pods that use these claims can reach their volumes."""
+        """For each pod that uses one of these claims, recompute the nodes that can reach the pod's volumes."""
         for key in {user for claim in claims for user in self._users.get(claim, ())}:
             if key in self.pods:
                 pod = self.pods[key] = reached(self.pods[key], self.claims, self.volumes)
@@ -143,7 +143,7 @@ class InformerCache:
                 self.dirty_gangs.add(key)
 
     def upstream_changed(self, key: str, before: UpstreamGroup | None, after: UpstreamGroup | None) -> None:
-        """Update one of Kubernetes' own groups; coscheduling's group of the same name takes precedence."""
+        """Update a PodGroup of Kubernetes itself; a PodGroup of coscheduling with the same name takes precedence."""
         known = self.groups.get(key)
         if known is not None and known.of_api != API:
             return
@@ -199,7 +199,9 @@ class InformerCache:
                 self._stale.add(place.node)
 
     def release(self, uid: str, place: Place | None = None) -> None:
-        """Record the end of a pod's attempt. place: its place there; a later attempt that has the pod now keeps it."""
+        """Record the end of a pod's attempt. place: the pod's place in that attempt. If a later attempt has the pod
+        now, nothing changes.
+        """
         with self.lock:
             held = self._held.get(uid)
             if held is not None and place in (None, held):
@@ -208,11 +210,11 @@ class InformerCache:
                 self._stale.add(held.node)
 
     def place_of(self, uid: str) -> Place | None:
-        """Return the pod's place in its gang; None if the core holds no attempt of it. Any thread may call it."""
+        """Return the pod's place in its gang; None if no attempt of the core has the pod. Any thread may call it."""
         return self._held.get(uid)
 
     def attest(self, node: str, gang: str) -> Refusal | None:
-        """Return why the node may not report a gang that is a pod; None if it may, and for gangs that are not pods.
+        """Return why the node may not report the pod `gang`; None if it may, or if `gang` is not a pod.
 
         Any thread may call it. The API server has the node of every pod, bound by any scheduler.
         """
@@ -256,7 +258,7 @@ class InformerCache:
             return replace(found, spec=None) if alone.over else found
 
     def _beyond(self, pod: Pod) -> Gang | None:
-        """Return the pod as a separate gang; None if its group needs it."""
+        """Return the pod as a separate gang; None if the pod has no group, or is bound as a member of its group."""
         group = self.groups.get(group_of(pod))
         if group is None or (pod.spec.node_name and not pod.metadata.annotation(BEYOND)):
             return None
@@ -296,7 +298,7 @@ class InformerCache:
                     yield name, why
 
     def seen(self) -> list[NodeSeen]:
-        """Return every node in the form of the core."""
+        """Return every node, converted to the core's type."""
         with self.lock:
             self._update_stale()
             return list(self._seen.values())
@@ -334,8 +336,8 @@ class InformerCache:
     def _refused_by(self, node: Node, resource: str, room: bool) -> Iterator[str]:
         """Yield the names of the constraints that the node does not meet.
 
-        If it has no free slot, its free CPU and memory are not checked: nothing goes there, and reporting every change
-        of them would cause needless work.
+        If the node has no free slot, its free CPU and memory are not checked: no pod is placed on it, and reporting
+        every change of CPU and memory would cause needless work.
         """
         name = node.metadata.name
         free: Mapping[str, int] = self.free_of(name) if room else self._allocatable[name]

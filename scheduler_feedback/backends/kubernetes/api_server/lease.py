@@ -2,7 +2,7 @@
 
 The rules are client-go's (tools/leaderelection). A holder has lost the lease if it has not renewed it for the lease's
 duration, measured by an observer on the observer's clock. The holder stops acting earlier, measured from the start of
-its last renewal. So there may be a time without a leader and never one with two, whatever the wall clocks show.
+its last renewal. So there may be times without a leader, but never two leaders, whatever the wall clocks show.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAST_HOLDER = f"{OURS}last-holder"
 
 IDLE_RENEWALS = 15
 """Renewals without a finished cycle after which a leader lets its lease expire: half a minute, or more if requests are
-slow. Counted in renewals instead of time, because a process that was stopped as a whole has made none."""
+slow. The limit counts renewals instead of time, because a process makes no renewals while it is stopped as a whole."""
 
 _REQUEST_SECONDS = 3.0
 _leases = msgspec.json.Decoder(Lease)
@@ -60,7 +60,7 @@ class Sighting:
 
     version: str
     at_ns: int
-    """Time of this process's monotonic clock."""
+    """Time at which this version of the lease was first observed, on this process's monotonic clock."""
 
 
 class Leadership:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from scheduler_feedback.core.telemetry.placements import Refusal
 
 MOST_LEFT = 1 << 16
-"""Most ended pods whose node is kept: an agent's last frames arrive after a pod's end."""
+"""Maximum number of ended pods whose node is kept: an agent's last frames arrive after a pod's end."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class NodeUse:
 
 
 class NodeUsage:
-    """Use of all nodes.
+    """Resources of all nodes that pods request.
 
     Attributes: `changed`, the nodes whose use has changed since the caller last cleared it.
     """
@@ -84,7 +84,7 @@ class NodeUsage:
         return use.by if use is not None else set()
 
     def requested(self, uid: str, resource: str) -> int:
-        """Return how much of the resource a pod that uses a node requests."""
+        """Return the amount of the resource that the pod requests. The pod must use a node."""
         return self._placed[uid].requests.get(resource, 0)
 
     def free(self, node: str, allocatable: Mapping[str, int]) -> dict[str, int]:

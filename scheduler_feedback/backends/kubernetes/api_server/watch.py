@@ -2,8 +2,8 @@
 
 The API server guarantees (https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes):
 a watch from a list's resourceVersion sends every later change in order, and bookmarks show the progress of a quiet
-watch. If the version is too old, it answers 410, as a status or as an ERROR in a stream of status 200; then the client
-lists again. A new list is compared with the known objects, so that deletions in the meantime are reported, too.
+watch. If the version is too old, the server answers 410, as a status or as an ERROR in a stream of status 200; then the
+client lists again. A new list is compared with the known objects, so that deletions in the meantime are reported, too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from scheduler_feedback.backends.kubernetes.api_server.client import Client, Ref
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata
 
 _PAGE = "500"
-"""Objects in a page, as in client-go: while a page is parsed, its bytes are in memory, too."""
+"""Maximum number of objects in one page of a list, as in client-go. While a page is parsed, its bytes are in memory,
+too."""
 
 _WATCH_SECONDS = 300
 _SILENCE_SECONDS = 150.0
-"""A watch without data for this long is reopened where it was. A server sends a bookmark about once a minute, so two
-were missed. A firewall or load balancer that dropped the connection notifies neither side."""
+"""A watch that receives no data for this long is reopened at its last version. A server sends a bookmark about once a
+minute, so the watch has missed two. A firewall or load balancer that drops a connection notifies neither side."""
 
 _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -128,7 +129,7 @@ class Watch(Generic[_T]):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _list_all(self) -> None:
-        """List in pages and report each page's changes; then report objects on none of them as deleted."""
+        """List in pages and report each page's changes; then report the objects that are on no page as deleted."""
         found: set[str] = set()
         more = ""
         while True:
@@ -204,7 +205,7 @@ def _list_of(kind: Any) -> Any:
 
 
 async def all_synced(watches: Mapping[str, Watch[Any]], seconds: float) -> list[str]:
-    """Wait until every watch has listed once; return the names of the others after the timeout."""
+    """Wait until every watch has listed once. Return the names of the watches that have not by the timeout."""
     waiting: list[Awaitable[Any]] = [watch.synced.wait() for watch in watches.values()]
     try:
         await asyncio.wait_for(asyncio.gather(*waiting), seconds)

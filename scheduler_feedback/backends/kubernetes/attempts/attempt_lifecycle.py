@@ -41,12 +41,12 @@ PODS_SECONDS = 10.0
 """How long a start waits for missing pods; an owner recreates them within a second or two."""
 
 RECREATED_SECONDS = 30.0
-"""How long the end of a stopped gang is delayed for its owner to recreate its pods, so that their slots are kept for
-them."""
+"""How long the end of a stopped gang is delayed, so that the gang's slots are kept until its owner has recreated its
+pods."""
 
 STARTS_AT_ONCE = 128
-"""Gangs that are bound at one time, twice as many as requests. So the API server is never idle, and of thousands of
-starts in one cycle the first is bound before the last is assigned."""
+"""Maximum number of gangs that are bound at one time: twice the maximum number of requests. So the API server is never
+idle, and of thousands of starts in one cycle the first is bound before the last is assigned."""
 
 _LOOK_SECONDS = 0.05
 
@@ -138,7 +138,7 @@ class AttemptLifecycle:
         await delete_all(self._connection.client, [Member(pod.metadata.key, pod.metadata.uid, "", range(0), ())])
 
     async def bind(self, attempt: Attempt) -> None:
-        """Bind the members that are not bound; if one cannot be, undo the attempt."""
+        """Bind the members that are not bound; if one cannot be bound, undo the attempt."""
         failures = await bind_all(self._connection.client, attempt, lambda: self._may_bind(attempt))
         if failures:
             attempt.failure = "; ".join(failures[:3])
@@ -190,7 +190,9 @@ class AttemptLifecycle:
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     async def stop(self, attempt: Attempt, action: StopGang) -> None:
-        """Stop the gang in a way that its owner tolerates; if there is none, report why and leave it running."""
+        """Stop the gang in a way that its owner tolerates; if there is no such way, report why and leave the gang
+        running.
+        """
         client, cache = self._connection.client, self._cache
         with cache.lock:
             uids = {member.uid for member in attempt.members if member.uid}

@@ -25,7 +25,7 @@ _pods = msgspec.json.Decoder(Pod)
 
 
 async def write_placement(client: Client, path: str, attempt: Attempt, may_act: Callable[[], bool]) -> None:
-    """Write the places of its pods on the group at that path, before the first of them is bound."""
+    """Write the places of the attempt's pods on the group at this path, before the first pod is bound."""
     pause = _PAUSE_SECONDS
     while may_act():
         try:
@@ -41,7 +41,7 @@ async def write_placement(client: Client, path: str, attempt: Attempt, may_act: 
 
 
 async def bind_all(client: Client, attempt: Attempt, may_act: Callable[[], bool]) -> list[str]:
-    """Bind every member that is not bound; return one error a pod, none if all are bound.
+    """Bind every member that is not bound; return the error of each pod that could not be bound.
 
     may_act: returns whether we still lead; if not, no further request is sent.
     """
@@ -102,7 +102,7 @@ async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) 
 
 
 async def create_once(client: Client, path: str, body: dict[str, Any], may_act: Callable[[], bool]) -> str:
-    """Create a pod and return its uid. An existing pod of that name is an earlier request that got no response.
+    """Create a pod and return its uid. An existing pod of that name comes from an earlier request that got no response.
 
     Raises BackendError if the server refuses it, or if we no longer lead.
     """

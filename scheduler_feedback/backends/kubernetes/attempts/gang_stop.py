@@ -72,7 +72,7 @@ class Job(Part):
 
     @property
     def ignores_disruptions(self) -> bool:
-        """Whether an eviction does not count as a failure."""
+        """Whether the Job ignores disruptions, so that an eviction does not count as a failure."""
         rules = (self.spec.pod_failure_policy.rules if self.spec.pod_failure_policy is not None else None) or ()
         return any(
             rule.action == "Ignore"
@@ -146,7 +146,7 @@ def _owners(pods: Iterable[Pod]) -> list[tuple[str, OwnerReference]]:
 
 
 async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -> list[str]:
-    """Stop these pods of a gang in a way that their owners tolerate. pods: as in the cache.
+    """Stop these pods of a gang in a way that their owners tolerate. pods: the members' pods, from the cache.
 
     Returns the paths of the suspended Jobs, which must be resumed. Raises BackendError with the reason if a disruption
     budget forbids the stop or an owner would count it as a failure; then nothing is stopped.

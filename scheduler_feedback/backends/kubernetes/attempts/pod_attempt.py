@@ -97,7 +97,7 @@ class Attempt:
     phase: Phase = Phase.BINDING
     members: list[Member] = field(default_factory=list)
     reported: bool = False
-    """Whether the cycle has received that all pods run."""
+    """Whether the cycle has received the event that all pods run."""
 
     ran: bool = False
     why_stopped: str = ""
@@ -106,10 +106,10 @@ class Attempt:
     """Id of the start action; '' if the attempt was adopted after a restart."""
 
     probe: bool = False
-    """Whether its pod is one of our probes."""
+    """Whether the attempt's pod is a probe."""
 
     beyond: bool = False
-    """Whether it is a pod beyond the least number of its group."""
+    """Whether the attempt is of a pod beyond the least number of pods of its group."""
 
 
 class DoesNotFitError(Exception):
@@ -124,7 +124,7 @@ def assign(cache: InformerCache, pods: Sequence[Pod], placement: Sequence[Slot])
     """Assign each pod of a gang to a node and reserve its resources in the cache; on error change nothing.
 
     GPU pods go to the core's slots. A pod without GPUs goes to the first node of the gang with enough room, else to any
-    node with enough. Raises DoesNotFitError.
+    node with enough room. Raises DoesNotFitError.
     """
     members: list[Member] = []
     with cache.lock:
@@ -181,9 +181,10 @@ def place_of(attempt: Attempt, member: Member) -> Place:
 
 
 def written(attempt: Attempt) -> str:
-    """Return the placement as the group's annotation has it before any pod is bound: '{"attempt": 1, "pods": {...}}'.
+    """Return the annotation that stores the placement on the group before any pod is bound: '{"attempt": 1, "pods":
+    {...}}'.
 
-    A controller that has only the API's objects continues from it.
+    A controller that has only the API's objects continues from this annotation.
     """
     pods = {m.name.partition("/")[2]: _Place(m.node, m.ranks.start, m.slots) for m in attempt.members}
     return msgspec.json.encode(_Written(attempt.number, pods)).decode()
@@ -192,7 +193,9 @@ def written(attempt: Attempt) -> str:
 def placement_of(
     group: PodGroup | None, number: int | None = None
 ) -> tuple[int, dict[str, tuple[str, range, tuple[int, ...]]]]:
-    """Return (attempt, planned place of each pod) from the group; (0, {}) if it has none, or one of another attempt."""
+    """Return (attempt, planned place of each pod) from the group's annotation; (0, {}) if the annotation is missing,
+    unreadable or of another attempt.
+    """
     text = group.metadata.annotation(PLACEMENT) if group is not None else ""
     try:
         read = _written.decode(text) if text else _Written(0, {})
@@ -207,7 +210,7 @@ def placement_of(
 
 
 def adopt(job_id: str, number: int, key: str, pods: Sequence[Pod], group: PodGroup | None) -> Attempt | None:
-    """Rebuild the attempt from the API's objects after a restart; None if it was never begun.
+    """Rebuild the attempt from the API's objects after a restart; None if no attempt was begun.
 
     Its phase is BINDING if some of its pods are still to be bound.
     """
@@ -245,7 +248,7 @@ def _ranks_written(pod: Pod) -> range:
 
 
 def scan_attempt(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
-    """Update a bound attempt and return the events that the core does not have yet. pods: of the gang, by uid."""
+    """Update a bound attempt and return the events that the core does not have yet. pods: the gang's pods, by uid."""
     for member in attempt.members:
         if member.hole or member.over:
             continue
@@ -273,7 +276,7 @@ def scan_attempt(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
 
 
 def ranks_seen(attempt: Attempt) -> tuple[RankSeen, ...]:
-    """Return the slot of each rank. The processes are the kubelet's, so process ids are unknown: 0."""
+    """Return the slot of each rank. Process ids are 0 (unknown), because the kubelet starts the processes."""
     return tuple(
         RankSeen(rank, member.node, slot, 0, 0)
         for member in attempt.members

@@ -36,7 +36,7 @@ class Probes:
         return f"{self.namespace}/{job_id}-{attempt}"
 
     def pod(self, action: StartGang, resource: str) -> dict[str, Any]:
-        """Return the pod to create. resource: the node's accelerator."""
+        """Return the pod to create. resource: name of the node's accelerator resource."""
         spec = action.spec
         slots = [slot.slot for slot in action.placement]
         count = str(len(slots))

@@ -37,7 +37,7 @@ def is_accelerator(resource: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Conditions that a node must meet for a pod; gangs with equal conditions share one."""
+    """Conditions that a node must meet for a pod; gangs with equal conditions share one Constraint."""
 
     name: str
     """Digest of the other fields."""
@@ -85,7 +85,7 @@ def constraint_of(pod: Pod) -> Constraint:
 
 
 _MOST_KNOWN = 4096
-"""Constraints that are kept for sharing: far more than the kinds of gangs that run at one time."""
+"""Maximum number of constraints that are kept for sharing: far more than the kinds of gangs that run at one time."""
 
 _known: dict[bytes, Constraint] = {}
 
@@ -120,7 +120,10 @@ def why_not(constraint: Constraint, node: Node, free: Mapping[str, int]) -> str:
 
 
 def _keeps_away(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
-    """Return whether the taint keeps the pod away. Ours do not: the core applies them, and its probes must run."""
+    """Return whether the taint keeps the pod away.
+
+    Taints of gangwatch do not: the core keeps its pods off those nodes, and its probes must run there.
+    """
     if taint.effect not in _KEEPS_AWAY or taint.key.startswith(OURS):
         return False
     return not any(tolerates(toleration, taint) for toleration in tolerations)

@@ -14,7 +14,9 @@ import msgspec
 
 
 class Part(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
-    """A part of an object, in Kubernetes' spelling. Parts have no references back, so no cycles to collect."""
+    """A part of an object, in Kubernetes' spelling. Parts do not refer to the object that contains them, so there are
+    no reference cycles to collect.
+    """
 
 
 class OwnerReference(Part):
@@ -253,12 +255,12 @@ class Pod(Part):
 
     @property
     def over(self) -> bool:
-        """Whether it has ended and holds nothing of its node."""
+        """Whether the pod has ended and holds no resources of its node."""
         return self.status.phase in ("Succeeded", "Failed")
 
     @property
     def owner(self) -> OwnerReference | None:
-        """The controller that would recreate it; None if there is none."""
+        """The controller that would recreate the pod; None if there is none."""
         return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
 
 
@@ -315,7 +317,8 @@ class PodGroupStatus(Part):
 class PodGroup(Part):
     """Coscheduling's PodGroup (scheduling.x-k8s.io/v1alpha1), or Kubernetes' own converted to it.
 
-    of_api: its API group and version; not a field of the object. A least number of 0 means that each pod is on its own.
+    of_api: its API group and version; not a field of the object. If the least number of pods is 0, each pod is a
+    separate gang.
     """
 
     metadata: Metadata

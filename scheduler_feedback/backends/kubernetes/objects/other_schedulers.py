@@ -31,7 +31,8 @@ from scheduler_feedback.core.events import AttemptEnded, Event, Hosted, RankExit
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot
 
 SETTLED_SECONDS = 3.0
-"""How long a gang's pods must be unchanged and all running before it is observed: other gangs start pod by pod."""
+"""How long a gang's pods must be unchanged and all running before the gang is observed: gangs of other schedulers start
+pod by pod."""
 
 _ANNOTATIONS = (
     ("kai", "pod-group-name"),
@@ -48,7 +49,7 @@ _LABELS = (
 )
 _QUEUES = ("kai.scheduler/queue", "kueue.x-k8s.io/queue-name", "volcano.sh/queue-name")
 _MOST_NUMBERS = 20_000
-"""Gangs whose latest attempt number is kept: far more than the ended jobs that the core keeps."""
+"""Maximum number of gangs whose latest attempt number is kept: far more than the ended jobs that the core keeps."""
 
 
 def gang_of(pod: Pod) -> str:
@@ -87,7 +88,7 @@ class _Gang:
 
     attempt: int = 0
     since: float = 0.0
-    """Time of the last change of its pods, or of their phase."""
+    """Time of the last change of the gang's pods or their phase, in seconds of a monotonic clock."""
 
 
 class ExternalGangs:

@@ -64,8 +64,9 @@ def amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:
 def requests_of(pod: Pod) -> Mapping[str, int]:
     """Return the resources that the pod requests; pods with equal requests share one mapping.
 
-    The larger of two amounts, plus the overhead of the runtime class: the sum of all containers; and the peak of any
-    init container with the sidecars (init containers that always restart) started before it.
+    For each resource this is the larger of two amounts, plus the overhead of the runtime class: the sum of all
+    containers; and the peak of any init container with the sidecars (init containers that always restart) started
+    before it.
     """
     if pod.spec.asked is None:
         pod.spec.asked = _one_for_all(tuple(_asked(pod).items()))
@@ -100,7 +101,9 @@ def _asked(pod: Pod) -> dict[str, int]:
 
 
 def _wanted(container: Container) -> dict[str, int]:
-    """Return its requests, and the limits of resources without one (the API server sets requests, but not always)."""
+    """Return the container's requests, and the limit of each resource without a request (the API server usually sets
+    it).
+    """
     resources = container.resources
     if resources is None:
         return {}

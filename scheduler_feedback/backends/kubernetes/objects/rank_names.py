@@ -1,8 +1,8 @@
 """Renaming of the agents' frames: pods become ranks of the core's gangs. Pure.
 
 An agent learns a process's pod from its control group, and nothing else about its gang. It calls the pod a gang,
-'pod-UID', and believes the rank that the process reports. The controller placed the pod, so it has the pod's gang,
-attempt and ranks, and renames them before the frame is folded. A job cannot report for another job: a process's report
+'pod-UID', and uses the rank that the process reports. The controller placed the pod, so it has the pod's gang, attempt
+and ranks, and renames them before the frame is processed. A job cannot report for another job: a process's report
 counts only for the ranks of its pod, and an agent's only for the pods of its node.
 """
 
@@ -27,7 +27,7 @@ from agent.schema.frame import (
 )
 
 _NO_ATTEMPT = -1
-"""Attempt of a member whose column has none: the newest."""
+"""Attempt number of a member whose column has none. It means the newest attempt."""
 
 POD = "pod-"
 """Prefix of the agents' names of gangs that are pods (agent/rank_attribution.py)."""
@@ -35,7 +35,7 @@ POD = "pod-"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of a pod in a gang. ranks: its ranks; none if it has no GPU."""
+    """Place of a pod in a gang. ranks: the pod's ranks; empty if the pod has no GPU."""
 
     gang: str
     attempt: int
@@ -45,10 +45,10 @@ class Place:
 
 @dataclass(slots=True)
 class _Node:
-    """Latest frame of a node.
+    """Latest frame of a node, and the ranks of pods that it names.
 
-    in_layout: members of the layout that are pods. claims: pods that recent records name. names: their new names.
-    received, renamed: records as received and as renamed.
+    in_layout: ranks of pods in the layout. claims: ranks of pods in recent records. names: new name of each of these
+    ranks. received, renamed: records as received and as renamed.
     """
 
     layout_id: str = ""
@@ -62,14 +62,15 @@ class _Node:
 
 
 class RankNames:
-    """Renames frames. Used only by the thread that reads them.
+    """Renamer of the pods in frames. Used only by the thread that reads the frames.
 
-    place_of: returns a pod's place by uid; None if we did not place it. version: changes whenever a result of place_of
-    may have changed.
+    place_of: returns a pod's place by uid; None if we did not place it. version: returns a number that changes whenever
+    a result of place_of may have changed.
     """
 
     MOST_CLAIMS = 4096
-    """Maximum claims of a node beyond its layout: a rank may report before the layout has it and after it is gone."""
+    """Maximum number of ranks kept from a node's records: a rank may report before the layout has it, and after the
+    layout no longer has it."""
 
     def __init__(self, place_of: Callable[[str], Place | None], version: Callable[[], int]) -> None:
         self._place_of, self._version = place_of, version
@@ -103,7 +104,7 @@ class RankNames:
         return node.layout, msgspec.structs.replace(frame, layout_id=node.layout.layout_id, records=node.renamed)
 
     def _add_claims(self, node: _Node, records: Iterable[Record]) -> bool:
-        """Add the pods in these records; return whether one is new."""
+        """Add the ranks of pods in these records; return whether one is new."""
         new = False
         for record in records:
             if not isinstance(record, EventRecord) and record.member.gang.startswith(POD):
@@ -114,7 +115,8 @@ class RankNames:
         return new
 
     def _names(self, node: str, claims: Iterable[Member]) -> dict[Member, Member]:
-        """Return the new name of each member. In a pod, only claims of the newest attempt count: restarts increment it.
+        """Return the new name of each member. In a pod, only claims of the newest attempt count: a restart increments
+        the attempt number.
 
         A pod's claims are mapped to its own ranks by their order: in a pod with ranks 8 to 15 that reports 0 to 7, 0
         becomes 8. A claim to a rank that another member has is not renamed.

@@ -32,7 +32,7 @@ from scheduler_feedback.policies.intake.job_admission import malformed
 
 SCHEDULER = "gangwatch"
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
-"""Coscheduling's (sigs.k8s.io/scheduler-plugins, apis/scheduling/v1alpha1)."""
+"""Label of coscheduling that names a pod's group (sigs.k8s.io/scheduler-plugins, apis/scheduling/v1alpha1)."""
 
 QUEUE = f"{OURS}queue"
 TIME_LIMIT = f"{OURS}time-limit-seconds"
@@ -63,12 +63,12 @@ _ROLE_LABELS = ("training.kubeflow.org/replica-type", "jobset.sigs.k8s.io/replic
 _FIRST_ROLES = ("launcher", "master", "leader", "driver")
 _RECREATING = frozenset({"Job", "JobSet", "PyTorchJob", "MPIJob"})
 _RETRIES_BY_OWNER = 1_000_000
-"""The owner limits the retries of a gang: Kubernetes restarts it, and we place it."""
+"""Limit on retries of a gang that has an owner, too high to be reached: the owner limits the retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyLabels:
-    """Node label that names the domain of each level; '' if the cluster has no such level.
+    """Name of the node label that contains a node's domain, for each level; '' if the cluster has no such level.
 
     NVIDIA's GPU feature discovery sets nvidia.com/gpu.clique on nodes that share an NVLink domain.
     """
@@ -82,13 +82,13 @@ class TopologyLabels:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A gang in Kubernetes' objects."""
+    """A gang, built from Kubernetes' objects."""
 
     job_id: str
     """Job id in the core."""
 
     key: str
-    """'NAMESPACE/NAME' of its group, or of its pod."""
+    """'NAMESPACE/NAME' of the gang's group, or of its only pod."""
 
     pods: tuple[Pod, ...]
     """Pods in the order of their ranks."""
@@ -97,17 +97,17 @@ class Gang:
     """Constraint of the gang's GPU pods, if all have the same."""
 
     refused: str
-    """Why it is not scheduled; '' if it is."""
+    """Reason why the gang is not scheduled; '' if it is scheduled."""
 
     spec: JobSpec | None
-    """None if it is refused, or if pods are missing."""
+    """Specification of the gang's job; None if the gang is refused, or if pods are missing."""
 
     grouped: bool
     beyond: tuple[Pod, ...] = ()
     """Pods beyond the group's least number; each is a separate gang once all the others are bound."""
 
     array_of: str = ""
-    """The array that it belongs to; '' for none."""
+    """Name of the array that the gang belongs to; '' for none."""
 
     array_index: int = 0
     """Index of the gang in its array."""
@@ -122,7 +122,7 @@ def group_of(pod: Pod) -> str:
 
 
 def job_id_of(metadata: Metadata) -> str:
-    """Return a name that is never reused: a later object of the same name is another job."""
+    """Return a job id that is never reused: a later object of the same name is another job."""
     return f"{metadata.namespace}.{metadata.name}.{metadata.uid[:8]}"
 
 
@@ -150,7 +150,7 @@ def _split(name: str) -> list[str]:
 def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
     """Return the gang of a group; its spec is None until the group's least number of pods exists.
 
-    Bound pods stay members when others are added; the others follow in the order of their ranks.
+    Bound pods stay members when pods are added; the unbound pods follow in the order of their ranks.
     """
     least = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
     found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
@@ -169,7 +169,7 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
 def beyond(pod: Pod, group: PodGroup) -> Gang:
     """Return the gang of a pod beyond its group's least number: it starts and ends alone, wherever there is room.
 
-    It is never moved: its owner could not recreate it without all the others.
+    The pod is never moved: its owner could not recreate it without all other pods of the group.
     """
     job_id, key = job_id_of(pod.metadata), pod.metadata.key
     if pod.spec.scheduling_gates:
@@ -325,13 +325,13 @@ def allocatable_of(node: Node) -> dict[str, int]:
 
 
 def resource_of(node: Node) -> str:
-    """Return the accelerator that the node's slots are: the most frequent one; '' if it has none."""
+    """Return the accelerator whose units are the node's slots: the most frequent one; '' if the node has none."""
     held = {name: count for name, count in allocatable_of(node).items() if is_accelerator(name) and count}
     return max(sorted(held), key=lambda name: held[name], default="")
 
 
 def node_seen(node: Node, slots: int, refuses: tuple[str, ...], labels: TopologyLabels) -> NodeSeen:
-    """Return the node in the form of the core, with this number of slots."""
+    """Return the node, converted to the core's type, with this number of slots."""
     metadata = node.metadata
     resource = resource_of(node)
     product = metadata.label(labels.gpu_type) if labels.gpu_type else ""

@@ -1,8 +1,9 @@
 """Kubernetes' own gang API (scheduling.k8s.io, feature gate GenericWorkload), converted to coscheduling's groups. Pure.
 
-Its PodGroup has the same meaning as coscheduling's in other fields: a least number of pods at once (policy gang), or
-each pod on its own (policy basic). With TopologyAwareWorkloadScheduling a group can also require one domain of a node
-label. Source: k8s.io/api/scheduling/v1beta1, types.go, of Kubernetes 1.37. Other versions are not supported.
+The PodGroup of this API means the same as that of coscheduling, but has other fields: a least number of pods at once
+(policy gang), or each pod on its own (policy basic). With TopologyAwareWorkloadScheduling a group can also require one
+domain of a node label. Source: k8s.io/api/scheduling/v1beta1, types.go, of Kubernetes 1.37. Other versions are not
+supported.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def as_group(group: UpstreamGroup, labels: TopologyLabels) -> PodGroup:
 
 
 def _levels(labels: TopologyLabels) -> dict[str, str]:
-    """Return the level by the node label that names its domains."""
+    """Return the level of each node label that contains domains."""
     by_label = {
         labels.spine: "spine",
         labels.rack: "rack",

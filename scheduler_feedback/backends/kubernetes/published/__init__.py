@@ -1,4 +1,4 @@
-"""What the controller writes on Kubernetes objects, and its removal.
+"""Data that the controller writes on Kubernetes objects, and the removal of that data.
 
 Start at ``publish.py``.
 """

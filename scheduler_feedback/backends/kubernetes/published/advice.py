@@ -33,10 +33,10 @@ RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 MANAGED = "app.kubernetes.io/managed-by"
 MOST_PODS = 8
-"""Maximum number of pods that get an event about one verdict: those of one gang on one node, which rarely has more."""
+"""Maximum number of pods that get an event about one verdict. A gang rarely has more pods on one node."""
 
 _READ_AGAIN_SECONDS = 60.0
-"""Interval between reads of the slices: devices get new names when a driver restarts."""
+"""Interval between reads of the ResourceSlices: devices get new names when a driver restarts."""
 
 _log = logging.getLogger(__name__)
 Write = Callable[[], Awaitable[None]]
@@ -105,11 +105,14 @@ class Rules(Part):
 _slices = msgspec.json.Decoder(_Slices)
 _rules = msgspec.json.Decoder(Rules)
 Selector = tuple[str, str, str]
-"""driver, pool, device"""
+"""A device of a ResourceSlice: names of its driver, its pool, and the device."""
 
 
 class Advice:
-    """Writer of events and rules. concerned: pods of a gang ('': of any) on a node. devices: write DeviceTaintRules."""
+    """Writer of events and rules.
+
+    concerned: returns the pods of a gang ('': of any gang) on a node. devices: whether to write DeviceTaintRules.
+    """
 
     def __init__(
         self, client: Client, concerned: Callable[[str, str], Sequence[Pod]], *, devices: bool = False

@@ -2,7 +2,7 @@
 
 Two labels (state and score), two annotations (the reason and the controller's memory), one taint and one condition. The
 memory has the node's whole state, so that a controller with an empty state folder continues the quarantines and
-backoffs of the one before. A healthy node without a history has no marks.
+backoffs of the previous controller. A healthy node without a history has no marks.
 
 The score is the node's estimated speed in percent of a healthy node's, and 0 for a node that is out of use for another
 reason than slowness. It is an integer, so that a node affinity can compare it (``Gt``, ``Lt``).
@@ -26,7 +26,7 @@ REASON = f"{OURS}reason"
 MEMORY = f"{OURS}memory"
 CONDITION = "GangwatchDoubt"
 _MOST_REASON = 1024
-"""Characters of a message: people read conditions."""
+"""Maximum number of characters of a condition's message, so that people can read it."""
 
 _TAINTS = {
     NodeState.SUSPECT: Taint(f"{OURS}suspect", "", "PreferNoSchedule"),
@@ -37,7 +37,9 @@ _TAINTS = {
 
 
 class Memory(msgspec.Struct, omit_defaults=True):
-    """The part of the core's node that outlives the controller. Instants are wall time, in nanoseconds."""
+    """State of a node that outlives the controller, because it is stored on the node. Instants are wall time, in
+    nanoseconds.
+    """
 
     state: NodeState = NodeState.HEALTHY
     since_ns: int = 0
@@ -56,7 +58,7 @@ _memories = msgspec.json.Decoder(Memory)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Marks that a node must have; all empty: none."""
+    """Marks that a node must have. All fields are empty if the node must have none."""
 
     state: str = ""
     memory: str = ""
@@ -118,8 +120,8 @@ def remembered(node: Node) -> Memory:
 def changes(node: Node, marks: Marks) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return the patches that set the marks: of the node (merge patch) and of its status (strategic merge patch).
 
-    None if there is nothing to change. Taints are one list with several writers, so that patch applies only to the
-    version that we have seen.
+    A patch is None if there is nothing to change. Taints are one list with several writers, so a patch with taints
+    applies only to the version of the node that we have read.
     """
     labels = {STATE: marks.state, SCORE: marks.score}
     annotations = {MEMORY: marks.memory, REASON: marks.reason}

@@ -36,8 +36,8 @@ MOST_QUERIED = 256
 """Maximum number of pending gangs whose reason is queried at once, because the core answers between two cycles."""
 
 BEING_BOUND_NS = 5_000_000_000
-"""Starts that are shorter than this are not published: they end before anyone reads it, and writing costs the API
-server more than the binding."""
+"""Starts that are shorter than this are not published: such a start ends before anyone reads its status, and writing
+the status costs the API server more than the binding."""
 
 _AGAIN_NS = 60_000_000_000
 _log = logging.getLogger(__name__)

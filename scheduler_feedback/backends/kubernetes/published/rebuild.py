@@ -68,7 +68,8 @@ def _node(seen: NodeSeen, node: Node) -> cluster.Node:
 
 
 def _job(cache: InformerCache, gang: Gang, now_ns: int) -> Job | None:
-    """Return a gang that has begun an attempt; None for one that has not, which is submitted like any other.
+    """Return the job of a gang that has begun an attempt; None for any other gang, which is then submitted as a new
+    job.
 
     For a bound pod that no kubelet has accepted yet, the start counts from now. The time of its binding is not recorded
     anywhere, and counting from its creation would end a gang for the time that it was pending.

@@ -22,11 +22,12 @@ from scheduler_feedback.policies.index.runtime_history import BINS, KINDS
 PERIOD_SECONDS = 60.0
 
 MOST_HISTORY_BYTES = 512 * 1024
-"""An API object has at most 1 MiB (the server's and etcd's limits on requests); kinds of jobs beyond this limit are
-left out, the rarest first."""
+"""Maximum size of the saved run times; if they need more, the rarest kinds of jobs are left out. An API object has at
+most 1 MiB (the limit of the server and of etcd on requests)."""
 
 MOST_RECENT = 1000
-"""Ended jobs that are not yet counted by kind; there are some only if run times are learned."""
+"""Maximum number of saved jobs that have ended and are not yet counted by kind. There are such jobs only if run times
+are learned."""
 
 _KEY = "memory.json"
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Kept(msgspec.Struct):
     queue_use: dict[str, float] = {}
     queue_use_ns: int = 0
     history: dict[str, list[tuple[int, float]]] = {}
-    """By kind, the counts other than 0, as [bin, count]."""
+    """Histogram of run times by kind of job: its counts other than 0, as [bin, count]."""
 
     trust: list[float] = []
     lately: list[Ended] = []
@@ -58,7 +59,9 @@ class _ConfigMap(msgspec.Struct):
 
 
 class _Needs(msgspec.Struct):
-    """The release that can read the content: its other fields may have other types by then."""
+    """The part of the content that names the release that can read it. In a newer release the other fields may have
+    other types.
+    """
 
     minimum_reader: str = ""
 
