@@ -106,8 +106,10 @@ class Newest:
     """Newest value of each group; 0 if no gauge of the group has a time."""
 
     def __init__(self, groups: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Create it. groups: for each output, pairs of a gauge column that contains a time, and the value for that
-        time."""
+        """Create it.
+
+        groups: for each output, pairs of a gauge column that contains a time, and the value for that time.
+        """
         self.outputs = len(groups)
         self._groups = [list(group) for group in groups]
 

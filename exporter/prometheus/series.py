@@ -62,8 +62,7 @@ def gauge_text(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IntegerText:
-    """Renderer of a counter's integer in the metric's unit: multiplied by `times`, with `decimals` digits after the
-    point.
+    """Renderer of a counter's integer, multiplied by `times`, with `decimals` digits after the point.
 
     Equal instances have the same format, so that many numbers can be written at once.
     """
@@ -225,8 +224,10 @@ class View:
         return owners[0] if len(owners) == 1 else {}
 
     def structure(self) -> list[int]:
-        """Return the columns whose presence affects labels. If one appears or disappears, the families are built
-        again."""
+        """Return the columns whose presence affects labels.
+
+        If one of them appears or disappears, the families are built again.
+        """
         return [series.source for series in self.of("gangwatch_gpu_owner_info")]
 
 

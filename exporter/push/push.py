@@ -49,8 +49,10 @@ MOST_ANSWER_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PushTarget:
-    """Endpoint, interval and credentials of a push. ca_file: CA certificates for the receiver; None for the
-    system's."""
+    """Endpoint, interval and credentials of a push.
+
+    ca_file: CA certificates for the receiver; None for the system's.
+    """
 
     endpoint: str
     interval_seconds: float = 15.0

@@ -179,8 +179,7 @@ class Security:
         return self._passwords.hashed
 
     def protects(self) -> str:
-        """Return which protection the configuration lacks for a server that other hosts can reach; '' if it lacks
-        none."""
+        """Return which protection the server lacks if other hosts can reach it; '' if it lacks none."""
         if os.environ.get(PLAIN) == "yes":
             return ""
         if self._config.tls is None:

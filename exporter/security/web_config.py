@@ -361,8 +361,10 @@ def _as_file(pem: str | Path) -> Iterator[str]:
 
 
 def _no_password() -> str:
-    """Raise ValueError. ssl calls this function for an encrypted key; otherwise it would prompt at the terminal and
-    wait."""
+    """Raise ValueError.
+
+    ssl calls this function for the password of an encrypted key. Without it, ssl would prompt at the terminal and wait.
+    """
     raise ValueError("the key is encrypted, and a daemon can't prompt for its password")
 
 

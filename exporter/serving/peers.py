@@ -146,8 +146,10 @@ _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def plain(host: str) -> _Host:
-    """Return the IP address without its zone, and an IPv4-mapped address as IPv4. Raises ValueError if it is
-    malformed."""
+    """Return the IP address without its zone, and an IPv4-mapped address as IPv4.
+
+    Raises ValueError if the address is malformed.
+    """
     found = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         return found.ipv4_mapped

@@ -38,14 +38,18 @@ class Part(Protocol):
         ...
 
     def read(self) -> None:
-        """Read the values into their arrays, in which all values are absent before. Raise GpuLostError or
-        LibraryDeadError."""
+        """Read the values into their arrays, in which all values are absent before.
+
+        Raise GpuLostError or LibraryDeadError.
+        """
         ...
 
 
 class SingleCall:
-    """Driver call that returns a few values. values: returns the numbers from the call's structures; NaN means
-    absent."""
+    """Driver call that returns a few values.
+
+    values: returns the numbers from the call's structures; NaN means absent.
+    """
 
     def __init__(
         self,

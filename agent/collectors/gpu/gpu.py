@@ -86,8 +86,10 @@ def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
 
 
 def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Call]]:
-    """Yield the calls for utilisation, memory, clock and throttle reasons; if `temperature`, also the die's
-    temperature."""
+    """Yield the calls for utilisation, memory, clock and throttle reasons.
+
+    If `temperature`, also yield the call for the die's temperature.
+    """
     yield Call(
         "nvmlDeviceGetUtilizationRates",
         Utilization,

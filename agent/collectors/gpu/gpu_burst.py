@@ -128,8 +128,10 @@ class Bursts:
                 counters_valid[index] = True
 
     def _add_rate(self, field: int, kibibytes: int, timestamp_us: int, now_ns: int, held_ns: int) -> None:
-        """Add the rate since the previous sample. kibibytes: total so far. timestamp_us: the driver's time of the
-        total."""
+        """Add the rate since the previous sample.
+
+        kibibytes: total so far. timestamp_us: the driver's time of the total.
+        """
         before = self._before.get(field)
         self._before[field] = (kibibytes, timestamp_us)
         if before is None or kibibytes < before[0] or timestamp_us <= before[1]:

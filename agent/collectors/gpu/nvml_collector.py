@@ -241,8 +241,7 @@ class NvmlCollector:
         return self._block
 
     def _columns(self, devices: Sequence[Device]) -> list[Column]:
-        """Return the columns: gangwatch_gpu_up of each GPU, then the info series of each GPU and of its MIG
-        instances."""
+        """Return gangwatch_gpu_up of each GPU, then the info columns of each GPU and of its MIG instances."""
         columns = [series("gangwatch_gpu_up", device) for device in devices]
         for device in devices:
             columns.append(

@@ -1,7 +1,7 @@
 """Utilisation over a few seconds, from the samples kept by the driver (nvmlDeviceGetSamples).
 
-The driver samples several times per second, so one read per second misses the values between two reads. The samples since the last
-fetch give the minimum, mean and maximum of the whole time.
+The driver samples several times per second, so one read per second misses the values between two reads. The samples
+since the last fetch give the minimum, mean and maximum of the whole time.
 """
 
 from __future__ import annotations

@@ -61,8 +61,7 @@ class HostCollector:
 
     @staticmethod
     def _make_block() -> Block:
-        """Make the block: 6 gauges; counters for 8 CPU modes, for 3 other values, and for 2 pressures of 3
-        resources."""
+        """Make the block: 6 gauges; counters for 8 CPU modes, 3 other values, and 2 pressures of 3 resources."""
         counters = [Column("gangwatch_host_cpu_seconds_total", (("mode", mode),)) for mode in CPU_MODES]
         counters.append(Column("gangwatch_host_context_switches_total"))
         counters.append(Column("gangwatch_host_major_page_faults_total"))

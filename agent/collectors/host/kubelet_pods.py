@@ -104,8 +104,10 @@ class KubeletCollector:
         """Do nothing: the collector keeps nothing open."""
 
     def _ask_allocatable(self, now_ns: int) -> bool:
-        """Count the allocatable devices. Return whether the kubelet was queried; before 1.23 it does not support the
-        query."""
+        """Count the allocatable devices. Return whether the kubelet was queried.
+
+        Kubelets before 1.23 do not support the query.
+        """
         since_ns = self._allocatable_ns
         if not self._allocatable_supported or (since_ns is not None and now_ns - since_ns < ALLOCATABLE_NS):
             return False

@@ -157,8 +157,10 @@ class OwnerCollector:
         return self._slots[position] if 0 <= position < len(self._slots) else None
 
     def _processes(self, listed: set[tuple[str, str]], now_ns: int) -> list[tuple[GpuProcess, Owner]]:
-        """Return the GPU processes with an attested owner. If the pod of a process is not listed, request a new
-        listing."""
+        """Return the GPU processes with an attested owner.
+
+        If the pod of a process is not listed, request a new listing of pods.
+        """
         known: dict[int, _Known] = {}
         found: list[tuple[GpuProcess, Owner]] = []
         for process in self._inventory.processes:
@@ -186,8 +188,7 @@ class OwnerCollector:
         return found
 
     def _gpus(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs listed by the driver. If it has listed none, or without minor numbers, read these from
-        /proc."""
+        """Return the GPUs listed by the driver. GPUs or minor numbers that it has not listed come from /proc."""
         listed = self._inventory.gpus
         if listed and all(gpu.minor is not None for gpu in listed):
             return listed

@@ -202,8 +202,10 @@ class ProcessCollector:
         self._block_io_counted = self._kernel_counts_block_io()
 
     def _kernel_counts_block_io(self) -> bool:
-        """Return whether delay accounting is on. It is off by default since Linux 5.14, and block I/O time then reads
-        0."""
+        """Return whether delay accounting is on.
+
+        It is off by default since Linux 5.14, and block I/O time then reads 0.
+        """
         try:
             return read_file(f"{self._proc_root}/sys/kernel/task_delayacct").strip() != b"0"
         except OSError:

@@ -190,8 +190,10 @@ class RdmaCollector:
 
     @classmethod
     def of(cls, sys_root: str, interval_seconds: float, excluded: Sequence[str] = ()) -> RdmaCollector:
-        """Make a collector of `sys_root`. It also uses netlink and ethtool if `sys_root` is the running kernel's
-        /sys."""
+        """Make a collector of the devices in `sys_root`.
+
+        It also uses netlink and ethtool if `sys_root` is the running kernel's /sys.
+        """
         if is_kernel_tree(sys_root):
             return cls(
                 *(sys_root, interval_seconds),

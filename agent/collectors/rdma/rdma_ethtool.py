@@ -47,8 +47,10 @@ class EthtoolCounters:
         self._block = Block()
 
     def collect(self) -> Block:
-        """Read all statistics. Raise UnsupportedError if no netdev has statistics, SourceError if none could be
-        read."""
+        """Read all statistics and return the block.
+
+        Raise UnsupportedError if no netdev has statistics, SourceError if none could be read.
+        """
         found: dict[str, tuple[tuple[str, ...], npt.NDArray[np.uint64]]] = {}
         errors: list[SourceError] = []
         for _, netdev in self._netdevs:

@@ -102,8 +102,10 @@ class Progress:
         return found
 
     def totals(self) -> tuple[int | None, ...]:
-        """Return the values of RANK_COUNTERS. A value is None if the newest step did not report it. Values wrap at
-        2^64."""
+        """Return the values of RANK_COUNTERS, which wrap at 2^64.
+
+        A value is None if the newest step did not report it.
+        """
         return (
             self.steps & WRAP,
             self.step_ns & WRAP,

@@ -82,8 +82,10 @@ class StepCollector:
         pods: str | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        """Start to listen at the socket. pods: the kubelet's folder of pods, None for no pod sockets. quotas: limits of
-        each tenant."""
+        """Start to listen at the socket.
+
+        pods: the kubelet's folder of pods, None for no pod sockets. quotas: limits of each tenant.
+        """
         self.interval_seconds = interval_seconds
         self._attribution = attribution
         self._clock = clock or SystemClock()
@@ -274,8 +276,10 @@ class StepCollector:
         self._lost += ring.lost - lost
 
     def _keep_within(self, most: int) -> None:
-        """Keep at most `most` records: drop the oldest of the tenants with the most records. The caller holds the
-        lock."""
+        """Keep at most `most` records; the caller holds the lock.
+
+        The oldest records of the tenants with the most records are dropped.
+        """
         kept = list(self._records.values())
         for records, share in zip(kept, fair_shares([len(records) for records in kept], max(0, most)), strict=True):
             self._drop_oldest(records, share)
