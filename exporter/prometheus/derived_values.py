@@ -40,7 +40,7 @@ class Memory:
     def rise(self, key: Hashable, now_ns: int, value: int) -> int:
         """Return the increase of a counter within the window.
 
-        A counter that appears after the first call is assumed to start from zero.
+        A counter that appears after the first frame is assumed to start from zero.
         """
         points = self._points.get(key)
         if points is None:

@@ -47,7 +47,7 @@ CONNECTIONS_PER_SECOND = 50.0
 thread. Root and the agent's own user have no such limit: they could end the agent anyway."""
 
 REQUESTS_PER_SECOND = 100.0
-"""Rate of requests per peer, with bursts of twice as many; a scraper sends one per second. Further requests are
+"""Rate of requests per peer, with bursts of twice as many; a scraper sends far fewer. Further requests are
 delayed."""
 
 MOST_WAIT_SECONDS = 2.0

@@ -188,7 +188,10 @@ class OwnerCollector:
         return found
 
     def _gpus(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs listed by the driver. GPUs or minor numbers that it has not listed come from /proc."""
+        """Return the GPUs listed by the driver, or those in /proc if it has listed none.
+
+        Minor numbers that the driver has not listed come from /proc too.
+        """
         listed = self._inventory.gpus
         if listed and all(gpu.minor is not None for gpu in listed):
             return listed
