@@ -22,7 +22,7 @@ FRAME_TYPE = "application/vnd.gangwatch.frame"
 """Media type of the wire format: messages with length prefixes, a layout and then frames (agent/schema/frame.py)."""
 
 SUMMED = "summed"
-"""Label of a summed column: the number of columns in the sum."""
+"""Label of a column that is a sum. The label's value is the number of summed columns."""
 
 _SUMMED = re.compile(r"([a-z0-9_]+)\(([a-z0-9_;]*)\)")
 
@@ -30,7 +30,10 @@ _encode = msgspec.json.encode
 
 
 def frame_json(layout: Layout, frame: Frame) -> bytes:
-    """Return the frame as a JSON document. Raises FrameError as ``exporter.prometheus.text_format.expose`` does."""
+    """Return the frame as a JSON document.
+
+    Raises FrameError if the frame does not fit the layout or a column is not in the catalogue.
+    """
     check_fits(layout, frame)
     head = {
         "node": frame.node,
@@ -63,7 +66,7 @@ def frame_json(layout: Layout, frame: Frame) -> bytes:
 
 
 def _series(layout: Layout, column: Column, value: str) -> bytes:
-    """Return one entry. `value` is JSON text, so that all numbers have the same format."""
+    """Return the JSON entry of one series. `value` is JSON text, so that all numbers have the same format."""
     labels = _encode(dict(labels_of(layout, column)))
     return b'{"name":%b,"labels":%b,"value":%b}' % (_encode(column.metric), labels, value.encode())
 
@@ -112,11 +115,12 @@ def _kept(summed: re.Match[str]) -> tuple[str, ...]:
 
 
 def selection(layout: Layout, patterns: Sequence[str], renamed: Sequence[Renamed] = RENAMED) -> Selection:
-    """Return the selected columns and their tiers; the first matching pattern decides.
+    """Return the selected columns and their tiers. If several patterns match a column, the first one applies.
 
-    A renamed metric also appears under its old name, if requested. The column of a sum has the labels it is summed by
-    and SUMMED, its number of parts: with another number of parts it is another column, so that readers take no
-    difference between the two. Columns of different tiers are not summed, because their sample times differ.
+    A renamed metric also appears under its old name, if requested. The column of a sum has the labels by which it is
+    summed, and the label SUMMED with the number of summed columns. If this number changes, the sum is a new column, so
+    that readers compute no difference between the old and the new sum. Columns of different tiers are not summed,
+    because their sample times differ.
     """
     olds: dict[str, list[str]] = {}
     for one in renamed:

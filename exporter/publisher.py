@@ -41,9 +41,10 @@ class Publisher:
         targets: Mapping[str, PushTarget],
         readers: FrameReaders | None = None,
     ) -> None:
-        """Bind the server. readers: clients that may read frames over TLS; None: all that may read metrics.
+        """Bind the server.
 
-        Raises ConfigError for an address, a web configuration or a target that can't be used.
+        readers: clients that may read frames over TLS; None: all clients that may read metrics. Raises ConfigError for
+        an address, a web configuration or a target that can't be used.
         """
         self._source = source
         self.security = _security(web_config, readers) if web_config is not None else None
@@ -65,7 +66,7 @@ class Publisher:
     def use(self, settings: Settings, targets: Mapping[str, PushTarget]) -> None:
         """Apply other settings and targets. Frames queued for a changed target are lost.
 
-        Raises ConfigError; then nothing changes.
+        If it raises ConfigError, nothing has changed.
         """
         pushers = _make_pushers(self._source, settings, targets)
         self._app.use(settings)
@@ -79,7 +80,7 @@ class Publisher:
             pusher.start()
 
     def reload_web_config(self) -> None:
-        """Read the web configuration and its files again. Raises ConfigError; then nothing changes."""
+        """Read the web configuration and its files again. If it raises ConfigError, nothing has changed."""
         if self.security is not None:
             self.security.reload()
 

@@ -43,7 +43,8 @@ OLD_SECONDS = 10.0
 """The agent is unhealthy if the latest frame is older than OLD_INTERVALS intervals and older than OLD_SECONDS."""
 
 STREAM_FRAMES = 16
-"""Frames queued for a slow reader of /frames. Beyond that the oldest are dropped, which leaves a gap in ``seq``."""
+"""Maximum number of frames queued for a slow reader of /frames. If there are more, the oldest are dropped, which leaves
+a gap in ``seq``."""
 
 MOST_STREAMS, MOST_STREAMS_EACH = 64, 16
 """Maximum number of readers of /frames, in total and per peer: a controller, its standby, people."""
@@ -337,7 +338,10 @@ class ThreadedServer:
     """Threaded server of an agent's app, from ``start`` to ``stop`` or as a context manager; ``url`` is its address."""
 
     def __init__(self, app: AgentApp, host: str = "127.0.0.1", port: int = 0, security: Security | None = None) -> None:
-        """Bind the socket. Raises ConfigError as ``listen`` does."""
+        """Bind the socket.
+
+        Raises ConfigError if the socket can't be bound, and for an address off loopback without TLS and authentication.
+        """
         self._app = app
         listener = listen(host, port, security)
         self.url = url_of(listener, security)

@@ -48,7 +48,7 @@ class Machine:
     inventory: Inventory = field(default_factory=Inventory)
     """UUIDs, indices and MIG instances of the GPUs, to which the owners are mapped."""
     kubelet_socket: str | None = KUBELET_SOCKET
-    """The kubelet's pod-resources socket; None for none."""
+    """The kubelet's pod-resources socket. None disables the listing of pods."""
     job_files: str | None = None
     """Folder in which a Slurm prolog writes the job of each GPU; None for none."""
     pods: PodTable = field(default_factory=PodTable)
@@ -131,7 +131,7 @@ COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
 
 
 def make_collectors(machine: Machine) -> tuple[list[Collector], list[str]]:
-    """Return the collectors that this machine supports, and the reason for each of the others.
+    """Return the collectors that this machine supports, and for each other collector the reason why it is omitted.
 
     Raise SourceError if a required collector cannot be made, for example if another agent uses the step socket.
     """

@@ -19,13 +19,12 @@ _MOST = (1 << 64) - 1
 class Block:
     """Series of one collector and their newest values. A value is absent until it is set.
 
-    gauge_columns, counter_columns: the series; their ``tier`` is 0 and is set by the node.
-    gauges: float64 [gauge columns], NaN if absent, in the catalogue's base units.
-    counters: uint64 [counter columns], in the catalogue's ``integer_unit``.
-    counters_valid: bool [counter columns], False if absent.
+    gauge_columns, counter_columns: the series; their ``tier`` is 0 and is set by the node. gauges: one float64 for each
+    gauge column, in the catalogue's base units; NaN if absent. counters: one uint64 for each counter column, in the
+    catalogue's ``integer_unit``. counters_valid: one bool for each counter column; False if the counter is absent.
 
     The columns of a block never change. If the set of series changes, the collector returns a new block. The node
-    compares blocks by identity and then sends a new layout.
+    compares blocks by identity and sends a new layout for a new block.
     """
 
     __slots__ = ("counter_columns", "counters", "counters_valid", "gauge_columns", "gauges")
@@ -42,9 +41,10 @@ class Block:
         self.gauges[index] = value
 
     def set_counter(self, index: int, value: int) -> None:
-        """Set the value of counter column `index`. It wraps at 2^64: nanoseconds of 256 processors do in two years.
+        """Set the value of counter column `index`.
 
-        Raise OverflowError for a negative value.
+        The counter wraps at 2^64. A total of the nanoseconds of 256 processors reaches 2^64 in two years. Raise
+        OverflowError for a negative value.
         """
         self.counters[index] = value if value <= _MOST else value & _MOST
         self.counters_valid[index] = True
@@ -101,7 +101,7 @@ class Parent(Protocol):
 
 @runtime_checkable
 class Releasable(Protocol):
-    """Collector that holds a device open. An operator may want to reset the device."""
+    """Collector that holds a device open and can release it, for example so that an operator can reset the device."""
 
     def release(self) -> None:
         """Release the device. The collector does not run until ``acquire``. May be called before the first run.

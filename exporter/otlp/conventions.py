@@ -25,14 +25,17 @@ _UCUM = {
 }
 
 PORT_ACTIVE = 4.0
-"""IBA 1.4, PortState: 4 is Active. (gangwatch_rdma_port_state)"""
+"""Number of the state Active in PortState of IBA 1.4 (gangwatch_rdma_port_state)."""
 
 Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A metric under OpenTelemetry's name. is_sum: a Counter, or an UpDownCounter if it is not monotonic."""
+    """A metric under OpenTelemetry's name.
+
+    is_sum: whether it is a Counter, or an UpDownCounter if it is not monotonic; otherwise it is a Gauge.
+    """
 
     name: str
     unit: str
@@ -44,7 +47,10 @@ class Convention:
 
 
 def _gpu(**more: str) -> Callable[[Labels, Labels], dict[str, str]]:
-    """Return the attributes of a GPU or an instance; in `more`, '_' replaces '.'."""
+    """Return the function that makes the attributes of a GPU or MIG instance.
+
+    more: additional attributes; '__' in a name stands for '.'.
+    """
     own = {name.replace("__", "."): value for name, value in more.items()}
 
     def attributes(labels: Labels, info: Labels) -> dict[str, str]:

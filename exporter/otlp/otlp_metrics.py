@@ -24,11 +24,11 @@ from exporter.push.points import Point, Points
 from exporter.push.push import LATER
 
 _CUMULATIVE = 2
-"""AGGREGATION_TEMPORALITY_CUMULATIVE."""
+"""Number of AGGREGATION_TEMPORALITY_CUMULATIVE, the temporality of all sums."""
 
 
 def attributes(pairs: Mapping[str, str], field: int) -> bytes:
-    """KeyValue messages (key 1, value 2) of strings (AnyValue's string_value 1)."""
+    """Return the pairs as KeyValue messages (key 1, value 2) of strings (AnyValue's string_value 1)."""
     return b"".join(
         protobuf_writer.block(
             field, protobuf_writer.text(1, name) + protobuf_writer.block(2, protobuf_writer.text(1, value))
@@ -38,7 +38,7 @@ def attributes(pairs: Mapping[str, str], field: int) -> bytes:
 
 
 class Otlp:
-    """Frames as ExportMetricsServiceRequests."""
+    """Encoder of frames as ExportMetricsServiceRequests."""
 
     name = "otlp"
 
@@ -129,7 +129,7 @@ class _Stream:
         self._before: float | int = 0
 
     def began(self, value: float | int, time_ns: int) -> int:
-        """Return the start time of a point. time_ns: its own time, by a wall clock that may have been set back."""
+        """Return the start time of a point. time_ns: the point's time; the wall clock may have been set back."""
         if not self._start_ns or time_ns < self._start_ns:
             self._start_ns = time_ns
         elif value < self._before:
@@ -139,7 +139,7 @@ class _Stream:
 
 
 class _Slot(NamedTuple):
-    """Destination of one column's points. stream: for counters."""
+    """Destination of one column's points. stream: start times of a counter; None for a gauge."""
 
     group: Group
     attributes: bytes
@@ -149,7 +149,7 @@ class _Slot(NamedTuple):
 
 
 class Group:
-    """One Metric message: name 1, description 2, unit 3, and gauge 5 or sum 7 with its points."""
+    """One Metric message with its points. Fields: name 1, description 2, unit 3, and gauge 5 or sum 7."""
 
     __slots__ = ("_field", "_head", "_tail", "points")
 
@@ -175,9 +175,10 @@ def compressed(request: bytes) -> bytes:
 
 
 def partial_success(answer: bytes, what: str = "points") -> str:
-    """Return the refused part from a response for metrics or traces: partial_success 1 {rejected 1, error_message 2}.
+    """Return a text about the items that the receiver refused, '' if it refused none.
 
-    '' if nothing was refused, or if the body is not such a message: the HTTP status reported success.
+    The response for metrics or traces contains partial_success 1 {rejected 1, error_message 2}. If the body is
+    malformed, return '': the HTTP status reported success.
     """
     try:
         inner = _fields(answer).get(1)
@@ -191,7 +192,7 @@ def partial_success(answer: bytes, what: str = "points") -> str:
 
 
 def _fields(data: bytes) -> dict[int, int | bytes]:
-    """Return the fields of a message, the last of each number. Raises ValueError if it is malformed."""
+    """Return the fields of a message by number, the last field of each number. Raises ValueError if it is malformed."""
     found: dict[int, int | bytes] = {}
     at = 0
 

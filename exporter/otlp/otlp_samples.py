@@ -1,4 +1,4 @@
-"""OTLP metrics of a process with samples instead of frames: the controller's own, with the catalogue's names.
+"""OTLP metrics of the controller, which has samples instead of frames. Metrics have the catalogue's names.
 
 A counter starts with the process and is sent with that start time, so that a receiver detects a reset.
 """

@@ -15,10 +15,10 @@ from exporter.push import protobuf_writer
 from exporter.push.push import LATER
 
 _INTERNAL = 1
-"""SPAN_KIND_INTERNAL."""
+"""Number of SPAN_KIND_INTERNAL, the kind of all spans."""
 
 _OK, _ERROR = 1, 2
-"""STATUS_CODE_OK, STATUS_CODE_ERROR."""
+"""Numbers of STATUS_CODE_OK and STATUS_CODE_ERROR."""
 
 
 class OtlpSpans:
@@ -49,8 +49,11 @@ class OtlpSpans:
 
 
 def _span(span: Span) -> bytes:
-    """Span: trace_id 1, span_id 2, parent_span_id 4, name 5, kind 6, start 7, end 8, attributes 9, events 11, links 13,
-    status 15."""
+    """Return a Span message.
+
+    Fields: trace_id 1, span_id 2, parent_span_id 4, name 5, kind 6, start 7, end 8, attributes 9, events 11, links 13,
+    status 15.
+    """
     return b"".join(
         (
             protobuf_writer.block(1, span.trace_id),
@@ -69,17 +72,17 @@ def _span(span: Span) -> bytes:
 
 
 def _event(event: SpanEvent) -> bytes:
-    """Event: time_unix_nano 1, name 2, attributes 3."""
+    """Return an Event message. Fields: time_unix_nano 1, name 2, attributes 3."""
     return protobuf_writer.fixed64(1, event.wall_ns) + protobuf_writer.text(2, event.name) + _pairs(event.attributes, 3)
 
 
 def _link(link: Link) -> bytes:
-    """Link: trace_id 1, span_id 2, attributes 4."""
+    """Return a Link message. Fields: trace_id 1, span_id 2, attributes 4."""
     return protobuf_writer.block(1, link.trace_id) + protobuf_writer.block(2, link.span_id) + _pairs(link.attributes, 4)
 
 
 def _status(failed: str) -> bytes:
-    """Status: message 2, code 3."""
+    """Return a Status message. Fields: message 2, code 3."""
     return (
         protobuf_writer.text(2, failed) + protobuf_writer.integer(3, _ERROR)
         if failed
@@ -88,7 +91,7 @@ def _status(failed: str) -> bytes:
 
 
 def _pairs(pairs: Attributes, field: int) -> bytes:
-    """KeyValue: key 1, value 2. AnyValue: string_value 1, int_value 3, double_value 4."""
+    """Return KeyValue messages (key 1, value 2). Fields of AnyValue: string_value 1, int_value 3, double_value 4."""
     encoded = b""
     for name, value in pairs:
         if isinstance(value, str):

@@ -76,11 +76,12 @@ _SPLIT: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-"""For a metric that is several of DCGM's: gangwatch's label, and DCGM's name for each of its values."""
+"""Metrics that correspond to several metrics of DCGM: the label that distinguishes them, and DCGM's name for each value
+of this label."""
 
 
 def _dcgm_name(metric: Metric, labels: Mapping[str, str]) -> str:
-    """Return DCGM's name of one series; '' if there is none. Instances have the names of whole GPUs."""
+    """Return DCGM's name of one series; '' if there is none. MIG instances have the same names as whole GPUs."""
     if (split := _SPLIT.get(metric.name)) is not None:
         return split[1].get(labels.get(split[0], ""), "")
     whole = BY_NAME.get(metric.name.replace("gangwatch_gpu_mig_", "gangwatch_gpu_"), metric)
@@ -88,7 +89,10 @@ def _dcgm_name(metric: Metric, labels: Mapping[str, str]) -> str:
 
 
 def _dcgm_render(name: str, metric: Metric) -> Render:
-    """Return the conversion to the unit of DCGM's `name`: MiB, MHz, percent, mJ, microseconds. Ratios stay."""
+    """Return the renderer that converts to the unit of DCGM's metric `name`.
+
+    DCGM's units are MiB, MHz, percent, mJ and microseconds. Ratios of DCGM_FI_PROF_* are not converted.
+    """
     if metric.kind == "counter":
         # Otherwise the raw integer is in DCGM's unit: mJ, or a count.
         return _microseconds if name.endswith("_VIOLATION") else _raw
@@ -106,7 +110,7 @@ def _microseconds(nanoseconds: float) -> str:
 
 
 class _DcgmLabels:
-    """DCGM's labels of a GPU or of an instance of one."""
+    """DCGM's labels of a GPU or of a MIG instance."""
 
     def __init__(self, view: View, hostname_label: str) -> None:
         self._view = view
@@ -117,7 +121,7 @@ class _DcgmLabels:
         }
 
     def of(self, labels: Mapping[str, str], *more: tuple[str, str]) -> Labels | None:
-        """Return the labels; None for a GPU without gangwatch_gpu_info, which they are derived from."""
+        """Return DCGM's labels; None if the GPU has no gangwatch_gpu_info, from which they are derived."""
         gpu = labels.get("gpu", "")
         info = self._view.gpus.get(gpu)
         if info is None:
@@ -151,11 +155,11 @@ CLOCK_EVENTS = (
     *("gpu_idle", "clocks_setting", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal"),
     *("hw_power_brake", "display_clocks"),
 )
-"""Values of DCGM_EXP_CLOCK_EVENTS_COUNT's label, by gangwatch's throttle reasons."""
+"""Throttle reasons of gangwatch that are also values of the label of DCGM_EXP_CLOCK_EVENTS_COUNT."""
 
 
 def dcgm(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:
-    """Yield dcgm-exporter's series: those in the catalogue, and the two that it counts itself."""
+    """Yield dcgm-exporter's series: those in the catalogue, and two series that dcgm-exporter counts itself."""
     labels = _DcgmLabels(view, wanted.hostname_label)
     families: dict[str, Family] = {}
     for metric, series in view.metrics():
@@ -176,9 +180,10 @@ def dcgm(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:
 
 
 def _nvlink_bandwidth(view: View, labels: _DcgmLabels) -> Family:
-    """Return DCGM's field 449: KiB/s of both directions over 1000 (DcgmCacheManager, ReadAndCacheNvLinkBandwidth).
+    """Return DCGM's field 449, the traffic of both directions in KiB/s, divided by 1000.
 
-    dcgm-exporter declares it a counter, but it is a gauge.
+    DCGM computes it in DcgmCacheManager, ReadAndCacheNvLinkBandwidth. dcgm-exporter declares it a counter, but it is a
+    gauge.
     """
     family = Family("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "gauge", "NVLink traffic of all links, as DCGM prints it.")
     sent = {one.labels["gpu"]: one.source for one in view.of("gangwatch_gpu_nvlink_transmit_bytes_per_second")}
@@ -193,7 +198,7 @@ def _nvlink_bandwidth(view: View, labels: _DcgmLabels) -> Family:
 
 
 def _xid_errors(view: View, labels: _DcgmLabels) -> Family:
-    """Return the latest XID of each GPU, which DCGM never resets; 0 for none."""
+    """Return the latest XID of each GPU, which DCGM never resets; 0 if the GPU had no XID."""
     family = Family("DCGM_FI_DEV_XID_ERRORS", "gauge", "Value of the newest XID, 0 where there was none.")
     groups: dict[str, list[tuple[int, int]]] = {gpu: [] for gpu in view.gpus}
     for one in view.of("gangwatch_gpu_xid_newest_timestamp_seconds"):
@@ -240,11 +245,11 @@ def _clock_events(view: View, labels: _DcgmLabels, memory: Memory) -> Family:
 # --- node_exporter ---------------------------------------------------------------------------------------------------
 
 _NODE_LABELS = {"node_infiniband_info": ("board_id", "device", "firmware_version", "hca_type")}
-"""Labels of series that have fewer labels than gangwatch's."""
+"""Series of node_exporter that have fewer labels than gangwatch's series, and their labels."""
 
 
 def node_exporter(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:  # noqa: ARG001 - one signature
-    """Yield node_exporter's series. A ``*`` in a name is replaced by the value of the only label."""
+    """Yield node_exporter's series. A ``*`` in a name is replaced by the value of the series' only label."""
     for metric, series in view.metrics():
         name = metric.compatibility
         if not name.startswith("node_"):
@@ -269,7 +274,10 @@ _DIRECTIONS = {"receive": "rx", "transmit": "tx"}
 
 
 def rdma_exporter(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:  # noqa: ARG001 - one signature
-    """Yield rdma_exporter's priority flow control, durations in microseconds, without link-level pause."""
+    """Yield rdma_exporter's series of priority flow control, with durations in microseconds.
+
+    Link-level pause is left out.
+    """
     netdevs = {
         (labels["device"], labels["port"]): labels["netdev"]
         for labels in (series.labels for series in view.of("gangwatch_rdma_port_info"))

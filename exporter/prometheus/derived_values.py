@@ -17,7 +17,8 @@ WINDOW_NS = 300_000_000_000
 """dcgm-exporter's window of five minutes, for XIDs and clock events."""
 
 MOST_POINTS = 1024
-"""Maximum points per window: 300 s at one scrape per second, with reserve. Beyond that the oldest are dropped early."""
+"""Maximum number of points per window: 300 s at one scrape per second, with reserve. If there are more, the oldest are
+dropped early."""
 
 
 class Derived(Protocol):
@@ -30,14 +31,17 @@ class Derived(Protocol):
 
 
 class Memory:
-    """History of windows, by a key that identifies a series."""
+    """Recent points of each series in its window, by a key that identifies the series."""
 
     def __init__(self) -> None:
         self._points: dict[Hashable, deque[tuple[int, int]]] = {}
         self._began_ns: int | None = None
 
     def rise(self, key: Hashable, now_ns: int, value: int) -> int:
-        """Return the increase of a counter within the window. A counter that appears later starts from zero."""
+        """Return the increase of a counter within the window.
+
+        A counter that appears after the first frame is assumed to start from zero.
+        """
         points = self._points.get(key)
         if points is None:
             points = self._points[key] = deque(maxlen=MOST_POINTS)
@@ -56,7 +60,7 @@ class Memory:
         return value - began
 
     def times(self, key: Hashable, now_ns: int, active: bool) -> int:
-        """Return how often a state was active within the window."""
+        """Return the number of frames within the window in which a state was active."""
         points = self._points.setdefault(key, deque(maxlen=MOST_POINTS))
         if active and (not points or points[-1][0] < now_ns):
             points.append((now_ns, 1))
@@ -69,7 +73,7 @@ class Rises:
     """Increases of counters within the window."""
 
     def __init__(self, memory: Memory, keys: Sequence[Hashable], counters: Sequence[int]) -> None:
-        """counters: indices among the counter columns."""
+        """Create it. keys: one for each series. counters: indices of the series among the counter columns."""
         self.outputs = len(keys)
         self._memory, self._keys, self._counters = memory, list(keys), list(counters)
 
@@ -99,10 +103,13 @@ class Times:
 
 
 class Newest:
-    """For each group, the value with the latest time; 0 if none has happened."""
+    """Newest value of each group; 0 if no gauge of the group has a time."""
 
     def __init__(self, groups: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Create it. groups: for each output, pairs of a gauge column with a time, and the value for it."""
+        """Create it.
+
+        groups: for each output, pairs of a gauge column that contains a time, and the value for that time.
+        """
         self.outputs = len(groups)
         self._groups = [list(group) for group in groups]
 
@@ -115,7 +122,7 @@ class Newest:
 
 
 class Sums:
-    """Sums of pairs of gauges; absent if one of them is."""
+    """Sums of pairs of gauges. A sum is absent if one of its two gauges is absent."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.outputs = len(pairs)

@@ -37,7 +37,8 @@ class Settings:
 
     profile: 'default', the 1,200 most important series of a node, or 'full'. allow, deny: globs of metric names to
     include regardless of the profile, and to exclude. series_limit: maximum number of series. compatibility: names of
-    COMPATIBILITY. hostname_label: spelling of DCGM's label. owner_labels: put the user of a GPU on each of its series.
+    COMPATIBILITY. hostname_label: spelling of DCGM's label. owner_labels: whether each series of a GPU has labels of
+    the GPU's user.
     """
 
     profile: str = "full"

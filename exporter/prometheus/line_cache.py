@@ -1,10 +1,10 @@
 """Cache of the lines of one layout, plain and compressed; only changed lines are rendered.
 
-Everything but the numbers is rendered once. The text is stored in parts of some kilobytes, and unchanged parts are
-neither joined nor compressed again: raw deflate streams that end at a byte boundary (Z_FULL_FLUSH) can be concatenated
-between gzip's head and tail (RFC 1951 section 3.2.4, RFC 1952 section 2.3).
+Everything but the numbers is rendered once. The text is stored in parts of some kilobytes. Unchanged parts are neither
+joined nor compressed again. This is possible because raw deflate streams that end at a byte boundary (Z_FULL_FLUSH) can
+be concatenated between gzip's head and tail (RFC 1951 section 3.2.4, RFC 1952 section 2.3).
 
-Of thousands of numbers, hundreds change every second. One call writes all numbers of a kind.
+Of thousands of numbers, hundreds change every second. One call writes all numbers of one format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from exporter.prometheus.derived_values import Derived
 from exporter.prometheus.series import Family, IntegerText, Render, View, gauge_text, gauge_texts, prefix
 
 SLOW_LEVEL = 1
-"""Two thirds of the time of level 6 at nine tenths of its compression; scrapes use a local network."""
+"""Compression level of zlib. It takes two thirds of the time of level 6, at nine tenths of its compression. Scrapes use
+a local network."""
 
 try:
     from isal import isal_zlib as deflate  # a third of zlib's time for this text, docs/adr/0018
@@ -32,26 +33,27 @@ except ImportError:  # on a processor that it is not built for
     FAST_LEVEL = SLOW_LEVEL  # zlib's 0 does not compress
 
 PART_BYTES = 16 * 1024
-"""Minimum size of a part: half of deflate's window, so that the split costs little compression."""
+"""Minimum size of a part in bytes: half of deflate's window, so that the split costs little compression."""
 
 _GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
-"""RFC 1952: deflate, no flags, no time, fastest, unknown system."""
+"""Header of a gzip member (RFC 1952): deflate, no flags, no time, fastest compression, unknown system."""
 _DEFLATE_END = b"\x03\x00"
-"""An empty last block with fixed codes."""
+"""End of a deflate stream: an empty last block with fixed codes."""
 
 _Mask = npt.NDArray[np.bool_]
 _Indexes = npt.NDArray[np.intp]
 
 
 _UNLIKE, _NO_LINE = -1, -2
-"""Kinds of a column whose line has a different format, and of a column without a line."""
+"""Kinds of columns: a column whose line has a different number format, and a column without a line."""
 
 
 class _Alike:
-    """At most one line per column, of the lines with a common number format.
+    """Lines whose numbers are written together, at most one line per column.
 
-    places: index of the number among the pieces. parts: part of the line. kinds: index into `writers`, or _UNLIKE or
-    _NO_LINE. A writer returns the texts of many numbers.
+    places: for each column, the index of its number among the pieces. parts: for each column, the part that contains
+    its line. kinds: for each column, an index into `writers`, or _UNLIKE or _NO_LINE. writers: functions that return
+    the texts of many numbers.
     """
 
     def __init__(self, columns: int) -> None:
@@ -120,7 +122,7 @@ class Lines:
         self._family_of.append(family)
 
     def _find_alike(self, first: int, columns: int) -> list[_Alike]:
-        """Return the lines of gauges or counters with a common number format, of columns with a single line."""
+        """Return the lines whose numbers can be written together, in groups of at most one line per column."""
         found = [_Alike(columns)]
         kinds: dict[Render, int] = {}
         for column in range(columns):
@@ -188,9 +190,9 @@ class Lines:
     def _set_alike(
         self, layers: list[_Alike], columns: _Indexes, stays: _Mask, values: npt.NDArray[np.float64 | np.uint64]
     ) -> _Indexes:
-        """Write the numbers of columns that were and are present (`stays`) and have a common number format.
+        """Write together the numbers of columns that have a common format and a value before and now (`stays`).
 
-        values: one per column. Returns the columns to write singly.
+        values: one per column. Returns the positions of the columns whose numbers must be written one by one.
         """
         pieces = self._pieces
         at_once = stays & (layers[0].kinds[columns] != _UNLIKE)
@@ -225,7 +227,7 @@ class Lines:
                 dirty[part_of[line]] = True
 
     def _count(self, line: int, change: int) -> None:
-        """Count an added or removed series; add a family's header with its first, remove it with its last."""
+        """Count an added or removed series. Add a family's header with its first series, remove it with its last."""
         family = self._family_of[line]
         self._present[family] += change
         self._pieces[2 * self._header_at[family]] = self._headers[family] if self._present[family] else b""
@@ -289,5 +291,5 @@ def _writes_many(render: Render) -> bool:
 
 
 def _never(_: float) -> str:
-    """Render function of header lines, which have no column."""
+    """Return an empty text. This is the render function of header lines, which have no column."""
     return ""

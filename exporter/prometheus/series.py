@@ -21,16 +21,16 @@ from exporter.prometheus.derived_values import Derived
 
 Labels = tuple[tuple[str, str], ...]
 Render = Callable[[float], str] | Callable[[int], str]
-"""Renders a gauge's float or a counter's integer as text; never called for absent values."""
+"""Function that returns a gauge's float or a counter's integer as text. It is never called for absent values."""
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def decimals_of(metric: Metric) -> int:
-    """Return the decimal digits from the metric's integers to its unit: 9 for nanoseconds to seconds, 0 for the same.
+    """Return the number of decimal digits of a counter's integer in the metric's unit: 9 for nanoseconds in seconds.
 
-    Raises ValueError for a scale that is neither a whole number nor 0.1, 0.01, ..., because of rounding.
+    Raises ValueError for a scale that is neither a whole number nor 0.1, 0.01, ..., because numbers would be rounded.
     """
     if metric.scale >= 1 and metric.scale == int(metric.scale):
         return 0
@@ -41,7 +41,8 @@ def decimals_of(metric: Metric) -> int:
 
 
 _encode = msgspec.json.Encoder().encode
-"""JSON numbers are the shortest that read back as the same (Ryu), at a tenth of the cost of Python's repr."""
+"""Encoder of JSON numbers. Its text is the shortest that reads back as the same number (Ryu), at a tenth of the cost of
+Python's repr."""
 
 
 def counter_text(value: int, decimals: int) -> str:
@@ -53,7 +54,7 @@ def counter_text(value: int, decimals: int) -> str:
 
 
 def gauge_text(value: float) -> str:
-    """Return the shortest text that reads back as the same number. Not for NaN: absent values are not printed."""
+    """Return the shortest text that reads back as the same number. The value must not be NaN."""
     if value in (math.inf, -math.inf):
         return "+Inf" if value > 0 else "-Inf"
     return _encode(value).decode()
@@ -61,7 +62,7 @@ def gauge_text(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IntegerText:
-    """Renderer of a counter's integer in the metric's unit: times `times`, with `decimals` digits after the point.
+    """Renderer of a counter's integer, multiplied by `times`, with `decimals` digits after the point.
 
     Equal instances have the same format, so that many numbers can be written at once.
     """
@@ -89,7 +90,7 @@ class IntegerText:
 
 
 def gauge_texts(values: list[float]) -> list[bytes]:
-    """Return the text of each value, as gauge_text does. Not for NaN and infinities."""
+    """Return the text of each value, as gauge_text does. The values must not be NaN or infinite."""
     return _texts(values)
 
 
@@ -159,7 +160,7 @@ class Family:
 class View:
     """A layout as the source of families: its columns by metric, and the device facts of its `_info` columns.
 
-    present: whether a column has a value now; absent owners are ignored.
+    present: returns whether a column has a value now. Owner columns without a value are ignored.
     """
 
     def __init__(self, layout: Layout, present: Callable[[int], bool] = lambda _: True) -> None:
@@ -179,7 +180,7 @@ class View:
         self._by_metric.setdefault(series.metric.name, []).append(series)
 
     def derive(self, derived: Derived) -> int:
-        """Add derived values, and return the source index of the first."""
+        """Add derived values, and return the source index of the first of them."""
         first = self._sources
         self.derived.append((first, derived))
         self._sources += derived.outputs
@@ -216,13 +217,17 @@ class View:
     def owner(self, labels: Mapping[str, str]) -> Mapping[str, str]:
         """Return the only owner of the GPU or instance in these labels; empty if there is none or several.
 
-        For processes that share a GPU, other metrics have the share of each; none gets the values of the whole GPU.
+        If several processes share a GPU, none of them gets the values of the whole GPU. Other metrics contain the share
+        of each process.
         """
         owners = self.owners.get((labels.get("gpu", ""), labels.get("mig", "")), [])
         return owners[0] if len(owners) == 1 else {}
 
     def structure(self) -> list[int]:
-        """Return columns whose presence affects labels: when one changes, the families are built again."""
+        """Return the columns whose presence affects labels.
+
+        If one of them appears or disappears, the families are built again.
+        """
         return [series.source for series in self.of("gangwatch_gpu_owner_info")]
 
 

@@ -49,19 +49,19 @@ def open_metrics_header(family: Family) -> str:
 
 
 def expose_samples(samples: Iterable[Sample], header: Callable[[Family], str] = text_header) -> str:
-    """Return samples as text, grouped by name: values in the catalogue's unit; NaN is left out; input in any order.
+    """Return samples as text, grouped by name. Values are in the catalogue's unit; samples with NaN are left out.
 
-    Labels are the catalogue's for that name, with or without ``node``. Raises ValueError for a name or labels that are
-    not in the catalogue, and for a duplicate series.
+    The samples may be in any order. Labels are the catalogue's for that name, with or without ``node``. Raises
+    ValueError for a name or labels that are not in the catalogue, and for a duplicate series.
     """
     kept = [sample for sample in samples if sample[2] == sample[2]]  # only NaN differs from itself
     return "".join(f"{start}{sample_text(kept[at][2])}\n" for at, start in sample_lines(kept, header))
 
 
 def sample_lines(samples: Sequence[Sample], header: Callable[[Family], str] = text_header) -> list[tuple[int, str]]:
-    """Return the sample of each line and the text before its value, grouped by name after its header.
+    """Return the lines grouped by name: for each line, the index of its sample and the text before the sample's value.
 
-    Raises ValueError as ``expose_samples`` does.
+    The text of the first line of a name begins with the header. Raises ValueError as ``expose_samples`` does.
     """
     families: dict[str, dict[str, int]] = {}
     for at, (name, labels, _) in enumerate(samples):

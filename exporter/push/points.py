@@ -36,7 +36,7 @@ class Points:
                     self.points.append(Point(metric, column, tuple(labels_of(layout, column)), index))
 
     def values(self, frame: Frame) -> Iterator[tuple[int, float | int, int]]:
-        """Yield present points: position, value in the metric's unit, and sample time (wall, ns).
+        """Yield each point that has a value: position, value in the metric's unit, and wall time of the sample in ns.
 
         The value is an integer if the unit allows it without loss.
         """

@@ -14,7 +14,10 @@ _DOUBLE = struct.Struct("<d")
 
 
 def varint(value: int) -> bytes:
-    """Encode an integer in groups of seven bits, the lowest first; a negative one as its 64-bit complement."""
+    """Encode an integer in groups of seven bits, the lowest first.
+
+    A negative integer is encoded as its 64-bit complement.
+    """
     value &= 0xFFFFFFFFFFFFFFFF
     encoded = bytearray()
     while value > 0x7F:

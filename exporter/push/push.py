@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 BACKOFF_LEAST_SECONDS = 1.0
 BACKOFF_MOST_SECONDS = 60.0
-"""The OTLP specification asks for exponential back-off with jitter; Prometheus' remote write goes from 30 ms to 5 s."""
+"""Maximum pause between retries. The OTLP specification asks for exponential back-off with jitter; the pauses of
+Prometheus' remote write are 30 ms to 5 s."""
 
 SEND_SECONDS = 10.0
 """Timeout to connect, and for the response: the default of OpenTelemetry's exporters (OTEL_EXPORTER_OTLP_TIMEOUT)."""
@@ -48,7 +49,10 @@ MOST_ANSWER_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PushTarget:
-    """Endpoint, interval and credentials of a push. ca_file: of the receiver's certificate; None for the system's."""
+    """Endpoint, interval and credentials of a push.
+
+    ca_file: CA certificates for the receiver; None for the system's.
+    """
 
     endpoint: str
     interval_seconds: float = 15.0
@@ -58,7 +62,7 @@ class PushTarget:
 
 
 class Language(Protocol):
-    """Encoder for the protocol of a receiver."""
+    """Protocol of a receiver: headers of requests, and meaning of responses."""
 
     name: str
 
@@ -69,7 +73,7 @@ class Language(Protocol):
         """Return whether to retry after this status."""
 
     def complaint(self, answer: bytes) -> str:
-        """Return the refused parts according to the body of a success; '' for none."""
+        """Return a text about the items that a successful response reports as refused; '' if there are none."""
 
 
 class Sink(Language, Protocol):
@@ -91,8 +95,8 @@ T = TypeVar("T")
 class Outbox(Generic[T]):
     """Queue and sender of items to one target, in order, until ``stop``.
 
-    language: protocol of the receiver. encode: returns the body for one item. most: queue length; beyond it the oldest
-    is dropped. section, key: configuration key of the endpoint.
+    language: protocol of the receiver. encode: returns the body for one item. most: maximum queue length; in a full
+    queue the oldest item is dropped. section, key: configuration key of the endpoint.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class Outbox(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop accepting items; send queued ones within STOP_SECONDS until an attempt fails. The rest is lost."""
+        """Stop accepting items. Send the queued items within STOP_SECONDS until an attempt fails; the rest is lost."""
         self._until = time.monotonic() + STOP_SECONDS
         self._stopping.set()
         with self._wake:

@@ -15,7 +15,7 @@ from exporter.push.points import Points
 
 
 class RemoteWrite:
-    """Frames as WriteRequests."""
+    """Encoder of frames as WriteRequests."""
 
     name = "remote_write"
 

@@ -31,7 +31,10 @@ class FrameReaders:
         return () if self._file is None else (self._file,)
 
     def read(self) -> None:
-        """Read the list again; a missing file revokes nothing. Raises ConfigError; then nothing changes."""
+        """Read the list of revoked certificates again; a missing file revokes nothing.
+
+        If it raises ConfigError, nothing has changed.
+        """
         if self._file is None:
             return
         try:

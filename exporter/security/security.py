@@ -38,28 +38,29 @@ from exporter.serving.token_buckets import Bucket
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""Minimum interval between two checks of the files (a stat each)."""
+"""Minimum interval between two checks of the files. A check calls stat(2) on each file."""
 
 PLAIN = "GANGWATCH_PLAIN_HTTP"
-"""Environment variable: 'yes' allows other hosts without TLS and passwords, for networks that are protected otherwise.
-It is not a configuration key because configuration files are shared between machines."""
+"""Environment variable: 'yes' allows other hosts without TLS and passwords, for networks that are protected by other
+means. It is not a configuration key because configuration files are shared between machines."""
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Paths without authentication: they reveal nothing about the machine, and a kubelet's probe has no password."""
 
 TRIES_PER_SECOND = 1.0
 TRIES_AT_ONCE = 10
-"""Burst of bcrypt checks per address. A client with a cached password does not count."""
+"""Burst of bcrypt checks per address. Requests with a cached password do not count."""
 
 MOST_ADDRESSES = 1024
 MOST_REMEMBERED = 128
-"""Limits of the caches; the oldest entry is dropped first."""
+"""Maximum number of correct passwords in the cache; the oldest is dropped first."""
 
 BCRYPT_BYTES = 72
-"""Length that bcrypt uses of a password. This library rejects longer passwords; others cut them."""
+"""Number of bytes of a password that bcrypt uses. This library rejects longer passwords; others cut them."""
 
 _NOBODY = "$2b$10$fDyuMbrq81RUIpjWpyOdmeV1ThN7Bbpg0DYx8.YNSt0VsGoro2BEK"
-"""Hash of discarded random bytes, so that an unknown user takes as long as a known one."""
+"""Hash of discarded random bytes. It is checked for an unknown user, so that the check takes as long as for a known
+user."""
 
 
 class Passwords:
@@ -125,7 +126,7 @@ class Security:
 
     proves: returns whether the application itself authenticates a request (by bearer token or session cookie), or
     whether the request belongs to a login; None if the application checks nothing. readers: clients that may read
-    frames; None: all that may read metrics.
+    frames; None: all clients that may read metrics.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class Security:
         return self._passwords.hashed
 
     def protects(self) -> str:
-        """Return what a server that other hosts can reach lacks; '' if it lacks nothing."""
+        """Return which protection the server lacks if other hosts can reach it; '' if it lacks none."""
         if os.environ.get(PLAIN) == "yes":
             return ""
         if self._config.tls is None:
@@ -188,7 +189,7 @@ class Security:
         return ""
 
     def reload(self) -> None:
-        """Read all files again. Raises ConfigError if one can't be used; then nothing changes."""
+        """Read all files again. If it raises ConfigError because one of them can't be used, nothing has changed."""
         with self._lock:
             self._read()
 
@@ -286,7 +287,7 @@ class Security:
 
 
 def _end_of(config: WebConfig) -> float | None:
-    """Return the expiry of the server's certificate; None if it can't be parsed here (OpenSSL has accepted it)."""
+    """Return the expiry of the server's certificate; None without TLS, or if the certificate can't be parsed."""
     tls = config.tls
     if tls is None:
         return None

@@ -28,7 +28,7 @@ _VERSIONS = {
     "TLS12": ssl.TLSVersion.TLSv1_2,
     "TLS13": ssl.TLSVersion.TLSv1_3,
 }
-"""TLS10 and TLS11 of the format are refused: RFC 8996 forbids them."""
+"""TLS versions of the format. TLS10 and TLS11 are refused: RFC 8996 forbids them."""
 
 _CLIENT_AUTH = {
     # Without a CA, requesting a certificate admits the same clients as not requesting one.
@@ -53,7 +53,8 @@ _CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
 }
 _TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Valid in the format, but neither Go nor OpenSSL can select them with this list."""
+"""Ciphers of TLS 1.3. They are valid in the format's list, but neither Go nor OpenSSL can select them with this
+list."""
 
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 
@@ -79,7 +80,7 @@ _TLS_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS settings, and the requirements for clients. PEM texts, or files with them."""
+    """TLS settings, and the requirements for clients. Certificates and key are PEM texts, or paths of PEM files."""
 
     certificate: str | Path
     key: str | Path = field(repr=False)
@@ -135,7 +136,7 @@ def load_web_config(file: Path) -> WebConfig:
 
 
 class _Reading:
-    """Converter of the file's tree into a WebConfig; every error has file and key."""
+    """Converter of the file's tree into a WebConfig. Every error names the file and the key."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -360,10 +361,13 @@ def _as_file(pem: str | Path) -> Iterator[str]:
 
 
 def _no_password() -> str:
-    """Asked for an encrypted key's password, where ssl would otherwise ask the terminal and wait."""
+    """Raise ValueError.
+
+    ssl calls this function for the password of an encrypted key. Without it, ssl would prompt at the terminal and wait.
+    """
     raise ValueError("the key is encrypted, and a daemon can't prompt for its password")
 
 
 def names_of(certificate: Mapping[str, Any]) -> frozenset[str]:
-    """Subject Alternative Names of a verified peer's certificate, as ``SSLSocket.getpeercert`` gives it."""
+    """Return the Subject Alternative Names of a verified peer's certificate, as from ``SSLSocket.getpeercert``."""
     return frozenset(value for _, value in certificate.get("subjectAltName", ()))

@@ -28,7 +28,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HoldsToken = Callable[[str], bool]
-"""Returns whether an Authorization header contains the token of the state folder."""
+"""Function that returns whether an Authorization header contains the token of the state folder."""
 
 
 class Admission:
@@ -94,7 +94,10 @@ class Admission:
                 place.value(Worth.IDLE)
 
     def _wait_seconds(self, peer: str) -> float:
-        """Return the delay of the peer's request; a request with too long a delay takes no token of the bucket."""
+        """Return the delay of the peer's request in seconds.
+
+        If the delay is too long, the request takes no token from the buckets.
+        """
         now_s, most = time.monotonic(), self._limits.most_wait_seconds
         own, total = self._rates.of(peer, now_s), self._all.of("", now_s)
         wait_seconds = max(own.wait_seconds(now_s), total.wait_seconds(now_s))

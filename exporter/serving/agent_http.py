@@ -40,14 +40,15 @@ MOST_HEADER_BYTES = 16 * 1024
 
 MOST_CONNECTIONS, MOST_CONNECTIONS_EACH = 128, 32
 """Maximum number of open connections, in total and per peer (on loopback a user, elsewhere an address): twice the
-streams. At the limit, an idle connection of the peer with the most connections is closed."""
+maximum number of streams. At the limit, an idle connection of the peer with the most connections is closed."""
 
 CONNECTIONS_PER_SECOND = 50.0
-"""Rate of new connections per peer, with bursts of twice as many; more are refused before they use a thread. Root and
-the agent's own user have no such limit: they could end the agent anyway."""
+"""Rate of new connections per peer, with bursts of twice as many. Further connections are refused before they use a
+thread. Root and the agent's own user have no such limit: they could end the agent anyway."""
 
 REQUESTS_PER_SECOND = 100.0
-"""Rate of requests per peer, with bursts of twice as many; a scraper sends one. More are delayed."""
+"""Rate of requests per peer, with bursts of twice as many; a scraper sends far fewer. Further requests are
+delayed."""
 
 MOST_WAIT_SECONDS = 2.0
 """Maximum delay of a request; beyond it the response is 429."""
@@ -74,10 +75,11 @@ COMPLAIN_SECONDS = 60.0
 """Minimum interval of log lines about refusals, which are also counted."""
 
 _SILENT, _IDLE, _ANSWERING = range(3)
-"""Priority of a connection: no complete request yet; idle between two requests; being answered."""
+"""Priorities of a connection, lowest first: no complete request yet; idle between two requests; request being
+answered."""
 
 Application = Callable[[Request], Answer]
-"""Handles one request; called from many threads."""
+"""Function that handles one request. It is called from many threads."""
 
 
 class Transport(Protocol):

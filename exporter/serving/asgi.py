@@ -139,9 +139,10 @@ def create_server(
     """Return a server of `app`, not yet running, and its socket, which is already bound.
 
     Run it with ``server.run(sockets=[socket])`` or, in a running loop, ``await server.serve(sockets=[socket])``. In the
-    main thread, both handle SIGINT and SIGTERM while running, and raise them again afterwards. The loop calls
-    ``closing`` when it begins to stop. limits: of connections and requests. holds_token: identifies requests without
-    limits. Raises ConfigError as ``listen`` does.
+    main thread, both calls handle SIGINT and SIGTERM while running, and raise them again afterwards. The loop calls
+    ``closing`` when it begins to stop. limits: limits of connections and requests. holds_token: identifies requests
+    without limits. Raises ConfigError if the socket can't be bound, and for an address off loopback without TLS and
+    authentication.
     """
     listener = listen(host, port, security)
     guard = security or LoopbackOnly()

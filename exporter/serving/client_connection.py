@@ -20,19 +20,20 @@ class ClientConnection:
 
     socket: socket.socket
     peer: str
-    """See serving/peers.py."""
+    """Name of the peer (serving/peers.py)."""
     idle_since: float | None
-    """Monotonic seconds since it has been idle; None during a request."""
+    """Monotonic time in seconds since which the connection has been idle; None during a request."""
     answered: bool = False
     """Whether a request was answered."""
     rest: bytes = b""
     context: ssl.SSLContext | None = field(default=None, repr=False)
     certificate: Certificate | None = None
     newest: tuple[bytes, Request, bool] | None = None
-    """The last request and its keep-alive flag, cached by the bytes of the head: a scraper always sends the same."""
+    """The bytes of the last request's head, the request parsed from them, and its keep-alive flag. A scraper always
+    sends the same head."""
 
     def shut(self) -> None:
-        """Shut down both directions, which unblocks the connection's thread; that thread closes it."""
+        """Shut down both directions. This unblocks the connection's thread, which closes the connection."""
         try:
             # The plain socket's: an SSLSocket's own would be closed under the thread that reads it.
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
@@ -40,7 +41,10 @@ class ClientConnection:
             pass
 
     def drain(self) -> None:
-        """Read some of the remaining input: closing with unread bytes would reset it and lose the response."""
+        """Read some of the remaining input.
+
+        Closing the connection with unread bytes would reset it, and the client would lose the response.
+        """
         try:
             self.socket.settimeout(0.2)
             for _ in range(8):

@@ -1,8 +1,8 @@
 """The gate of the controller's server: it accepts connections, limits them per peer, and closes late ones.
 
-asyncio's listener accepts connections until there are no descriptors. This listener works alike (``add_reader``,
-``accept``) but checks `places` first. It accepts every connection at once, even at the limit: in the kernel's queue,
-peers can't be distinguished, and a flood there would block all clients.
+asyncio's listener accepts connections until there are no descriptors. The gate works in the same way (``add_reader``,
+``accept``) but checks its limits (`places`) first. It accepts every connection at once, even at the limit: in the
+kernel's queue, peers can't be distinguished, and a flood there would block all clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exporter.serving.protocol import BoundedProtocol, Worth
 from exporter.serving.token_buckets import Buckets
 
 ACCEPTED_AT_ONCE = 16
-"""Connections to accept before the loop handles open ones: two milliseconds."""
+"""Maximum number of connections to accept before the loop handles open ones. Accepting them takes two milliseconds."""
 
 ACCEPT_PAUSE_SECONDS = 0.2
 """Pause after accept(2) failed because of no descriptors and no connection could be closed."""
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """An accepted connection: during the handshake, then with its protocol."""
+    """An accepted connection. It has a TLS handshake first, then a protocol."""
 
     __slots__ = ("_gate", "handshake", "peer", "protocol")
 

@@ -105,7 +105,10 @@ def accepts_gzip(headers: Mapping[str, str]) -> bool:
 
 @lru_cache(maxsize=16)  # a scraper sends the same header at every scrape
 def weighted(header: str) -> Mapping[str, float]:
-    """Return the choices of an Accept or Accept-Encoding header with weights; other parameters stay in the name."""
+    """Return the weight of each choice in an Accept or Accept-Encoding header.
+
+    Parameters other than the weight stay in the name of the choice.
+    """
     weights: dict[str, float] = {}
     for choice in header.lower().split(","):
         parts = [part.strip() for part in choice.split(";")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEAD_SECONDS = 10.0
-"""Timeout from connecting to the first byte, from there to the end of the headers, and of a TLS handshake. Equal to the
-agent's (exporter/serving/agent_http.py)."""
+"""Timeout from connecting to the first byte, from there to the end of the headers, and of a TLS handshake. The agent
+has the same timeout (exporter/serving/agent_http.py)."""
 
 BODY_SECONDS = 30.0
-"""Timeout of a request's body, of at most a megabyte: 35 kB/s."""
+"""Timeout of a request's body. A body of one megabyte, the maximum, needs 35 kB/s."""
 
 IDLE_SECONDS = 60.0
 """Timeout of an idle connection. At the connection limit, idle connections are closed earlier."""
@@ -25,7 +25,8 @@ BODY_BYTES = 1024 * 1024
 """Maximum size of a request body; equal to the API's limit of a submission (api_requests.MAX_BODY_BYTES)."""
 
 LINGER_SECONDS, LINGER_BYTES = 2.0, 1024 * 1024
-"""Input to read after an early response: closing with unread bytes would reset the connection and lose the response."""
+"""Maximum time to read input after an early response, and maximum number of bytes. Closing with unread bytes would
+reset the connection, and the client would lose the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,11 @@ class Limits:
     """Concurrent requests per peer, including delayed ones and event streams."""
 
     requests_per_second: float = 100.0
-    """Rate of requests per peer, with bursts of twice as many. More are delayed."""
+    """Rate of requests per peer, with bursts of twice as many. Further requests are delayed."""
 
     requests_per_second_all: float = 400.0
-    """Rate of requests of all peers without a token together: each takes about half a millisecond of a processor."""
+    """Rate of requests of all peers without a token together. Each request takes about half a millisecond of a
+    processor."""
 
     most_wait_seconds: float = 5.0
     """Maximum delay of a request; beyond it the response is 429."""

@@ -1,8 +1,9 @@
 """Identification of the peer of a connection, before it has sent anything.
 
 All local users have the address 127.0.0.1, so on loopback a peer is the user who owns the client's socket. The kernel
-reports the user over NETLINK_SOCK_DIAG (sock_diag(7)) in microseconds, or in /proc/net/tcp if it lacks that. Elsewhere
-a peer is an address; for IPv6 its first 64 bits, because one host has all addresses of such a network.
+reports the user over NETLINK_SOCK_DIAG (sock_diag(7)) in microseconds. A kernel without it reports the user in
+/proc/net/tcp. Elsewhere a peer is an address. For IPv6 it is the first 64 bits of the address, because one host has all
+addresses of a network of this size.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from pathlib import Path
 from exporter.serving.descriptors import exhausted
 
 UNKNOWN_LOCAL = "loopback"
-"""A local client with an unknown user, usually because it has already closed its socket."""
+"""Peer name of a local client with an unknown user, usually because it has already closed its socket."""
 
 MOST_FILE_READS_PER_SECOND = 20
 """Maximum rate of reads of /proc/net/tcp, which has a line per socket of the machine."""
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
-"""linux/netlink.h, linux/sock_diag.h."""
+"""Constants from linux/netlink.h and linux/sock_diag.h."""
 
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI")
-"""linux/inet_diag.h, struct inet_diag_req_v2, up to its socket id: family, protocol, extensions, states."""
+"""Start of struct inet_diag_req_v2 (linux/inet_diag.h), up to its socket id: family, protocol, extensions, states."""
 
 _SOCKET_ID = struct.Struct("!HH16s16s")
 """struct inet_diag_sockid up to the interface: ports and addresses in network order; 12 bytes follow it."""
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Peers:
-    """Identifies peers. For one thread."""
+    """Identifier of peers. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._diag: socket.socket | None = None
@@ -51,7 +52,7 @@ class Peers:
         self._file_reads: list[float] = []
 
     def of(self, connection: socket.socket, address: object) -> str:
-        """Return the peer: 'uid 1000', an address, an IPv6 network, or UNKNOWN_LOCAL. address: from accept."""
+        """Return the peer: 'uid 1000', an address, an IPv6 network, or UNKNOWN_LOCAL. address: the result of accept."""
         if connection.family == socket.AF_UNIX:
             pid_uid_gid = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             return f"uid {struct.unpack('=iII', pid_uid_gid)[1]}"
@@ -145,7 +146,10 @@ _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def plain(host: str) -> _Host:
-    """Return the address without its zone, and an IPv4-mapped one as IPv4. Raises ValueError."""
+    """Return the IP address without its zone, and an IPv4-mapped address as IPv4.
+
+    Raises ValueError if the address is malformed.
+    """
     found = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         return found.ipv4_mapped

@@ -28,10 +28,10 @@ PEER = "gangwatch_peer"
 """Key in the ASGI scope's state: the peer (peers.py), or the name of the token's holder."""
 
 UNIX_PEER = "uid:"
-"""Prefix of the client of a unix socket, before its user id."""
+"""Prefix of the name of a unix socket's client; the user id follows it."""
 
 _BYTES_ACKED = struct.Struct("=Q")
-"""tcpi_bytes_acked, at byte 120 of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
+"""Format of tcpi_bytes_acked, at byte 120 of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
 
 PLACE = "gangwatch_place"
 """Key in the ASGI scope's state: the connection of the request, as registered at the gate."""
@@ -79,11 +79,11 @@ class BoundedProtocol(H11Protocol):
         self._since_s = self.loop.time()
         """Start of the current step."""
         self._head_begun = True
-        """Whether HEAD_SECONDS applies: before the first head, or after the first bytes of another."""
+        """Whether HEAD_SECONDS applies: before the first request's head, or after the first bytes of a later head."""
         self._held_up: tuple[int, int, float] | None = None
         """For a slow client: bytes read so far, bytes queued, and the time of this measurement."""
         self._lingering_bytes: int | None = None
-        """Remaining input of a request that was answered early; None otherwise."""
+        """Number of bytes that may still be read of a request that was answered early; None otherwise."""
 
     # --- asyncio -----------------------------------------------------------------------------------------------------
 

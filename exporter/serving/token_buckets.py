@@ -9,7 +9,7 @@ MOST_BUCKETS = 4096
 
 
 class Bucket:
-    """A token bucket of size `burst`, refilled by one every `seconds`."""
+    """A token bucket of size `burst`. One token is added every `seconds` seconds."""
 
     __slots__ = ("_at", "_burst", "_seconds", "_tokens")
 
@@ -26,7 +26,7 @@ class Bucket:
         return True
 
     def wait_seconds(self, now: float) -> float:
-        """Return the time until a token is available, counting tokens taken in advance; 0 if one is available."""
+        """Return the seconds until a token is available, after the tokens taken in advance; 0 if one is available."""
         self._fill(now)
         return max(0.0, (1.0 - self._tokens) * self._seconds)
 
@@ -47,7 +47,7 @@ class Buckets:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def of(self, peer: str, now_s: float) -> Bucket:
-        """Return the peer's bucket, with bursts of two seconds' worth."""
+        """Return the peer's bucket. Its burst is the number of tokens that are added in two seconds."""
         bucket = self._buckets.get(peer)
         if bucket is None:
             bucket = self._buckets[peer] = Bucket(1 / self._per_second, int(2 * self._per_second), now_s)

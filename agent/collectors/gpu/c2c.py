@@ -13,16 +13,16 @@ from agent.sources.nvml.nvml_fields import Source, Wanted, counter, field_number
 from agent.sources.nvml.nvml_gpm import MEBIBYTE, GpmColumn
 
 LINK_COUNT = 170
-"""NVML_FI_DEV_C2C_LINK_COUNT."""
+"""NVML field with the number of C2C links of a GPU (NVML_FI_DEV_C2C_LINK_COUNT)."""
 
 MOST_LINKS = 64
-"""Maximum number of C2C links that is believed plausible; Grace Hopper has 10."""
+"""Maximum number of C2C links of a GPU that is plausible; Grace Hopper has 10."""
 
 _ERRORS = (("interrupt", 231), ("replay", 232), ("replay_back_to_back", 233))
-"""NVML_FI_DEV_C2C_LINK_ERROR_*."""
+"""Kinds of errors and their NVML fields (NVML_FI_DEV_C2C_LINK_ERROR_*)."""
 
 _TRAFFIC = (("transmit_raw", 100), ("receive_raw", 101), ("transmit", 102), ("receive", 103))
-"""NVML_GPM_METRIC_C2C_*: with and without protocol overhead."""
+"""Traffic and its GPM metric (NVML_GPM_METRIC_C2C_*). The raw traffic includes protocol overhead."""
 
 
 def link_count(device: Device) -> int:

@@ -34,16 +34,22 @@ class Part(Protocol):
     def counters(self) -> Sequence[Column]: ...
 
     def place(self, values: Values) -> None:
-        """Set the destination of the values, with the lengths of ``gauges`` and ``counters``."""
+        """Set the arrays for the values. They have one element for each of ``gauges`` and ``counters``."""
         ...
 
     def read(self) -> None:
-        """Read the values; they are absent before. Raise GpuLostError or LibraryDeadError."""
+        """Read the values into their arrays, in which all values are absent before.
+
+        Raise GpuLostError or LibraryDeadError.
+        """
         ...
 
 
 class SingleCall:
-    """A call that returns a few values. values: reads them from the call's structures; NaN means absent."""
+    """Driver call that returns a few values.
+
+    values: returns the numbers from the call's structures; NaN means absent.
+    """
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class SingleCall:
         gauges: Iterable[Column] = (),
         counters: Iterable[Column] = (),
     ) -> None:
-        """Make the call once; it has no columns if the GPU does not support it. values: gauges, then counters."""
+        """Make the call once. A call that the GPU does not support has no columns. values: gauges, then counters."""
         self._query = query
         self._values = values
         query.ask()
@@ -127,7 +133,7 @@ class DeviceCollector:
         return self._block
 
     def _make_parts(self) -> Sequence[Part]:
-        """Make all parts. If one fails, close those before it."""
+        """Make all parts. If one part fails, close the parts that were made before it."""
         parts: list[Part] = []
         try:
             for part in self._make(self.device):
@@ -144,7 +150,7 @@ class DeviceCollector:
         return False
 
     def _lay_out(self, parts: Sequence[Part]) -> None:
-        """Make a block of the columns of all parts, and give each part its slice."""
+        """Make a block of the columns of all parts, and give each part its slice of the block's arrays."""
         self._shape = [(part.gauges, part.counters) for part in parts]
         block = Block(
             (column for part in parts for column in part.gauges),

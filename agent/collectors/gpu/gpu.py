@@ -37,7 +37,8 @@ THROTTLE_REASONS = (
     ("board_limit", 0x200),
     ("reliability", 0x400),
 )
-"""Bits of nvmlClocksEventReason*, named as in DCGM's ``clock_event`` label, and two that DCGM lacks."""
+"""Throttle reasons and their bits (nvmlClocksEventReason*). DCGM's ``clock_event`` label has the same names, except two
+that DCGM lacks."""
 
 THROTTLE_TIMES = (
     ("power_cap", 74),
@@ -54,7 +55,7 @@ THROTTLE_TIMES = (
 NVML_FI_DEV_PERF_POLICY_*)."""
 
 SM_CLOCK = 1
-"""nvmlClockType_t of the clock that matters most to training; the others are in the slow tier."""
+"""Number of the SM clock (nvmlClockType_t). It matters most to training; the other clocks are in the slow tier."""
 
 PIPES = (
     ("integer", 4),
@@ -66,7 +67,7 @@ PIPES = (
     ("fp32", 12),
     ("fp16", 13),
 )
-"""GPM metrics of single pipes; the activity of any tensor pipe is a separate metric."""
+"""Pipes of a GPU and their GPM metrics. The activity of any tensor pipe is a separate metric."""
 
 
 def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
@@ -85,7 +86,10 @@ def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
 
 
 def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Call]]:
-    """Yield the calls for utilisation, memory, clock, throttle reasons, and the die's temperature if `temperature`."""
+    """Yield the calls for utilisation, memory, clock and throttle reasons.
+
+    If `temperature`, also yield the call for the die's temperature.
+    """
     yield Call(
         "nvmlDeviceGetUtilizationRates",
         Utilization,
@@ -153,7 +157,10 @@ def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
 
 
 def pcie_bytes(device: Device) -> Iterator[Wanted]:
-    """Yield the PCIe byte counters, for GPUs without GPM. 32-bit ones are skipped: they wrap several times per run."""
+    """Yield the PCIe byte counters, for GPUs without GPM.
+
+    32-bit counters are skipped, because they wrap several times per run.
+    """
     for direction, field in (("transmit", 197), ("receive", 198)):
         column = series(f"gangwatch_gpu_pcie_{direction}_bytes_total", device)
         yield counter(column, Source(field), wide_only=True)

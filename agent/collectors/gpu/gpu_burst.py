@@ -24,7 +24,7 @@ INTERVAL_SECONDS = 0.1
 POWER_INSTANT, POWER_LIMIT, SPEED, TRANSMITTED, RECEIVED = 186, 190, 164, 138, 139
 
 HIGH_SHARE = 0.9
-"""Share of the power limit, of the link speed, or of the time above which a sample counts as high."""
+"""Share of the power limit, of the link speed, or of full utilisation. A sample above this share counts as high."""
 
 
 class Window:
@@ -33,14 +33,14 @@ class Window:
     __slots__ = ("_held_ns", "_samples", "_seconds", "high_ns", "threshold")
 
     def __init__(self, seconds: float, threshold: float) -> None:
-        """threshold: NaN if not known; no sample counts as high then."""
+        """Create the window. threshold: NaN if not known; then no sample counts as high."""
         self.threshold = threshold
         self.high_ns = 0
         self._seconds = seconds
         self._samples: deque[tuple[int, float]] = deque()
 
     def add(self, now_ns: int, value: float, held_ns: int) -> None:
-        """Add a sample, which applies to the time before it."""
+        """Add a sample. held_ns: time before `now_ns` to which the sample applies."""
         self._samples.append((now_ns, value))
         if value > self.threshold:
             self.high_ns += held_ns
@@ -57,10 +57,10 @@ class Window:
 
 
 class Bursts:
-    """Windows of one GPU: power, utilisation, NVLink in both directions."""
+    """Windows of samples of one GPU: power, utilisation, and NVLink in both directions."""
 
     def __init__(self, device: Device, window_seconds: float) -> None:
-        """Raise GpuLostError or LibraryDeadError."""
+        """Find out what the GPU supports. Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self._links = nvlink.link_count(device)
         wanted = [(POWER_INSTANT, 0), (POWER_LIMIT, 0), (SPEED, 0)]
@@ -128,7 +128,10 @@ class Bursts:
                 counters_valid[index] = True
 
     def _add_rate(self, field: int, kibibytes: int, timestamp_us: int, now_ns: int, held_ns: int) -> None:
-        """Add the rate since the previous sample from a total in KiB and the driver's timestamps."""
+        """Add the rate since the previous sample.
+
+        kibibytes: total so far. timestamp_us: the driver's time of the total.
+        """
         before = self._before.get(field)
         self._before[field] = (kibibytes, timestamp_us)
         if before is None or kibibytes < before[0] or timestamp_us <= before[1]:

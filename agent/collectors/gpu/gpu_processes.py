@@ -19,7 +19,7 @@ from agent.sources.nvml.nvml_processes import ProcessLister, ProcessUse
 INTERVAL_SECONDS = 15.0
 
 MOST_PROCESSES = 64
-"""Maximum processes with series per GPU, those with the most memory first. A training job has fewer."""
+"""Maximum number of processes with series per GPU, those with the most memory first. A training job has fewer."""
 
 _SHARES = ("sm", "memory", "encoder", "decoder")
 
@@ -27,7 +27,7 @@ _SHARES = ("sm", "memory", "encoder", "decoder")
 class GpuProcessCollector:
     """Collector of one GPU's processes, which also updates the inventory.
 
-    report: called with this GPU's processes after each run.
+    report: called after each run with the GPU's UUID and its processes.
     """
 
     worker = WORKER

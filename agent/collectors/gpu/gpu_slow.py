@@ -22,21 +22,24 @@ from agent.sources.nvml.nvml_interface import Bar1, Margin, RemapHistogram, Sram
 INTERVAL_SECONDS = 10.0
 
 CLOCKS = (("graphics", 0), ("memory", 2), ("video", 3))
-"""nvmlClockType_t. The graphics clock follows the SM clock, which is in the fast tier. The memory clock hardly changes,
-and few jobs use the video engines."""
+"""Clocks and their numbers (nvmlClockType_t). The graphics clock follows the SM clock, which is in the fast tier. The
+memory clock hardly changes, and few jobs use the video engines."""
 
 ENGINES = ("encoder", "decoder")
 
 POWER_LIMITS = (("min", 187), ("max", 188), ("default", 189), ("current", 190), ("requested", 192))
 
 TEMPERATURE_LIMITS = (("shutdown", 193), ("slowdown", 194), ("memory_max", 195), ("gpu_max", 196))
-"""T.Limit: margin in degrees at which each limit takes effect (Ada and newer)."""
+"""Temperature limits and their NVML fields (T.Limit): the margin in degrees at which a limit takes effect (Ada and
+newer)."""
 
 TEMPERATURE_THRESHOLDS = (("shutdown", 0), ("slowdown", 1), ("memory_max", 2), ("gpu_max", 3))
-"""nvmlTemperatureThresholds_t: the same limits as temperatures, on older GPUs."""
+"""Temperature limits and their numbers (nvmlTemperatureThresholds_t), for older GPUs, which report each limit as a
+temperature."""
 
 _ECC_TOTALS = (("corrected", 3, 5), ("uncorrected", 4, 6))
-"""severity, field since the driver was loaded, field since the board was made."""
+"""Severity of the errors, the field that counts them since the driver was loaded, and the field that counts them since
+the board was made."""
 
 _ECC_LOCATIONS = (
     ("l1_cache", (7, 8), (18, 19)),
@@ -46,7 +49,8 @@ _ECC_LOCATIONS = (
     ("texture_memory", (15, 16), (26, 27)),
     ("cbu", (None, 17), (None, 28)),
 )
-"""location, (corrected, uncorrected) since the driver was loaded, the same since the board was made."""
+"""Location of the errors, the fields for (corrected, uncorrected) errors since the driver was loaded, and the fields
+for (corrected, uncorrected) errors since the board was made."""
 
 SEVERITIES = ("corrected", "uncorrected")
 
@@ -60,16 +64,16 @@ RECOVERY_ACTIONS = (
     "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset",
     "system_reboot",
 )  # fmt: skip
-"""nvmlDeviceGpuRecoveryAction_t, by number."""
+"""Recovery actions of a GPU, by their number in nvmlDeviceGpuRecoveryAction_t."""
 
 PCIE_LANE_BITS_PER_SECOND = {1: 2.5e9 * 0.8, 2: 5e9 * 0.8, 3: 8e9 * 128 / 130, 4: 16e9 * 128 / 130,
                              5: 32e9 * 128 / 130, 6: 64e9 * 242 / 256}  # fmt: skip
-"""Bits per second and lane by generation, without the line code (PCIe 1-2: 8b/10b, 3-5: 128b/130b, 6: 242 of the 256
-bytes of a flit)."""
+"""Bits per second on one PCIe lane, by PCIe generation, without the bits of the line code (PCIe 1-2: 8b/10b, 3-5:
+128b/130b, 6: 242 of the 256 bytes of a flit)."""
 
 
 def recovery_states(action: int) -> list[float]:
-    """Return 1 for the action that the GPU needs, 0 for the others."""
+    """Return one value for each recovery action: 1 for the action that the GPU needs, 0 for the others."""
     return [float(number == action) for number in range(len(RECOVERY_ACTIONS))]
 
 
@@ -192,7 +196,7 @@ def _performance_state(device: Device) -> SingleCall:
 
 
 class PcieLink:
-    """Current and maximum generation and width of the link, and its rate relative to the maximum."""
+    """Current and maximum generation and width of a GPU's PCIe link, and its rate relative to the maximum rate."""
 
     _ASKED = (
         ("gangwatch_gpu_pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
@@ -202,7 +206,7 @@ class PcieLink:
     )
 
     def __init__(self, device: Device) -> None:
-        """Raise GpuLostError or LibraryDeadError."""
+        """Find out what the GPU supports. Raise GpuLostError or LibraryDeadError."""
         self._numbers = [c_uint() for _ in self._ASKED]
         self._queries = [
             Query(device, symbol, byref(number)) for (_, symbol), number in zip(self._ASKED, self._numbers, strict=True)

@@ -1,6 +1,7 @@
 """Collector of the MIG instances of one GPU: memory and profiling counters.
 
-The driver reports no utilisation for a GPU with MIG on, and none for instances. GPM reports the activity of each.
+The driver reports no utilisation for a GPU with MIG on, nor for its instances. GPM reports the activity of each
+instance.
 """
 
 from __future__ import annotations

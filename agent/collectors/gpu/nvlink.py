@@ -20,13 +20,14 @@ from agent.sources.nvml.nvml_fields import FieldBatch, Source, Wanted, counter, 
 from agent.sources.nvml.nvml_interface import SUCCESS, FieldValue
 
 LINK_COUNT = 91
-"""NVML_FI_DEV_NVLINK_LINK_COUNT; NVML_NVLINK_MAX_LINKS depends on the version of the header."""
+"""NVML field with the number of a GPU's NVLinks (NVML_FI_DEV_NVLINK_LINK_COUNT). The constant NVML_NVLINK_MAX_LINKS is
+not used, because it depends on the version of the header."""
 
 MOST_LINKS = 72
-"""NVML_GPM_METRIC_NVLINK_L71 is the highest link in nvml.h 13.5."""
+"""Maximum number of NVLinks of a GPU. NVML_GPM_METRIC_NVLINK_L71 is the highest link in nvml.h 13.5."""
 
 DATA_SENT = 138
-"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX."""
+"""NVML field with the payload bytes that a link has sent (NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)."""
 
 KIBIBYTE = 1024.0
 
@@ -43,18 +44,21 @@ _ERRORS = {
     "transmit_discard": 212,
     "effective": 219,
 }
-"""Error kinds and their fields, whose scope is the link."""
+"""Kinds of errors and their NVML fields. The scope of a query of these fields is the number of the link."""
 
 _NUMBERED = {"crc_flit": (32, 96), "crc_data": (39, 102), "replay": (46, 108), "recovery": (53, 114)}
-"""Up to Ampere, error kinds with a field for each link and no scope: the fields of link 0 and of link 6
-(NVML_FI_DEV_NVLINK_*_ERROR_COUNT_L0 to L11). nvml.h calls the links lanes. According to its list of changes, 161 to 163
-replace them from Hopper on "with scope as link ID". The totals (38, 45, 52, 59) are of all links for any scope."""
+"""Kinds of errors that have one field for each link up to Ampere, and no scope. The two numbers are the fields of link
+0 and of link 6 (NVML_FI_DEV_NVLINK_*_ERROR_COUNT_L0 to L11; nvml.h calls the links lanes). From Hopper on, fields 161
+to 163 replace these fields, "with scope as link ID" according to nvml.h's list of changes. Fields 38, 45, 52 and 59
+contain the totals of all links, for any scope."""
 
 _ECC_FIRST, _ECC_LINKS = 148, 12
-"""NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0 to L11: a field for each link of NVLink 3."""
+"""First field and number of fields of ECC errors: one field for each link of NVLink 3
+(NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0 to L11)."""
 
 FEC_FIRST, FEC_BINS = 235, 16
-"""NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to 15: codewords by number of corrected symbols."""
+"""First field and number of fields that count codewords by the number of corrected symbols
+(NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to 15)."""
 
 
 def bit_error_ratio(packed: int) -> tuple[float]:
@@ -64,7 +68,7 @@ def bit_error_ratio(packed: int) -> tuple[float]:
 
 
 def _sources(kind: str, link: int) -> Iterator[Source]:
-    """Yield the fields of this kind of error on the link, the newer first."""
+    """Yield the fields of this kind of error on the link. The field of newer GPUs comes first."""
     if kind in _ERRORS:
         yield Source(_ERRORS[kind], 1, link)
     if kind in _NUMBERED and link < 12:
@@ -109,16 +113,16 @@ def _raw_fields(device: Device, links: int, direction: str, _: int, raw: int, ne
 def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
     """Yield the bytes sent by each link: payload bytes, or all bytes if payload is not counted.
 
-    Received bytes by link are in the slow tier: the remote end counts them as sent, and the profiling counters have
-    those of the GPU. Raise GpuLostError or LibraryDeadError.
+    The bytes received by each link are in the slow tier: the remote end of the link counts the same bytes as sent, and
+    the profiling counters have the bytes received by the whole GPU. Raise GpuLostError or LibraryDeadError.
     """
     yield from (_data_fields if links and has_payload_counters(device) else _raw_fields)(device, links, *TRANSMIT)
 
 
 def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """Yield bytes received, state, speed, all errors, and all bytes if the fast tier has payload bytes.
+    """Yield the received bytes, state, speed and errors of each link.
 
-    Raise GpuLostError or LibraryDeadError.
+    If the fast tier has payload bytes, yield all bytes too. Raise GpuLostError or LibraryDeadError.
     """
     if links and has_payload_counters(device):
         yield from _data_fields(device, links, *RECEIVE)
@@ -173,8 +177,8 @@ def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
 class ErrorSums:
     """Sums of the errors of all links of one GPU by kind, for users who do not want series of each link.
 
-    Uses the values that the batch has just read, so it must follow the batch in the list of parts. A sum is absent if
-    one of its links is absent; otherwise it would look like a counter reset.
+    Uses the values that the batch has just read, so it must follow the batch in the list of parts. If the value of one
+    link is absent, the sum is absent: a sum without this link would look like a counter reset.
     """
 
     gauges: tuple[Column, ...] = ()

@@ -1,6 +1,7 @@
 """NVLink fabric state of one GPU: registration, health and partition.
 
-nvmlDeviceGetGpuFabricInfoV, version 3 of its structure or 2 where the driver is older; Hopper and newer.
+The source is nvmlDeviceGetGpuFabricInfoV, for Hopper and newer. Its structure has version 3, or version 2 if the driver
+is older.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from agent.sources.nvml.nvml import Device, Query, Values
 from agent.sources.nvml.nvml_interface import FabricV2, FabricV3
 
 STATES = ("not_supported", "not_started", "in_progress", "completed")
-"""NVML_GPU_FABRIC_STATE_*, by number."""
+"""Registration states of the fabric, by number (NVML_GPU_FABRIC_STATE_*)."""
 
 COMPLETED = 3
 
@@ -25,13 +26,13 @@ _FLAGS = (
     ("no_partition", 12, 2),
     ("manager_disconnected", 14, 2),
 )
-"""aspect, position of its two bits in the health mask, and their value for a fault; 0: not reported
-(NVML_GPU_FABRIC_HEALTH_MASK_*)."""
+"""Aspect of the fabric's health, position of its two bits in the health mask, and the value of these bits for a fault.
+The value 0 means that the aspect is not reported (NVML_GPU_FABRIC_HEALTH_MASK_*)."""
 
 _CONFIGURATION_SHIFT, _CONFIGURATION_BITS = 8, 0xF
 
 SUMMARIES = ("", "healthy", "unhealthy", "limited_capacity")
-"""NVML_GPU_FABRIC_HEALTH_SUMMARY_*, by number."""
+"""Summaries of the fabric's health, by number (NVML_GPU_FABRIC_HEALTH_SUMMARY_*)."""
 
 
 class FabricState:
@@ -40,7 +41,7 @@ class FabricState:
     counters: tuple[Column, ...] = ()
 
     def __init__(self, device: Device) -> None:
-        """Raise GpuLostError or LibraryDeadError."""
+        """Find out what the GPU supports. Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self.gauges: tuple[Column, ...] = ()
         for form in (FabricV3, FabricV2):

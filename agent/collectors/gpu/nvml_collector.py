@@ -30,21 +30,22 @@ from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
 INTERVAL_SECONDS = 10.0
 
 INSTANTS: tuple[float, ...] = (0.25, 0.75)
-"""Phases of the fast tier at which GPUs are read, with half of the GPUs at each; frames are made at 0. Reading all GPUs
-at once would block other users of the driver's lock for longest. A phase per GPU would cost a wake-up each, which is
-more than the read (``python -m benchmarks.nvml --live 10``, with and without ``--spread``)."""
+"""Phases of the fast tier's interval at which GPUs are read: half of the GPUs at each phase. Frames are made at phase
+0. Reading all GPUs at once would block other users of the driver's lock for longest. A separate phase for each GPU
+would cost one wake-up per GPU, which is more than the read costs (``python -m benchmarks.nvml --live 10``, with and
+without ``--spread``)."""
 
 BURST_INSTANT = 0.5
 """Phase of burst sampling. At 10 Hz all GPUs are read at the same times, since a read is only one or two calls."""
 
 
 class NvmlCollector:
-    """Collector that owns the library and makes the collectors of its GPUs.
+    """Collector that owns the NVML library and makes the collectors of its GPUs.
 
-    library: path of an NVML to load instead of the system's. The first run loads it in the worker's thread, so that a
-    driver that hangs in its initialisation blocks no other thread. devices: UUIDs of the node's GPUs if several nodes
-    share the machine; () for all. interval_seconds: interval of the fast tier. burst: whether each GPU is also read at
-    10 Hz. xids: receives events. inventory: receives the names of the GPUs. load: opens the library.
+    library: path of an NVML library to load instead of the system's. The first run loads it in the worker's thread, so
+    that a driver that hangs in its initialisation blocks no other thread. devices: UUIDs of the node's GPUs if several
+    nodes share the machine; () for all. interval_seconds: interval of the fast tier. burst: whether each GPU is also
+    read at 10 Hz. xids: receives events. inventory: receives the names of the GPUs. load: opens the library.
     """
 
     name = "nvml"
@@ -175,7 +176,7 @@ class NvmlCollector:
         place = list(self._devices).index(device.uuid)
 
         def phase(interval_seconds: float) -> float:
-            """Return the phase of the GPU's group, at which its slower collectors run too."""
+            """Return the phase of a collector with this interval, so that it runs together with the GPU's fast tier."""
             turn, group = divmod(place, len(INSTANTS))
             return (turn + INSTANTS[group]) * self._fast_seconds / interval_seconds % 1
 
@@ -240,7 +241,7 @@ class NvmlCollector:
         return self._block
 
     def _columns(self, devices: Sequence[Device]) -> list[Column]:
-        """Return the columns: up of each GPU, then info of each GPU and of its MIG instances."""
+        """Return gangwatch_gpu_up of each GPU, then the info columns of each GPU and of its MIG instances."""
         columns = [series("gangwatch_gpu_up", device) for device in devices]
         for device in devices:
             columns.append(

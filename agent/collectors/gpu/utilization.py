@@ -1,7 +1,7 @@
 """Utilisation over a few seconds, from the samples kept by the driver (nvmlDeviceGetSamples).
 
-The driver samples several times per second. One read per second misses the values between. The samples since the last
-fetch give the minimum, mean and maximum of the whole time.
+The driver samples several times per second, so one read per second misses the values between two reads. The samples
+since the last fetch give the minimum, mean and maximum of the whole time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from agent.sources.nvml.nvml import Device, Values
 from agent.sources.nvml.nvml_interface import NOT_FOUND, SUCCESS, Sample
 
 GPU_UTILIZATION = 1
-"""NVML_GPU_UTILIZATION_SAMPLES."""
+"""Type of the samples to fetch (NVML_GPU_UTILIZATION_SAMPLES)."""
 
 _KIND = c_uint(GPU_UTILIZATION)
 
 ROOM = 256
-"""Maximum samples in one call; drivers keep about a hundred."""
+"""Maximum number of samples in one call; drivers keep about a hundred."""
 
 _SAMPLE = np.dtype({"names": ["timestamp", "value"], "formats": ["<u8", "<u4"], "offsets": [0, 8], "itemsize": 16})
-"""A sample as a numpy type; utilisation is an unsigned int in percent."""
+"""Format of NVML's sample as a numpy type. The value is the utilisation, an unsigned int in percent."""
 
 STATISTICS = ("min", "mean", "max")
 
@@ -38,7 +38,7 @@ class UtilizationSamples:
     """Minimum, mean and maximum of the driver's utilisation samples of the last FETCH_RUNS runs."""
 
     def __init__(self, device: Device) -> None:
-        """Raise GpuLostError or LibraryDeadError."""
+        """Discard the driver's older samples. Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self._function = device.library.function("nvmlDeviceGetSamples")
         self._newest_us = c_ulonglong(0)

@@ -1,7 +1,7 @@
 """XIDs from driver events and from the kernel log, counted once each, with a time and a record.
 
-A gauge of the last XID says neither when nor how often XIDs occurred. Here each occurrence is a record with its own
-number, and counters give the totals. An occurrence that both sources report is counted once.
+A gauge of the last XID does not show when and how often XIDs occurred. In this module each occurrence is a record with
+its own number, and counters give the totals. An occurrence that both sources report is counted once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from agent.schema.xid_codes import describe
 Origin = Literal["nvml", "kernel_log"]
 
 SAME_OCCURRENCE_NS = 30_000_000_000
-"""Maximum time between the reports of one occurrence by both sources. The log has the exact time. The event arrives
-when the watcher thread runs, which a failing driver was seen to delay by seconds."""
+"""Maximum time between the reports of one occurrence by the kernel log and by the driver. The log has the exact time.
+The driver's event arrives when the watcher thread runs. A failing driver was seen to delay this thread by seconds."""
 
 MOST_RECORDS = 1024
-"""Maximum records kept until the node takes them. The oldest are dropped, which the sequence numbers show."""
+"""Maximum number of records kept until the node takes them. The oldest are dropped; the gap in the sequence numbers
+shows it."""
 
 MOST_SERIES = 512
-"""Maximum (GPU, code) pairs with a counter. A node has 8 or 16 GPUs, and rarely more than a dozen codes."""
+"""Maximum number of (GPU, code) pairs with a counter. A node has 8 or 16 GPUs, and rarely more than a dozen codes."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """One code on one GPU. unconfirmed: for each source the times not yet reported by the other, oldest first."""
+    """Occurrences of one code on one GPU.
+
+    unconfirmed: for each source, the times of its reports that the other source has not reported yet, oldest first.
+    """
 
     total: int = 0
     newest_ns: int = 0
@@ -44,9 +48,9 @@ class Snapshot(NamedTuple):
     """Content of an XID history."""
 
     changes: int
-    """Increases when a GPU, code or event is new, or when the UUID of a GPU becomes known."""
+    """Number that increases when a GPU, code or event is new, or when the UUID of a GPU becomes known."""
     gpus: tuple[str, ...]
-    """UUIDs of all known GPUs, or addresses where the UUID is not known, sorted."""
+    """UUIDs of all known GPUs, sorted. A GPU whose UUID is not known has its PCI address instead."""
     counts: tuple[tuple[str, int, int, int], ...]
     """(GPU, code, occurrences, newest wall time in ns), sorted."""
     events: tuple[tuple[str, str, int], ...]
@@ -217,7 +221,11 @@ class XidCollector:
 
     @staticmethod
     def _lay_out(newest: Snapshot) -> Block:
-        """Make the block. Gauges: newest time by (GPU, code). Counters: by (GPU, code), by GPU, by event."""
+        """Make the block.
+
+        Gauges: time of the newest XID by (GPU, code). Counters: XIDs by (GPU, code), XIDs by GPU, driver events by
+        (GPU, event).
+        """
         labels = [(("code", str(code)), ("gpu", uuid)) for uuid, code, _, _ in newest.counts]
         return Block(
             [Column("gangwatch_gpu_xid_newest_timestamp_seconds", pair) for pair in labels],

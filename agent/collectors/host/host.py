@@ -1,4 +1,4 @@
-"""Collector of the host: processors, memory, pressure-stall. For disks and interfaces see host_devices.py."""
+"""Collector of the host: processors, memory, pressure stall. For disks and interfaces see host_devices.py."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class HostCollector:
 
     @staticmethod
     def _make_block() -> Block:
-        """Make the block: 6 gauges; counters for 8 modes, 3 others, 2 x 3 pressures."""
+        """Make the block: 6 gauges; counters for 8 CPU modes, 3 other values, and 2 pressures of 3 resources."""
         counters = [Column("gangwatch_host_cpu_seconds_total", (("mode", mode),)) for mode in CPU_MODES]
         counters.append(Column("gangwatch_host_context_switches_total"))
         counters.append(Column("gangwatch_host_major_page_faults_total"))

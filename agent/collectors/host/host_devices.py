@@ -19,7 +19,8 @@ POD_INTERFACES = ("veth", "cali", "lxc", "tap")
 new series, and the uplink counts their traffic too."""
 
 _MS_WRAP = 1 << 32
-"""The kernel prints a disk's milliseconds as an unsigned int, which wraps after 49.7 days of disk time."""
+"""Value at which a disk's milliseconds wrap. The kernel prints them as an unsigned int, which is 49.7 days of disk
+time."""
 
 _DISK = (
     "gangwatch_host_disk_read_bytes_total",
@@ -159,7 +160,7 @@ class HostDeviceCollector:
 
 
 def _read(errors: list[SourceError], parse: Callable[[bytes], _T], *files: KeptFile) -> _T | None:
-    """Return the content of the first readable file. If none is, append the last error and return None."""
+    """Return the content of the first readable file. If no file is readable, append the last error and return None."""
     for position, file in enumerate(files):
         try:
             return parse(file.read())

@@ -17,14 +17,15 @@ from agent.sources.kernel.kernel_log import KernelLog, LogRecord
 from agent.sources.kernel.kernel_messages import KINDS, Event, parse_message
 
 MOST_A_RUN = 2000
-"""Maximum records read in one run. A full log of about ten thousand takes a few seconds, and a flood does not block."""
+"""Maximum number of records read in one run, so that a flood of messages does not block the collector. A full log of
+about ten thousand records takes a few seconds."""
 
 MOST_EVENTS = 1024
-"""Maximum events kept until the node takes them; the oldest are dropped."""
+"""Maximum number of events kept until the node takes them; the oldest are dropped."""
 
 
 class KernelLogCollector:
-    """Collector that follows the log. XIDs go to `xids`, which makes one record of each; other events are records."""
+    """Collector that follows the kernel log. It passes XIDs to `xids`, and makes a record of each other event."""
 
     name = "kernel_log"
     worker = "host"

@@ -13,19 +13,19 @@ from agent.schema.frame import Column
 from agent.sources.kubelet.pod_resources import Pod
 
 LIST_NS = 10_000_000_000
-"""Interval of listing the kubelet's pods without a sign of a new pod. The kubelet limits all its clients together to
-100 calls per second."""
+"""Interval of listing the kubelet's pods if nothing indicates a new pod. The kubelet limits the calls of all its
+clients together to 100 per second."""
 
 ALLOCATABLE_NS = 60_000_000_000
 KEEP_NS = 45_000_000_000
-"""Maximum age of a listing that is used after the kubelet stops responding. It ensures that the owner of an ended job
-disappears within a minute."""
+"""Maximum age of a listing that is used. After the kubelet stops responding, the owner of an ended job disappears
+within a minute."""
 
 MAX_RESOURCES = 64
 
 
 class Lister(Protocol):
-    """The calls to a kubelet that the collector makes."""
+    """Interface to the kubelet: the calls that the collector makes."""
 
     def list(self) -> tuple[Pod, ...]: ...
 
@@ -56,8 +56,8 @@ class PodTable:
 class KubeletCollector:
     """Collector of the kubelet's pods. It lists them 10 s after the last response, or sooner if the table is `wanted`.
 
-    If the kubelet does not respond, every run retries and fails. Only this collector's success metric shows it.
-    Raise UnsupportedError if the folder of the kubelet's socket does not exist.
+    If the kubelet does not respond, every run retries and fails. Only this collector's success metric shows the
+    failure. Raise UnsupportedError if the folder of the kubelet's socket does not exist.
     """
 
     name = "kubelet"
@@ -101,10 +101,13 @@ class KubeletCollector:
         return self._block
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: the collector keeps nothing open."""
 
     def _ask_allocatable(self, now_ns: int) -> bool:
-        """Count the allocatable devices and return whether they were requested. Kubelets before 1.23 lack the call."""
+        """Count the allocatable devices. Return whether the kubelet was queried.
+
+        Kubelets before 1.23 do not support the query.
+        """
         since_ns = self._allocatable_ns
         if not self._allocatable_supported or (since_ns is not None and now_ns - since_ns < ALLOCATABLE_NS):
             return False

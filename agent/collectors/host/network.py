@@ -15,7 +15,8 @@ from agent.sources.sysfs.sysfs import is_number, names_in, pci_address_of, read_
 INTERVAL_SECONDS = 10.0
 
 _RETRY_RUNS = 60
-"""Retry interval of 10 minutes for files that the driver does not support (EINVAL, EOPNOTSUPP)."""
+"""Number of runs (10 minutes) after which a file is read again that the driver does not support (EINVAL,
+EOPNOTSUPP)."""
 
 
 class Interface(NamedTuple):
@@ -36,7 +37,7 @@ def parse_up(text: str) -> float:
 
 
 def parse_flag(text: str) -> float:
-    """Return carrier, 0 or 1. Raise ValueError for anything else."""
+    """Return the carrier flag, 0 or 1. Raise ValueError for anything else."""
     if text not in ("0", "1"):
         raise ValueError(f"{text[:40]!r} is not 0 or 1")
     return float(text)
@@ -50,7 +51,7 @@ def parse_speed(text: str) -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """Return the MTU. Raise ValueError if it is not a number."""
+    """Return the MTU in bytes. Raise ValueError if it is not a number."""
     if not is_number(text):
         raise ValueError(f"{text[:40]!r} is not a number")
     return float(text)

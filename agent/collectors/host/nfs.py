@@ -14,7 +14,7 @@ from agent.sources.proc.mountstats import NfsMount, Operation, parse_mountstats
 INTERVAL_SECONDS = 10.0
 
 OPERATIONS = ("READ", "WRITE", "COMMIT", "OPEN", "GETATTR", "LOOKUP", "READDIR")
-"""Operations with series of their own; the other sixty of the protocol are summed as 'other'."""
+"""NFS operations that have their own series. The other sixty operations of the protocol are summed as 'other'."""
 _OTHER = "other"
 
 _METRICS = (
@@ -75,7 +75,7 @@ class NfsCollector:
 
     @staticmethod
     def _values(mount: NfsMount) -> list[int]:
-        """Return the values in column order: by operation, by metric."""
+        """Return the values in column order: for each operation, the value of each metric."""
         others = [operation for name, operation in mount.operations.items() if name not in OPERATIONS]
         other = Operation(*(sum(numbers) for numbers in zip(*others, strict=True))) if others else _NONE
         values: list[int] = []

@@ -51,8 +51,7 @@ class _Inputs:
 class _Known:
     """A process on a GPU and its owner.
 
-    The owner is kept while the process lives. The start time distinguishes the process from a later one with the same
-    pid, which uses the GPU only once the driver lists it, as another `process`.
+    The owner is kept while the process lives. A later process with the same pid has a different start time.
     """
 
     process: GpuProcess
@@ -70,7 +69,7 @@ class _Known:
 
 
 class OwnerCollector:
-    """Collector that joins the sources of device owners and publishes them as series of constant 1.
+    """Collector that joins the sources of device owners and publishes each owner as a series with the value 1.
 
     slots: UUIDs of the GPUs by slot number of the local backend, () if its slots are processors. job_files: folder in
     which a Slurm prolog writes the job of each GPU, None for none.
@@ -137,10 +136,10 @@ class OwnerCollector:
         return self._block
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: the collector keeps nothing open."""
 
     def _ranks(self) -> list[tuple[str, Owner]]:
-        """Return the local backend's ranks and the GPU assigned to each."""
+        """Return the GPU assigned to each rank of the local backend, with the rank as its owner."""
         if not self._slots:
             return []
         return [
@@ -150,7 +149,7 @@ class OwnerCollector:
         ]
 
     def _slot(self, slot: str | int | None) -> str | None:
-        """Return the GPU of a slot of the local backend."""
+        """Return the UUID of the GPU of a slot of the local backend; None if the slot has no GPU."""
         try:
             position = int(slot) if slot is not None else -1
         except ValueError:
@@ -158,7 +157,10 @@ class OwnerCollector:
         return self._slots[position] if 0 <= position < len(self._slots) else None
 
     def _processes(self, listed: set[tuple[str, str]], now_ns: int) -> list[tuple[GpuProcess, Owner]]:
-        """Return the GPU processes with an attested owner. A process of an unlisted pod requests a new listing."""
+        """Return the GPU processes with an attested owner.
+
+        If the pod of a process is not listed, request a new listing of pods.
+        """
         known: dict[int, _Known] = {}
         found: list[tuple[GpuProcess, Owner]] = []
         for process in self._inventory.processes:
@@ -186,7 +188,10 @@ class OwnerCollector:
         return found
 
     def _gpus(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs listed by the driver, and from /proc before that or if the minor numbers are missing."""
+        """Return the GPUs listed by the driver, or those in /proc if it has listed none.
+
+        Minor numbers that the driver has not listed come from /proc too.
+        """
         listed = self._inventory.gpus
         if listed and all(gpu.minor is not None for gpu in listed):
             return listed
@@ -213,7 +218,7 @@ class OwnerCollector:
         )
 
     def _rdma_by_address(self, now_ns: int) -> dict[str, str]:
-        """Return RDMA devices by PCI address, listed every RDMA_LIST_NS."""
+        """Return the name of the RDMA device at each PCI address. The devices are listed every RDMA_LIST_NS."""
         if self._rdma_ns is None or now_ns - self._rdma_ns >= RDMA_LIST_NS:
             self._rdma_ns = now_ns
             folder = f"{self._sys_root}/class/infiniband"
@@ -225,7 +230,10 @@ class OwnerCollector:
         return self._rdma
 
     def _uids(self) -> dict[tuple[str, str], str]:
-        """Return uids by (namespace, name), without names that several pods had (folders of ended pods remain)."""
+        """Return the UID of each pod by (namespace, name).
+
+        Names that several pods had are left out, because the folders of ended pods remain.
+        """
         pods = self._attribution.pods()
         times = Counter(pods.values())
         return {name: uid for uid, name in pods.items() if times[name] == 1}

@@ -30,17 +30,20 @@ COUNTERS = (
 GAUGES = ("gangwatch_rank_memory_resident_bytes", "gangwatch_rank_threads", "gangwatch_rank_process_state")
 
 DISCOVERY_SECONDS = 2.0
-"""Interval of looking for new child processes. It costs as much as the rest of a sample (one more file per thread). A
-child's values are counted from its start when it is found, so only children that live shorter than this are missed."""
+"""Interval of searching for new child processes. A search costs as much as the rest of a sample (one more file per
+thread). A child's values are counted from its start when it is found, so only children that live shorter than this are
+missed."""
 
 STOPPED_STATES = "Tt"
-"""proc(5): T means stopped by a signal, t stopped by a tracer."""
+"""States of a stopped process in proc(5): T means stopped by a signal, t stopped by a tracer."""
 
 ZOMBIE = "Z"
-"""proc(5): ended, and its parent has not waited for it. Its bytes are not yet added to the parent."""
+"""State in proc(5) of a process that has ended while its parent has not waited for it. The bytes of the process are not
+yet added to the parent."""
 
 HAND_OVER_SAMPLES = 2
-"""The bytes of an ended child appear in its parent in this sample, or in the next if the parent was read first."""
+"""Number of samples within which the bytes of an ended child appear in its parent: this sample, or the next if the
+parent was read first."""
 
 
 class Ranks(Protocol):
@@ -55,8 +58,8 @@ class StorageBytes:
     """Bytes of a rank to or from storage, each counted once.
 
     The kernel adds a child's bytes to the parent that waits for it (wait_task_zombie in kernel/exit.c), so they appear
-    a second time in the parent's difference. They do not appear if no parent waits. So the bytes of an ended process
-    are subtracted from the differences of the next samples, down to zero.
+    a second time as new bytes of the parent. They do not appear if no parent waits. So the bytes of an ended process
+    are subtracted from the new bytes of the next samples, down to zero.
     """
 
     __slots__ = ("_handed_over", "_samples_left", "total")
@@ -67,7 +70,10 @@ class StorageBytes:
         self._samples_left = 0
 
     def add(self, appeared: int, ended: int) -> None:
-        """Add one sample: new bytes of living processes, and the counted bytes of processes that have ended since."""
+        """Add one sample.
+
+        appeared: new bytes of living processes. ended: the counted bytes of processes that ended since the last sample.
+        """
         if ended:
             self._handed_over += ended
             self._samples_left = HAND_OVER_SAMPLES
@@ -196,7 +202,10 @@ class ProcessCollector:
         self._block_io_counted = self._kernel_counts_block_io()
 
     def _kernel_counts_block_io(self) -> bool:
-        """Return whether delay accounting is on. It is off by default since Linux 5.14 and then reads 0."""
+        """Return whether delay accounting is on.
+
+        It is off by default since Linux 5.14, and block I/O time then reads 0.
+        """
         try:
             return read_file(f"{self._proc_root}/sys/kernel/task_delayacct").strip() != b"0"
         except OSError:

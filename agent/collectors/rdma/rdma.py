@@ -53,13 +53,13 @@ class FileCounters:
         self._valid = self._block.counters_valid.data
 
     def collect(self) -> Block:
-        """Raise SourceError if no file is readable, for example because the device was removed."""
+        """Read all files. Raise SourceError if no file is readable, for example because the device was removed."""
         if not self._files.read_into(self._cells, self._valid) and self._files.unreadable() < len(self._files):
             raise SourceError(f"{self.name}: none of its {len(self._files)} counter files is readable")
         return self._block
 
     def unreadable(self) -> int:
-        """Files that are left alone at present because they gave no number."""
+        """Return the number of counter files that are skipped for now because they returned no number."""
         return self._files.unreadable()
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class FileCounters:
 class SlowCounters:
     """Collector of values that change rarely: port states and rates, gauges, and counters of the slow tier.
 
-    first: files that must be read before the others because of their driver.
+    first: files that the driver requires to be read before the others.
     """
 
     worker = WORKER
@@ -96,7 +96,7 @@ class SlowCounters:
         self._valid = self._block.counters_valid.data
 
     def collect(self) -> Block:
-        """Raise SourceError if neither a counter nor a state is readable."""
+        """Read all values. Raise SourceError if neither a counter nor a state is readable."""
         block = self._block
         block.clear()
         good = self._files.read_into(self._cells, self._valid)
@@ -129,7 +129,7 @@ class SlowCounters:
         return good + 1
 
     def unreadable(self) -> int:
-        """Files that are left alone at present because they gave no number."""
+        """Return the number of counter files that are skipped for now because they returned no number."""
         return self._files.unreadable()
 
     def close(self) -> None:
@@ -160,8 +160,8 @@ class RdmaCollector:
     """Parent collector that finds the RDMA devices and makes the collectors of each.
 
     excluded: patterns of device names and PCI addresses that are not read. netlink: opens a netlink connection, None if
-    the tree is not that of the running kernel. ethtool: makes a source of network driver statistics. foreign: devices
-    of containers, None if they are not read.
+    the /sys tree is not that of the running kernel. ethtool: makes a source of network driver statistics. foreign:
+    devices of containers, None if they are not read.
     """
 
     name = "rdma"
@@ -190,7 +190,10 @@ class RdmaCollector:
 
     @classmethod
     def of(cls, sys_root: str, interval_seconds: float, excluded: Sequence[str] = ()) -> RdmaCollector:
-        """Make a collector of `sys_root` that also uses netlink and ethtool if the tree is the running kernel's."""
+        """Make a collector of the devices in `sys_root`.
+
+        It also uses netlink and ethtool if `sys_root` is the running kernel's /sys.
+        """
         if is_kernel_tree(sys_root):
             return cls(
                 *(sys_root, interval_seconds),

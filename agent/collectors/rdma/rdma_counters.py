@@ -13,7 +13,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Meaning(NamedTuple):
-    """Series that a counter file of sysfs feeds."""
+    """Metric and labels of the series that contains a driver's counter."""
 
     metric: str
     labels: Labels = ()
@@ -22,7 +22,7 @@ class Meaning(NamedTuple):
     width: int = 64
     """Width of a counter in bits."""
     scale: float = 1.0
-    """Factor of a gauge to the base unit."""
+    """Factor that converts a gauge to the metric's base unit."""
 
 
 PORT_COUNTERS = {
@@ -49,7 +49,8 @@ PORT_COUNTERS = {
     "excessive_buffer_overrun_errors": "buffer_overrun_errors",
     "VL15_dropped": "vl15_dropped",
 }
-"""Files of ports/*/counters (drivers/infiniband/core/sysfs.c) and their metrics gangwatch_rdma_port_*_total."""
+"""Files of ports/*/counters (drivers/infiniband/core/sysfs.c). The value is the part `*` of the metric's name
+gangwatch_rdma_port_*_total."""
 
 _SAME_THING = {
     # Congestion.
@@ -133,7 +134,7 @@ _SAME_THING = {
     "receive_packets": ("rx_pkts", "rdma_rx_packets", "rcvd_pkts", "rx_rdma_ucast_pkts"),
     "transmit_packets": ("tx_pkts", "rdma_tx_packets", "sent_pkts", "tx_rdma_ucast_pkts"),
 }
-"""Metric gangwatch_rdma_*_total: its name in each driver."""
+"""Names of a counter in the drivers, by the part `*` of the metric's name gangwatch_rdma_*_total."""
 
 _LABELLED: dict[str, Meaning] = {
     file: Meaning("gangwatch_rdma_operation_bytes_total", (("operation", operation), ("side", side)))
@@ -153,7 +154,7 @@ _LABELLED: dict[str, Meaning] = {
 _LIFESPAN = Meaning("gangwatch_rdma_statistics_lifespan_seconds", gauge=True, scale=1e-3)
 
 _OPEN = "active_"
-"""Prefix of gauges among the counters of bnxt_re: numbers of open objects."""
+"""Prefix of the counters of bnxt_re that are gauges: numbers of open objects."""
 
 _MLX5_NARROW = frozenset(
     {
@@ -165,13 +166,14 @@ _MLX5_NARROW = frozenset(
         "roce_adp_retrans_to", "roce_slow_restart", "roce_slow_restart_cnps", "roce_slow_restart_trans",
     }
 )  # fmt: skip
-"""q-counters of mlx5, which have 32 bits (mlx5_ib_query_q_counters); its other counters have 64."""
+"""Counters of mlx5 that have 32 bits: its q-counters (mlx5_ib_query_q_counters). Its other counters have 64 bits."""
 
 MLX5 = frozenset({"mlx5", "mlx5_core", "mlx5_ib"})
 
 FIRST = "rx_write_requests"
-"""When this counter is read, mlx5 queries all counters of the device and serves the others from memory for 10 ms. A
-read of another counter does not refresh the rest and is a separate firmware command (hw_stat_port_show, lifespan)."""
+"""Counter of mlx5 that must be read first. When it is read, mlx5 queries all counters of the device and returns the
+others from memory for 10 ms. A read of another counter does not refresh the rest and is a separate firmware command
+(hw_stat_port_show, lifespan)."""
 
 _FAST_PORT = frozenset(
     f"gangwatch_rdma_port_{name}_total"
@@ -214,7 +216,7 @@ def hardware_counter(driver: str, file: str) -> Meaning:
 
 
 def own_name(file: str) -> Meaning:
-    """Return the counter under its driver's name."""
+    """Return the series of a counter that keeps its driver's name."""
     return Meaning("gangwatch_rdma_hw_counters_total", (("counter", file),))
 
 

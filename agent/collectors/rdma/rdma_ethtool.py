@@ -21,7 +21,7 @@ class _Port(NamedTuple):
 
     netdev: str
     names: tuple[str, ...]
-    """All names in the driver's list."""
+    """Names of all statistics in the driver's list."""
     counter_at: int
     """Index of the first counter in the block."""
     counters: npt.NDArray[np.intp]
@@ -33,7 +33,7 @@ class _Port(NamedTuple):
 
 
 class EthtoolCounters:
-    """Collector of the statistics of each port's netdev. A port without a netdev has none."""
+    """Collector of the statistics of each port's network device (netdev). A port without a netdev has no statistics."""
 
     worker = NETLINK_WORKER
 
@@ -47,7 +47,10 @@ class EthtoolCounters:
         self._block = Block()
 
     def collect(self) -> Block:
-        """Raise UnsupportedError if no netdev has statistics, SourceError if none could be read."""
+        """Read all statistics and return the block.
+
+        Raise UnsupportedError if no netdev has statistics, SourceError if none could be read.
+        """
         found: dict[str, tuple[tuple[str, ...], npt.NDArray[np.uint64]]] = {}
         errors: list[SourceError] = []
         for _, netdev in self._netdevs:

@@ -23,10 +23,11 @@ from agent.sources.rdma.netlink import NetlinkDevice, RdmaNetlink, connect
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 5.0
-"""Longer than the interval of the host's counters, because each query starts a thread (0.1 ms)."""
+"""Interval of queries. It is longer than that of the host's counters, because each query starts a thread (0.1 ms)."""
 
 MOST_NAMESPACES = 64
-"""Maximum number of namespaces: pods with their own NIC, of which a node has at most one per virtual function."""
+"""Maximum number of namespaces that are read. They belong to pods with their own NIC; a node has at most one of these
+pods per virtual function."""
 
 Enter = Callable[[str, int, Callable[[], socket.socket]], socket.socket]
 
@@ -51,7 +52,8 @@ class ForeignCounters(NetlinkCounters):
 class ForeignDevices:
     """Devices in other namespaces and their collectors.
 
-    find: lists a path to each namespace (``net_namespaces``). enter, connector: replaced in tests without namespaces.
+    find: returns a path to each namespace by inode (``net_namespaces``). enter: calls a function in a namespace.
+    connector: opens the netlink socket. Tests without namespaces replace `enter` and `connector`.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class ForeignDevices:
 
 
 def _device(found: NetlinkDevice) -> RdmaDevice:
-    """Convert a device reported by netlink. Its other attributes are in a /sys that the host does not see."""
+    """Convert a device reported by netlink. Attributes that only the container's /sys contains are empty."""
     ports = tuple(Port(str(number), "", "", (), ()) for number in range(1, found.ports + 1))
     driver = found.name.partition("_")[0]
     return RdmaDevice(found.name, "", driver, "", "", "", found.firmware_version, "", "", (), ports)

@@ -32,8 +32,8 @@ class _Answer(NamedTuple):
 class NetlinkCounters:
     """Collector that queries each port of a device at every run.
 
-    failures: consecutive failed runs. After FAILURES of them the device's collectors are made again, because the index
-    of a device changes when its driver is reloaded.
+    failures: consecutive failed runs. After FAILURES failed runs the device's collectors are made again, because the
+    index of a device changes when its driver is reloaded.
     """
 
     worker = NETLINK_WORKER
@@ -50,7 +50,7 @@ class NetlinkCounters:
     ) -> None:
         """Query the device once. Raise UnsupportedError or SourceError if it does not respond.
 
-        series: counters that are also read, from files.
+        series: counters that the collector reads from files, in addition to the counters of netlink.
         """
         self.name = f"rdma/{device.name}"
         self.interval_seconds = interval_seconds

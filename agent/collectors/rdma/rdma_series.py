@@ -11,15 +11,15 @@ from agent.sources.rdma.infiniband import Port, RdmaDevice
 
 WORKER = "sysfs"
 NETLINK_WORKER = "netlink"
-"""Names of the workers: for collectors that read files, and for collectors that use sockets.
+"""Names of the workers: WORKER for collectors that read files, NETLINK_WORKER for collectors that use sockets.
 
-The kernel may lock sockets for a long time, so they have a worker thread of their own."""
+The kernel may lock sockets for a long time, so collectors that use sockets have a separate thread."""
 
 SLOW_SECONDS = 15.0
 
 RETRY_SECONDS = 600.0
-"""Time after which a file without a number is read again. Each read may write a line to the kernel log (node_exporter
-issue 3434: the log filled up)."""
+"""Time after which a file that returned no number is read again. Each read may write a line to the kernel log
+(node_exporter issue 3434: the log filled up)."""
 
 
 class Series(NamedTuple):

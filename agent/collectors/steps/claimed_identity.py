@@ -1,4 +1,4 @@
-"""Comparison of what a reporter claims to be with what the machine attests."""
+"""Comparison of the identity that a reporter claims with the identity that the machine attests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from agent.schema.frame import Member
 from agent.sources.steps.step_messages import Claim
 
 ATTESTED = ("pod-", "slurm-")
-"""Prefixes of gang names that come only from control groups. A process that claims such a name must belong to it."""
+"""Prefixes of gang names that come only from control groups. A process that claims a gang with one of these prefixes
+must belong to the gang."""
 
 _NAME_MARKS = " !#$%&()*+,-./:;=?@[]^_{|}~"
 
@@ -18,7 +19,7 @@ _NAME_MARKS = " !#$%&()*+,-./:;=?@[]^_{|}~"
 def judge(claim: Claim, identity: Identity) -> Member:
     """Return the rank of an attested process. Values that are not attested come from the claim.
 
-    Raise ReporterError if the claim contradicts the attested identity, or if neither contains the rank.
+    Raise ReporterError if the claim contradicts the attested identity, or if neither of them contains the rank number.
     """
     gang = claim.gang
     if identity.source == "slurm" and gang is not None and gang.isdecimal():

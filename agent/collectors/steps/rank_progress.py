@@ -13,7 +13,7 @@ MAX_STEPS_IN_FLIGHT = 64
 """Maximum number of open collectives and steps of one rank; the oldest is dropped."""
 
 WRAP = 2**64 - 1
-"""Mask that keeps the 64 bits of a counter."""
+"""Mask that keeps the lowest 64 bits of a counter."""
 
 
 class Progress:
@@ -42,7 +42,7 @@ class Progress:
         self._entered_in: OrderedDict[int, int] = OrderedDict()
 
     def fold(self, record: RingRecord) -> StepRecord | None:
-        """Fold one record and return the step that it finishes, if any."""
+        """Update the progress with one record. Return the step that the record finishes, if any."""
         counted = record.time_ns >= self._since_ns
         if record.kind == STEP_BEGUN:
             self._begins = True
@@ -102,7 +102,10 @@ class Progress:
         return found
 
     def totals(self) -> tuple[int | None, ...]:
-        """Return the values of RANK_COUNTERS, None if the newest step did not report them. They wrap at 2^64."""
+        """Return the values of RANK_COUNTERS, which wrap at 2^64.
+
+        A value is None if the newest step did not report it.
+        """
         return (
             self.steps & WRAP,
             self.step_ns & WRAP,

@@ -30,20 +30,21 @@ _log = logging.getLogger(__name__)
 
 READING_SHARE = 0.07
 """Share of its interval that a run may use as CPU time to read rings. The runner doubles the interval of a collector
-that uses a tenth (agent/runner.py, PROCESSOR_SHARE): a tenant that floods its rings must not cause that."""
+that uses a tenth of its interval (agent/runner.py, PROCESSOR_SHARE). A tenant that floods its rings must not cause
+that."""
 
 FEWEST_RECORDS, MOST_RECORDS = 2048, 65536
-"""Minimum and maximum number of records that one run reads from all rings, whatever a record costs."""
+"""Minimum and maximum number of records that one run reads from all rings, whatever CPU time a record costs."""
 
 FIRST_RECORD_NS = 2000.0
-"""Assumed cost of a record before the first measurement: twice the cost on the slowest machine measured."""
+"""Assumed CPU time per record before the first measurement: twice the time on the slowest machine measured."""
 
 PIECE_RECORDS = 512
 """Records of one ring that are read and folded at once without a pause; they take 150 kB of memory."""
 
 PAUSE_SECONDS = 0.0002
-"""Pause before each piece but the first of a run, so that other threads can take the interpreter lock. A thread that
-serves a scrape would otherwise wait for 5 ms each time it needs the lock (sys.getswitchinterval)."""
+"""Pause before each piece of records except the first of a run, so that other threads can take the interpreter lock.
+Without it, a thread that serves a scrape waits for 5 ms each time it needs the lock (sys.getswitchinterval)."""
 
 OTHERS_RECORDS = 512
 """Part of a frame's MAX_RECORDS that is reserved for other collectors."""
@@ -81,7 +82,10 @@ class StepCollector:
         pods: str | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        """pods: the kubelet's folder of pods, None for no pod sockets. quotas: limits of each tenant."""
+        """Start to listen at the socket.
+
+        pods: the kubelet's folder of pods, None for no pod sockets. quotas: limits of each tenant.
+        """
         self.interval_seconds = interval_seconds
         self._attribution = attribution
         self._clock = clock or SystemClock()
@@ -184,7 +188,7 @@ class StepCollector:
         return Admission(member, self._attribution.user_of_peer(peer))
 
     def _confirm(self, registered: Registered) -> None:
-        """Record the rank of a registered reporter for attested processes without a rank file."""
+        """Record the rank of an attested process in the attribution, because the process may have no rank file."""
         member = registered.member
         if registered.tenant.attested:
             self._attribution.register(member.gang, member.attempt, member.rank, registered.peer.pid)
@@ -192,7 +196,7 @@ class StepCollector:
     # --- one run ---
 
     def _follow(self, reporter: Registered, registered: list[Registered]) -> None:
-        """Create the reporter's progress. At the tenant's limit, drop its oldest ended ranks."""
+        """Create the progress of the reporter's rank. At the tenant's limit, drop the tenant's oldest ended ranks."""
         member, tenant = reporter.member, reporter.tenant
         progress = self._progress.get(member)
         if progress is None:
@@ -206,9 +210,9 @@ class StepCollector:
         progress.place = reporter.place
 
     def _read_all(self, registered: list[Registered], closed: set[Registered]) -> int:
-        """Fold new records of the rings within the budget of a run. Return the number of records read.
+        """Read the new records of the rings within the budget of a run. Return the number of records read.
 
-        The budget is shared fairly among tenants, and each part among the tenant's rings. Rings with few records are
+        The budget is shared fairly among tenants, and the share of a tenant among its rings. Rings with few records are
         read completely.
         """
         fresh: dict[Tenant, list[tuple[Registered, int]]] = {}
@@ -240,7 +244,7 @@ class StepCollector:
         return int(min(max(affordable, FEWEST_RECORDS), MOST_RECORDS))
 
     def _learn_cost(self, records: int, processor_ns: int) -> None:
-        """Update the cost of a record from a run with enough records."""
+        """Update the average CPU time per record from a run, if the run read enough records."""
         if records >= FEWEST_RECORDS // 2:
             self._record_ns += (processor_ns / records - self._record_ns) / 4
 
@@ -249,7 +253,7 @@ class StepCollector:
         self._socket.forget(reporter)
 
     def _read(self, reporter: Registered, share: int) -> None:
-        """Fold the next `share` records of a ring, a piece at a time."""
+        """Read the next `share` records of a ring in pieces, and update the progress of its rank."""
         ring, progress = reporter.ring, self._progress[reporter.member]
         malformed, lost = ring.malformed, ring.lost
         while share > 0:
@@ -272,7 +276,10 @@ class StepCollector:
         self._lost += ring.lost - lost
 
     def _keep_within(self, most: int) -> None:
-        """Drop the oldest records of the tenants with the most records. The caller holds the lock."""
+        """Keep at most `most` records; the caller holds the lock.
+
+        The oldest records of the tenants with the most records are dropped.
+        """
         kept = list(self._records.values())
         for records, share in zip(kept, fair_shares([len(records) for records in kept], max(0, most)), strict=True):
             self._drop_oldest(records, share)

@@ -1,7 +1,7 @@
 """Columns of the ranks' steps, with a limit on how often they may change. Pure: time is an argument.
 
-Each change of the columns is a new layout for the whole node, which is sent to every subscriber and makes every
-exposition be rendered from scratch. So the rate of changes is limited per tenant, and further changes are delayed.
+Each change of the columns is a new layout for the whole node. The layout is sent to every subscriber, and every
+exposition is rendered from scratch. So the rate of changes is limited per tenant, and further changes are delayed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from agent.sources.steps.step_messages import Place
 from agent.sources.steps.tenants import Allowance, Tenant
 
 CHANGES_BURST, CHANGES_PER_SECOND = 8, 0.2
-"""Limit on changes of one tenant's ranks and of their positions: burst and average rate. A starting job makes three or
-four changes: its ranks register within a few samples and report their positions later."""
+"""Limit on changes of one tenant's ranks and of their positions: burst, and average rate per second. A starting job
+makes three or four changes: its ranks register within a few samples and report their positions later."""
 
 REFUSED = "gangwatch_step_reporters_refused_total"
 
@@ -34,7 +34,8 @@ RANK_COUNTERS = (
 )
 
 OWN_COUNTERS = len(REFUSAL_REASONS) + len(RECORD_COUNTERS)
-"""Number of the agent's own counters. They precede the ranks' counters; its one gauge precedes their gauges."""
+"""Number of the agent's own counters. They precede the counters of the ranks. The agent's only gauge precedes the
+gauges of the ranks."""
 
 Ranks = tuple[tuple[Member, Place], ...]
 """Ranks of a tenant that have series, with their positions in the job's parallel layout."""
@@ -56,7 +57,7 @@ class StepColumns:
         self._changes: dict[Tenant, Allowance] = {}
 
     def follow(self, wanted: Mapping[Tenant, Iterable[tuple[Member, Place]]], now: float) -> None:
-        """Update the columns to these ranks, within the change limit of each tenant. now: monotonic seconds."""
+        """Update the columns to the `wanted` ranks, within the change limit of each tenant. now: monotonic seconds."""
         before = self._ranks or {}
         ranks: dict[Tenant, Ranks] = {}
         for tenant in dict.fromkeys((*before, *wanted)):
@@ -101,8 +102,8 @@ class StepColumns:
     ) -> Block:
         """Fill the block and return it.
 
-        own: the OWN_COUNTERS values. ranks: newest step and values of RANK_COUNTERS of each rank, None if not known.
-        The values of other ranks with columns are absent.
+        own: values of the agent's OWN_COUNTERS counters. ranks: newest step and values of RANK_COUNTERS of each rank,
+        None if not known. The values of a rank that has columns but is not in `ranks` are absent.
         """
         block = self.block
         block.clear()
