@@ -44,7 +44,7 @@ KEEPS_IDS = "straggler"
 SNAPSHOT_VERSION = 1
 
 SLOWING = ACCUSING - {Kind.HANG}
-"""Kinds that explain a slowdown by a node or device."""
+"""Kinds of verdicts that explain a slowdown by a node or device."""
 
 
 class Part(StrEnum):
@@ -69,9 +69,9 @@ class Active:
     parts: frozenset[Part]
     """Slow parts according to the verdict; empty if it explains no rank's slowdown."""
     of_all_ranks: bool
-    """Whether it explains the only slowdown of a job that reports no steps."""
+    """Whether the verdict explains the only slowdown of a job that reports no steps."""
     restored: bool = False
-    """Whether it is known from a snapshot only: its detector has not reported it again since the restart."""
+    """Whether the verdict is known from a snapshot only: its detector has not reported it again since the restart."""
 
     def is_same(self, verdict: Verdict) -> bool:
         """Return whether a verdict with another id, from a detector that learns again, makes the same accusation."""
