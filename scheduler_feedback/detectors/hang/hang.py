@@ -85,18 +85,18 @@ class _AttemptState:
     longest_pause: float = 0.0
     """Longest step of the job in seconds, including steps that a proven hang lengthened."""
     stopped_ns: int = 0
-    """Time in ns since the newest step for which a process of the job was stopped."""
+    """Duration in ns for which a process of the job was stopped since the newest step."""
     evaluated_ns: int = 0
     """Time of the last evaluation of the attempt, in ns."""
     judged_ns: int = 0
-    """Time of the last judgement."""
+    """Time of the last judgement of the attempt, in ns."""
     active: Verdict | None = None
     """Active hang verdict on the attempt."""
     abstained: bool = False
 
     @property
     def usual(self) -> float | None:
-        """Seconds of a usual step; None if no step of the attempt was received."""
+        """Length of a usual step in seconds; None if no step of the attempt was received."""
         return float(np.median(self.seconds)) if self.seconds else self.restored_usual
 
     def steps(self, lengths: FloatArray) -> None:

@@ -37,7 +37,7 @@ MOST_A_SAMPLE = 6.0
 """Maximum number of iterations per sample: the window damps a period that fast to a twentieth."""
 
 FINER = 4
-"""Bins of the spectrum for each one that the time can resolve."""
+"""Number of bins of the spectrum for each frequency that the sampled time can resolve."""
 
 STEADY = 0.05
 """Maximum standard deviation of a node's sample times within the windows, as a share of a window. Below it the node

@@ -135,7 +135,7 @@ def pauses(sent: FloatArray) -> tuple[int, int]:
 
 
 def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
-    """Return the amount by which the newest windows exceed the calm windows; 0 if too few are known. values: NaN if
+    """Return the difference between high and low values of the windows; 0 if too few are known. values: NaN if
     unknown."""
     values = values[~np.isnan(values)]
     if len(values) < least_windows:

@@ -30,18 +30,18 @@ class ValidityMask:
 
     @cached_property
     def first(self) -> int:
-        """Return the first column that holds a sample."""
+        """First column that holds a sample."""
         return int(self.of.argmax())
 
     @cached_property
     def sizes(self) -> IndexArray:
-        """Return the number of members of each group that hold a sample: [groups]."""
+        """Number of members of each group that hold a sample: [groups]."""
         groups = self._grouping
         return groups.sizes if self.whole else np.bincount(groups.of[self.of], minlength=len(groups))
 
     @cached_property
     def _bits(self) -> npt.NDArray[np.uint32]:
-        """Return words with all bits set in columns that hold a sample, and no bit set in other columns: [N]."""
+        """Words with all bits set in columns that hold a sample, and no bit set in other columns: [N]."""
         return np.negative(self.of.astype(np.int32)).view(_BITS)
 
     @cached_property

@@ -121,7 +121,7 @@ class Measured:
 
     @property
     def without(self) -> float:
-        """Step time without the rank."""
+        """Step time that the gang would have without the rank."""
         return max(self.step_seconds - self.gain, 1e-9)
 
     @property

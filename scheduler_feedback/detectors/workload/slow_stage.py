@@ -64,7 +64,7 @@ class Pressure:
             self.usual = before + max(USUAL_SHARE, 1 / self.taken) * (found - before)
 
     def more(self, since_ns: int) -> FloatArray | None:
-        """Return the increase over the usual share since then: [2, nodes]; None without a window."""
+        """Return the increase over the usual share since `since_ns`: [2, nodes]; None without a window."""
         since = [found for middle_ns, found in self.newest if middle_ns >= since_ns]
         if not since or self.usual is None:
             return None
