@@ -19,6 +19,6 @@ class Switches:
     group_intersection: bool = True
     """Overlapping groups vote on a suspect, and a healthy group vetoes it."""
     priors: bool = True
-    """Use how often each kind of fault occurs."""
+    """Use the frequency of each kind of fault as its prior."""
     same_samples: bool = True
     """Do not accuse a rank that is slow together with all ranks that process the same samples."""

@@ -44,7 +44,7 @@ KEEPS_IDS = "straggler"
 SNAPSHOT_VERSION = 1
 
 SLOWING = ACCUSING - {Kind.HANG}
-"""Kinds that explain a slowdown by a node or device."""
+"""Kinds of verdicts that explain a slowdown by a node or device."""
 
 
 class Part(StrEnum):
@@ -69,9 +69,9 @@ class Active:
     parts: frozenset[Part]
     """Slow parts according to the verdict; empty if it explains no rank's slowdown."""
     of_all_ranks: bool
-    """Whether it explains the only slowdown of a job that reports no steps."""
+    """Whether the verdict explains the only slowdown of a job that reports no steps."""
     restored: bool = False
-    """Whether it is known from a snapshot only: its detector has not reported it again since the restart."""
+    """Whether the verdict is known from a snapshot only: its detector has not reported it again since the restart."""
 
     def is_same(self, verdict: Verdict) -> bool:
         """Return whether a verdict with another id, from a detector that learns again, makes the same accusation."""
@@ -81,7 +81,7 @@ class Active:
         return not ranks.isdisjoint(self.ranks) or not (ranks or self.ranks)
 
     def overlaps(self, other: Active) -> bool:
-        """Return whether both explain the same slowdown of a rank. Both are about one attempt of one job.
+        """Return whether both explain the same slowdown of a rank. Both verdicts are about one attempt.
 
         Two verdicts on the job's own doing do not: a stage that always had more work can get more still.
         """

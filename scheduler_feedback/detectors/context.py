@@ -31,8 +31,8 @@ class Published:
     rotating: Mapping[str, Cause] = field(default_factory=dict)
     """Cause of each job's active verdict about rotating slowness."""
     refused: frozenset[str] = frozenset()
-    """Verdicts of the previous tick that were not published, and verdicts that were withdrawn after it. Their detectors
-    forget them, and may propose them again."""
+    """Verdicts of the previous tick that were not published or were withdrawn. Their detectors forget them, and may
+    propose them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class DetectionContext:
 
     telemetry: Telemetry
     counters: CounterStatistics
-    """Counter statistics, including this tick."""
+    """Counter statistics, including the telemetry of this tick."""
     speeds: Speeds
-    """Speed of all jobs, including this tick."""
+    """Speed of all jobs, including the telemetry of this tick."""
     fault_history: FaultHistory
     """Fault history of parts and nodes, up to the previous tick."""
     switches: Switches
@@ -53,7 +53,8 @@ class DetectionContext:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Further ranks to which a verdict applies. It is not published: an operator is paged once for a slow node."""
+    """Additional ranks to which a verdict applies. A cover is not published: an operator is paged once for a slow
+    node."""
 
     verdict_id: str
     ranks: tuple[int, ...]

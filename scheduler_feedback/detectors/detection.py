@@ -46,7 +46,7 @@ class Detector(Protocol):
 
 
 class SharedState:
-    """What the detectors of one stream read, and the arbiter. Owned by one thread."""
+    """Inputs that the detectors of one stream share, and the arbiter. Owned by one thread."""
 
     def __init__(self, timed: bool = True, switches: Switches | None = None) -> None:
         self.switches = Switches() if switches is None else switches
@@ -56,7 +56,7 @@ class SharedState:
         self._timed = timed
 
     def begin(self, telemetry: Telemetry) -> DetectionContext:
-        """Process new telemetry, and return what the detectors read in this tick."""
+        """Process new telemetry, and return the inputs of the detectors in this tick."""
         self.counters.take(telemetry)
         if self._timed:
             self.speeds.take(telemetry)
@@ -69,7 +69,7 @@ class SharedState:
         )
 
     def conclude(self, context: DetectionContext, results: Mapping[str, Sequence[Proposal]]) -> list[Finding]:
-        """Return what the arbiter publishes of the detectors' results, by name of the detector."""
+        """Return the detector results that the arbiter publishes. results: proposals by name of the detector."""
         attempts = {job.shape.job: job.shape.attempt for job in context.telemetry.jobs}
         return self.arbiter.resolve(results, attempts, context.telemetry.now_ns)
 
@@ -108,7 +108,7 @@ class Detection:
         self.shared = SharedState(timed, switches)
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Run all detectors, and return what the arbiter publishes."""
+        """Run all detectors, and return the results that the arbiter publishes."""
         context = self.shared.begin(telemetry)
         return self.shared.conclude(context, {one.name: one.tick(context) for one in self.detectors})
 
@@ -119,7 +119,7 @@ class Detection:
             yield from detector.measures()
 
     def snapshots(self) -> dict[str, bytes]:
-        """Encode all state by name."""
+        """Return the snapshot of each detector and of the shared state, by name."""
         return {SHARED: self.shared.snapshot()} | {one.name: one.snapshot() for one in self.detectors}
 
     def restore(self, snapshots: Mapping[str, bytes]) -> None:
@@ -132,5 +132,6 @@ class Detection:
 
 
 def shared_of(snapshots: Mapping[str, bytes]) -> bytes | None:
-    """Return the snapshot of the shared state: the health detector's in snapshots of release 0.1.0; None without."""
+    """Return the snapshot of the shared state; for release 0.1.0, the health detector's snapshot; None if neither
+    exists."""
     return snapshots.get(SHARED, snapshots.get("health"))

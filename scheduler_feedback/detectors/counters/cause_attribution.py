@@ -36,7 +36,7 @@ class Attribution:
 
     cause: Cause
     known: bool
-    """Whether the counters are available. All parts are NaN otherwise."""
+    """Whether the process counters are available. If not, all parts of the excess are NaN."""
     excess: float
     processor: float = np.nan
     queue: float = np.nan
@@ -51,7 +51,7 @@ class Attribution:
     """Whether the rank computes on a GPU."""
 
     def share(self, part: float) -> float:
-        """Return the part as a share of the excess; 0 if unknown."""
+        """Return the part as a share of the excess; 0 if the share is unknown."""
         return float(part / self.excess) if self.known and self.excess > 0 else 0.0
 
     @property
@@ -88,7 +88,7 @@ class AlarmInterval:
     per_step: FloatArray
     """Columns of CONSUMED, the first three in seconds a step, float64 [n, 5]."""
     samples: FloatArray
-    """Number of stopped samples and of all samples, float64 [n, 2]."""
+    """Number of samples that found the rank stopped, and number of all samples: float64 [n, 2]."""
     step_seconds: float
     stopped_again: bool
     """Whether samples found the slow rank stopped in more than one slow stretch."""

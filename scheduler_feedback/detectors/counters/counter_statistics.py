@@ -62,7 +62,7 @@ _NOTHING: Mapping[str, Float32Array | float] = {
     **dict.fromkeys(("level", "peers", "newest"), np.nan),
     "scale": FLOOR[:, None],
 }
-"""Initial value of each array."""
+"""Initial value of each array of CounterStatistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ class CounterStatistics:
         return np.flatnonzero(moving if known.whole else moving & known.of)
 
     def _begin(self, feature: int, x: Float32Array, known: ValidityMask) -> None:
-        """Initialise the decaying means of new columns with their first sample."""
+        """Initialise the decaying means of new columns with the first sample of each column."""
         unknown = np.isnan(self.level[feature])
         fresh = unknown & known.of
         if fresh.any():
@@ -413,5 +413,5 @@ def joined(parts: list[IndexArray]) -> IndexArray:
 
 
 def row(name: str) -> int:
-    """Return the row of a feature."""
+    """Return the row number of the feature with this name."""
     return FEATURE[name]

@@ -14,7 +14,7 @@ class _Scale:
     """Scale of a feature."""
 
     kind: str
-    """'log', 'share' or 'count'."""
+    """Kind of the scale: 'log', 'share' or 'count'."""
     bad: int
     """Direction that is a fault: +1 or -1; 0 for a feature that is only recorded."""
     floor: float

@@ -30,7 +30,7 @@ SIGMAS, NODE_RANKS_SIGMAS = 4.0, 1.5
 ranks. A node usually has eight ranks, of which the mean is used."""
 
 MANY = 8
-"""If more than one rank in eight, on several nodes, is affected, the cause is something that they share."""
+"""If more than one rank in eight, on several nodes, is affected, the affected ranks share the cause."""
 
 
 def works_longer(counters: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:

@@ -77,30 +77,30 @@ class _AttemptState:
     """Time at which the newest step ended."""
     step: int = -1
     seconds: list[float] = field(default_factory=list)
-    """Lengths of the newest steps."""
+    """Lengths of the newest steps, in seconds."""
     restored_usual: float | None = None
     """Usual step of this attempt in seconds, from a snapshot."""
     longest: float = 0.0
-    """Longest step of the job, without steps that a proven hang lengthened."""
+    """Longest step of the job in seconds, without steps that a proven hang lengthened."""
     longest_pause: float = 0.0
-    """Longest step of the job, with those steps."""
+    """Longest step of the job in seconds, including steps that a proven hang lengthened."""
     stopped_ns: int = 0
-    """Time since the newest step for which a process of the job was stopped."""
+    """Duration in ns for which a process of the job was stopped since the newest step."""
     evaluated_ns: int = 0
-    """Time of the last evaluation."""
+    """Time of the last evaluation of the attempt, in ns."""
     judged_ns: int = 0
-    """Time of the last judgement."""
+    """Time of the last judgement of the attempt, in ns."""
     active: Verdict | None = None
-    """Active verdict."""
+    """Active hang verdict on the attempt."""
     abstained: bool = False
 
     @property
     def usual(self) -> float | None:
-        """Seconds of a usual step; None if no step of the attempt was received."""
+        """Length of a usual step in seconds; None if no step of the attempt was received."""
         return float(np.median(self.seconds)) if self.seconds else self.restored_usual
 
     def steps(self, lengths: FloatArray) -> None:
-        """Add the lengths of finished steps, [k]."""
+        """Add the lengths of k finished steps, in seconds: [k]."""
         own = lengths.copy()
         own[int(own.argmax())] -= min(self.stopped_ns * 1e-9, float(own.max()))
         longest = float(own.max())

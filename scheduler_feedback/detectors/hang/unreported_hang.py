@@ -38,10 +38,11 @@ POLLS = 0.02
 channels. An idle GPU has zero."""
 
 APART = 0.5
-"""Minimum deviation from the median rank's SM activity, as a share of it."""
+"""Minimum deviation of a rank's SM activity from the median rank's, as a share of the median rank's."""
 
 LEAST_IO_WAIT = 0.1
-"""Share of time. A rank that does not poll, and whose host waits for its disks for longer, is saving or reading."""
+"""Minimum share of time for which the host waits for its disks. If a rank does not poll and its host exceeds this
+share, the rank is saving or reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,12 @@ class Traffic:
     idle_windows: int = 0
     """Number of windows since the newest traffic."""
     busy: FloatArray = field(init=False)
-    """Sum of the SM activity over these windows: float64 [n]."""
+    """Sum of each rank's SM activity over the windows since the newest traffic: float64 [n]."""
     waits: FloatArray = field(init=False)
-    """Sum of the share of time that hosts wait for disks over these windows: float64 [n]."""
+    """Sum over the windows since the newest traffic of the share of time for which each rank's host waits for disks:
+    float64 [n]."""
     counted: FloatArray = field(init=False)
-    """Number of these windows with a known SM activity: float64 [n]."""
+    """Number of windows since the newest traffic in which each rank's SM activity is known: float64 [n]."""
 
     def __post_init__(self) -> None:
         self._begin()
@@ -160,7 +162,7 @@ class UnreportedHangs:
         self._of: dict[str, Traffic] = {}
 
     def keep(self, jobs: set[str]) -> None:
-        """Drop the state of all other jobs."""
+        """Keep the state of these jobs, and drop the state of all other jobs."""
         for gone in self._of.keys() - jobs:
             del self._of[gone]
 

@@ -139,7 +139,8 @@ class HealthDetector:
         ]
 
     def _accuse(self, why: Suspicion, context: DetectionContext) -> list[Proposal]:
-        """Report a verdict on a device in every job that uses it; without a job, on the node alone."""
+        """Report a verdict on a device in every job that uses the device. If no job uses it, report the verdict on the
+        node alone."""
         findings: list[Proposal] = []
         node, level, device, telemetry = why.node, why.level, why.device, context.telemetry
         affected: list[tuple[JobTelemetry | None, int]] = [(why.job, why.index)]

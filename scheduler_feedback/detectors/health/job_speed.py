@@ -36,14 +36,14 @@ class Speed:
     newest: deque[float] = field(default_factory=lambda: deque(maxlen=BEST_STEPS))
     """Seconds of the newest steps."""
     best: float = float("inf")
-    """Best median so far."""
+    """Best median of the newest steps so far, in seconds."""
     finished_ns: int = 0
     """Time at which the newest step ended."""
     step: int = -1
 
     @property
     def usual(self) -> float:
-        """Median of the newest steps; NaN without any."""
+        """Median of the newest steps in seconds; NaN if there are no steps."""
         return middle(list(self.newest)) if self.newest else float("nan")
 
     @property

@@ -25,11 +25,11 @@ class Port:
     """A port that went down."""
 
     down_ns: int = 0
-    """Time since which it is down; 0 while it is up."""
+    """Time in ns since which the port is down; 0 while it is up."""
     flaps: dict[str, deque[int]] = field(default_factory=dict)
     """Times of flaps by source: the kernel log, the port state and each counter report the same flaps."""
     damped_until_ns: int = 0
-    """Time until which it is not reported again."""
+    """Time in ns until which the port is not reported again."""
 
     def flapped(self, source: str, times: int, now_ns: int) -> None:
         """Count flaps of the port: it was down and is up again."""

@@ -47,7 +47,7 @@ class StaleAgents:
         self._awake_ns = 0
 
     def mass(self, telemetry: Telemetry) -> Abstention | None:
-        """Return an abstention, once, if enough agents became stale at once to freeze all actions."""
+        """Return one abstention if enough agents became stale at once to freeze all actions."""
         now_ns = telemetry.now_ns
         if self._ticked_ns is not None and (now_ns - self._ticked_ns) * 1e-9 > OWN_GAP_SECONDS:
             self._awake_ns = now_ns

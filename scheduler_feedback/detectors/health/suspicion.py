@@ -25,7 +25,7 @@ class Suspicion:
     job: JobTelemetry | None = None
     """Job that uses the device; None applies the suspicion to every job that does."""
     index: int = -1
-    """Index of the rank in that job."""
+    """Index of the rank in the job that uses the device; -1 for no rank."""
     slower: float = 1.0
-    """The job's step time over its best."""
+    """The job's step time divided by its best step time."""
     kind: Kind = Kind.HEALTH

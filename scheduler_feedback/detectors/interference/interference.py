@@ -60,7 +60,7 @@ from scheduler_feedback.detectors.stats.correlation import (
 from scheduler_feedback.detectors.stats.medians import median
 
 TEST_SECONDS = 6.0
-"""Interval between two tests."""
+"""Interval in seconds between two tests of a job for interference."""
 
 LEAST_COST = 0.05
 """Minimum loss of the victim while the neighbour is busy, as a share of its step."""
@@ -87,7 +87,7 @@ class _Course:
 
     shape: Shape
     communication: Means = field(default_factory=Means)
-    """Communication share of the step."""
+    """Communication time as a share of the step, for each window."""
     excess: dict[str, Means] = field(default_factory=dict)
     """Excess compute time on each shared host; NaN where unknown."""
     sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class _Correlated:
 
     aggressor: str
     resource: tuple[str, str]
-    """Kind and name."""
+    """Kind and name of the shared resource."""
     ranks: int
     """Number of the victim's ranks on the resource."""
     correlation: float

@@ -42,10 +42,10 @@ class Unreported:
     """One job without step reports, on the common clock."""
 
     shape: Shape
-    """Shape by which its ranks are numbered."""
+    """Shape of the job that gives the order of its ranks."""
     rate: WorkRate = field(default_factory=WorkRate)
     seen: dict[Resource, deque[float]] = field(default_factory=dict)
-    """Counter values of its ranks on each shared resource, newest last."""
+    """Counter values of the job's ranks on each shared resource, newest last."""
     usual: Float32Array = field(init=False)
     """Usual CPU wait and congestion marks of each rank: float32 [2, ranks], NaN if unknown."""
     taken: int = 0

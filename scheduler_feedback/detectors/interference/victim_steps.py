@@ -87,7 +87,7 @@ class Steps:
         return float(np.median(lengths)) if len(lengths) else 0.0
 
     def values(self, key: str) -> FloatArray:
-        """Return the losses for this key: [steps]."""
+        """Return the loss in each step for this shared host, or for communication if the key is '': [steps]."""
         ring = self.lost.get(key, ())
         return np.fromiter(ring, np.float64, len(ring))
 

@@ -61,11 +61,11 @@ class SlowdownTest:
     evenly: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
     """As `signals`, with a value for every window: NaN if fewer than half of the ranks are known."""
     coarsely: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
-    """Means of COARSER values of `evenly`."""
+    """Means of COARSER consecutive values of `evenly`, for each counter."""
     best: dict[str, float] = field(default_factory=dict)
-    """Highest usual rate."""
+    """Highest usual rate so far, for each counter."""
     widths: dict[str, int] = field(default_factory=dict)
-    """Number of windows over which a rate must be averaged to be steady."""
+    """Number of windows over which the rate of each counter must be averaged to be steady."""
     taken: int = 0
     evaluated: int = 0
     window_seconds: float = 0.0
@@ -79,7 +79,7 @@ class SlowdownTest:
     """Signals of the job's nodes, each with its sample times."""
 
     def of(self, shape: Shape) -> None:
-        """Set the shape to which the counters belong."""
+        """Set the shape of the job that the counters belong to."""
         if self.voices is None or self.voices.shape is not shape:
             self.voices = NodeSignals(shape)
 

@@ -24,8 +24,8 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, IndexArray, Shape
 
 VOICES = 16
-"""Number of signals that are used. Two nodes suffice to identify an alias; sixteen do so in all cases in which two
-do."""
+"""Maximum number of signals that are used. Two nodes can suffice to identify an alias; sixteen nodes always suffice
+where two can."""
 
 KEPT, LEAST_SAMPLES = 512, 64
 LEAST_KNOWN = 0.8
@@ -37,10 +37,11 @@ MOST_A_SAMPLE = 6.0
 """Maximum number of iterations per sample: the window damps a period that fast to a twentieth."""
 
 FINER = 4
-"""Bins of the spectrum for each one that the time can resolve."""
+"""Number of bins of the spectrum for each frequency that the sampled time can resolve."""
 
 STEADY = 0.05
-"""A node samples at a fixed time of each window: most standard deviation, as a share of the window."""
+"""Maximum standard deviation of a node's sample times within the windows, as a share of a window. Below it the node
+samples at a fixed time of each window."""
 
 ALIKE, RIVAL = 0.97, 0.95
 """Minimum share of the line's power, over all nodes, that is in phase; and most power of an alias, relative to the
@@ -70,9 +71,9 @@ class NodeSignals:
     lag: FloatArray = field(init=False)
     """Sum of the time from sample to end of the window, in windows: float64 [signals]."""
     square: FloatArray = field(init=False)
-    """Sum of its square: float64 [signals]."""
+    """Sum of the squared time from sample to end of the window: float64 [signals]."""
     counted: FloatArray = field(init=False)
-    """Number of windows in which it was known: float64 [signals]."""
+    """Number of windows in which the time from sample to end of the window was known: float64 [signals]."""
     taken: int = 0
     """Number of windows so far."""
     counter: str = ""
@@ -189,7 +190,7 @@ def _around(value: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
 
 
 def _even(course: FloatArray, known: npt.NDArray[np.bool_]) -> FloatArray:
-    """Return each signal over its mean, less one, with missing samples interpolated: [signals, samples]."""
+    """Return each signal divided by its mean, minus one, with missing samples interpolated: [signals, samples]."""
     places = np.arange(course.shape[1])
     filled = np.stack([np.interp(places, places[k], row[k]) for row, k in zip(course, known, strict=True)])
     mean = filled.mean(axis=1, keepdims=True)

@@ -91,7 +91,7 @@ class EstimatedPeriod:
     seconds: float
     """Length of an ordinary cycle."""
     ends: FloatArray
-    """Starts and ends of the cycles, in samples from the first one: float64 [cycles + 1]."""
+    """Starts and ends of the cycles, counted in samples from the first sample: float64 [cycles + 1]."""
     strength: float
     """Share of the power that repeats."""
 
@@ -163,7 +163,7 @@ class _Followed:
     ends: FloatArray
     """Ends of the cycles, in samples."""
     cycle: float
-    """Median length of the cycles."""
+    """Median length of the cycles, in samples."""
     uneven: float
     """Median deviation of the lengths, over `cycle`."""
     strength: float
@@ -175,7 +175,7 @@ class _Followed:
         return self.cycle if self.uneven <= EVEN else ordinary(np.diff(self.ends))
 
     def like(self, other: _Followed) -> bool:
-        """Return whether the two have cycles of one length."""
+        """Return whether the two periods have cycles of the same length."""
         return abs(self.cycle / other.cycle - 1.0) <= ALIKE
 
 

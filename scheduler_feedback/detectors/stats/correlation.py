@@ -17,7 +17,8 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 KEPT_WINDOWS = 720
 LEAST_WINDOWS = 18
 LEAST_STATE = 3
-"""Number of windows kept; minimum number of windows; minimum number with the neighbour busy, and with it idle."""
+"""Number of windows that are kept; minimum number of windows for a correlation; minimum number of windows with a busy
+neighbour, and with an idle neighbour."""
 
 SLOW_SAMPLING_SECONDS = 20.0
 SLOW_LEAST_WINDOWS = 10
@@ -134,7 +135,8 @@ def pauses(sent: FloatArray) -> tuple[int, int]:
 
 
 def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
-    """Return by how much the newest windows exceed the calm ones; 0 if too few are known. values: NaN if unknown."""
+    """Return the difference between high and low values of the windows; 0 if too few are known. values: NaN if
+    unknown."""
     values = values[~np.isnan(values)]
     if len(values) < least_windows:
         return 0.0
@@ -143,7 +145,7 @@ def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
 
 
 def pad(ring: deque[float], length: int, value: float) -> None:
-    """Fill a ring that began late, at its front, up to this length."""
+    """Pad a ring at its front with `value` up to this length. The ring began later than other rings."""
     missing = min(length, ring.maxlen or length) - len(ring)
     for _ in range(max(0, missing)):
         ring.appendleft(value)

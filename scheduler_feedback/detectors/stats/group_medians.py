@@ -104,7 +104,7 @@ def _sorted(members: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _network(size: int) -> list[tuple[int, int]]:
-    """Pairs to compare and exchange, for any size (Knuth, TAOCP 3, algorithm 5.2.2M)."""
+    """Return the pairs to compare and exchange, for any number of members (Knuth, TAOCP 3, algorithm 5.2.2M)."""
     pairs = []
     top = 1 << max(size - 1, 1).bit_length() >> 1
     p = max(top, 1)

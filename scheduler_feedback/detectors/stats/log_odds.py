@@ -59,8 +59,8 @@ def of_slowdown(slowdown: float) -> float:
 
 
 def of_waits(held: float, excess: float) -> float:
-    """Weigh whether the others wait longer because of the suspect's excess. In a synchronous gang they wait for all of
-    it."""
+    """Weigh whether the other ranks wait longer because of the suspect's excess. In a synchronous gang the other ranks
+    wait for the whole excess."""
     return bounded(2.0 * held / excess - 0.5, -2.0, 1.5) if excess > 0 else -2.0
 
 

@@ -50,9 +50,9 @@ class Run:
     number: int
     """The job's number of the first step."""
     taken: int
-    """Number of steps of the attempt before it."""
+    """Number of steps of the attempt before the first step of the run."""
     steps: int
-    """Number of steps."""
+    """Number of steps in the run."""
     lost_seconds: float
     """Time by which these steps exceed usual steps."""
 
@@ -63,7 +63,7 @@ class Period:
 
     steps: int
     newest: int
-    """Number of the newest beat."""
+    """Step number of the newest beat."""
     beats: int
     """Number of beats that were long."""
     missed: int
@@ -76,7 +76,7 @@ class Period:
 
     @property
     def lost_seconds_a_step(self) -> float:
-        """Mean loss over all steps from one beat to the next."""
+        """Mean time lost per step, over all steps from one beat to the next, in seconds."""
         return self.lost_seconds / max((self.beats + self.missed) * self.steps, 1)
 
 

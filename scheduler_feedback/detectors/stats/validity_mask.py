@@ -41,7 +41,7 @@ class ValidityMask:
 
     @cached_property
     def _bits(self) -> npt.NDArray[np.uint32]:
-        """All bits set in columns that hold a sample, none elsewhere: [N]."""
+        """Words with all bits set in columns that hold a sample, and no bit set in other columns: [N]."""
         return np.negative(self.of.astype(np.int32)).view(_BITS)
 
     @cached_property

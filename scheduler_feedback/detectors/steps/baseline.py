@@ -49,7 +49,7 @@ class Baseline:
     steps: int
     """Number of steps of the warm-up."""
     step_seconds: float
-    """Step time of the gang."""
+    """Mean step time of the gang."""
     shared_wait: float
     """Time of the collective itself."""
     compute: FloatArray
@@ -61,7 +61,7 @@ class Baseline:
     parts: FloatArray
     """CPU, run-queue and block-I/O time: float64 [n, 3], NaN if unknown."""
     parts_compute: FloatArray
-    """Compute time over exactly the same windows: float64 [n]."""
+    """Compute time of each rank over exactly the windows of `parts`: float64 [n]."""
     from_start: npt.NDArray[np.bool_]
     """Ranks that were slow in the warm-up already: bool [n]."""
     reference: FloatArray
@@ -69,11 +69,12 @@ class Baseline:
     role_known: bool
     """Whether an earlier attempt of the gang shows the ranks' usual offsets from their peers."""
     final: bool = True
-    """Whether it covers a whole warm-up. Otherwise it was learned early, for a rank that is slow from the start."""
+    """Whether the baseline covers a whole warm-up. If not, it was learned early, for a rank that is slow from the
+    start."""
 
     @property
     def known(self) -> bool:
-        """Whether wait times were known when it was learned."""
+        """Whether wait times were known when the baseline was learned."""
         return bool(np.isfinite(self.compute[0]))
 
 

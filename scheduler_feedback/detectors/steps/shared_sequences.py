@@ -45,9 +45,9 @@ class Alike:
     ranks: tuple[int, ...]
     """Indices of the other ranks of the replica."""
     theirs: float
-    """Increase of their compute time, relative to the rest of the job, in log seconds."""
+    """Increase of the other ranks' compute time, relative to the rest of the job, in log seconds."""
     own: float
-    """Increase of the suspect's compute time, in the same unit."""
+    """Increase of the suspect's compute time, relative to the rest of the job, in log seconds."""
     nodes: int
     """Number of nodes of the replica."""
     others_of_node: float
@@ -55,7 +55,7 @@ class Alike:
 
     @property
     def node_wide(self) -> bool:
-        """Whether ranks on its node with other samples are slow as well."""
+        """Whether ranks on the suspect's node that process other samples are slow as well."""
         return self.others_of_node >= ALIKE_SHARE * self.own
 
     @property
@@ -64,7 +64,7 @@ class Alike:
         return self.own > 0 and self.theirs >= ALIKE_SHARE * self.own
 
     def evidence(self) -> Evidence:
-        """Return the comparison as evidence."""
+        """Return the comparison of the suspect with its replica as evidence."""
         against = f"the suspect over its baseline; value: median of {len(self.ranks)} ranks with the same samples"
         return Evidence("compute_to_past_of_its_replica", math.exp(self.theirs), math.exp(self.own), "ratio", against)
 

@@ -41,9 +41,9 @@ class Window:
 
     steps: int
     first_ns: int
-    """Wall time at its start."""
+    """Wall time at the start of the window, in ns."""
     last_ns: int
-    """Wall time at its end."""
+    """Wall time at the end of the window, in ns."""
     step_seconds: float
     """Mean over steps and ranks, end to end."""
     compute: FloatArray
@@ -55,19 +55,19 @@ class Window:
     """Mean over steps of (largest compute time of its role - largest of the others in it): float64 [n]. The steps would
     have been shorter by this without the rank."""
     node_gain: FloatArray
-    """As `gain`, without all ranks of a node: float64 [m]."""
+    """Time by which the steps would have been shorter without all ranks of a node: float64 [m]. Computed as `gain`."""
     peak: FloatArray
     """Largest compute time of each rank: float64 [n]."""
     peak_step: IntArray
-    """Number of the step with that compute time: int64 [n]."""
+    """Number of the step in which each rank had its largest compute time: int64 [n]."""
     shared_wait: float
     """Mean over steps of the shortest wait of any rank: the time of the collective itself."""
     began: Consumed
     """Cumulative counters at the start of the window."""
     stopped: FloatArray
-    """Number of samples in it that found the rank stopped: float64 [n]."""
+    """Number of samples in the window that found the rank stopped: float64 [n]."""
     present: npt.NDArray[np.bool_]
-    """Whether any step of the rank was reported in it: bool [n]."""
+    """Whether any step of the rank was reported in the window: bool [n]."""
     first_step: int
     last_step: int
     tokens: FloatArray

@@ -100,7 +100,7 @@ class Measured:
     """By how much the steps would be shorter without the rank, or without its node if other ranks of the node are
     alarmed."""
     next_gain: float
-    """As `gain`, for the next best rank."""
+    """Time by which the steps would be shorter without the next best rank."""
     few: bool
     """Whether so few ranks are alarmed that each can be slow for its own reason."""
     of_node: tuple[int, ...]
@@ -116,17 +116,17 @@ class Measured:
 
     @property
     def excess(self) -> float:
-        """Compute time beyond the expected."""
+        """Compute time of the rank beyond the expected compute time."""
         return float(self.compute - self.expected)
 
     @property
     def without(self) -> float:
-        """Step time without the rank."""
+        """Step time that the gang would have without the rank."""
         return max(self.step_seconds - self.gain, 1e-9)
 
     @property
     def slowdown(self) -> float:
-        """Step time over step time without the rank."""
+        """Step time divided by the step time without the rank."""
         return self.step_seconds / self.without
 
 

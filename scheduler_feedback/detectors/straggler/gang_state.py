@@ -47,7 +47,7 @@ class ActiveVerdict:
     node: str = ""
     """Node of which several ranks are slow; '' where the verdict is on one rank."""
     cause: str = ""
-    """Cause reported for that node."""
+    """Cause that was reported for the node."""
     others: set[int] = field(default_factory=set)
     """Indices of the other ranks that the verdict covers."""
 

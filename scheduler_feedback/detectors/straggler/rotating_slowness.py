@@ -14,7 +14,7 @@ from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 
 IN_TURN = {Cause.PAUSES: "pause in turn", Cause.SEQUENCE_LENGTH: "get longer sequences in turn"}
-"""Causes within the job that slow its ranks in turn, and their wording."""
+"""Causes within the job that slow its ranks one after the other, with the words that describe each cause."""
 
 LEAST_WINDOWS = 12
 LEAST_SHARE = 0.9

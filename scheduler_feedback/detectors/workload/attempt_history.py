@@ -63,13 +63,13 @@ class Usual:
     top: float
     """Excess of a step's slowest rank over the median rank, each relative to its own usual time."""
     tops_spread: float
-    """Variation of `top` from step to step."""
+    """Variation from step to step of the excess of the slowest rank over the median rank."""
     unlike: float
     """Spread of half of the ranks around the median rank."""
     unequal: float
     """Excess of a step's largest work over its mean, by tokens."""
     unequal_spread: float
-    """Variation of `unequal` from step to step."""
+    """Variation from step to step of the excess of the largest work over the mean work."""
     busy: FloatArray
     """Seconds a step in which tensor pipes are busy, and their relative standard error: [2, roles], NaN without
     counters."""
@@ -119,9 +119,9 @@ class Course:
     block_step: int = 0
     usual: Usual | None = None
     pressure: Pressure | None = None
-    """Waiting tasks on its nodes, if each stage is on a separate node."""
+    """Share of time that tasks wait on the job's nodes, if each stage is on a separate node."""
     waits: Pressure | None = None
-    """Waiting tasks on its nodes, without tensor pipe counters."""
+    """Share of time that tasks wait on the job's nodes, if there are no tensor pipe counters."""
     long_steps: LongSteps = field(default_factory=LongSteps)
     """Long steps of the whole job, and their period."""
     beat_tests: int = 0

@@ -77,7 +77,7 @@ class Recent:
     """Newest steps of a job."""
 
     seconds: float
-    """Median step time."""
+    """Median step time of the newest steps."""
     normal: FloatArray
     """Compute time normalised by work: [k, n]."""
     compute: FloatArray

@@ -47,7 +47,7 @@ class Pressure:
     newest: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
     """Newest windows, each with its midpoint in time."""
     usual: FloatArray | None = None
-    """Usual share; None if unknown."""
+    """Usual share of time that tasks of each node wait; None if unknown."""
     taken: int = 0
 
     def take(self, middle_ns: int, values: Float32Array, where: Places, calm: bool) -> None:
@@ -64,7 +64,7 @@ class Pressure:
             self.usual = before + max(USUAL_SHARE, 1 / self.taken) * (found - before)
 
     def more(self, since_ns: int) -> FloatArray | None:
-        """Return the increase over the usual share since then: [2, nodes]; None without a window."""
+        """Return the increase over the usual share since `since_ns`: [2, nodes]; None without a window."""
         since = [found for middle_ns, found in self.newest if middle_ns >= since_ns]
         if not since or self.usual is None:
             return None
@@ -79,7 +79,7 @@ class Pressure:
 
 
 def alone(where: Places) -> bool:
-    """Return whether there are several roles, each on one node."""
+    """Return whether the job has several roles, each on one node."""
     return len(where.roles) > 1 and len(where.names) > 1 and all(len(nodes) == 1 for _, nodes, _ in where.by_node)
 
 

@@ -164,7 +164,7 @@ class RoleActivity:
         return []
 
     def stage_claims(self, seconds: float) -> list[Claim]:
-        """Claim a stage that has always had more work than the others."""
+        """Return the claim on a stage that has always had more work than the others."""
         kept = min(self.taken, KEPT)
         if (
             self.shape.stage is None
