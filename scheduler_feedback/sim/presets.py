@@ -26,7 +26,8 @@ from scheduler_feedback.core.state import Backfilling, Policy
 from scheduler_feedback.sim.job_trace import Trace, TraceJob
 
 MURI_SLOWER = 1.015
-"""Run time over run time in the trace: `itertime_overhead_list[0]` of Muri's ``jobs.py``."""
+"""Run time in the published runs divided by the run time in the trace: `itertime_overhead_list[0]` of Muri's
+``jobs.py``."""
 
 MURI_LAS_GPU_SECONDS = (3250.0, 7200.0)
 
@@ -56,12 +57,12 @@ class Preset:
     slower: float
     """Factor on every run time."""
     stall_seconds: Callable[[TraceJob], float]
-    """Cost of a replan for a gang that continues."""
+    """Returns the run time that a continuing gang of this job loses by a replan."""
     restart_cost_seconds: float = 0.0
-    """Restart cost of a preempted job."""
+    """Restart cost of a preempted job, in seconds."""
 
     def trace(self, trace: Trace) -> Trace:
-        """Return the trace with the run times of these runs."""
+        """Return the trace with the run times of the published simulation."""
         jobs = tuple(replace(job, run_seconds=job.run_seconds * self.slower) for job in trace.jobs)
         return replace(trace, jobs=jobs)
 

@@ -99,7 +99,7 @@ def _run_seconds(row: Row) -> float:
 
 
 def _span(row: Row, column: str) -> float | None:
-    """Convert [days-]hours:minutes:seconds to seconds; None if the cell is empty or means none."""
+    """Convert [days-]hours:minutes:seconds to seconds; None if the cell is empty or means that there is no limit."""
     if not _said(row, column):
         return None
     found = _SPAN.fullmatch(row.text(column))
