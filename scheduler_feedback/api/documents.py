@@ -157,7 +157,7 @@ def _agent_document(status: AgentStatus | None) -> Document | None:
 
 
 def silent_agents(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> list[Document]:
-    """Return the nodes among `nodes` whose agent is not reporting, longest silence first."""
+    """Return the nodes among `nodes` whose agent is not reporting, the longest outage first."""
     return [
         {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns}
         for node, one in silent(statuses, nodes)

@@ -5,9 +5,8 @@ resource needs to exist::
 
     rules: [{apiGroups: [gangwatch.io], resources: [roles], resourceNames: [submitter], verbs: [use]}]
 
-Without SubjectAccessReview, the configuration grants roles by the names of users and groups. Answers are cached for a
-minute: a withdrawn token ends soon, and a page with a request per second causes no load on the API server.
-"""
+Without SubjectAccessReview, the configuration grants roles by the names of users and groups. Reviews are cached for a
+minute: a withdrawn token ends soon, and a page with a request per second causes no load on the API server."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ _ACCESS_REVIEW = msgspec.json.Decoder(_AccessReview)
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """The user of a token. user '': the token is not valid."""
+    """The user of a token. The user is '' if the token is not valid."""
 
     user: str
     role: Role

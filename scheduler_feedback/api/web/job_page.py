@@ -19,7 +19,7 @@ from scheduler_feedback.core.telemetry.pace import Speed
 Document = dict[str, Any]
 
 MOST_PAST = 20
-"""Past verdicts that the page shows, newest first."""
+"""Maximum number of past verdicts that the page shows, newest first."""
 
 MOST_PLACED = 512
 """Maximum number of nodes in the collapsed list of all ranks; `gangwatch jobs --json` lists all of them."""

@@ -316,7 +316,8 @@ def story(entries: Sequence[Document], name: str, with_subject: bool = False) ->
 
 
 MOST_TEXT = 240
-"""Characters of an entry that the page shows; it collapses the rest, such as the node list of a large gang."""
+"""Maximum number of characters of an entry that the page shows; it collapses the rest, such as the node list of a large
+gang."""
 
 
 def _text(entry: Document, name: str) -> Child:
