@@ -21,8 +21,8 @@ VOLATILE_SECONDS = 0.5
 """Interval in which a volatile value, such as the age of a frame, is treated as unchanged."""
 
 PEER, TOKEN = "gangwatch_peer", "token"
-"""Keys of the ASGI scope's state under which the server stores the peer: a user of this machine, an address, or a
-token's holder."""
+"""PEER is the key of the ASGI scope's state under which the server stores the peer: a user of this machine, an address,
+or a token's holder."""
 
 
 def peer_of(request: Request) -> str:

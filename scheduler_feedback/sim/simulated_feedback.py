@@ -113,7 +113,7 @@ class DetectorModel:
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """A gang on a slow node, at the time when this begins."""
+    """A gang on a node that becomes slow, or that is already slow when the gang starts."""
 
     engine: Engine
     """The simulation."""

@@ -60,7 +60,7 @@ class Gang:
     left_ns: int
     """Remaining work, as run time at full speed."""
     warm_ns: int
-    """Restart cost that is still to pay."""
+    """Part of the restart cost that is still to pass, in nanoseconds."""
     full_speed: float
     """Speed on healthy nodes, given its ranks and GPU type."""
     speed: float

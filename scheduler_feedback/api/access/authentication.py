@@ -133,7 +133,8 @@ class Authentication:
         """Return the token's user, and the source and key that a session stores to check it again.
 
         source: user that wrong tokens are counted for, '' for the peer. Raises AccessError: 401 for a wrong token, 403
-        for a user without a role, 429 after too many wrong tokens, 503 if the token cannot be checked now."""
+        for a user without a role, 429 after too many wrong tokens, 503 if the token cannot be checked now.
+        """
         over = self.attempts.exhausted(source or peer)
         # A right token of gangwatch is accepted while others at the address guess: 256 bits cannot be guessed.
         may_be = len(token) <= MOST_BEARER_BYTES and not (over and self.tokens.guessable(token))

@@ -78,7 +78,7 @@ def main(made: Mapping[str, Markup], has_pace: bool) -> Markup:
 
 
 _HEAT = ("as its peers", "1.1 times", "1.3 times", "2 times or more")
-"""Labels of the map's colours, --heat-0 to --heat-3 in page.css."""
+"""Labels of the colours of the map of ranks, --heat-0 to --heat-3 in page.css."""
 
 
 def _charts(has_pace: bool) -> Markup:

@@ -44,7 +44,8 @@ def progress_of(
 
     held_up: whether a verdict about the job is active. speed: speed of the newest attempt with received steps, None if
     there is no such attempt. now_ns: wall time. unknown_ns: when a detector last reported slowness without a cause,
-    None for never."""
+    None for never.
+    """
     if JobState(state).ended:
         return Progress.ENDED
     if held_up:

@@ -209,7 +209,7 @@ def _run_time(job: Document) -> Child:
 
 
 def _speed(progress: Progress, speed: Speed | None) -> Markup:
-    """Render the progress of a job without a verdict, for a line of a list."""
+    """Render the progress of a job without a verdict, for a row of a list of jobs."""
     match progress:
         case Progress.STALLED if speed is not None:
             return tag("span", "no step for ", words.instant(speed.end_ns, "for"), class_="accusation")

@@ -56,7 +56,8 @@ class Plan:
 
     tensor_bytes: all-reduced in a tensor group, per microbatch and direction.
     stage_bytes: sent by a rank to the next stage, per microbatch.
-    data_bytes: gradients and weights that a rank exchanges with its replicas per step. rounds: its parts.
+    data_bytes: gradients and weights that a rank exchanges with its replicas per step. rounds: number of parts of this
+    exchange.
     exchange_bytes: expert all-to-all per microbatch and direction; 0 without experts.
     expert_share: share of the matrix products in experts.
     attention_share: share of a microbatch's time that grows with the squares of its sequence lengths.
