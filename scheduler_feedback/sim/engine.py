@@ -92,8 +92,8 @@ class Settings:
     restart_cost_seconds: float | None = None
     """Time without progress at the start of each attempt after a job's first; None: each job's own value."""
     stall_seconds: Callable[[TraceJob], float] | None = None
-    """Time that a running gang of the given job loses at each run of the cycle (published runs of Muri). The gang loses
-    at most its progress since the previous run."""
+    """Time that a running gang of the given job loses at each time at which the cycle runs (published runs of Muri).
+    The gang loses at most its progress since the previous such time."""
     spans: bool = False
     """Whether to keep the attempts for the chart."""
 

@@ -94,7 +94,7 @@ class Audit:
                 self._log_failure(error)
 
     def number(self) -> str:
-        """Return a new id, for the lines of one request."""
+        """Return a new id for the audit log's lines about one request."""
         with self._lock:
             self._number += 1
             return f"{self._run}-{self._number}"

@@ -26,7 +26,8 @@ MOST_SESSIONS, MOST_OF_ONE = 10_000, 32
 
 @dataclass(slots=True)
 class Session:
-    """One login. key, source: the credential that opened it, checked again at each request."""
+    """One login. key, source: the credential that opened the session. The credential is checked again at each
+    request."""
 
     user: str
     source: str

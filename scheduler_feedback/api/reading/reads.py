@@ -70,8 +70,8 @@ class Reads:
     async def run(self, peer: str, make: Callable[[], _T], patient: bool = False) -> _T:
         """Run `make` on the thread; return its result.
 
-        Raises BusyError if the peer has too many queued pieces. patient: do not raise it, for later pieces of one
-        answer.
+        Raises BusyError if the peer has too many queued pieces. patient: do not raise BusyError, for later pieces
+        of one answer.
         """
         answer: Future[_T] = Future()
         with self._condition:

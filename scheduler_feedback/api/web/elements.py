@@ -38,7 +38,8 @@ MOST_SILENT = 5
 
 
 def troubles(broken: list[str], silent: Sequence[Mapping[str, Any]] = ()) -> Markup:
-    """Render the banner; empty if there is nothing to report. silent: {"node", "since_ns"}, longest silence first."""
+    """Render the banner of failed parts and stale agents; empty if there is nothing to report. silent: {"node",
+    "since_ns"}, longest silence first."""
     lines = [tag("p", one) for one in broken]
     if silent:
         named: list[Child] = []

@@ -78,7 +78,7 @@ class _ByRank:
 
 
 def document(pace: Pace, accused: Sequence[int], now_ns: int | None = None, until_ns: int | None = None) -> Document:
-    """Return rows as the page draws them. accused: ranks that have a line even in a large gang.
+    """Return the document of the rows that the page draws. accused: ranks that have a line even in a large gang.
 
     sequence: number of the last row, to continue from. at: seconds since 1970, step: newest step number, seconds and
     slowest_seconds: mean and longest time of a step, one value per row. lines: [{name, values}], the longest own

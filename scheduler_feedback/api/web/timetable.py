@@ -170,7 +170,7 @@ def _fold(
 
 
 def _end_ns(state: State, job: Job) -> int:
-    """Return when the job is expected to end; now if that time has passed."""
+    """Return when the job is expected to end; the current time if that time has passed."""
     releases = index_of(state).ends_of.get(job.job_id, ())
     return max([release.at_ns for release in releases] + [state.now_ns])
 

@@ -209,7 +209,8 @@ def _comment(job: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, plain (until 22.05) or as {set, infinite, number} (since 23.02); None if unset or infinite."""
+    """Return the value as a number: plain (until 22.05) or as {set, infinite, number} (since 23.02); None if unset or
+    infinite."""
     if isinstance(value, Mapping):
         usable = value.get("set", True) and not value.get("infinite", False)
         value = value.get("number") if usable else None

@@ -104,7 +104,8 @@ class FrameExit:
         self._agents = [self._agent(node) for node in sorted({int(n) for c in self.courses for n in c.place.node})]
 
     def until(self, seconds: float) -> Iterator[Sent]:
-        """Yield the frames that arrive until this world time, in order of arrival, one per node and second."""
+        """Yield the frames that arrive until this time of the world's clock, in order of arrival, one per node and
+        second."""
         waiting: list[tuple[float, int, Layout, Frame]] = []
         number = 0
         while self.now < seconds:

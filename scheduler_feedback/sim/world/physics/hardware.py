@@ -64,7 +64,7 @@ PCIE_BYTES_PER_SECOND = {(5, 16): 63.0e9, (4, 16): 31.5e9, (3, 16): 15.8e9, (5, 
 specification, 128b/130b)."""
 
 LAUNCH_SECONDS = 4.0e-6
-"""Host time to launch one kernel (CUDA launch latency, 3-5 microseconds)."""
+"""Host time in seconds to launch one kernel (CUDA launch latency, 3-5 microseconds)."""
 
 KERNELS_PER_LAYER = 40
 """Number of kernels of a transformer layer, forward and backward, with fused attention."""

@@ -281,7 +281,7 @@ def _record(gang: Gang, history: History, step: int, rank: int, clock: float) ->
 
 
 def _used_at(history: History, rank: int, at: float) -> list[float]:
-    """Return the cumulative use of a rank at one time, linear between breakpoints."""
+    """Return a rank's cumulative processor, queue and disk time at one time, linear between breakpoints."""
     times, used = history.times[rank], history.used[rank]
     after = bisect.bisect_right(times, at)
     if after == 0:
