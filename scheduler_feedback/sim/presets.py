@@ -4,14 +4,13 @@
 Rivendile/Muri, ``simulator/run_sim.py`` (Apache-2.0), with the results in ``simulator/draw_fig9-10.py``:
 
 * It replans at every arrival and end, and when a job falls into the next queue of LAS. A replan goes through running
-and
-  waiting jobs in the order of the policy. A job that fits into the remaining GPUs runs; any other job is skipped.
+  and waiting jobs in the order of the policy. A job that fits into the remaining GPUs runs; any other job is skipped.
   Nothing is reserved or moved, and a gang may use GPUs of several nodes.
 * LAS has three queues, with limits of 3,250 and 7,200 GPU-seconds. In each queue, running jobs come before waiting
-jobs. * The restart of a preempted job costs nothing. But every replan costs every gang that continues the measured
-start time
-  of its model (`START_SECONDS`), at most its run time since the last replan. And every job takes 1.5 % longer than in
-  its trace (the measured overhead of their scheduler).
+  jobs.
+* The restart of a preempted job costs nothing. But every gang that continues loses, at every replan, the measured start
+  time of its model (`START_SECONDS`), at most its run time since the last replan. And every job takes 1.5 % longer than
+  in its trace (the measured overhead of their scheduler).
 
 The last rule is not a scheduling rule: it describes the real speed of gangs, so the engine applies it.
 """

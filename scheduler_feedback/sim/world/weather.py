@@ -92,7 +92,7 @@ class Weather:
     def draw(
         self, number: int, times: FloatArray, clock: FloatArray
     ) -> tuple[Conditions, FloatArray | None, FloatArray | None]:
-        """Return the conditions of the steps from `number` on that begin near `times`, at these clocks [gpus].
+        """Return the conditions of the steps from `number` on, which begin near `times`, at these GPU clocks [gpus].
 
         Also returns the tokens and the sums of squared lengths of each step and rank, [steps, stages, data, tensor], or
         None if they are the same for all ranks.
