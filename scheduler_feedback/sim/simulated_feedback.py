@@ -1,8 +1,8 @@
 """Feedback: simulated verdicts about slow nodes, with measured delays and errors.
 
 The real detectors read counters every second, which a trace of months does not contain. The simulated detector is a
-table of results of the detection benchmark: the probability and delay of detection by size of the slowdown. Its verdicts
-go to the same cycle as real ones.
+table of results of the detection benchmark: the probability and delay of detection by size of the slowdown. Its
+verdicts go to the same cycle as real ones.
 
 ========== ============================================================================================================
 `off`      no verdicts
