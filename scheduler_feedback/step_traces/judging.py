@@ -47,9 +47,9 @@ class JobReport:
     slowdown: float = float("nan")
     """Mean step time divided by the step time if all peers were equally fast."""
     step_seconds: float = float("nan")
-    """Mean step time in seconds."""
+    """Mean step time, in the unit of the recording."""
     without_suspects_seconds: float = float("nan")
-    """Mean step time in seconds if the suspects were as fast as the median of their peers while they are accused."""
+    """Mean step time if the suspects were as fast as the median of their peers while they are accused."""
 
 
 def judge(recording: Recording, switches: Switches | None = None) -> list[JobReport]:
