@@ -30,8 +30,8 @@ Document = dict[str, Any]
 def job_document(
     state: State, job: Job, verdicts: list[Document] | None = None, reasons: State | None = None
 ) -> Document:
-    """Return a job with its newest attempt and all verdicts about it. verdicts: their documents, if known. reasons: the
-    state that explains why the job is pending, if it is not `state`."""
+    """Return the document of a job with its newest attempt and all verdicts about it. verdicts: their documents, if
+    known. reasons: the state from which to explain why the job is pending, if it is not `state`."""
     spec = job.spec
     if verdicts is None:
         verdicts = [verdict for verdict in verdicts_document(state) if verdict["job"] == job.job_id]
@@ -131,7 +131,7 @@ def verdicts_document(state: State) -> list[Document]:
 
 
 def nodes_document(state: State) -> list[Document]:
-    """Return every node with the jobs on it, by name."""
+    """Return the documents of all nodes, each with the jobs on it, by name."""
     on_node: dict[str, dict[str, int]] = {name: {} for name in state.nodes}
     for job in state.jobs.values():
         if job.state.holds_slots:
@@ -157,7 +157,7 @@ def _agent_document(status: AgentStatus | None) -> Document | None:
 
 
 def silent_agents(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> list[Document]:
-    """Return the nodes among `nodes` whose agent is not reporting, longest silence first."""
+    """Return the nodes among `nodes` whose agent is not reporting, the longest outage first."""
     return [
         {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns}
         for node, one in silent(statuses, nodes)
@@ -165,7 +165,7 @@ def silent_agents(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> 
 
 
 def node_document(node: Node, jobs: Mapping[str, int]) -> Document:
-    """Return a node with the jobs on it. jobs: ranks by job."""
+    """Return the document of a node with the jobs on it. jobs: number of ranks by job."""
     return {
         "node": node.name,
         "state": node.state.value,
@@ -215,7 +215,7 @@ def queue_document(state: State) -> Document:
 
 
 def waiting_document(job: Job, reasons: State) -> Document:
-    """Return a pending job. reasons: the state that explains why it is pending."""
+    """Return the document of a pending job. reasons: the state from which to explain why the job is pending."""
     return {
         "job": job.job_id,
         "name": job.spec.name,

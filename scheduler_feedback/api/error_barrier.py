@@ -20,7 +20,7 @@ _JSON_PATHS = ("/api/", "/healthz", "/readyz", "/metrics")
 
 
 def part_of(path: str) -> str:
-    """Return the part that a path belongs to: metrics, api or page."""
+    """Return the part of the controller that a path belongs to: metrics, api or page."""
     if path == "/metrics":
         return "metrics"
     return "api" if path.startswith(_JSON_PATHS) else "page"
@@ -33,7 +33,8 @@ class HalfAnsweredError(Exception):
 class Barrier:
     """ASGI middleware that answers an unexpected exception with 500 and a plain message, counts it and logs it.
 
-    If the response has already started, the connection is closed, so that no client takes a part for the whole.
+    If the response has already started, the connection is closed, so that no client takes an incomplete response for a
+    complete one.
     """
 
     def __init__(self, app: ASGIApp, failures: PartFailures) -> None:
@@ -84,9 +85,9 @@ def _answer(part: str, error: Exception) -> Response:
 async def ended_by_bug(
     stream: AsyncIterator[bytes], failures: PartFailures, part: str, again: bool = False
 ) -> AsyncIterator[bytes]:
-    """Yield the stream's chunks. A bug ends the stream silently; readers of events reconnect.
+    """Yield the stream's chunks. A bug ends the stream without an error; readers of events reconnect.
 
-    again: raise the error again to break the connection, so that no client takes half a document for the whole.
+    again: raise the error again to break the connection, so that no client takes half a document for a whole one.
     """
     try:
         async for chunk in stream:

@@ -14,7 +14,7 @@ HEARTBEAT_SECONDS = 15.0
 """Interval of heartbeats on an idle stream. Proxies usually close a connection after 60 s without data."""
 
 MOST_AT_ONCE = 200
-"""Entries that one read fetches from the journal."""
+"""Maximum number of entries that one read fetches from the journal."""
 
 
 class Source(Protocol):
@@ -34,7 +34,8 @@ async def newest_entry(source: Source, peer: str) -> int:
 
 
 async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[Written], bool]:
-    """Return entries after this one, oldest first, and whether more are available at once."""
+    """Return the entries after the entry of this number, oldest first, and whether more entries are available at
+    once."""
     recent = source.subscribers.after(entry_id)
     if recent is not None:
         return recent, False
@@ -49,7 +50,7 @@ async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[
 async def stream(
     source: Source, subscription: Subscription, peer: str, since: int, has_access: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[bytes]:
-    """Yield the entries after `since`, and then each new one, until the subscription ends.
+    """Yield the entries after number `since`, and then each new one, until the subscription ends.
 
     has_access: returns whether the reader still has access: a token may be revoked while its stream is open.
     """

@@ -25,10 +25,10 @@ from agent.schema.span import Attributes, Link, Span, SpanEvent
 from scheduler_feedback.core.actions import Entry
 
 MOST_EVENTS = 128
-"""Events per span: the default limit of OpenTelemetry's SDKs (EventCountLimit)."""
+"""Maximum number of events per span: the default limit of OpenTelemetry's SDKs (EventCountLimit)."""
 
 MOST_LINKS = 10
-"""Linked jobs that a job waited for, those expected to end first."""
+"""Maximum number of linked jobs that a job waited for. The jobs that are expected to end first are linked."""
 
 _STARTS = frozenset({"started", "backfilled"})
 _MOVES = {
@@ -40,7 +40,7 @@ _SPANNED = _STARTS | {"submitted", "waits", "pending", "running", "stopping", "v
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the trace needs to know about a job."""
+    """Facts about a job that its trace needs."""
 
     name: str
     submitted_ns: int

@@ -15,13 +15,14 @@ from scheduler_feedback.api.reading.lists import Mark, MarkError, read_mark
 from scheduler_feedback.api.requests import RefusedError, number_of
 
 MOST_A_PAGE = 1000
-"""Items that a request may ask for at once."""
+"""Maximum number of items that a request may ask for at once."""
 
 VOLATILE_SECONDS = 0.5
 """Interval in which a volatile value, such as the age of a frame, is treated as unchanged."""
 
 PEER, TOKEN = "gangwatch_peer", "token"
-"""The server stores the peer in the ASGI scope's state: a user of this machine, an address, or a token's holder."""
+"""PEER is the key of the ASGI scope's state under which the server stores the peer: a user of this machine, an address,
+or a token's holder."""
 
 
 def peer_of(request: Request) -> str:
@@ -33,7 +34,7 @@ def peer_of(request: Request) -> str:
 
 
 def key_of(request: Request) -> str:
-    """Return the key of a response: the request, and the reader's rights."""
+    """Return the cache key of a response: the request, and the reader's rights."""
     reader = principal_of(request)
     rights = (reader.role.word, reader.user) if reader.logged_in else ()
     return f"{rights} {request.url.path}?{request.url.query}"
@@ -57,7 +58,7 @@ def page_of(request: Request) -> tuple[int | None, Mark | None]:
 
 
 def entry_of(mark: Mark | None) -> int:
-    """Return the entry after which a story continues. Raises RefusedError."""
+    """Return the number of the entry after which a story continues. Raises RefusedError."""
     if mark is None:
         return 0
     if len(mark) != 1 or not isinstance(mark[0], int):

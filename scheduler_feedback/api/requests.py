@@ -68,9 +68,10 @@ def _is_loopback(host: str, port: int | None) -> bool:
 
 
 def submitted_by(spec: JobSpec, who: Principal) -> JobSpec:
-    """Return the specification with the authenticated user, whatever it claims. Operators may submit for others.
+    """Return the specification with the authenticated user, whatever user it contains. Operators may submit for others.
 
-    Raises AccessError if the priority requires an operator: such a job passes other users' jobs, and may preempt them.
+    Raises AccessError if the priority requires an operator: a job with a high priority starts before other users' jobs,
+    and may preempt them.
     """
     if who.role >= Role.OPERATOR:
         return spec if spec.user else replace(spec, user=who.user)
@@ -158,7 +159,7 @@ class NodeReason(Reason, forbid_unknown_fields=True):
     """Body of a command for a node."""
 
     drain: bool = False
-    """With maintenance: move restartable jobs away."""
+    """Whether maintenance of the node also moves its restartable jobs away."""
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

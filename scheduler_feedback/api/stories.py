@@ -21,11 +21,11 @@ class Story:
         self._parts: list[tuple[str, int, int]] | None = None
 
     def page(self, after: int, most: int) -> list[documents.Document]:
-        """Return at most `most` entries after this one, oldest first; empty for an unknown job."""
+        """Return at most `most` entries after the entry of this number, oldest first; empty for an unknown job."""
         return [documents.entry_document(one) for one in self._store.entries_of_all(self._wanted(), after, most)]
 
     def newest(self, most: int) -> list[documents.Document]:
-        """Return the newest entries, newest first."""
+        """Return at most `most` of the newest entries, newest first."""
         found = self._store.entries_of_all(self._wanted(), most=most, newest=True)
         return [documents.entry_document(one) for one in found]
 

@@ -20,18 +20,18 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.journal.store import NumberedEntry
 
 MOST_STREAMS = 256
-"""Event streams open at one time, of pages and tools."""
+"""Maximum number of event streams open at one time, of pages and tools."""
 
 MOST_STREAMS_EACH = 64
-"""Event streams of one peer: enough for twenty users behind one proxy, with three pages each."""
+"""Maximum number of event streams of one peer: enough for twenty users behind one proxy, with three pages each."""
 
 LEAST_SECONDS = 10.0
-"""Age in seconds from which a stream may be closed to make room: when its peer opens one too many, or when all places
-are taken and a peer with fewer streams opens one. Its reader then reconnects. Younger streams are kept, so that many
-simultaneous readers do not close each other's streams in a circle."""
+"""Age in seconds from which a stream may be closed to make room: when its peer opens one stream too many, or when all
+places are taken and a peer with fewer streams opens one. The reader of the closed stream then reconnects. Younger
+streams are kept, so that many simultaneous readers do not close each other's streams in a circle."""
 
 MOST_KEPT = 1024
-"""Newest entries kept in memory; a stream that is further behind reads the journal."""
+"""Number of newest entries kept in memory; a stream that is further behind reads the journal."""
 
 
 class FullError(Exception):
@@ -165,7 +165,7 @@ class Subscribers:
             return self._written[-1].numbered.entry_id if self._written else None
 
     def after(self, entry_id: int) -> list[Written] | None:
-        """Return the entries after this one; None if only the journal has them."""
+        """Return the entries after the entry of this number; None if only the journal has them."""
         with self._lock:
             if entry_id < self._before or self._before < 0:
                 return None

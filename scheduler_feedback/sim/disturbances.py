@@ -1,4 +1,4 @@
-"""Application of a simulation's faults to its nodes, and their notification to the feedback."""
+"""Faults of a simulation: they slow its nodes and are reported to the feedback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Disturbances:
-    """Faults of one simulation. If several slow one node at once, the worst counts."""
+    """Faults of one simulation. If several faults slow one node at the same time, the largest slowdown applies."""
 
     def __init__(self, faults: Faults, feedback: Feedback | None) -> None:
         self._by_job = dict(faults.by_job or {})
@@ -39,7 +39,7 @@ class Disturbances:
         return Slowness(self._number, node, slowdown, until_ns)
 
     def started(self, engine: Engine, job_id: str, gang: Gang, now_ns: int) -> Iterator[Event]:
-        """Report a started gang to the feedback if it is on a slow node, and schedule its own fault."""
+        """Report a started gang to the feedback if a node of the gang is slow, and schedule the fault of its job."""
         for node in gang.nodes:
             for slowness in self._active.get(node, {}).values():
                 if self._feedback is not None:
@@ -48,9 +48,10 @@ class Disturbances:
             self._await_hit(engine, job_id, gang, now_ns)
 
     def _await_hit(self, engine: Engine, job_id: str, gang: Gang, now_ns: int) -> None:
-        """Schedule a check for the earliest time at which the job has done the work of its fault.
+        """Schedule a check for the earliest time at which the fault of the job can begin.
 
-        A slow gang reaches it later; the check is then repeated.
+        The fault begins once the job has done a given amount of work. A slow gang needs longer; the check is then
+        repeated.
         """
         done_ns = gang.course.work_ns - gang.left_ns
         missing_ns = max(self._by_job[job_id].at_work_ns - done_ns, 0)

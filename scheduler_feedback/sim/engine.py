@@ -1,8 +1,8 @@
 """Engine: a virtual clock over the production cycle.
 
 It simulates the cluster: arrivals, progress and ends of jobs, and slow nodes. At every time with events, it passes the
-events to ``cycle.run``, carries out the decisions, and passes on their immediate consequences until nothing more is
-decided. It contains no scheduling rules and never reads the policy's.
+events to ``cycle.run``, carries out the decisions, and repeats this with their immediate consequences until the cycle
+decides nothing more. It contains no scheduling rules.
 
 ::
 
@@ -45,7 +45,7 @@ ROUNDING_NS = 1000
 """Largest rounding error of sums of seconds in floats, in a trace of years."""
 
 MOST_TURNS = 10_000
-"""Maximum number of cycles at one time. If decisions continue after that, the cycle has a bug."""
+"""Maximum number of cycles at one simulated time. More cycles than that mean that the cycle has a bug."""
 
 SAVED_AND_STOPPED = 128 + 15
 """Exit code of a rank that SIGTERM ended, as a shell reports it."""
@@ -54,11 +54,11 @@ PROBE_NS = 60 * 10**9
 """Duration of a probe, including its start (``backends/local/slot_probe.py``)."""
 
 PROBE_FINDS_SLOWDOWN = 1.1
-"""A node slower than this fails its probe."""
+"""Largest slowdown of a node with which its probe succeeds."""
 
 
 class Journal:
-    """Destination of finished cycles. This one discards them."""
+    """Journal of finished cycles. This base class discards them."""
 
     def write(self, now_ns: int, events: Sequence[Event], outcome: cycle.Outcome, state: State) -> None:
         """Write a finished cycle."""
@@ -92,8 +92,8 @@ class Settings:
     restart_cost_seconds: float | None = None
     """Time without progress at the start of each attempt after a job's first; None: each job's own value."""
     stall_seconds: Callable[[TraceJob], float] | None = None
-    """Cost of a replan for each running gang (published runs of Muri). At each time at which the cycle runs, the gang
-    loses this much progress, but at most its progress since the time before."""
+    """Time that a running gang of the given job loses at each time at which the cycle runs (published runs of Muri).
+    The gang loses at most its progress since the previous such time."""
     spans: bool = False
     """Whether to keep the attempts for the chart."""
 
@@ -269,7 +269,7 @@ class Engine:
         return ended
 
     def _end(self, job_id: str, now_ns: int, events: list[Event]) -> None:
-        """End an attempt: its job is done, or it was stopped and its unsaved work is lost."""
+        """End an attempt: its job is done, or the attempt was stopped and its unsaved work is lost."""
         gang = self.gangs.pop(job_id)
         course = gang.course
         if gang.stopping:
@@ -306,7 +306,7 @@ class Engine:
             self.spans.append(Span(job_id, gang.began_ns, now_ns, gang.nodes, why))
 
     def _stall(self, now_ns: int, events: list[Event]) -> None:
-        """Charge every gang for a replan, except gangs that end at this time."""
+        """Subtract the time lost by a replan from the progress of every gang, except gangs that end at this time."""
         stall = self._settings.stall_seconds
         assert stall is not None
         for job_id, gang in self.gangs.items():
@@ -365,13 +365,13 @@ class Engine:
         self._due(job_id, gang, gang.end_ns)
 
     def _due(self, job_id: str, gang: Gang, at_ns: int) -> None:
-        """Set the time at which a gang ends; earlier expectations become outdated."""
+        """Set the time at which a gang ends. Times set earlier for this gang are then ignored."""
         self._sequence += 1
         gang.due = self._sequence
         heappush(self._heap, (at_ns, self._sequence, job_id))
 
     def _stop(self, action: StopGang, now_ns: int, events: list[Event]) -> None:
-        """Stop a gang after it has saved. The time of a save is the job's own estimate."""
+        """Stop a gang after it has saved a checkpoint. The job's specification contains the time to save."""
         if action.job_id in self._probes:
             events.append(self._probe_ended(action.job_id, now_ns))
             return

@@ -28,9 +28,11 @@ from scheduler_feedback.sim.table import CellError, rows
 
 LEAST_SLOWDOWN = 1.1
 TRANSIENT_MOST = 2.35
-"""The slowest worker of bytedance-AR (compute of rank 0 against the median of its stage) and of pai-job1."""
+"""Largest slowdown of faults by job: the slowest worker of bytedance-AR (compute of rank 0 against the median of its
+stage) and of pai-job1."""
 PERSISTENT_MOST = 3.04
-"""Mean slowdown of jobs with a dominant bad worker (What-if analysis / SMon, OSDI'25)."""
+"""Largest slowdown of faults by node: the mean slowdown of jobs with a dominant bad worker (What-if analysis / SMon,
+OSDI'25)."""
 
 MOST_SLOWDOWN = 1000.0
 """Largest slowdown of a fault in a file. A slower node does not run at all."""
@@ -55,9 +57,9 @@ class JobFault:
     """A fault that slows the node of one rank once its job has done some of its work."""
 
     at_work_ns: int
-    """Work done when the fault begins."""
+    """Work in nanoseconds that the job has done when the fault begins."""
     rank: int
-    """The rank whose node becomes slow."""
+    """Rank whose node becomes slow."""
     lasts_ns: int
     """Duration of the fault."""
     slowdown: float
@@ -79,7 +81,7 @@ class _Class:
     least_gpus: int
     """Minimum number of GPUs of a job in the class."""
     hit: float
-    """Share of its jobs that a fault hit."""
+    """Share of the class's jobs that a fault hit."""
     mean_seconds: float
     """Mean duration of the faults."""
 

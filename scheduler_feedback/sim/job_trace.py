@@ -1,4 +1,4 @@
-"""Traces: recorded jobs as specifications of this scheduler, with the refused jobs and the corrections."""
+"""Job traces: recorded jobs as job specifications of gangwatch, with the refused jobs and the corrections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPOCH_NS = 946_684_800 * 10**9
 """Start time of traces whose clock starts at 0: 2000-01-01. In the state, 0 means "not yet"."""
 
 MOST_REFUSED = 1000
-"""If more jobs than this, and more than were accepted, are refused, the file does not have the given format."""
+"""Number of refused jobs above which a file counts as having another format, if fewer jobs were accepted."""
 
 LONGEST_SECONDS = 1e9
 """Longest run time, as in the API: 31 years."""
@@ -27,7 +27,7 @@ LONGEST_SECONDS = 1e9
 MOST_RANKS = 1 << 20
 MOST_MEMBERS = 100_000
 MOST_PRIORITY = 1_000_000
-"""Limits of these numbers, as in the API."""
+"""Largest number of ranks, number of members and priority of a job, as in the API."""
 
 LATEST_NS = 7_258_118_400 * 10**9
 """Latest time: 2200-01-01. A journal's times are nanoseconds in 64 bits, which end in 2262."""
@@ -46,12 +46,13 @@ class TraceJob:
     run_seconds: float
     """True run time, alone, at full speed."""
     spec: JobSpec
-    """Request of its user. It never contains the true run time."""
+    """Specification that the user submitted. It does not contain the true run time."""
 
     def submitted_spec(self, restart_cost_seconds: float | None, exact: bool) -> JobSpec:
         """Return the specification for the cycle.
 
-        restart_cost_seconds: replaces the job's own unless None. exact: whether to include the true run time.
+        restart_cost_seconds: replaces the job's own restart cost unless None. exact: whether to include the true run
+        time.
         """
         spec = self.spec
         if restart_cost_seconds is not None:
@@ -133,7 +134,7 @@ def jobs_of(
 def collect(name: str, read: Iterable[TraceJob | Refused], notes: Iterable[str] = ()) -> Trace:
     """Build a trace from a reader's jobs: refuse duplicates and sort stably by submission.
 
-    Raises TraceError if no job is usable, or if most are refused, so that the file must have another format.
+    Raises TraceError if no job is usable, or if most are refused, because the file then has another format.
     """
     jobs: list[TraceJob] = []
     refused: list[Refused] = []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A function to call at a given time, which returns events for that time. It is not called if no job is left."""
+    """Function that is called at a given time and returns events for that time. It is not called if no job is left."""
 
     at_ns: int
     happen: Callable[[Engine, int], Iterable[Event]]

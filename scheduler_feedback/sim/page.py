@@ -74,7 +74,7 @@ def _seconds(ns: int) -> float:
 
 
 def lay_out(spans: Sequence[Span], capacity: Mapping[str, int]) -> list[tuple[str, int, int, Span]]:
-    """Return (node, first lane, lanes, span) so that no two spans share a lane. spans: sorted by start.
+    """Return (node, first lane, number of lanes, span) of each drawn bar. No two bars share a lane at the same time.
 
     A span whose free lanes are not adjacent is returned in several pieces.
     """
@@ -134,7 +134,7 @@ def _steps(moves: list[tuple[int, int]], first_ns: int) -> list[tuple[float, int
 
 
 def thinned(steps: list[tuple[float, int]], most: int = MOST_POINTS) -> list[tuple[float, int]]:
-    """Return at most `most` steps: the largest of each interval, so that peaks remain visible."""
+    """Return at most `most` points of a curve: the largest of each interval, so that peaks remain visible."""
     if len(steps) <= most:
         return steps
     begin, length = steps[0][0], (steps[-1][0] - steps[0][0]) / most

@@ -4,14 +4,13 @@
 Rivendile/Muri, ``simulator/run_sim.py`` (Apache-2.0), with the results in ``simulator/draw_fig9-10.py``:
 
 * It replans at every arrival and end, and when a job falls into the next queue of LAS. A replan goes through running
-and
-  waiting jobs in the order of the policy. A job that fits into the remaining GPUs runs; any other job is skipped.
+  and waiting jobs in the order of the policy. A job that fits into the remaining GPUs runs; any other job is skipped.
   Nothing is reserved or moved, and a gang may use GPUs of several nodes.
 * LAS has three queues, with limits of 3,250 and 7,200 GPU-seconds. In each queue, running jobs come before waiting
-jobs. * The restart of a preempted job costs nothing. But every replan costs every gang that continues the measured
-start time
-  of its model (`START_SECONDS`), at most its run time since the last replan. And every job takes 1.5 % longer than in
-  its trace (the measured overhead of their scheduler).
+  jobs.
+* The restart of a preempted job costs nothing. But every gang that continues loses, at every replan, the measured start
+  time of its model (`START_SECONDS`), at most its run time since the last replan. And every job takes 1.5 % longer than
+  in its trace (the measured overhead of their scheduler).
 
 The last rule is not a scheduling rule: it describes the real speed of gangs, so the engine applies it.
 """
@@ -26,7 +25,8 @@ from scheduler_feedback.core.state import Backfilling, Policy
 from scheduler_feedback.sim.job_trace import Trace, TraceJob
 
 MURI_SLOWER = 1.015
-"""Run time over run time in the trace: `itertime_overhead_list[0]` of Muri's ``jobs.py``."""
+"""Run time in the published runs divided by the run time in the trace: `itertime_overhead_list[0]` of Muri's
+``jobs.py``."""
 
 MURI_LAS_GPU_SECONDS = (3250.0, 7200.0)
 
@@ -56,12 +56,12 @@ class Preset:
     slower: float
     """Factor on every run time."""
     stall_seconds: Callable[[TraceJob], float]
-    """Cost of a replan for a gang that continues."""
+    """Returns the run time that a continuing gang of this job loses by a replan."""
     restart_cost_seconds: float = 0.0
-    """Restart cost of a preempted job."""
+    """Restart cost of a preempted job, in seconds."""
 
     def trace(self, trace: Trace) -> Trace:
-        """Return the trace with the run times of these runs."""
+        """Return the trace with the run times of the published simulation."""
         jobs = tuple(replace(job, run_seconds=job.run_seconds * self.slower) for job in trace.jobs)
         return replace(trace, jobs=jobs)
 

@@ -37,21 +37,21 @@ class Account:
     since_ns: int | None = None
     """Time of the last update; None before the first."""
     held_slot_ns: int = 0
-    """Slot-time held by gangs."""
+    """Slot-time held by gangs: nanoseconds summed over slots."""
     free_slot_ns: int = 0
     """Sum over all slots of the time in which no gang holds them."""
     scattered_slot_ns: int = 0
-    """Free slot-time on partly used nodes."""
+    """Slot-time, in nanoseconds, of free slots on partly used nodes."""
     preemptions: int = 0
     """Number of attempts stopped for another gang."""
     migrations: int = 0
     """Number of moves of gangs."""
     backfilled: int = 0
-    """Starts ahead of a waiting job."""
+    """Number of starts ahead of a pending job."""
     decisions: int = 0
-    """Starts and stops decided."""
+    """Number of starts and stops that the cycle decided."""
     cycle_seconds: list[float] = field(default_factory=list)
-    """Run time of each cycle."""
+    """Run time of each cycle in seconds."""
 
     def __post_init__(self) -> None:
         self.free = dict(self.capacity)

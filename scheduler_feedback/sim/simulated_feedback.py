@@ -1,9 +1,8 @@
 """Feedback: simulated verdicts about slow nodes, with measured delays and errors.
 
 The real detectors read counters every second, which a trace of months does not contain. The simulated detector is a
-table
-of results of the detection benchmark: the probability and delay of detection by size of the slowdown. Its verdicts go
-to the same cycle as real ones.
+table of results of the detection benchmark: the probability and delay of detection by size of the slowdown. Its
+verdicts go to the same cycle as real ones.
 
 ========== ============================================================================================================
 `off`      no verdicts
@@ -51,7 +50,7 @@ class Slowness:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Detection of slowdowns from one size on."""
+    """Share and delay of detected faults, for slowdowns from a given size on."""
 
     slowdown: float
     """Minimum slowdown that is detected."""
@@ -74,8 +73,8 @@ and the intermittent fault (docs/measurements/2026-11-21-one-machine.md). Betwee
 apply."""
 
 _LEAST_PEERS = 4
-"""Smaller gangs are only compared with their own past, because two peers cannot outvote each other. A start on a slow
-node is then not detectable (docs: detection)."""
+"""Minimum number of slots of a gang whose ranks are compared with each other. Smaller gangs are only compared with
+their own past, so a start on a slow node is not detectable (docs: detection)."""
 
 _P95 = 1.645  # of the standard normal distribution
 
@@ -102,7 +101,7 @@ class DetectorModel:
     def delay_seconds(self, slowdown: float, draw: random.Random) -> float | None:
         """Draw the delay from onset to verdict; None if the fault is not detected.
 
-        Log-normal through both quantiles.
+        The delay is log-normal and has the measured p50 and p95.
         """
         quality = self.quality[max(bisect_right([one.slowdown for one in self.quality], slowdown) - 1, 0)]
         found, at = draw.random() < quality.found, draw.gauss(0.0, 1.0)
@@ -113,7 +112,7 @@ class DetectorModel:
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """A gang on a slow node, from now on."""
+    """A gang on a node that becomes slow, or that is already slow when the gang starts."""
 
     engine: Engine
     """The simulation."""
@@ -199,7 +198,8 @@ class Detector:
     # --- false verdicts -----------------------------------------------------------------------------------------------
 
     def _next_false(self, engine: Engine, now_ns: int) -> None:
-        """Schedule the next false verdict. All slots count, busy or not; a draw of an idle slot has no effect."""
+        """Schedule the next false verdict, at a random slot. If the slot is idle at that time, no verdict is
+        reported."""
         slots = sum(engine.account.capacity.values())
         per_second = self._model.false_per_1000_gpu_days * slots / 1000 / 86400
         draw = random.Random(f"{self._seed}/false/{self._innocent}")

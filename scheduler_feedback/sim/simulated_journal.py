@@ -1,7 +1,7 @@
 """Journal of a simulation, in the store format of production, so that `gangwatch replay` reads both.
 
 A simulation's journal need not survive a crash. Each transaction therefore contains many cycles, and writes are not
-synced. Sentences (entries) are not stored, because a replay creates them again.
+synced. The entries of stories are not stored, because a replay creates them again.
 """
 
 from __future__ import annotations

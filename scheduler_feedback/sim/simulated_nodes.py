@@ -58,7 +58,7 @@ def grid(count: int, slots: int, rack: int = RACK_NODES) -> tuple[NodeSeen, ...]
 
 
 def read(path: Path) -> tuple[NodeSeen, ...]:
-    """Read the nodes of a file. Raises TraceError with line and column: no line may be skipped."""
+    """Read the nodes of a file. Raises TraceError with line and column for any invalid line."""
     found: dict[str, NodeSeen] = {}
     slots = 0
     for row in rows(path, ()):

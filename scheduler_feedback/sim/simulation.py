@@ -23,7 +23,8 @@ ENDED_JOBS_KEPT = 1000
 """Ended jobs kept in the state. The engine keeps its own records of all jobs."""
 
 HORIZON = 3.0
-"""Faults of nodes are drawn for this multiple of the time of all submissions, because a queue may outlast it."""
+"""Length of the period in which faults of nodes are drawn, as a multiple of the time between the first and the last
+submission. Jobs may still be pending after the last submission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Simulation:
     faults: str | None = None
     """Name of a fault preset, or a file."""
     feedback: str | Feedback = "off"
-    """One of FEEDBACKS, or an implementation."""
+    """Source of verdicts: one of FEEDBACKS, or an implementation of Feedback."""
     detector: DetectorModel = field(default_factory=DetectorModel)
     """Errors of the simulated detector."""
     seed: int = 0

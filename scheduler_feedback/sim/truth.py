@@ -24,15 +24,15 @@ class Course:
     job: TraceJob
     """The job in the trace."""
     work_ns: int
-    """All of its work, in time of running alone at full speed."""
+    """Whole work of the job, as its run time alone at full speed."""
     left_ns: int
-    """Work that is not done and saved."""
+    """Work that is not done and saved yet."""
     submitted_ns: int
     """Time of submission."""
     waits_since_ns: int | None = None
-    """Start of the current wait; None while it runs or before it is submitted."""
+    """Start of the current wait; None while the job runs or before it is submitted."""
     waiting_ns: int = 0
-    """Time waited so far."""
+    """Time for which the job has waited so far."""
     starts: int = 0
     """Number of starts."""
     first_start_ns: int | None = None
@@ -60,13 +60,13 @@ class Gang:
     left_ns: int
     """Remaining work, as run time at full speed."""
     warm_ns: int
-    """Restart cost that is still to pay."""
+    """Part of the restart cost that is still to pass, in nanoseconds."""
     full_speed: float
     """Speed on healthy nodes, given its ranks and GPU type."""
     speed: float
     """Current speed: work per time; 1 is full speed of the requested ranks."""
     due: int = 0
-    """Number of the newest expected end. Earlier expectations are outdated."""
+    """Number of the newest entry of the timetable for this gang's end. Older entries are ignored."""
     stopping: bool = False
     """Whether the stop of the attempt was requested."""
 
@@ -83,7 +83,7 @@ class Gang:
 
     @property
     def end_ns(self) -> int:
-        """Time of its end if nothing changes."""
+        """Time at which the gang ends if nothing changes."""
         left = self.left_ns if self.speed == 1 else round(self.left_ns / self.speed)
         return self.since_ns + self.warm_ns + max(left, 0)
 

@@ -29,7 +29,7 @@ class Recording:
     format: str
     """Name of its format."""
     timed: bool
-    """Whether its times are real seconds on a clock; otherwise each step is one window."""
+    """Whether the recording's times are real seconds on a clock; otherwise each step is one window."""
     stream: Callable[[], Iterator[Telemetry]]
     """Returns the telemetry from the beginning at each call."""
     traces: tuple[Trace, ...] = ()

@@ -45,11 +45,11 @@ class JobReport:
     own_seconds: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     """float64 [k, n]: step times without waits; NaN if unknown."""
     slowdown: float = float("nan")
-    """Mean step time over the step time with equal peers."""
+    """Mean step time divided by the step time if all peers were equally fast."""
     step_seconds: float = float("nan")
-    """Mean step time."""
+    """Mean step time, in the unit of the recording."""
     without_suspects_seconds: float = float("nan")
-    """Mean step time with the suspects as fast as the median of their peers while they are accused."""
+    """Mean step time if the suspects were as fast as the median of their peers while they are accused."""
 
 
 def judge(recording: Recording, switches: Switches | None = None) -> list[JobReport]:

@@ -20,14 +20,14 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 
 SENDS = {"forward-send": ("forward-recv", 1), "backward-send": ("backward-recv", -1)}
-"""Matching receive of each send, and the distance in stages."""
+"""Receive operation that matches each send, and the distance in stages between sender and receiver."""
 
 OF_REPLICAS = ("grads-reduce-scatter", "params-all-gather", "grads-all-reduce")  # among the data ranks of a stage
 OF_PIPELINE = ("embedding-grads-all-reduce",)  # among the stages of a data rank that have it
 OF_ALL = ("optimizer-clip-main-grad",)  # the norm of all gradients
 
 OWN = ("forward-compute", "backward-compute", "optimizer", "gc")
-"""Operations of a rank alone. All others wait for other ranks."""
+"""Operations that a rank runs alone. All other operations wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,15 +37,15 @@ class Operations:
     kinds: tuple[str, ...]
     """Names of the kinds of operations."""
     step: IntArray
-    """[m]: number of the step."""
+    """[m]: number of each operation's step."""
     rank: IntArray
-    """[m]: index of the rank."""
+    """[m]: index of each operation's rank."""
     kind: IntArray
-    """[m]: index into `kinds`."""
+    """[m]: index of each operation's kind in `kinds`."""
     start: FloatArray
-    """float64 [m]: start in seconds from the step's own zero."""
+    """float64 [m]: start of each operation in seconds from the step's own zero."""
     seconds: FloatArray
-    """float64 [m]: duration."""
+    """float64 [m]: duration of each operation in seconds."""
     data: IntArray
     """[n]: data coordinate of each rank."""
     stage: IntArray
@@ -59,13 +59,13 @@ class _Operation:
     kind: int
     """Index of the kind."""
     place: tuple[int, int]
-    """(kind, occurrence): identifies the same operation in other steps and ranks."""
+    """(kind, occurrence), which identifies the same operation in other steps and ranks."""
     row: int
     """Row in `Operations`."""
     own: float
     """Duration of the operation without waiting, in seconds."""
     meets: tuple[object, ...] | None
-    """Key of the transfer or collective that it takes part in; None for an operation of the rank alone."""
+    """Key of the transfer or collective that the operation takes part in; None for an operation of the rank alone."""
 
 
 Program = list[list[list[_Operation]]]

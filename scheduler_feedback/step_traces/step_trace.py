@@ -15,11 +15,12 @@ from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, Ste
 from scheduler_feedback.step_traces.operation_replay import Operations
 
 START_NS = 1_000_000_000_000_000_000
-"""Start time of replayed traces. Traces contain durations but no times, so their steps follow each other from here
-on."""
+"""Start time of replayed traces, in nanoseconds. A trace contains durations but no times, so its first step starts at
+this time and the others follow."""
 
 SHORTEST, LONGEST = 1e-30, 1e30
-"""Valid durations in any unit. Others were never measured. The square of a valid duration still fits a double."""
+"""Shortest and longest valid duration in any unit. Durations outside are not measured values. The square of a valid
+duration still fits a double."""
 
 MOST_RANKS = 1 << 17
 MOST_CELLS = 1 << 28

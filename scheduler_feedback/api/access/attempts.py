@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 PER_SECOND, AT_ONCE = 1.0, 10
-"""Limit of one peer: enough for a user who mistypes. A guesser gets 86,400 tries a day."""
+"""Limit of wrong credentials of one peer, per second and at once: enough for a user who mistypes. A guesser gets 86,400
+tries a day."""
 
 ALL_PER_SECOND, ALL_AT_ONCE = 20.0, 100
-"""Limit of all peers together, against a guesser with many addresses."""
+"""Limit of wrong credentials of all peers together, per second and at once, against a guesser with many addresses."""
 
 MOST_PEERS = 4096
-"""Remembered peers; the least recently used one is dropped first."""
+"""Maximum number of remembered peers; the least recently used one is dropped first."""
 
 
 class _Bucket:

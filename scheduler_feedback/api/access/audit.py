@@ -30,7 +30,7 @@ from agent.schema.errors import StoreError
 from scheduler_feedback.core.state_metrics import Sample
 
 FILE_BYTES, FILES = 64 * 1024 * 1024, 10
-"""Size of a file, and number of older files: two million lines in all, at 300 bytes a line."""
+"""Size of a file in bytes, and number of older files: two million lines in all, at 300 bytes a line."""
 
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 10.0, 200
 """Limit on lines about refused anonymous requests. Refusals above it are counted, and the next line has the count: a
@@ -57,11 +57,11 @@ class Line(msgspec.Struct, omit_defaults=True):
     status: int = 0
     error: str = ""
     suppressed: int = 0
-    """Earlier refusals without a line."""
+    """Number of earlier refusals without a line."""
 
 
 class Audit:
-    """A log in a file, or on standard output without a path. Safe for several threads."""
+    """Audit log in a file, or on standard output if there is no path. Safe for several threads."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Audit:
         self.path = path
         self.name = str(path) if path is not None else "standard output"
         self.lost = 0
-        """Lines that were not written."""
+        """Number of lines that could not be written."""
         self._file_bytes, self._files = file_bytes, files
         self._wall, self._clock = wall, clock
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class Audit:
                 self._log_failure(error)
 
     def number(self) -> str:
-        """Return a new id, for the lines of one request."""
+        """Return a new id for the audit log's lines about one request."""
         with self._lock:
             self._number += 1
             return f"{self._run}-{self._number}"
@@ -103,7 +103,7 @@ class Audit:
         return datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def has_room(self) -> bool:
-        """Return whether a refusal of an anonymous request gets a line; count it if not."""
+        """Return whether a refused anonymous request gets a line. If not, count the refusal."""
         with self._lock:
             now = self._clock()
             self._room = min(REFUSALS_AT_ONCE, self._room + (now - self._filled) * REFUSALS_PER_SECOND)
@@ -115,7 +115,7 @@ class Audit:
             return True
 
     def write(self, line: Line) -> None:
-        """Append the line. Raises StoreError if that fails."""
+        """Append the line. Raises StoreError if the line cannot be written."""
         with self._lock:
             line.suppressed, self._suppressed = self._suppressed, 0
             line.path, line.error = line.path[:_MOST_TEXT], line.error[:_MOST_TEXT]
@@ -149,7 +149,7 @@ class Audit:
                 self._descriptor = None
 
     def _open(self, more: int) -> int:
-        """Return the file, with room for `more` bytes; open it again if it was moved away."""
+        """Return the file's descriptor, with room for `more` bytes; open the file again if it was moved away."""
         if self.path is None:
             return 1
         if self._descriptor is not None:

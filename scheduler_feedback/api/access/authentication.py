@@ -10,7 +10,8 @@ A request proves its user in one of three ways, tried in this order:
    the peer's port in /proc/net/tcp gives the uid of a forwarder (ssh -L, kubectl port-forward, any proxy), gives 0 for
    a socket that has just been closed, and covers only this network namespace.
 
-A wrong proof is refused, not ignored: otherwise a client would mistake a response without private fields for the whole.
+A wrong proof is refused, not ignored: otherwise a client would mistake a response without private fields for the
+complete response.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ LOGIN_PATHS = ("/login/oidc", "/static/")
 """Paths that the login page needs. Their responses contain nothing about jobs."""
 
 REASONS = ("token", "session", "intent", "attempts")
-"""Reasons of refusals: a wrong token; an ended session; a cookie without the page's CSRF token; a wrong token after too
-many others."""
+"""Reasons of refusals: a wrong token; an ended session; a cookie without the page's CSRF token; too many wrong
+tokens."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1
 
@@ -62,7 +63,8 @@ class RequestCredentials:
     """Whether the connection uses TLS."""
     port: int
     source: str = ""
-    """Whom wrong tokens count for: on loopback the user that the server determined; '' for the peer."""
+    """Source that wrong tokens are counted for: on loopback, the user that the server determined; '' to count for the
+    peer."""
 
 
 def cookie_name(secure: bool, port: int) -> str:
@@ -130,8 +132,8 @@ class Authentication:
     async def credential(self, token: str, peer: str, source: str = "") -> tuple[Principal, str, str]:
         """Return the token's user, and the source and key that a session stores to check it again.
 
-        source: whom wrong tokens count for, '' for the peer. Raises AccessError: 401, 429 after too many wrong tokens,
-        503.
+        source: user that wrong tokens are counted for, '' for the peer. Raises AccessError: 401 for a wrong token, 403
+        for a user without a role, 429 after too many wrong tokens, 503 if the token cannot be checked now.
         """
         over = self.attempts.exhausted(source or peer)
         # A right token of gangwatch is accepted while others at the address guess: 256 bits cannot be guessed.
@@ -255,7 +257,7 @@ class Authentication:
 
 
 ENDED = "login ended"
-"""Means of a principal whose session has ended."""
+"""Value of `means` for a principal whose session has ended."""
 
 _GRANT = (
     "grant it in [token_review] roles, or in the cluster by RBAC: verb use, apiGroup gangwatch.io, resource roles, "

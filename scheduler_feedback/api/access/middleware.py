@@ -56,7 +56,7 @@ def refusal(request: Request, reason: str) -> None:
 
 
 def sensitive(request: Request) -> None:
-    """Have the audit log record this read, of a job's output or of the journal."""
+    """Mark this read, of a job's output or of the journal, for the audit log."""
     request.scope[f"{_NOTES}.sensitive"] = True
 
 
@@ -123,7 +123,8 @@ class AccessMiddleware:
         await self._watched(scope, receive, send, changes, identifier)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send, changes: bool, identifier: str) -> None:
-        """Run the application, and write the audit log before the response is sent: a reader then finds the line."""
+        """Run the application, and write the audit log before the response is sent, so that a client then finds the
+        line."""
         written = False
 
         async def write(status: int) -> None:

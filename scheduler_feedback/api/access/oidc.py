@@ -3,7 +3,7 @@
 Checks (OpenID Connect Core 1.0, 3.1.3.7; RFC 8725): the size; an asymmetric algorithm that the configuration allows,
 whatever the token says; the signature, only with a key of the issuer's JWKS (never with a key or an address in the
 token); issuer, audience, authorised party, expiry, not-before; and the type, so that an access token is not accepted as
-an identity. Keys are fetched on first use and every KEYS seconds, but at most once in AGAIN seconds: tokens with
+an identity. Keys are fetched on first use and every KEYS_SECONDS, but at most once in AGAIN_SECONDS: tokens with
 unknown keys cause no load on the issuer.
 """
 
@@ -29,11 +29,12 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 secret, and with 'none' there is no signature."""
 
 MOST_TOKEN_BYTES = 16 * 1024
-"""Groups make tokens long: the largest from Entra ID, with 200 groups, has about 10 KiB."""
+"""Maximum size of a token. Groups make tokens long: the largest from Entra ID, with 200 groups, has about 10 KiB."""
 
 MOST_DOCUMENT_BYTES, MOST_KEYS = 1024 * 1024, 100
 KEYS_SECONDS, AGAIN_SECONDS, STALE_SECONDS = 600.0, 30.0, 86_400.0
-"""Keys are fetched again after KEYS, at most once in AGAIN, and stay valid for STALE if the issuer does not respond."""
+"""Age at which keys are fetched again, minimum interval of fetches, and age up to which keys stay valid if the issuer
+does not respond."""
 
 FETCH_SECONDS = 5.0
 LEEWAY_SECONDS = 30.0
@@ -166,7 +167,7 @@ class Oidc:
         return claims.get("iss") == self.issuer.issuer
 
     async def check(self, token: str, nonce: str | None = None) -> Identity:
-        """Return the user of the token. nonce: that of the login that requested it. Raises AccessError."""
+        """Return the user of the token. nonce: the nonce of the login that requested the token. Raises AccessError."""
         if len(token) > MOST_TOKEN_BYTES:
             raise AccessError(401, f"the token is longer than {MOST_TOKEN_BYTES} bytes")
         key, algorithm = await self._key_for(token)

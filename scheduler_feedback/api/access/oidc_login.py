@@ -23,7 +23,7 @@ from scheduler_feedback.api.access.oidc import FETCH_SECONDS, MOST_DOCUMENT_BYTE
 from scheduler_feedback.api.access.principal import AccessError
 
 UNDER_WAY_SECONDS = 600.0
-"""Enough time for a user to enter a password and a second factor."""
+"""Time after which an unfinished login expires: enough for a user to enter a password and a second factor."""
 
 
 class _UnderWay(msgspec.Struct, frozen=True):
@@ -89,7 +89,8 @@ class CodeFlow:
         return f"{body}.{_encoded(hmac.digest(self._key, body.encode(), 'sha256'))}"
 
     def _opened(self, cookie: str) -> _UnderWay | None:
-        """Return the login in a cookie of ``_sealed``; None if it has expired or is not valid."""
+        """Return the unfinished login that a cookie contains; None if the login has expired or the cookie is not
+        valid."""
         body, _, seal = cookie.partition(".")
         right = _encoded(hmac.digest(self._key, body.encode("utf-8", "surrogateescape"), "sha256"))
         if not compare_digest(right.encode(), seal.encode("utf-8", "surrogateescape")):
@@ -133,7 +134,7 @@ def _encoded(content: bytes) -> str:
 
 
 async def bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Read the whole body. Raises OSError if it is too long."""
+    """Read the whole body of a response. Raises OSError if the body is too long."""
     body = await response.content.read(MOST_DOCUMENT_BYTES + 1)
     while len(body) <= MOST_DOCUMENT_BYTES and (more := await response.content.read(MOST_DOCUMENT_BYTES)):
         body += more

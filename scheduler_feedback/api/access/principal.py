@@ -90,7 +90,8 @@ class Principal:
     def signature(self, claimed: str) -> str:
         """Return the user to name in the journal and the story.
 
-        claimed: the name that the request contains. It counts only with the state folder's token, which is shared.
+        claimed: the name that the request contains. This name is used only with the state folder's token, which several
+        users share.
         """
         return self.user or (claimed if self.role >= Role.OPERATOR else "")
 

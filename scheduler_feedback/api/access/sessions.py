@@ -1,6 +1,6 @@
 """Sessions: logins of browsers. The cookie holds a random id; all other data stays in the controller's memory.
 
-A session ends at logout, after IDLE seconds without a request, after LIFE seconds at the latest, when its credential is
+A session ends at logout, after IDLE_SECONDS without a request, after LIFE_SECONDS at the latest, when its credential is
 no longer valid (a revoked token), and when the controller's process ends.
 """
 
@@ -16,16 +16,18 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 
 LIFE_SECONDS, IDLE_SECONDS = 12 * 3600.0, 2 * 3600.0
-"""OWASP's Session Management Cheat Sheet recommends idle times of 15 to 30 minutes for applications of low risk, and
-some hours in all. A page on a wall display sends a request every second and is never idle."""
+"""Maximum age of a session, and maximum time without a request. OWASP's Session Management Cheat Sheet recommends idle
+times of 15 to 30 minutes for applications of low risk, and some hours in all. A page on a wall display sends a request
+every second and is never idle."""
 
 MOST_SESSIONS, MOST_OF_ONE = 10_000, 32
-"""Limits in all, and per credential or user; the oldest session is dropped first."""
+"""Maximum number of sessions in all, and per credential or user; the oldest session is dropped first."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One login. key, source: the credential that opened it, checked again at each request."""
+    """One login. key, source: the credential that opened the session. The credential is checked again at each
+    request."""
 
     user: str
     source: str

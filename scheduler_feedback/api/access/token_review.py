@@ -5,7 +5,7 @@ resource needs to exist::
 
     rules: [{apiGroups: [gangwatch.io], resources: [roles], resourceNames: [submitter], verbs: [use]}]
 
-Without SubjectAccessReview, the configuration grants roles by the names of users and groups. Answers are cached for a
+Without SubjectAccessReview, the configuration grants roles by the names of users and groups. Reviews are cached for a
 minute: a withdrawn token ends soon, and a page with a request per second causes no load on the API server.
 """
 
@@ -33,7 +33,7 @@ YES_SECONDS, NO_SECONDS = 60.0, 10.0
 """Time for which an accepted and a refused review are cached."""
 
 MOST_KEPT, MOST_ASKED = 4096, 32
-"""Maximum number of cached reviews, and of concurrent reviews."""
+"""Maximum number of cached reviews, and maximum number of concurrent reviews."""
 
 MOST_TOKEN_BYTES = 16 * 1024
 
@@ -86,7 +86,7 @@ _ACCESS_REVIEW = msgspec.json.Decoder(_AccessReview)
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """The user of a token. user '': the token is not valid."""
+    """The user of a token. The user is '' if the token is not valid."""
 
     user: str
     role: Role

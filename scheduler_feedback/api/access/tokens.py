@@ -49,7 +49,7 @@ _MOST_TOKENS = 100_000
 _MOST_FILE_BYTES = 64 * 1024 * 1024
 
 GUESSABLE_LENGTH = 32
-"""A shorter state folder's token was chosen by a person: guesses are limited strictly."""
+"""Length below which guesses of the state folder's token are limited strictly, because a person chose the token."""
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _quoted(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A recognised token. key: identifies it in later checks (``Tokens.current``)."""
+    """A recognised token. key: identifies the token in later checks (``Tokens.current``)."""
 
     user: str
     role: Role
@@ -232,11 +232,11 @@ class Tokens:
             return self._state
 
     def guessable(self, token: str) -> bool:
-        """Return whether a guess of this form could succeed."""
+        """Return whether the token may be a guess of a short state folder's token that a person chose."""
         return not is_token(token) and 0 < len(self.state_token()) < GUESSABLE_LENGTH
 
     def find(self, token: str) -> Known | None:
-        """Return whose token it is; None if it is unknown or has expired."""
+        """Return the user and role of the token; None if the token is unknown or has expired."""
         state = self.state_token()
         if state and compare_digest(token.encode(), state.encode()):
             return Known("", Role.OPERATOR, STATE_TOKEN, _STATE_KEY + hash_of(state))

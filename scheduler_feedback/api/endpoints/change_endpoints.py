@@ -133,7 +133,8 @@ class ChangeEndpoints:
 
 
 def _signed(request: Request, reason: Reason) -> str:
-    """Return the user named in the story. The audit log also has the name and the reason that the request contains."""
+    """Return the user to name in the story. The audit log also has the name and the reason that the request
+    contains."""
     note(request, **{key: text for key, text in (("claimed", reason.by), ("reason", reason.reason)) if text})
     return principal_of(request).signature(reason.by)
 

@@ -26,10 +26,10 @@ from scheduler_feedback.api.subscribers import FullError
 from scheduler_feedback.core.job import Job
 
 STORY_SLICE, JOURNAL_SLICE, JOURNAL_BLOCKS = 200, 200, 16
-"""Entries of a story, and cycles and blocks of the journal, that one read fetches."""
+"""Maximum numbers that one read fetches: entries of a story, cycles of the journal, and blocks of the journal."""
 
 DEFAULT_TAIL, MAX_TAIL = 100, 10_000
-"""Lines of a log that a request gets without `tail`, and at most."""
+"""Number of log lines that a request gets without `tail`, and the maximum number of lines."""
 
 
 class JournalEndpoints:

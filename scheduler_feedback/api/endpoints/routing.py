@@ -20,7 +20,7 @@ from scheduler_feedback.core.state import State
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 FRESH = {"cache-control": "private, no-cache"}
-"""Only the client itself may store the response, and must revalidate it before each use."""
+"""Header of responses that only the client itself may store, and must revalidate before each use."""
 
 
 def route(path: str, endpoint: Endpoint, role: Role = Role.ANONYMOUS, what: str = "", method: str = "GET") -> Route:
@@ -54,7 +54,7 @@ def json_response(document: Any, status: int = 200) -> Response:
 
 
 def tagged(request: Request, answer: Answer) -> Response:
-    """Return the answer, or 304 if the client already has it."""
+    """Return the answer as a response, or status 304 if the client already has it."""
     headers = FRESH | {"etag": answer.tag}
     if answer.tag in (tag.strip() for tag in request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)

@@ -19,7 +19,8 @@ from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.queue import order
 
 REASONS_PAUSE = 10
-"""The reasons of an older snapshot are reused for this many times as long as its scheduling index took to build."""
+"""Time for which the reasons of an older snapshot are reused, as a multiple of the time to build its scheduling
+index."""
 
 
 @dataclass(slots=True)
@@ -28,12 +29,12 @@ class _Indexed:
 
     state: State
     until_s: float
-    """Monotonic seconds. Until then the state also provides reasons for newer snapshots."""
+    """Time, in monotonic seconds, until which the state also provides reasons for newer snapshots."""
 
 
 class Reasons:
-    """States that explain why jobs are pending. This requires the scheduling index, which is built from all jobs and
-    nodes: 45 ms for 10,000 jobs. So in a large cluster a reason may be half a second older than its list.
+    """States that explain why jobs are pending. The explanation requires the scheduling index, which is built from all
+    jobs and nodes: 45 ms for 10,000 jobs. So in a large cluster a reason may be half a second older than its list.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -128,7 +129,8 @@ class Listing:
 
 
 def _is_same(job: Job | None, before: Job | None) -> bool:
-    """Return whether an earlier explanation still holds. No job has the id of an array; it counts as unchanged."""
+    """Return whether a job is unchanged, so that an earlier explanation still holds. Array ids count as unchanged
+    jobs."""
     if job is None or before is None:
         return job is before
     return (job.state, job.attempt, job.stop_reason) == (before.state, before.attempt, before.stop_reason)

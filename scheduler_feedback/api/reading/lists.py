@@ -54,7 +54,7 @@ def read_mark(text: str) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a list. mark: where it ended; None at the end of the list."""
+    """A part of a list. mark: the mark to continue after; None at the end of the list."""
 
     items: list[Document]
     mark: Mark | None
@@ -173,7 +173,7 @@ def decisions(listing: Listing, mark: Mark | None, most: int) -> Slice:
 
 
 def waiting(listing: Listing, mark: Mark | None, most: int) -> Slice:
-    """Return the pending jobs in scheduling order. If the last job of the page has started, continue at its place."""
+    """Return the pending jobs in scheduling order. If the mark's job has started, continue at its former place."""
     every, first = listing.waiting, 0
     if mark is not None:
         place, job_id = _fields(mark, int, str)

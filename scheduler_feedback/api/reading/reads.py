@@ -21,8 +21,8 @@ from agent.schema.errors import GangwatchError
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 MOST_WAITING = 64
-"""Queued pieces per peer. A browser sends six requests at once; more queued pieces come from a program that does not
-wait for responses."""
+"""Maximum number of queued pieces of work per peer. A browser sends six requests at once; more queued pieces come from
+a program that does not wait for responses."""
 
 REST = 1.0
 """Seconds of rest for each second of work."""
@@ -45,7 +45,8 @@ class _Peer:
     """The queue of one peer."""
 
     spent: float
-    """Seconds that its pieces took since its queue was last empty. It starts at the minimum of the other peers."""
+    """Seconds that the peer's pieces of work took since its queue was last empty. A new queue starts with the minimum
+    of the other peers."""
 
     waiting: deque[_Piece] = field(default_factory=deque)
 
@@ -69,7 +70,8 @@ class Reads:
     async def run(self, peer: str, make: Callable[[], _T], patient: bool = False) -> _T:
         """Run `make` on the thread; return its result.
 
-        Raises BusyError if the peer has too much queued, unless `patient` is set, for the later pieces of one answer.
+        Raises BusyError if the peer has too many queued pieces. patient: do not raise BusyError, for later pieces
+        of one answer.
         """
         answer: Future[_T] = Future()
         with self._condition:

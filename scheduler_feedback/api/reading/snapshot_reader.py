@@ -19,20 +19,20 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 
 SNAPSHOT_SECONDS = 5.0
 """Longest wait for the cycle's thread to publish its state. If the thread is blocked for longer, by a disk for example,
-the last snapshot is used; its now_ns is its age."""
+the last snapshot is used; its now_ns shows its age."""
 
 SLICE = 100
 """Items of a list computed in one piece: about a millisecond of work."""
 
 MOST_ANSWERS, MOST_ANSWER_BYTES = 512, 32 * 1024 * 1024
-"""Cached answers, reused while the state does not change."""
+"""Maximum number and total size of cached answers, which are reused while the state does not change."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A document as JSON. tag: entity tag, a hash of the content. rest: where the list continues."""
+    """A document as JSON. tag: entity tag, a hash of the content. rest: the mark after which the list continues."""
 
     content: bytes
     tag: str
@@ -65,24 +65,24 @@ class SnapshotReader:
     # --- of the state ------------------------------------------------------------------------------------------------
 
     async def ask(self, peer: str, question: Callable[[Listing], _T]) -> _T:
-        """Return `question` of a state that is no older than this call. Raises BusyError, and what `question`
-        raises."""
+        """Return the result of `question` for a state that is no older than this call. Raises BusyError, and any error
+        of `question`."""
         snapshot = await self._fresh()
         return await self._documents.run(peer, lambda: question(self._listed(snapshot)))
 
     async def make(self, peer: str, make: Callable[[], _T]) -> _T:
-        """Return the result of `make`, which does not need the state. Raises BusyError, and what `make` raises."""
+        """Return the result of `make`, which does not need the state. Raises BusyError, and any error of `make`."""
         return await self._documents.run(peer, make)
 
     async def document(self, peer: str, key: str, question: Callable[[Listing], Any]) -> Answer:
         """Return the result of `question` as JSON. key: identifies the question and the reader's rights; equal keys
-        share an answer until the state changes. Raises BusyError, and what `question` raises."""
+        share an answer until the state changes. Raises BusyError, and any error of `question`."""
         return await self._answer(peer, key, lambda listing: (question(listing), None))
 
     async def page(
         self, peer: str, key: str, lister: Lister, mark: Mark | None, most: int, frame: Frame | None = None
     ) -> Answer:
-        """Return a page of a list. Raises what ``document`` raises, and MarkError."""
+        """Return a page of a list. Raises the errors of ``document``, and MarkError."""
 
         def question(listing: Listing) -> tuple[Any, Mark | None]:
             part = lister(listing, mark, most)
@@ -192,7 +192,8 @@ class SnapshotReader:
     # --- of the journal and of files ---------------------------------------------------------------------------------
 
     async def read(self, peer: str, reading: Callable[[], _T], patient: bool = False) -> _T:
-        """Return the result of `reading`, which may wait for the disk. patient: never refuse, however much waits."""
+        """Return the result of `reading`, which may wait for the disk. patient: do not refuse if many reads are
+        queued."""
         return await self._stories.run(peer, reading, patient)
 
 
@@ -208,7 +209,8 @@ class Frame:
 
     @property
     def gap(self) -> bytes:
-        """The empty list as JSON. No text can contain it, because quotation marks in texts are escaped."""
+        """The list's field in the document's JSON while the list is empty. No text in the document can contain these
+        bytes, because quotation marks in texts are escaped."""
         return b'"%b":[]' % self.field.encode()
 
     def around(self, listing: Listing, items: list[Any]) -> dict[str, Any]:

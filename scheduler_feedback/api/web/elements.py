@@ -31,14 +31,15 @@ def live(part: str, parts: Mapping[str, Markup], class_: str = "") -> Markup:
 
 
 TROUBLES = "troubles"
-"""Part of every page that names failed parts of the controller and agents that are not reporting."""
+"""Name of the part of every page that lists failed parts of the controller and agents that are not reporting."""
 
 MOST_SILENT = 5
-"""Stale agents named in the banner; the list of nodes shows all."""
+"""Maximum number of stale agents named in the banner; the list of nodes shows all."""
 
 
 def troubles(broken: list[str], silent: Sequence[Mapping[str, Any]] = ()) -> Markup:
-    """Render the banner; empty if there is nothing to report. silent: {"node", "since_ns"}, longest silence first."""
+    """Render the banner of failed parts and stale agents; empty if there is nothing to report. silent: {"node",
+    "since_ns"}, longest silence first."""
     lines = [tag("p", one) for one in broken]
     if silent:
         named: list[Child] = []
@@ -71,8 +72,8 @@ def page(
     modules: tuple[str, ...] = (),
     visitor: Visitor = Visitor(),
 ) -> Markup:
-    """Render a whole page. here: its entry in PLACES. stream: the path of its events. scripts, modules: what it loads
-    in addition to the files of every page. visitor: its reader."""
+    """Render a whole page. here: the page's entry in PLACES. stream: the path of the page's events. scripts, modules:
+    files that the page loads in addition to the files of every page. visitor: the reader of the page."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

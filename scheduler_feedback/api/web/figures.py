@@ -11,17 +11,17 @@ from scheduler_feedback.api.web.markup import Child, Markup, join, tag
 Document = dict[str, Any]
 
 COLOURS = 8
-"""Colours of jobs (page.css defines as many). Jobs of the same colour are distinguished by their names."""
+"""Number of colours of jobs (page.css defines as many). Jobs of the same colour are distinguished by their names."""
 
 LANE, MOST_HEIGHT, LEAST_HEIGHT = 13, 72, 22
-"""Pixels: height of a slot, and limits of a node's row."""
+"""Height of a slot, and largest and smallest height of a node's row, in pixels."""
 
 FOLDED_HEIGHT, FOLDED_MOST, FOLDED_LEAST = 900, 200, 30
-"""Pixels: height of all folded rows together, and limits of one row."""
+"""Height of all folded rows together, and largest and smallest height of one row, in pixels."""
 
 
 def colour_of(job: str) -> int:
-    """Return one of COLOURS; jobs with adjacent numbers have different colours."""
+    """Return the number of a job's colour, below COLOURS; jobs with adjacent numbers have different colours."""
     digits = "".join(filter(str.isdecimal, job))
     return (int(digits[-9:]) if digits else sum(job.encode())) % COLOURS
 

@@ -19,7 +19,7 @@ from scheduler_feedback.core.telemetry.pace import Speed
 Document = dict[str, Any]
 
 MOST_PAST = 20
-"""Past verdicts that the page shows, newest first."""
+"""Maximum number of past verdicts that the page shows, newest first."""
 
 MOST_PLACED = 512
 """Maximum number of nodes in the collapsed list of all ranks; `gangwatch jobs --json` lists all of them."""
@@ -78,7 +78,7 @@ def main(made: Mapping[str, Markup], has_pace: bool) -> Markup:
 
 
 _HEAT = ("as its peers", "1.1 times", "1.3 times", "2 times or more")
-"""Labels of the map's colours, --heat-0 to --heat-3 in page.css."""
+"""Labels of the colours of the map of ranks, --heat-0 to --heat-3 in page.css."""
 
 
 def _charts(has_pace: bool) -> Markup:

@@ -12,11 +12,11 @@ from scheduler_feedback.core.telemetry.pace import Speed
 Document = dict[str, Any]
 
 ARRIVAL_SECONDS = 2.0
-"""Longest delay until a step is known here: agents send frames every second, evaluated twice a second."""
+"""Longest delay until the controller knows of a step: agents send frames every second, evaluated twice a second."""
 
 UNKNOWN_SECONDS = 60.0
-"""A detector reports once per episode that it found no cause. The page shows that for at least this long, even if the
-mean step time is close to the usual one."""
+"""Minimum time for which the page shows that a detector found no cause, even if the mean step time is close to the
+usual one. A detector reports this once per episode."""
 
 
 class Progress(StrEnum):
@@ -42,8 +42,9 @@ def progress_of(
 ) -> Progress:
     """Return the progress of a job in that state.
 
-    held_up: whether a verdict about the job is active. speed: of the newest attempt with received steps, None if there
-    is none. now_ns: wall time. unknown_ns: when a detector last reported slowness without a cause, None for never.
+    held_up: whether a verdict about the job is active. speed: speed of the newest attempt with received steps, None if
+    there is no such attempt. now_ns: wall time. unknown_ns: when a detector last reported slowness without a cause,
+    None for never.
     """
     if JobState(state).ended:
         return Progress.ENDED

@@ -23,10 +23,10 @@ from scheduler_feedback.api.web.page_responses import HEADERS as PAGE_HEADERS
 from scheduler_feedback.api.web.page_responses import visitor_of
 
 MOST_FORM_BYTES = 64 * 1024
-"""Limit of the form's body: a token has at most 16 KiB."""
+"""Maximum size of the form's body in bytes: a token has at most 16 KiB."""
 
 _LOCAL = re.compile(r"/(?![/\\])[^\s\\\x00-\x1f]{0,500}")
-"""A path on this server. Browsers treat '//host' and '/\\host' as addresses of another server."""
+"""Pattern of a path on this server. Browsers treat '//host' and '/\\host' as addresses of another server."""
 
 
 class LoginSource(Protocol):
@@ -55,7 +55,8 @@ class Login:
         return self._page(request, following(request.query_params.get("next", "")))
 
     async def _log_in(self, request: Request) -> Response:
-        """Log in with the form, or with {"token": ...} as JSON. Always open a new session: a planted one ends here."""
+        """Log in with the form, or with {"token": ...} as JSON. Always open a new session, so that an attacker's
+        session ends."""
         check_origin(request)
         # Another site must not log its visitor in under an account of its choice. Browsers send this header with every
         # POST; a request without it does not come from a browser.
@@ -224,7 +225,8 @@ async def _given(request: Request) -> tuple[str, str, bool]:
 
 
 def _plain(text: str) -> str:
-    """Return an error's name as in RFC 6749, 4.1.2.1, or 'an error': anyone can write the address."""
+    """Return an error's name as in RFC 6749, 4.1.2.1, or 'an error', because anyone can put other text into the
+    address."""
     return text if re.fullmatch(r"[a-z_]{1,60}", text) else "an error"
 
 

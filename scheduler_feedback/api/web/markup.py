@@ -17,7 +17,8 @@ class Markup(str):
 
 
 Child = object
-"""Markup is inserted as it is, None and False add nothing, an iterable adds its items, anything else adds its text."""
+"""Child of an element. Markup is inserted as it is, None and False add nothing, an iterable adds its items, anything
+else adds its text."""
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Markup:

@@ -209,7 +209,7 @@ def _run_time(job: Document) -> Child:
 
 
 def _speed(progress: Progress, speed: Speed | None) -> Markup:
-    """Render the progress of a job without a verdict, for a line of a list."""
+    """Render the progress of a job without a verdict, for a row of a list of jobs."""
     match progress:
         case Progress.STALLED if speed is not None:
             return tag("span", "no step for ", words.instant(speed.end_ns, "for"), class_="accusation")
@@ -316,7 +316,8 @@ def story(entries: Sequence[Document], name: str, with_subject: bool = False) ->
 
 
 MOST_TEXT = 240
-"""Characters of an entry that the page shows; it collapses the rest, such as the node list of a large gang."""
+"""Maximum number of characters of an entry that the page shows; it collapses the rest, such as the node list of a large
+gang."""
 
 
 def _text(entry: Document, name: str) -> Child:

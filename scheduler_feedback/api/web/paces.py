@@ -15,16 +15,18 @@ from scheduler_feedback.core.telemetry.telemetry import Float32Array
 Document = dict[str, Any]
 
 MOST_LINES = 16
-"""Ranks that each have a line. For a larger gang, lines show the slowest, the median, and other quantiles."""
+"""Maximum number of ranks that each have a line. For a larger gang, lines show the slowest, the median, and other
+quantiles."""
 
 MOST_ACCUSED = 8
-"""Ranks with a verdict that have a line in addition."""
+"""Maximum number of ranks with a verdict that have a line in addition."""
 
 MOST_BANDS = 512
-"""Rows of the map of all ranks. In a larger gang several ranks share a row, which shows the worst of them."""
+"""Maximum number of rows of the map of all ranks. In a larger gang several ranks share a row, which shows the worst of
+them."""
 
 MOST_SLOWEST = 16
-"""Ranks that `summary` names, slowest first."""
+"""Maximum number of ranks that `summary` names, slowest first."""
 
 UNSETTLED_NS = 2_000_000_000
 """Time in which the newest row may still grow: steps of its second arrive with the frames of the next second."""
@@ -76,9 +78,9 @@ class _ByRank:
 
 
 def document(pace: Pace, accused: Sequence[int], now_ns: int | None = None, until_ns: int | None = None) -> Document:
-    """Return rows as the page draws them. accused: ranks that have a line even in a large gang.
+    """Return the document of the rows that the page draws. accused: ranks that have a line even in a large gang.
 
-    sequence: of the last row, to continue from. at: seconds since 1970, step: newest step number, seconds and
+    sequence: number of the last row, to continue from. at: seconds since 1970, step: newest step number, seconds and
     slowest_seconds: mean and longest time of a step, one value per row. lines: [{name, values}], the longest own
     seconds in the row. bands: names of the map's rows; cells: base64 of uint8 [rows, bands], the worst own time over
     its peers' in hundredths. gap: seconds without a step from which the page shows a gap. now: seconds since 1970 of

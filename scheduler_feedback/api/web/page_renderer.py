@@ -31,10 +31,10 @@ from scheduler_feedback.part_failures import PartFailures, in_words
 RENDER_SECONDS = 1.0
 """Interval between two renderings while no entry is written; agents send frames at the same interval."""
 MOST_KEPT = 64
-"""Renderings kept for streams of the same page. Streams are limited to the same number."""
+"""Maximum number of renderings kept for streams of the same page. Streams are limited to the same number."""
 
 MOST_ENTRIES, MOST_LATEST = 200, 20
-"""Entries of a story, and of the overview."""
+"""Maximum number of entries of a story, and of the overview."""
 
 
 class Source(Protocol):

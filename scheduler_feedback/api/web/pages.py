@@ -41,7 +41,7 @@ HEARTBEAT_SECONDS = 15.0
 """Interval of heartbeats on an idle stream. Proxies usually close a connection after 60 s without data."""
 
 MOST_NEWS = 3
-"""Entries announced to a screen reader at a time."""
+"""Maximum number of entries announced to a screen reader at a time."""
 
 NEWS = frozenset(
     {
@@ -152,7 +152,7 @@ class Pages:
             self._source.subscribers.remove(subscription)
 
     async def _drawing(self, name: str, rendered: Rendering, drawn: _Drawn, peer: str) -> documents.Document | None:
-        """Return the rows that the page's drawings lack, or None. `whole` in it: draw from the beginning."""
+        """Return the rows that the page's drawings lack; None without new rows. `whole`: draw from the beginning."""
         pace = await run_in_threadpool(self._source.pace_of, name, drawn.sequence)
         if pace is None:
             return None

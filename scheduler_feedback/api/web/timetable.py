@@ -22,13 +22,13 @@ from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
 
 MOST_ROWS = 24
-"""Nodes that each have a row; more nodes are folded."""
+"""Maximum number of nodes that each have a row; more nodes are folded."""
 
 MOST_FOLDED = 40
-"""Racks or spines that each have a row; if there are more, nodes are grouped by state."""
+"""Maximum number of racks or spines that each have a row; if there are more, nodes are grouped by state."""
 
 MOST_BARS = 40
-"""Jobs that each have a bar in a folded row: those with the most slots. The others share one bar."""
+"""Maximum number of jobs that each have a bar in a folded row: those with the most slots. The others share one bar."""
 
 LEAST_SPAN_NS, MOST_SPAN_NS = 60_000_000_000, 24 * 3600 * 1_000_000_000
 PAST_SHARE = 0.2
@@ -37,7 +37,8 @@ PAST_SHARE = 0.2
 _DIGITS = re.compile(r"([0-9]+)")
 
 GRAIN = 240
-"""Steps of the time axis. The axis moves by whole steps, so that an unchanged timetable renders to the same bytes."""
+"""Number of steps of the time axis. The axis moves by whole steps, so that an unchanged timetable renders to the same
+bytes."""
 
 
 def of_state(state: State) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def of_state(state: State) -> dict[str, Any]:
     name of the node or of the folded row; nodes: number of nodes in it; states: number of nodes by state, except
     healthy. kind is 'held', 'ahead' (backfilled before the job with the reservation), 'stopping' or 'kept' (reserved).
     A bar of several jobs has job '', their number (jobs), and the end of the last of them (last_ns). An overdue end
-    counts as now. folded: what a row is, '' for a node.
+    counts as now. folded: type of the rows ('rack', 'spine' or 'state'), '' for nodes.
     """
     head = state.jobs.get(state.reserved_for or "")
     reserved_ns = state.reserved_from_ns if head is not None else None
@@ -83,7 +84,7 @@ def of_state(state: State) -> dict[str, Any]:
 
 
 def _rows(state: State) -> tuple[str, dict[str, str]]:
-    """Return what a row is ('' for a node), and the name of the row of each node."""
+    """Return the type of the rows ('rack', 'spine', 'state'; '' for nodes), and the name of the row of each node."""
     nodes = state.nodes.values()
     if len(state.nodes) <= MOST_ROWS:
         return "", {name: name for name in state.nodes}
@@ -169,7 +170,7 @@ def _fold(
 
 
 def _end_ns(state: State, job: Job) -> int:
-    """Return when the job is expected to end; now if that time has passed."""
+    """Return when the job is expected to end; the current time if that time has passed."""
     releases = index_of(state).ends_of.get(job.job_id, ())
     return max([release.at_ns for release in releases] + [state.now_ns])
 

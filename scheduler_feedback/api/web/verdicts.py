@@ -28,7 +28,7 @@ def tone_of(verdict: Document) -> Tone:
 
 
 def headline(verdict: Document) -> str:
-    """Return the verdict's sentence without its confidence, which the card shows separately."""
+    """Return the sentence about a verdict without its confidence, which the card shows separately."""
     claim = str(verdict["sentence"]).rpartition(", confidence ")[0]
     return f"R{claim[1:]}" if claim.startswith("rank") else claim
 

@@ -31,14 +31,14 @@ from scheduler_feedback.policies.queue import order
 Document = dict[str, Any]
 
 MOST_RUNNING, MOST_WAITING, MOST_ENDED, MOST_VERDICTS, MOST_TROUBLED = 30, 20, 8, 12, 20
-"""Longest lists of the overview: about a screen. The pages of jobs and of nodes list all of them."""
+"""Maximum lengths of the lists of the overview: about a screen. The pages of jobs and of nodes list all of them."""
 
 PAGE = 50
-"""Jobs or nodes on one page of a list."""
+"""Number of jobs or nodes on one page of a list."""
 
 MOST_RANKS = 24
-"""Ranks that a job's page lists: first those with a verdict, then failed ranks, then the slowest, then the lowest
-numbers. The nodes of all ranks are folded away below the list."""
+"""Maximum number of ranks that a job's page lists: first those with a verdict, then failed ranks, then the slowest,
+then the lowest numbers. The nodes of all ranks are folded away below the list."""
 
 _WORST_FIRST = {
     name: position
@@ -255,9 +255,9 @@ def job_page(
 ) -> Document | None:
     """Return a job with its verdicts and, if it is pending, the reason; None if there is no such job.
 
-    slowest: ranks to list after those with a verdict. reasons: the state that explains why the job is pending, if it is
-    not `state`. explained: returns the full explanation; None to compute it from `state`. In the document, `placed`
-    lists every rank of the newest attempt.
+    slowest: the slowest ranks, listed after ranks with a verdict. reasons: the state that explains why the job is
+    pending, if it is not `state`. explained: returns the full explanation; None to compute it from `state`. In the
+    document, `placed` lists every rank of the newest attempt.
     """
     job = state.jobs.get(job_id)
     if job is None:

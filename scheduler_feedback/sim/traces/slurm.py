@@ -99,7 +99,7 @@ def _run_seconds(row: Row) -> float:
 
 
 def _span(row: Row, column: str) -> float | None:
-    """Convert [days-]hours:minutes:seconds to seconds; None if the cell is empty or means none."""
+    """Convert [days-]hours:minutes:seconds to seconds; None if the cell is empty or means that there is no limit."""
     if not _said(row, column):
         return None
     found = _SPAN.fullmatch(row.text(column))
@@ -209,7 +209,8 @@ def _comment(job: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, plain (until 22.05) or as {set, infinite, number} (since 23.02); None if unset or infinite."""
+    """Return the value as a number: plain (until 22.05) or as {set, infinite, number} (since 23.02); None if unset or
+    infinite."""
     if isinstance(value, Mapping):
         usable = value.get("set", True) and not value.get("infinite", False)
         value = value.get("number") if usable else None

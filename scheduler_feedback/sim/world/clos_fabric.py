@@ -29,22 +29,22 @@ FLOWS_PER_NIC = 4
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Places of a job's ranks: arrays and tuples over ranks."""
+    """Places of a job's n ranks: each array and tuple has one item per rank."""
 
     node: IntArray
-    """Number of the node."""
+    """[n]: number of each rank's node."""
     local: IntArray
-    """Number of the GPU in the node."""
+    """[n]: number of each rank's GPU in its node."""
     rail: IntArray
-    """Rail of the NIC."""
+    """[n]: rail of each rank's NIC."""
     nodes: tuple[str, ...]
-    """Names of the nodes."""
+    """Name of each rank's node."""
     gpus: tuple[str, ...]
-    """UUIDs of the GPUs."""
+    """UUID of each rank's GPU."""
     nics: tuple[str, ...]
-    """Names of the NICs."""
+    """Name of each rank's NIC."""
     uplinks: tuple[str, ...]
-    """Name of the uplinks of the leaf of each NIC."""
+    """Name of the uplinks of the leaf to which each rank's NIC connects."""
     crosses: BoolArray
     """Whether the job's ranks are in several pods."""
 
@@ -80,7 +80,7 @@ def place(nodes: IntArray, gpus: int, local: tuple[int, ...] = tuple(range(8)), 
 
 
 def hashed_share(nics: int, adaptive: bool, random: np.random.Generator) -> FloatArray:
-    """Return float64 [nics]: share of its line rate that each NIC of one leaf gets over the uplinks.
+    """Return the share of its line rate that each NIC of one leaf gets over the uplinks, float64 [nics].
 
     With adaptive routing, only the ratio of ports matters; with ECMP, flows on the same link share it.
     """
@@ -96,10 +96,11 @@ def hashed_share(nics: int, adaptive: bool, random: np.random.Generator) -> Floa
 
 
 def standing_share(place_: Place, adaptive: bool, random: np.random.Generator) -> FloatArray:
-    """Return float64 [ranks]: share of the line rate of each NIC of a job that runs alone. Inside one pod it is 1.
+    """Return the share of the line rate of each NIC of a job that runs alone, float64 [ranks].
 
-    In a ring over replicas in several pods, only the edges between pods use the uplinks. If pods are filled one after
-    the other, this is one NIC in NODES_PER_POD in each direction; the other NICs keep their line rate.
+    Inside one pod the share is 1. In a ring over replicas in several pods, only the edges between pods use the uplinks.
+    If pods are filled one after the other, this is one NIC in NODES_PER_POD in each direction; the other NICs keep
+    their line rate.
     """
     share = np.ones(len(place_))
     for uplink in sorted(set(place_.uplinks)) if place_.crosses.any() else ():
@@ -118,7 +119,7 @@ def marks_a_second(share: FloatArray | float) -> FloatArray | float:
 def pauses_a_second(share: FloatArray | float) -> FloatArray | float:
     """Return the pause frames per second at a port that drains only this share.
 
-    There is one for each quantum of 65,535 slots of 512 bits.
+    There is one pause frame for each quantum of 65,535 slots of 512 bits.
     """
     quantum_seconds = 65535 * 512 / (hardware.NIC_BYTES_PER_SECOND * 8)
     return np.clip(1.0 - np.asarray(share), 0.0, 1.0) / quantum_seconds

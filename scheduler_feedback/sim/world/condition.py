@@ -18,13 +18,13 @@ class Conditions:
     """State of the devices, as factors and delays."""
 
     clock: FloatArray
-    """Share of the boost clock."""
+    """Clock of each GPU as a share of the boost clock."""
     memory: FloatArray
-    """Share of the device memory's bandwidth."""
+    """Available share of the device memory's bandwidth."""
     nvlink: FloatArray
-    """Share of NVLink's bandwidth."""
+    """Available share of NVLink's bandwidth."""
     nic: FloatArray
-    """Share of the NIC's line rate."""
+    """Available share of the NIC's line rate."""
     host: FloatArray
     """Factor on the time to launch kernels."""
     noise: FloatArray
@@ -34,13 +34,13 @@ class Conditions:
     weight: FloatArray
     """[steps, data, microbatches]: work of a microbatch."""
     load: FloatArray
-    """Factor on the experts' work."""
+    """Factor on the work of a mixture-of-experts model's experts."""
     network: FloatArray
     """[steps]: factor on the time of collectives."""
     pause: FloatArray
     """[steps]: seconds of other work of the whole job after the step."""
     extent: FloatArray
-    """[steps]: share of the usual work of a step (an evaluation only runs forwards)."""
+    """[steps]: work of each step as a share of the usual work (an evaluation only runs forward passes)."""
 
 
 def calm(shape: tuple[int, int, int], microbatches: int, steps: int = 1) -> Conditions:

@@ -27,7 +27,7 @@ MOST_MAGNITUDE = 2000.0
 """Largest magnitude of a fault. A slower device is broken rather than slow."""
 
 MOST_CELLS = 3_000_000
-"""Maximum number of steps times ranks in one block, to use the caches and bound the memory."""
+"""Maximum number of steps times ranks in one block, so that a block fits into the caches and bounded memory."""
 
 
 @dataclass(slots=True)
@@ -39,35 +39,35 @@ class Block:
     begin: FloatArray
     """float64 [b], world seconds: start of each step."""
     meet: FloatArray
-    """float64 [b]: start of the gradient exchange."""
+    """float64 [b], world seconds: start of the gradient exchange in each step."""
     end: FloatArray
-    """float64 [b]: end of each step."""
+    """float64 [b], world seconds: end of each step."""
     pause: FloatArray
-    """float64 [b]: seconds of saving at the end."""
+    """float64 [b]: seconds of saving at the end of each step."""
     without: FloatArray
-    """float64 [b]: duration without faults."""
+    """float64 [b]: duration of each step without faults, in seconds."""
     kernels: FloatArray
-    """float32 [b, n]: seconds of computing."""
+    """float32 [b, n]: seconds in which each rank computes."""
     products: FloatArray
-    """float32 [b, n]: seconds of matrix products."""
+    """float32 [b, n]: seconds in which each rank computes matrix products."""
     stall: FloatArray
-    """float32 [1 or b, n]: seconds of delay by the host."""
+    """float32 [1 or b, n]: seconds by which the host delays each rank."""
     clock: FloatArray
-    """float32 [1 or b, n]: share of the boost clock."""
+    """float32 [1 or b, n]: clock of each GPU as a share of the boost clock."""
     nic: FloatArray
-    """float32 [1 or b, n]: share of the NIC's line rate."""
+    """float32 [1 or b, n]: available share of each NIC's line rate."""
     tokens: FloatArray | None
-    """float32 [b, n] or None."""
+    """float32 [b, n]: tokens of each rank; None if all ranks have the same."""
     squares: FloatArray | None
-    """float32 [b, n] or None."""
+    """float32 [b, n]: sum of squared sequence lengths of each rank; None if all ranks have the same."""
     celsius: FloatArray
-    """float32 [n]: temperature."""
+    """float32 [n]: temperature of each GPU in degrees Celsius."""
     thermal: FloatArray
-    """float32 [n]: reduction of the clock by heat."""
+    """float32 [n]: reduction of each GPU's clock by heat, as a share of the boost clock."""
     power: FloatArray
-    """float32 [n]: reduction of the clock by the power cap."""
+    """float32 [n]: reduction of each GPU's clock by the power cap, as a share of the boost clock."""
     signals: list[Signal] = field(default_factory=list)
-    """Additional counter values."""
+    """Counter values that faults add in this block."""
     hangs: tuple[int, str] | None = None
     """(rank, 'compute' or 'transport') if the last step never ends."""
 
@@ -82,7 +82,7 @@ class Course:
     plan: Plan
     """Plan of the job."""
     place: Place
-    """Places of its ranks."""
+    """Places of the job's ranks."""
     random: np.random.Generator
     """Random generator of the job."""
     begin: float = 0.0
@@ -92,7 +92,7 @@ class Course:
     block_seconds: float = 20.0
     """Length of a block: short if faults and governors must be followed closely, long otherwise."""
     faults: list[Fault] = field(default_factory=list)
-    """Faults of the job. A fault may be added until its time has come."""
+    """Faults of the job. A fault may be added until it begins."""
     neighbours: dict[str, Course] = field(default_factory=dict)
     """Aggressors by name."""
     now: float = 0.0
@@ -100,13 +100,13 @@ class Course:
     number: int = 1
     """Number of the next step."""
     usual: float = 0.0
-    """Seconds of a healthy step."""
+    """Duration of a healthy step in seconds."""
     meeting: float = 0.5
     """Share of a healthy step before the gradient exchange."""
     hung: bool = False
     """Whether the job hangs."""
     reports: bool = True
-    """Whether its ranks report their steps."""
+    """Whether the job's ranks report their steps."""
     finish: float = np.inf
     """End of the job."""
     blocks: list[Block] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Course:
     weather: Weather = field(init=False)
     """Random variation of the job."""
     _fault_random: np.random.Generator = field(init=False)
-    """Random generator of its faults."""
+    """Random generator of the job's faults."""
     _shares: tuple[FloatArray, FloatArray] = field(init=False)
     """Shares of time with computing and with polling, per GPU."""
 
@@ -143,7 +143,8 @@ class Course:
     def solved(self, fault: Fault) -> Fault:
         """Return the fault with the magnitude that causes its severity.
 
-        Raises ValueError if no magnitude does, because the job does not depend enough on the faulty part.
+        Raises ValueError if no magnitude causes this severity, because the job does not depend enough on the faulty
+        part.
         """
         if DISORDERS[fault.disorder].lasting:
             return fault
@@ -312,11 +313,11 @@ class Course:
 
 
 HANGS: dict[str, str] = {"hang-compute": "compute", "hang-transport": "transport", "detachment": "compute"}
-"""Part of the step in which a job hangs, by disorder."""
+"""Part of the step in which a job hangs, by name of the disorder."""
 
 
 def _hang_first_step(hang: Fault, taken: step_timing.Steps, signals: list[Signal]) -> None:
-    """Make the first of the steps never end, because of this fault."""
+    """Make the first of the given steps never end, because of this fault."""
     steps, *shape = taken.kernels.shape
     taken.seconds[:1] = FOREVER_SECONDS
     stall = np.zeros((steps, int(np.prod(shape))), np.float32)
@@ -345,6 +346,6 @@ def _given(
 
 
 def _rows(values: FloatArray, steps: int) -> FloatArray:
-    """Convert [1 or b, stages, data, tensor] to float32 [1 or steps, ranks]."""
+    """Convert an array [1 or b, stages, data, tensor] to float32 [1 or steps, ranks]."""
     flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
     return flat if len(flat) == 1 else flat[:steps]

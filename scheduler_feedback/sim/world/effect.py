@@ -26,7 +26,7 @@ class Signal:
     feature: str
     """Name of the feature."""
     ranks: IndexArray
-    """Ranks whose counter it is."""
+    """Ranks whose counters get the values."""
     values: FloatArray
     """[steps]: value in each step; NaN leaves a step unchanged."""
     adds: bool = True
@@ -42,15 +42,15 @@ class Scene:
     conditions: Conditions
     """Current conditions of the job."""
     ranks: IndexArray
-    """Ranks of the fault."""
+    """Faulty ranks."""
     node_mates: IndexArray
     """Other ranks of the job on the same nodes."""
     leaf_mates: IndexArray
     """Other ranks of the job on the same leaves."""
     usual: float
-    """Seconds of a healthy step."""
+    """Duration of a healthy step in seconds."""
     random: np.random.Generator
-    """Generator of the fault."""
+    """Random generator of the fault."""
     overlap: FloatArray
     """[steps]: share of each step's collective in which the aggressor sends too (1 while magnitudes are solved for)."""
     first: int = 0
@@ -89,7 +89,7 @@ class Scene:
 
 
 Effect = Callable[[Scene, Fault, FloatArray, float], None]
-"""(scene, fault, intensity [steps], magnitude)."""
+"""Function that applies a fault to some steps: (scene, fault, intensity [steps], magnitude)."""
 
 
 def _divided(intensity: FloatArray, magnitude: float) -> FloatArray:
@@ -98,7 +98,8 @@ def _divided(intensity: FloatArray, magnitude: float) -> FloatArray:
 
 
 def thermal(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a failing cooler: the final clock. The course gets the clock over time from the governor."""
+    """Apply a failing cooler: lower the clock to its final value. In a course, the governor computes the clock over
+    time."""
     scene.lower("clock", scene.ranks, _divided(intensity, magnitude))
 
 
@@ -131,7 +132,8 @@ def nvlink(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float)
 
 
 def pcie(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a PCIe link at reduced width: the NIC cannot forward what it receives, fills up, and pauses its leaf."""
+    """Apply a PCIe link at reduced width: the NIC cannot forward all received data, its buffer fills, and it pauses its
+    leaf."""
     left = _divided(intensity, magnitude)
     scene.change("nic", scene.ranks, left)
     full = hardware.PCIE_BYTES_PER_SECOND[(5, 16)] / hardware.NIC_BYTES_PER_SECOND
@@ -229,7 +231,7 @@ def _crossed(scene: Scene, intensity: FloatArray, magnitude: float) -> None:
 def crossing(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
     """Apply the effect of shared links on the aggressor: its own flows are marked and slowed too, but less.
 
-    Its traffic besides gradients (a shuffle, an upload, another phase) is what disturbs the victim.
+    The aggressor's traffic besides gradients (a shuffle, an upload, another phase) disturbs the victim.
     """
     left = 1.0 / (1.0 + 0.3 * magnitude * intensity * _duty(scene))
     scene.change("nic", scene.ranks, left)

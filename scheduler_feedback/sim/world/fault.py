@@ -34,13 +34,13 @@ class Disorder:
     level: Level
     """Type of the faulty part."""
     kinds: tuple[str, ...]
-    """Kinds of verdicts that are right."""
+    """Kinds of verdicts that are right for this class."""
     cause: str
     """Common name of the cause."""
     family: str
     """'hardware' (a member; actions are right), 'interference', 'workload' (the job's own), 'hang' or 'telemetry'."""
     lasting: bool = False
-    """Whether it has no severity: it is present or not."""
+    """Whether the fault has no severity: it is only present or absent."""
 
 
 DISORDERS: dict[str, Disorder] = {
@@ -88,17 +88,17 @@ class Fault:
     ranks: tuple[int, ...]
     """Faulty ranks (all of a faulty node). For interference and workload faults: the affected ranks."""
     begin: float
-    """Start on the world's clock."""
+    """Start of the fault, in seconds on the world's clock."""
     seconds: float
-    """Duration."""
+    """Duration of the fault in seconds."""
     form: Form = "step"
-    """Shape over time."""
+    """Shape of the intensity over time."""
     severity: float = 0.2
     """Increase of the step time at full intensity (0.1: 10 %)."""
     period: float = 60.0
-    """Period of an intermittent fault."""
+    """Period of an intermittent fault, in seconds."""
     magnitude: float = 0.0
-    """Physical size, solved for."""
+    """Physical size of the fault, computed from its severity."""
     aggressor: str = ""
     """Name of the disturbing job, for interference."""
 

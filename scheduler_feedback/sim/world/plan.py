@@ -28,10 +28,10 @@ WORKLOADS: tuple[Workload, ...] = (
     "moe",
     "moe-untold",
 )
-"""'dp2' has only two replicas; jobs of a kind '...-untold' do not report tokens."""
+"""Names of the simulated workloads. 'dp2' has only two replicas; jobs of a kind '...-untold' do not report tokens."""
 
 BYTES_PER_ELEMENT = 2
-"""BF16 activations, gradients and gathered weights."""
+"""Size of an element: BF16 activations, gradients and gathered weights."""
 
 OPTIMIZER_BYTES = 16
 """Bytes read and written per parameter by mixed-precision Adam, sharded over the data ranks (ZeRO-1)."""
@@ -56,7 +56,8 @@ class Plan:
 
     tensor_bytes: all-reduced in a tensor group, per microbatch and direction.
     stage_bytes: sent by a rank to the next stage, per microbatch.
-    data_bytes: gradients and weights that a rank exchanges with its replicas per step. rounds: number of parts.
+    data_bytes: gradients and weights that a rank exchanges with its replicas per step. rounds: number of parts of this
+    exchange.
     exchange_bytes: expert all-to-all per microbatch and direction; 0 without experts.
     expert_share: share of the matrix products in experts.
     attention_share: share of a microbatch's time that grows with the squares of its sequence lengths.
@@ -93,7 +94,7 @@ class Plan:
         return self.stages, self.data, self.tensor
 
     def coordinates(self) -> tuple[IntArray, IntArray, IntArray]:
-        """(stage, data, tensor) of each rank, int64 [gpus] each."""
+        """Coordinates (stage, data, tensor) of each rank: three arrays int64 [gpus]."""
         stage, data, tensor = np.indices(self.shape).reshape(3, -1)
         return stage.astype(np.int64), data.astype(np.int64), tensor.astype(np.int64)
 

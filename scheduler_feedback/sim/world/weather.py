@@ -1,6 +1,6 @@
 """Random variation of a healthy job: silicon, kernels, operating system, network, sequences, experts, saving.
 
-None of it is a fault. Each figure has its source or meaning beside it.
+None of it is a fault. The source or meaning of each figure is below the figure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from scheduler_feedback.sim.world.physics.power import Governor
 from scheduler_feedback.sim.world.plan import Plan
 
 SPREAD = 0.006
-"""Sigma of a GPU's constant speed besides its clock: memory timing, placement of host threads, PCIe distance."""
+"""Sigma of constant differences in speed between GPUs besides the clock: memory timing, placement of host threads, PCIe
+distance."""
 
 KERNEL_NOISE = 0.006
 """Sigma of a rank's compute from step to step; the balanced trace of ByteDance (AR) has 0.4-1 %."""
@@ -24,12 +25,13 @@ KERNEL_NOISE = 0.006
 HICCUP_RATE = 2e-4
 HICCUP_SECONDS = 0.004
 HICCUP_TAIL = 1.6
-"""Occasional delays by kernel threads, interrupts and page reclaim, Pareto-distributed (Petrini et al., "The case of
-the missing supercomputer performance", 2003)."""
+"""Number per rank and step, minimum seconds and Pareto exponent of occasional delays by kernel threads, interrupts and
+page reclaim (Petrini et al., "The case of the missing supercomputer performance", 2003)."""
 
 COLLECTION_STEPS = 400
 COLLECTION_SECONDS = (0.05, 0.25)
-"""Most large trainings collect garbage at planned steps, all ranks together (MegaScale, section 5.1)."""
+"""Interval in steps, and shortest and longest seconds, of planned garbage collection. Most large trainings collect
+garbage on all ranks together (MegaScale, section 5.1)."""
 
 SAVING_SECONDS = (2.0, 12.0)
 SAVING_INTERVAL_SECONDS = (600.0, 1800.0)
@@ -44,12 +46,14 @@ and 40 % attention, a rank's step varies by about 11 %, as measured in a long-co
 DRIFT_STEPS = 60.0
 DRIFT = 0.05
 LOAD_NOISE = 0.03
-"""Drift and noise of the experts' load from batch to batch. Auxiliary losses keep the load near these values."""
+"""Time constant in steps and sigma of the drift, and sigma of the noise, of the experts' load from batch to batch.
+Auxiliary losses keep the load near these values."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """Random variation of one job. next_saving, next_evaluation: world times in seconds."""
+    """Random variation of one job. next_saving, next_evaluation: world times, in seconds, of the next save and
+    evaluation."""
 
     plan: Plan
     random: np.random.Generator
@@ -88,7 +92,7 @@ class Weather:
     def draw(
         self, number: int, times: FloatArray, clock: FloatArray
     ) -> tuple[Conditions, FloatArray | None, FloatArray | None]:
-        """Return the conditions of the steps from `number` on that begin near `times`, at these clocks [gpus].
+        """Return the conditions of the steps from `number` on, which begin near `times`, at these GPU clocks [gpus].
 
         Also returns the tokens and the sums of squared lengths of each step and rank, [steps, stages, data, tensor], or
         None if they are the same for all ranks.

@@ -51,11 +51,11 @@ class Delivery:
     held: float = 0.002
     """Probability that a job's records of a tick arrive late."""
     held_seconds: float = 8.0
-    """Delay of held records."""
+    """Delay of late records in seconds; each delay is drawn from 0.3 to 2 times this value."""
     silent_per_day: float = 0.1
-    """Outages of an agent per node and day (restart, upgrade)."""
+    """Number of outages of an agent per node and day (restart, upgrade)."""
     silent_seconds: float = 90.0
-    """Length of an outage, in which a node sends nothing."""
+    """Length of an outage in seconds, in which a node sends nothing."""
 
 
 PERFECT = Delivery(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -64,7 +64,7 @@ ROUGH = Delivery(missing=0.02, late=0.02, reset=1e-3, lost=0.01, held=0.02, sile
 
 @dataclass(slots=True)
 class _Reported:
-    """Reported telemetry of one course: steps up to `reported`, open collectives; its shape and meter."""
+    """Output state of one course: which of its steps and collectives are already reported, its shape and its meter."""
 
     course: Course
     shape: Shape
@@ -103,7 +103,8 @@ def shape_of(course: Course, known_topology: bool = True) -> Shape:
 
 
 class World:
-    """Jobs on one clock and their telemetry. sampling_seconds: of the counters; a tick may contain many samples."""
+    """Jobs on one clock and their telemetry. sampling_seconds: interval of the counters; a tick may contain many
+    samples."""
 
     def __init__(
         self,
@@ -305,7 +306,8 @@ class World:
         return values
 
     def _merge_shared(self, values: FloatArray) -> None:
-        """Merge the counters of jobs that share a host or a NIC: both read the host's counter, and the NICs' sum."""
+        """Merge the counters of jobs that share a host or a NIC: the largest host value, and the sum of the NIC's
+        values."""
         hosts: dict[str, list[int]] = {}
         nics: dict[str, list[int]] = {}
         base = 0

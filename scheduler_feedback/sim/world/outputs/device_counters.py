@@ -1,7 +1,7 @@
 """Device counters of a job's steps: rates and gauges over the agents' sampling windows.
 
 A counter increases during its activity: bytes between stages and in tensor groups while a step computes, bytes of the
-replicas during the gradient exchange, power with both. Each node's agent samples at its own phase.
+replicas during the gradient exchange, power during both. Each node's agent samples at its own phase.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPUTING_SMS, SPINNING_SMS = 0.96, 24 / 132
 """Share of the multiprocessors with a warp: while computing; while a collective of 24 channels polls (NCCL on H100)."""
 
 MEMORY_BOUND_DRAM, PRODUCT_DRAM = 0.75, 0.30
-"""Share of cycles in which device memory moves data, in kernels that it bounds and in matrix products."""
+"""Share of cycles in which device memory moves data: in memory-bound kernels, and in matrix products."""
 
 CLOCK_STEP_HERTZ = 15e6
 """Clocks come in steps of 15 MHz (nvidia-smi -q -d SUPPORTED_CLOCKS)."""
@@ -42,7 +42,7 @@ COUNTS = (
 
 
 def standing(course: Course, random: np.random.Generator) -> dict[str, FloatArray]:
-    """Return constant rates of a healthy job: each [gpus], events per second."""
+    """Return constant rates of a healthy job in events per second: an array [gpus] for each feature."""
     count = course.plan.gpus
     few = random.random(count) < 0.01
     return {
@@ -67,7 +67,7 @@ class Meter:
     def read(self, ends: FloatArray) -> FloatArray:
         """Return values [features, windows, ranks] of the windows that end at these times, [windows] in world seconds.
 
-        The course must have been advanced past the last of them. NaN before the job began.
+        The course must have been advanced past the last window. Values before the job began are NaN.
         """
         course, windows, count = self.course, len(ends), self.course.plan.gpus
         found = np.full((len(FEATURES), windows, count), np.nan, np.float32)
@@ -193,7 +193,8 @@ class Meter:
 class _Line:
     """Steps of consecutive blocks on one time line, and the positions of sample times [w, nodes] in them.
 
-    index: step of each sample. computing, moving: number of steps' computing and exchange parts that have passed.
+    index: step of each sample. computing, moving: number of steps whose computing, or gradient exchange, has ended,
+    with the share of the current step.
     paused: seconds of saving that have passed.
     """
 
@@ -236,7 +237,7 @@ class _Line:
         return found[0], found[1], found[2]
 
     def pick(self, blocks: list[Block], name: str, index: IndexArray, node_of: IndexArray) -> FloatArray:
-        """Return a block's or step's value for each sample: [samples, ranks]."""
+        """Return the value of the field `name` for each sample, from the sample's block or step: [samples, ranks]."""
         first = np.cumsum([0] + [len(block) for block in blocks])
         if all(np.ndim(getattr(block, name)) == 1 or len(getattr(block, name)) == 1 for block in blocks):
             table = np.stack([getattr(block, name).reshape(-1) for block in blocks])

@@ -41,24 +41,24 @@ class Path:
     lost: float = 0.0
     """Probability that a frame is lost."""
     doubled: float = 0.0
-    """The frame is sent twice."""
+    """Probability that a frame is sent twice."""
     late: float = 0.0
     """Probability that a frame is late."""
     late_seconds: float = 5.0
-    """Longest delay of a late frame."""
+    """Longest delay of a late frame, in seconds."""
     restarted: float = 0.0
-    """The agent restarts (another agent_id, sequence from 1)."""
+    """Probability that the agent restarts (another agent_id, sequence from 1)."""
     reloaded: float = 0.0
-    """The GPU driver is reloaded, so that GPU counters start at zero."""
+    """Probability that the GPU driver is reloaded, so that GPU counters start at zero."""
 
 
 CLEAR = Path()
 
 _Passed = tuple[list[tuple[Block, int]], tuple[Block, int] | None]
-"""(steps that ended since the last frame, the current step), each as (block, row)."""
+"""Steps that ended since the last frame, and the current step. Each step is (block, row in the block)."""
 
 Sent = tuple[float, Layout, Frame]
-"""(world seconds of its arrival, layout, frame)."""
+"""A sent frame: (world seconds of its arrival, layout, frame)."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,8 @@ class FrameExit:
         self._agents = [self._agent(node) for node in sorted({int(n) for c in self.courses for n in c.place.node})]
 
     def until(self, seconds: float) -> Iterator[Sent]:
-        """Yield the frames that arrive until this world time, in order of arrival, one per node and second."""
+        """Yield the frames that arrive until this time of the world's clock, in order of arrival, one per node and
+        second."""
         waiting: list[tuple[float, int, Layout, Frame]] = []
         number = 0
         while self.now < seconds:

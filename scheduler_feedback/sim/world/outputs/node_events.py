@@ -10,12 +10,13 @@ from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fault import Fault
 
 WALL_START_NS = 1_800_000_000_000_000_000
-"""Wall time at the world's zero."""
+"""Wall time, in nanoseconds, at which the world's clock is 0."""
 
 NS = 1_000_000_000
 
 USER_XIDS = (13, 31, 43)
-"""Graphics engine exception, MMU fault, reset channel: an application's own errors (NVIDIA, "XID Errors")."""
+"""XIDs that are an application's own errors: graphics engine exception, MMU fault, reset channel (NVIDIA, "XID
+Errors")."""
 
 
 def fault_events(course: Course, fault: Fault, before: float, now: float) -> list[NodeEvent]:

@@ -10,14 +10,14 @@ NVLINKS = 4
 """Links per GPU in a layout. An H100 has 18, but detectors only use the sum."""
 
 LANES, GENERATION = 16.0, 5.0
-"""Values of a healthy link. A faulty link has fewer lanes."""
+"""Number of lanes and PCIe generation of a healthy link. A faulty link has fewer lanes."""
 
 Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Publication of one feature of the world as one series."""
+    """One series that publishes a feature of the world."""
 
     feature: str
     metric: str
@@ -25,7 +25,7 @@ class Series:
     labels: Labels = ()
     """Labels besides those of the device."""
     share: float = 1.0
-    """Share of the feature in this series."""
+    """Factor from the feature to the value of this series."""
 
 
 PUBLISHED: tuple[Series, ...] = (
@@ -70,4 +70,4 @@ PUBLISHED: tuple[Series, ...] = (
 """All published series."""
 
 WIDTHS = {"gangwatch_rdma_out_of_sequence_total": 32}
-"""Columns narrower than 64 bits: mlx5's hardware counters (mlx5_ifc.h, query_q_counter_out)."""
+"""Width in bits of counters narrower than 64 bits: mlx5's hardware counters (mlx5_ifc.h, query_q_counter_out)."""

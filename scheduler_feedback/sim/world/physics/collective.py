@@ -13,10 +13,11 @@ import numpy as np
 from scheduler_feedback.sim.world.arrays import FloatArray
 
 NVLINK_LATENCY_SECONDS = 1.0e-6
-"""One hop inside a node (NCCL's tuning table, src/graph/tuning.cc, is near it for the Simple protocol)."""
+"""Latency of one hop inside a node (NCCL's tuning table, src/graph/tuning.cc, has about this value for the Simple
+protocol)."""
 
 NETWORK_LATENCY_SECONDS = 8.0e-6
-"""One hop between nodes: NIC, leaf, NIC, and the proxy thread of NCCL."""
+"""Latency of one hop between nodes: NIC, leaf, NIC, and the proxy thread of NCCL."""
 
 
 def ring(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:

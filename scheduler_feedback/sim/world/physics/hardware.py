@@ -48,10 +48,10 @@ H100 = GpuModel(
 )
 
 GPUS_PER_NODE = 8
-"""HGX boards, with one NIC per GPU."""
+"""Number of GPUs on a node's HGX board, with one NIC per GPU."""
 
 NIC_BYTES_PER_SECOND = 50e9
-"""ConnectX-7, 400 Gb/s."""
+"""Line rate of a NIC in bytes per second: ConnectX-7, 400 Gb/s."""
 
 NIC_EFFICIENCY = 0.92
 """Share of the line rate that RDMA writes of NCCL's chunk sizes reach as payload."""
@@ -60,10 +60,11 @@ NIC_GOODPUT = NIC_BYTES_PER_SECOND * NIC_EFFICIENCY
 """Highest throughput of a NIC, in bytes per second."""
 
 PCIE_BYTES_PER_SECOND = {(5, 16): 63.0e9, (4, 16): 31.5e9, (3, 16): 15.8e9, (5, 8): 31.5e9, (5, 4): 15.8e9}
-"""By generation and width, one direction after encoding (PCI Express base specification, 128b/130b)."""
+"""Bandwidth of a PCIe link in bytes per second and direction, by (generation, lanes), after encoding (PCI Express base
+specification, 128b/130b)."""
 
 LAUNCH_SECONDS = 4.0e-6
-"""Host time to launch one kernel (CUDA launch latency, 3-5 microseconds)."""
+"""Host time in seconds to launch one kernel (CUDA launch latency, 3-5 microseconds)."""
 
 KERNELS_PER_LAYER = 40
-"""Kernels of a transformer layer, forward and backward, with fused attention."""
+"""Number of kernels of a transformer layer, forward and backward, with fused attention."""

@@ -1,7 +1,8 @@
 """One-forward-one-backward schedule: end of each step on each pipeline stage (Narayanan et al., PipeDream 2019).
 
 A stage runs its operations in a fixed order: some forwards to fill the pipeline, then one backward after each forward,
-then the remaining backwards. A forward needs the stage before, a backward the stage after. Bubbles result from this.
+then the remaining backwards. A forward waits for the stage before, a backward for the stage after. These waits are the
+pipeline's bubbles.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from scheduler_feedback.sim.world.arrays import FloatArray
 
 Operation = tuple[bool, int, int]
-"""(is forward, stage, microbatch)."""
+"""An operation of a stage: (is forward, stage, microbatch)."""
 
 
 def stage_order(stages: int, microbatches: int, stage: int) -> list[Operation]:

@@ -32,7 +32,8 @@ RESISTANCE = 0.052
 
 @dataclass(slots=True)
 class Governor:
-    """Clocks of n GPUs. full_watts, resistance, inlet, celsius: float64 [n]."""
+    """Clocks of n GPUs. Arrays are float64 [n]: full power, thermal resistance, inlet and die temperature of each
+    GPU."""
 
     model: GpuModel
     full_watts: FloatArray
@@ -42,14 +43,14 @@ class Governor:
 
     @classmethod
     def of(cls, model: GpuModel, count: int, random: np.random.Generator) -> Governor:
-        """Draw GPUs with different silicon, coolers and places in the rack."""
+        """Draw random GPUs that differ in silicon, cooler and place in the rack."""
         full = FULL_WATTS + SPREAD_WATTS * np.clip(random.standard_normal(count), -3.0, 3.0)
         resistance = RESISTANCE * np.exp(0.05 * np.clip(random.standard_normal(count), -3.0, 3.0))
         inlet = INLET_CELSIUS + random.uniform(-3.0, 3.0, count)
         return cls(model, full, resistance, inlet, inlet + resistance * 0.85 * full)
 
     def free_clock(self) -> FloatArray:
-        """Return the clock under the power cap while kernels run, as a share of boost [n]."""
+        """Return the clock under the power cap while kernels run, as a share of the boost clock: float64 [n]."""
         at_boost = np.maximum(self.full_watts - self.model.idle_watts, 1.0)
         found: FloatArray = np.minimum(
             1.0, ((self.model.limit_watts - self.model.idle_watts) / at_boost) ** (1.0 / EXPONENT)
@@ -57,7 +58,8 @@ class Governor:
         return found
 
     def hindrance_for(self, clock: float, ranks: IndexArray, compute: FloatArray, spin: FloatArray) -> FloatArray:
-        """Return [n]: factor on the thermal resistance with which these GPUs settle at this clock; 1 for the others."""
+        """Return [n]: factor on the thermal resistance at which these GPUs settle at this clock; 1 for all other
+        GPUs."""
         model, found = self.model, np.ones(len(self.resistance))
         dynamic = (self.full_watts - model.idle_watts)[ranks] * np.maximum(compute[ranks], 0.05) * clock**EXPONENT
         drawn = dynamic + model.idle_watts + model.spin_watts * spin[ranks]
@@ -65,7 +67,8 @@ class Governor:
         return np.maximum(found, 1.0)
 
     def watts(self, clock: FloatArray, compute: FloatArray, spin: FloatArray) -> FloatArray:
-        """Return the mean power [...n] at a clock (share of boost), with these shares of computing and polling."""
+        """Return the mean power in watts [..., n] at a clock (share of boost), with these shares of computing and
+        polling."""
         model = self.model
         dynamic = (self.full_watts - model.idle_watts) * clock**EXPONENT * compute
         return model.idle_watts + dynamic + model.spin_watts * spin * clock
@@ -78,7 +81,7 @@ class Governor:
         cap: FloatArray | float = 1.0,
         hindrance: FloatArray | float = 1.0,
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Advance by `seconds`. Returns (clock, thermal, power), each [n].
+        """Advance the GPUs' temperatures by `seconds`. Returns (clock, thermal, power), each [n].
 
         compute, spin: shares of time. cap: highest clock under a lock or brake, as a share of boost.
         hindrance: factor on the thermal resistance.

@@ -32,21 +32,21 @@ class Steps:
     stall: FloatArray
     """Seconds by which the host delays the rank; can be broadcast to the shape of `kernels`."""
     product_share: FloatArray
-    """Share of `kernels` in matrix products."""
+    """Share of `kernels` that the GPU spends on matrix products."""
 
 
 def _spread(values: FloatArray) -> FloatArray:
-    """Expand [stages] to [1, stages, 1, 1]."""
+    """Expand an array [stages] to [1, stages, 1, 1]."""
     return values.astype(np.float32)[None, :, None, None]
 
 
 def _groups(plan: Plan, values: FloatArray, size: int) -> FloatArray:
-    """Divide [..., stages, data, tensor] into groups of `size` neighbours: [..., stages, groups, size]."""
+    """Divide an array [..., stages, data, tensor] into groups of `size` neighbours: [..., stages, groups, size]."""
     return values.reshape(*values.shape[:-2], plan.data * plan.tensor // size, size)
 
 
 def run(plan: Plan, conditions: Conditions) -> Steps:
-    """Simulate the steps of the conditions."""
+    """Simulate the steps that the conditions describe."""
     c = conditions
     product = _spread(plan.product_seconds) / c.clock
     if plan.expert_share:
@@ -88,7 +88,7 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
 
 
 def _layer_collectives(plan: Plan, c: Conditions) -> FloatArray:
-    """Return [b, stages, data]: seconds of a microbatch's exchanges in tensor groups and expert groups, one way."""
+    """Return [b, stages, data]: seconds of a microbatch's exchanges in tensor and expert groups, in one direction."""
     nvlink = plan.model.nvlink_bytes_per_second * c.nvlink
     reduction = collective.ring(plan.tensor_bytes, nvlink, plan.tensor, hardware.LAUNCH_SECONDS)
     if plan.expert == 1:

@@ -1,6 +1,6 @@
 """Delays of gangs of ordinary processes by step and rank: load, pauses, stalls, unequal work.
 
-None of them is a fault of one member, except where the function's name says so.
+Except for ``on_one``, these delays are not faults of one member.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def on_all(ranks: int, start: float, end: float, seconds: float) -> Delay:
 
 
 def once(ranks: int, rank: int, at: float, seconds: float) -> Delay:
-    """Return a single stall of one rank, at the first step after `at`. Usable for one run."""
+    """Return a single stall of one rank, at the first step after `at`. Use the returned delay in one run only."""
     left = [seconds]
 
     def delay(_step: int, now: float, _random: np.random.Generator) -> FloatArray:

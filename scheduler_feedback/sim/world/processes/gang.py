@@ -21,7 +21,7 @@ from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, Record
 FloatArray = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 Delay = Callable[[int, float, np.random.Generator], FloatArray]
-"""(step, seconds since start, generator) -> float64 [ranks] extra seconds of this step."""
+"""Function that delays ranks: (step, seconds since start, generator) -> float64 [ranks] extra seconds of this step."""
 
 WALL_START_NS = 1_800_000_000_000_000_000
 NS = 1_000_000_000
@@ -37,7 +37,8 @@ def stopped_by(on_seconds: float, off_seconds: float, start: float, end: float) 
 class Gang:
     """A gang and its delays.
 
-    compute_seconds: processor time per step, one number or one per rank. noise: sigma of its logarithm, step by step.
+    compute_seconds: processor time per step, one number or one per rank. noise: sigma of the logarithm of that time
+    from step to step.
     collective_seconds: from the last arrival to the end of the step. spin: whether waiting uses the processor.
     warm_steps: number of first steps, which take up to three times as long.
     stops: rank -> intervals in which its process is stopped. slower: rank -> (start, end, factor on processor time).
@@ -85,7 +86,8 @@ class History:
 
 
 def _run(now: float, work: float, stops: Sequence[Interval]) -> tuple[float, list[Interval]]:
-    """Run `work` seconds from `now` on, except while stopped. Returns the end and the intervals in which it ran."""
+    """Run a process for `work` seconds from `now` on, except while stopped. Returns its end and its running
+    intervals."""
     stretches: list[Interval] = []
     index = bisect.bisect_right(stops, (now, float("inf"))) - 1
     if index >= 0 and stops[index][1] > now:
@@ -279,7 +281,7 @@ def _record(gang: Gang, history: History, step: int, rank: int, clock: float) ->
 
 
 def _used_at(history: History, rank: int, at: float) -> list[float]:
-    """Return the cumulative use of a rank at one time, linear between breakpoints."""
+    """Return a rank's cumulative processor, queue and disk time at one time, linear between breakpoints."""
     times, used = history.times[rank], history.used[rank]
     after = bisect.bisect_right(times, at)
     if after == 0:
