@@ -294,7 +294,7 @@ class Node:
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def newest(self) -> tuple[Layout, Frame] | None:
-        """Return the layout and the newest frame, or None before the first frame."""
+        """Return the newest frame with its layout, as (layout, frame); None before the first frame."""
         return self._newest
 
     def add_listener(self, listener: Listener) -> Callable[[], None]:

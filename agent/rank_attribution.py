@@ -2,8 +2,8 @@
 
 The folder ``ranks/NODE`` contains one file per rank, ``JOB.ATTEMPT.RANK.json``. The shim that started the rank writes
 the file. A process is the rank only if its pid and its start time match the file. A descendant belongs to its nearest
-ancestor that matches a file. A process in the folder of another node belongs to that node, and this
-node's agent refuses it.
+ancestor that matches a file. A process in the folder of another node belongs to that node, and this node's agent
+refuses it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_REGISTERED_A_GANG = 512
 """Maximum number of registered processes kept per gang: twice the number of reporters that a job may have."""
 
 MAX_ANCESTORS = 256
-"""Maximum number of ancestors to follow. Process trees are less deep. The limit also ends a walk in which
-parents change."""
+"""Maximum number of ancestors to follow. Process trees are less deep. The limit also ends a walk in which parents
+change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Execution of one collector: schedule, newest sample, cost and errors.
 
-A driver call may block for a long time or forever, so no other thread waits for a collector: other threads read
-the sample of its last run. Schedules are absolute: run k is due at origin + phase + k x interval, and a missed run is
+A driver call may block for a long time or forever, so no other thread waits for a collector: other threads read the
+sample of its last run. Schedules are absolute: run k is due at origin + phase + k x interval, and a missed run is
 skipped. A collector that uses too much of its interval runs less often; its interval is published as a metric.
 """
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 STALE_INTERVALS = 3
 STALE_SECONDS = 2.0
-"""Minimum age of a stale sample. A sample is stale if it is also older than STALE_INTERVALS collector intervals."""
+"""Minimum age of a stale sample. A stale sample is also older than STALE_INTERVALS intervals of its collector."""
 
 STUCK_SECONDS = (1.0, 2.0)
 """Minimum and maximum time after which a run counts as stuck. Between these limits, the time is one interval of the

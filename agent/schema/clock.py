@@ -1,7 +1,7 @@
 """Monotonic clock for rates and ages, and wall clock for labels and schedules.
 
-Decision code takes times as arguments. Other code takes a ``Clock`` object. Tests and the simulation pass
-their own clock.
+Decision code takes times as arguments. Other code takes a ``Clock`` object. Tests and the simulation pass their
+own clock.
 """
 
 from __future__ import annotations

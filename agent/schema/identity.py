@@ -29,13 +29,14 @@ LONGEST_NAME = 253
 
 
 def of_node(node: str) -> str:
-    """Return the name in the certificate of a node's agent. Raise ConfigError if no certificate can have it."""
+    """Return the name in the certificate of a node's agent. Raise ConfigError if no certificate can have the name."""
     return _checked(node, _NODES, "node")
 
 
 def of_client(name: str) -> str:
-    """Return the name in the certificate of a client that may read metrics, but not frames. Raise ConfigError
-    if no certificate can have it.
+    """Return the name in the certificate of a client that may read metrics, but not frames.
+
+    Raise ConfigError if no certificate can have the name.
     """
     return _checked(name, _CLIENTS, "client")
 
@@ -157,9 +158,7 @@ class Revocations:
 
 
 def read_revocations(data: bytes, where: str) -> Revocations:
-    """Parse a revocation file, which may be empty. Raise ConfigError for an invalid file; `where` is the
-    name of the file in the message.
-    """
+    """Parse a revocation file, which may be empty. Raise ConfigError with `where`, the file name, if it is invalid."""
     if not data.strip():
         return Revocations()
     try:

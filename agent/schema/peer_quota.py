@@ -88,7 +88,10 @@ class Places(Generic[_Holder]):
         return displaced
 
     def value(self, holder: _Holder, worth: int) -> None:
-        """Set the worth of the holder's place. Of places with equal worth, the oldest setting is lost first."""
+        """Set the worth of the holder's place.
+
+        Of places with equal worth, a peer first loses the place whose worth was set longest ago.
+        """
         place = self._places.get(holder)
         if place is not None and place.worth != worth:
             place.worth = worth

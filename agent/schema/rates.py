@@ -18,8 +18,8 @@ NARROW_BITS = 32
 at 450 GB/s."""
 
 HALF_TURN = 1 << (NARROW_BITS - 1)
-"""A decrease of a narrow counter counts as a wrap if the advance is less than this half of its range. If the advance
-would be larger, the decrease counts as a reset (serial number arithmetic, RFC 1982)."""
+"""Half of the range of a narrow counter. If the counter decreases, it wrapped if the advance would be less than half of
+its range. Otherwise the decrease counts as a reset (serial number arithmetic, RFC 1982)."""
 
 
 class Change(IntEnum):

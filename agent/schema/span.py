@@ -1,7 +1,7 @@
 """Spans of traces, in the terms of OpenTelemetry's data model.
 
-https://opentelemetry.io/docs/specs/otel/trace/api/: a trace is a tree of spans.
-A link refers to a span of another trace.
+https://opentelemetry.io/docs/specs/otel/trace/api/: a trace is a tree of spans. A link refers to a
+span of another trace.
 """
 
 from __future__ import annotations

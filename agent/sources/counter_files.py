@@ -1,8 +1,8 @@
 """Reader of many kernel files with one number each into an array.
 
-Files that are read every second stay open: a pread costs a fifth of open, read and close. A file that
-cannot be read does not affect the others. A file without a number is skipped for some runs, because each read of an
-unsupported value may cause a firmware command and a line in the kernel log.
+Files that are read every second stay open: a pread costs a fifth of open, read and close. A file that cannot be
+read does not affect the others. A file without a number is skipped for some runs, because each read of an unsupported
+value may cause a firmware command and a line in the kernel log.
 """
 
 from __future__ import annotations

@@ -33,10 +33,9 @@ class NfsMount(NamedTuple):
 
 
 def parse_mountstats(data: bytes) -> list[NfsMount]:
-    """Return the NFS mounts in file order. If a mount point has several mounts, return only the last,
-    which is visible.
+    """Return the NFS mounts in file order. Raise SourceError for malformed lines.
 
-    Raise SourceError for malformed lines.
+    If a mount point has several mounts, return only the last mount, which is the visible one.
     """
     mounts: dict[str, NfsMount] = {}
     mount: NfsMount | None = None

@@ -6,10 +6,8 @@ one read is bounded for any content.
 
 The file is read with ``pread`` and never mapped. A load from a mapped hole allocates the page, and the kernel charges
 the page to the control group of the reading process. A reporter with sparse files could exhaust the agent's memory
-limit.
-``pread`` of a hole returns zeros and allocates nothing (mm/shmem.c, shmem_file_read_iter). The
-reporter may punch holes at any time (fallocate(2)), since F_SEAL_SHRINK allows this. With ``pread`` a hole cannot cause
-SIGBUS.
+limit. ``pread`` of a hole returns zeros and allocates nothing (mm/shmem.c, shmem_file_read_iter). The reporter may
+punch holes at any time (fallocate(2)): F_SEAL_SHRINK does not prevent this. With ``pread`` a hole cannot cause SIGBUS.
 """
 
 from __future__ import annotations
