@@ -147,7 +147,7 @@ def resolve_file(name: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None
 
 
 def _is_part_of(less: Owner, more: Owner) -> bool:
-    """Return whether `more` contains every known value of `less`."""
+    """Return whether the owner `more` contains every known value of the owner `less`."""
     return all(one in ("", other) for one, other in zip(astuple(less), astuple(more), strict=True))
 
 
@@ -205,7 +205,7 @@ class Join:
     gpus: Sequence[GpuDevice]
     """All GPUs of the node."""
     rdma_by_address: Mapping[str, str] = field(default_factory=dict)
-    """RDMA device by PCI address."""
+    """Name of each RDMA device, by PCI address."""
     _reported: dict[tuple[str, str], list[Owner]] = field(default_factory=dict)
     _processes: set[ProcessOwner] = field(default_factory=set)
     _rdma: set[RdmaOwner] = field(default_factory=set)
@@ -248,7 +248,7 @@ class Join:
             self._processes.add(ProcessOwner(process.gpu, process.mig, process.pid, owner))
 
     def jobs(self, files: Iterable[tuple[str, str]]) -> None:
-        """Add the files written by a Slurm prolog: (file name, job)."""
+        """Add the job files that a Slurm prolog wrote, as (file name, job) pairs."""
         for name, job in files:
             self._add(resolve_file(name, self.gpus), Owner(slurm_job=job))
 

@@ -29,7 +29,7 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """One GPU."""
+    """One GPU, with its names in the driver and its MIG instances."""
 
     uuid: str
     index: int

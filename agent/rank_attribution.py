@@ -45,7 +45,7 @@ class Identity:
     attempt: int | None
     """Number of the attempt; None if the source does not contain the number."""
     rank: int | None
-    """None if the process belongs to the gang but its rank is unknown."""
+    """Number of the rank; None if the process belongs to the gang but its rank is unknown."""
     source: Literal["local", "slurm", "kubernetes"]
     """Source of the values. 'local': rank file of a shim. 'slurm': path of a control group, or a Slurm step daemon that
     is an ancestor of the process. 'kubernetes': path of a control group."""
@@ -121,7 +121,7 @@ def _slurm(job: str, step: str) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """One listing of a folder: the identity of each (pid, start time)."""
+    """One listing of a folder of rank files: the files, and the identity of each process by (pid, start time)."""
 
     ranks: tuple[RankFile, ...]
     by_process: dict[tuple[int, int], Identity]

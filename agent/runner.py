@@ -142,7 +142,7 @@ class Runner:
     # --- a run -------------------------------------------------------------------------------------------------------
 
     def run_once(self) -> None:
-        """Run the collector once. An error in it affects only this collector."""
+        """Run the collector once. An error of the collector does not affect other collectors."""
         began_ns = self._clock.monotonic_ns()
         processor_began_ns = time.thread_time_ns()
         self.running_since_ns = began_ns

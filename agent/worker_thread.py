@@ -104,7 +104,7 @@ class Worker:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Make the thread scan all collectors before its next task."""
+        """Make the worker's thread scan all collectors before its next task."""
         self._queue.clear()
         self._due = None
         self._bell.ring()

@@ -82,7 +82,7 @@ class StoreError(GangwatchError):
 
 
 class NewerStoreError(StoreError):
-    """Journal that only a newer release can read. The message names that release, if known. The journal is unchanged."""
+    """Journal that only a newer release can read. The message names the release if known. The journal is unchanged."""
 
 
 class TraceError(GangwatchError):

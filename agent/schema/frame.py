@@ -44,7 +44,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=False, gc=False)
     tier: int = 0
     """Index of the column's tier in ``Layout.tiers``."""
     width: int = 64
-    """Width of a counter in bits, 32 or 64; meaningless for a gauge."""
+    """Width of a counter in bits: 32 or 64. Not used for a gauge."""
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
@@ -150,7 +150,7 @@ class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
 
 
 class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
-    """Single event, such as an XID, a link change or a refused reporter.
+    """Event on a node, such as an XID, a link change or a refused reporter.
 
     ``kind`` is the type of the event, ``entity`` the affected device, rank or process.
     """

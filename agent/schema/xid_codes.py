@@ -145,7 +145,7 @@ _ROWS = (
 )  # fmt: skip
 
 XIDS: dict[int, Xid] = {row.code: row for row in _ROWS}
-"""XIDs by code."""
+"""Every XID of the table, by its code."""
 
 
 def describe(code: int) -> Xid:

@@ -180,7 +180,7 @@ class _Call:
             self._ended = True
 
     def _answer(self) -> bytes:
-        """Return the message in the body of a successful call."""
+        """Return the response message of a successful call."""
         if self._status != _OK:
             status = "no status" if self._status is None else _CODES.get(self._status, f"status {self._status}")
             error = f"{status}: {self._message}" if self._message else status

@@ -41,7 +41,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod. These messages do not contain its uid."""
+    """One pod with its containers. Pod-resources messages do not contain the uid of a pod."""
 
     namespace: str
     name: str

@@ -24,7 +24,7 @@ _Answer = type[ctypes.Structure] | type[c_uint] | type[c_ulonglong]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call. Its arguments are the handle, `before`, and a pointer to `answer`."""
+    """One NVML call. Its arguments are the handle, `before`, and a pointer to `answer`."""
 
     symbol: str
     answer: _Answer
@@ -114,7 +114,7 @@ class CallBatch:
                     self._gauges[index] = math.nan
 
     def _failed(self, position: int, code: int) -> Call:
-        """Return the call that failed. If it is unsupported, do not make it again."""
+        """Return the call that failed. If the GPU does not support the call, do not make it again."""
         call = self._asked[position]
         if self._device.judge(code, call.symbol):
             self._calls[position] = (_never_again(code), ())

@@ -1,4 +1,4 @@
-"""The GPUs and MIG instances that the driver lists."""
+"""Listing of the GPUs and MIG instances of the driver."""
 
 from __future__ import annotations
 

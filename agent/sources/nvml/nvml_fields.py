@@ -65,10 +65,10 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Requested value and its columns."""
+    """A requested value, the fields that can provide it, and its columns in the frame."""
 
     columns: tuple[Column, ...]
-    """One column, or one for each value of `decode`."""
+    """One column, or one column for each value that `decode` returns."""
     sources: tuple[Source, ...]
     """Fields that can provide the value. The first field that the GPU supports is used."""
     counter: bool = False
@@ -114,7 +114,7 @@ class FieldBatch:
     """Supported fields of one GPU, read together. ``gauges``, ``counters``: the columns of these fields."""
 
     def __init__(self, device: Device, wanted: Iterable[Wanted]) -> None:
-        """Probe each field. Raise GpuLostError or LibraryDeadError."""
+        """Query each field once to find the supported ones. Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self.gauges: list[Column] = []
         self.counters: list[Column] = []

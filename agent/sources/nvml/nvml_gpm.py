@@ -38,7 +38,7 @@ _METRIC = np.dtype(
 
 
 class GpmColumn(NamedTuple):
-    """One metric and its columns."""
+    """One GPM metric and its columns in the frame."""
 
     metric: int
     gauge: Column
@@ -49,7 +49,7 @@ class GpmColumn(NamedTuple):
 
 
 class Gpm:
-    """GPM of one GPU or of one of its GPU instances. ``gauges``, ``counters``: the supported columns."""
+    """Reader of the GPM counters of one GPU or of one of its GPU instances. ``gauges``, ``counters``: the supported columns."""
 
     def __init__(self, device: Device, columns: Sequence[GpmColumn], gpu_instance: int | None = None) -> None:
         """Take the first sample. Raise GpuLostError or LibraryDeadError."""

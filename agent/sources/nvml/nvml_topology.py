@@ -26,7 +26,7 @@ _VERSION, _REMOTE_LINK = 166, 146
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One NVLink and its remote end. Strings are '' if the driver does not report them."""
+    """One NVLink and its remote end. A string is '' if the driver does not report the value."""
 
     number: int
     version: str

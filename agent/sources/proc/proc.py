@@ -212,7 +212,7 @@ def parse_diskstats(data: bytes) -> list[Disk]:
 
 
 class Interface(NamedTuple):
-    """One line of /proc/net/dev."""
+    """Counters of one network interface: one line of /proc/net/dev."""
 
     name: str
     receive_bytes: int

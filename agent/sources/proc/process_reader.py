@@ -65,7 +65,7 @@ class KeptThread:
 
 
 class KeptProcess:
-    """One process of a rank. Its open descriptors refer to this process even if another gets the same pid."""
+    """One process of a rank. Its open descriptors refer to this process even if another process gets its pid."""
 
     __slots__ = (
         "_budget",

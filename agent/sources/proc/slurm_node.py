@@ -14,7 +14,7 @@ MAX_ENVIRONMENT_BYTES = 1 << 18
 """Maximum number of bytes of an environment that are read. Later variables are not found."""
 
 _STEP_DAEMON = re.compile(rb"slurmstepd: \[(\d+)\.([0-9A-Za-z_]+)\]")
-"""Process title of slurmstepd: ``slurmstepd: [JOB.STEP]`` (slurmstepd.c, init_setproctitle)."""
+"""Process title of a Slurm step daemon: ``slurmstepd: [JOB.STEP]`` (slurmstepd.c, init_setproctitle)."""
 
 _DEVICE_FILE = re.compile(r"(?:GPU-|MIG-)?[0-9A-Za-z/._-]{1,120}\Z")
 

@@ -27,7 +27,7 @@ STUCK_SECONDS = 0.25
 """Duration after which a close counts as stuck. Its thread is blocked until the peer releases the descriptor."""
 
 IDLE_SECONDS = 5.0
-"""Idle time after which a worker ends. Most of the time there is no worker."""
+"""Idle time after which a worker thread ends. Most of the time no worker is running."""
 
 MAX_WORKERS = 32
 """Maximum number of worker threads, including stuck threads. Each tenant can block at most one thread."""

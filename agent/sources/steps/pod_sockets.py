@@ -78,7 +78,7 @@ class PodSockets:
 
 
 def _open(folder: int) -> _PodSocket:
-    """Listen in the folder. Raise OSError on failure."""
+    """Make a socket in the folder and listen on it. Raise OSError on failure."""
     try:
         os.unlink(SOCKET_NAME, dir_fd=folder)
     except FileNotFoundError:
