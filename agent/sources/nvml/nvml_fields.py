@@ -114,7 +114,7 @@ class FieldBatch:
     """Supported fields of one GPU, read together. ``gauges``, ``counters``: the columns of these fields."""
 
     def __init__(self, device: Device, wanted: Iterable[Wanted]) -> None:
-        """Query each field once to find the supported ones. Raise GpuLostError or LibraryDeadError."""
+        """Query each field to find the supported fields. Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self.gauges: list[Column] = []
         self.counters: list[Column] = []

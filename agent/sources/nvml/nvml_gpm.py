@@ -49,7 +49,7 @@ class GpmColumn(NamedTuple):
 
 
 class Gpm:
-    """Reader of the GPM counters of one GPU or of one of its GPU instances. ``gauges``, ``counters``: the supported columns."""
+    """Reader of the GPM counters of a GPU or of one of its GPU instances. ``gauges``, ``counters``: supported columns."""
 
     def __init__(self, device: Device, columns: Sequence[GpmColumn], gpu_instance: int | None = None) -> None:
         """Take the first sample. Raise GpuLostError or LibraryDeadError."""
@@ -100,7 +100,10 @@ class Gpm:
         self._gauge_values, self._counter_values, self._counter_valid = values
 
     def read(self) -> None:
-        """Write the means since the last read. They are absent at the first read, and LEAST_APART_NS after the last."""
+        """Write the means since the last sample.
+
+        The means are absent at the first read, and at a read less than LEAST_APART_NS after the last sample.
+        """
         if not self._samples or self._get is None:
             return
         before_ns = self._taken_ns
