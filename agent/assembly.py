@@ -41,7 +41,7 @@ _COLLECTOR_COUNTERS = ("gangwatch_collector_failures_total", "gangwatch_collecto
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The agent's own values in one frame."""
+    """Values of one frame that describe the agent itself."""
 
     seq: int
     cost: Cost
@@ -51,7 +51,7 @@ class Own:
 
 @dataclass(slots=True)
 class _Place:
-    """Columns of one collector in the frame."""
+    """Columns of one collector in the frame, and the last sample that was written to them."""
 
     runner: Runner
     block: Block | None
@@ -62,7 +62,7 @@ class _Place:
 
 
 class Assembly:
-    """The arrays of a node's frames. Used by one thread, the node's."""
+    """The arrays of a node's frames. Only the node's thread uses them."""
 
     def __init__(self, node: str, interval_seconds: float, boot_id: str, version: str) -> None:
         self._node = node
@@ -144,7 +144,8 @@ class Assembly:
     def _has_changed(self, runners: Sequence[Runner], samples: Sequence[Sample | None]) -> bool:
         """Return whether a collector was added or removed, or its block is another object than before.
 
-        A collector without a sample keeps the columns of its last block. The columns are absent and the layout stays.
+        A collector without a sample keeps the columns of its last block. Their values are absent, and the layout does
+        not change.
         """
         places = self._places
         return len(places) != len(runners) or any(

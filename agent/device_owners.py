@@ -15,10 +15,10 @@ from agent.rank_attribution import Owner
 from agent.sources.kubelet.pod_resources import Pod
 
 MAX_OWNERS = 512
-"""Maximum rows of one kind that a node publishes. Eight GPUs with 48 replicas each and as many ranks need fewer."""
+"""Maximum number of rows (owners) of one kind that a node publishes. Eight GPUs with 48 replicas each need fewer."""
 
 GPU_DRIVER = "gpu.nvidia.com"
-"""The driver's name in resource claims (github.com/kubernetes-sigs/dra-driver-nvidia-gpu)."""
+"""Name of NVIDIA's GPU driver in resource claims (github.com/kubernetes-sigs/dra-driver-nvidia-gpu)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,7 +32,7 @@ class GpuOwner:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessOwner:
-    """Owner of one process on a GPU, for the memory and GPU time of each process on a shared GPU."""
+    """One process on a GPU and its owner, for the memory and GPU time of each process on a shared GPU."""
 
     gpu: str
     mig: str
@@ -42,7 +42,7 @@ class ProcessOwner:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RdmaOwner:
-    """One container that uses RDMA devices. device, pci_address: "" if a shared pool does not report which."""
+    """One container that uses RDMA devices. device, pci_address: "" if a shared pool does not report them."""
 
     device: str
     pci_address: str
@@ -54,38 +54,38 @@ class RdmaOwner:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Owners of the node's GPUs that the agent publishes."""
+    """Owners of the node's GPUs and RDMA devices that the agent publishes."""
 
     gpus: tuple[GpuOwner, ...] = ()
     processes: tuple[ProcessOwner, ...] = ()
     rdma: tuple[RdmaOwner, ...] = ()
     unresolved: int = 0
-    """Devices in use whose id matches no GPU."""
+    """Number of devices in use whose id matches no GPU."""
     left_out: int = 0
-    """Rows over MAX_OWNERS that are not published."""
+    """Number of rows that are not published because there are more than MAX_OWNERS."""
 
 
 # --- names of devices ------------------------------------------------------------------------------------------------
 
 _REPLICA = re.compile(r"::\d+\Z")
-"""The device plugin numbers the replicas of a shared device (k8s-device-plugin, internal/rm: ``ID::REPLICA``)."""
+"""Number that the device plugin appends to a shared device's id (k8s-device-plugin, internal/rm: ``ID::REPLICA``)."""
 
 _GPU = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _MIG = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _MIG_BEFORE_470 = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/(\d+)/(\d+)\Z", re.IGNORECASE)
 _MINOR = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?\Z")
-"""Device names of Google's plugin, which are those in /dev (container-engine-accelerators, pkg/gpu/nvidia)."""
+"""Device names of Google's device plugin, the same as in /dev (container-engine-accelerators, pkg/gpu/nvidia)."""
 
 _CLAIMED = re.compile(r"gpu-(\d+)(?:-mig-(?:(\d+)-(\d+)-\d+|[0-9a-z]+-(\d+)-(\d+)))?\Z")
-"""Names in resource claims: ``gpu-MINOR``, and for a MIG device ``-mig-PROFILE-START-SIZE`` or
+"""Device names in resource claims: ``gpu-MINOR``, and for a MIG device ``-mig-PROFILE-START-SIZE`` or
 ``-mig-NAME-PROFILE-START`` (dra-driver-nvidia-gpu, CanonicalName)."""
 
 _INDEX = re.compile(r"(\d+)(?:\.(\d+))?\Z")
-"""Names of job files: the GPU's index, for MIG with the GPU instance."""
+"""Names of job files: the GPU's index, followed by the number of the GPU instance for MIG."""
 
 
 def resolve(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """Return (UUID of the GPU, UUID of the MIG instance or "") for the id of a device plugin; None if unknown."""
+    """Return the device with this id of a device plugin: (GPU UUID, MIG instance UUID or ""); None if unknown."""
     device = _REPLICA.sub("", device)
     if _GPU.match(device):
         return device, ""
@@ -118,7 +118,7 @@ def _instance(gpu: GpuDevice, gpu_instance: str | None) -> tuple[str, str] | Non
 
 
 def resolve_claimed(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """Return the same as ``resolve`` for a device name in a resource claim of GPU_DRIVER."""
+    """Return (GPU UUID, MIG instance UUID or "") for a device name in a resource claim; None if unknown."""
     match = _CLAIMED.match(device)
     if match is None:
         return None
@@ -135,7 +135,7 @@ def resolve_claimed(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] |
 
 
 def resolve_file(name: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """Return the same as ``resolve`` for the name of a job file."""
+    """Return (GPU UUID, MIG instance UUID or "") for the name of a job file; None if unknown."""
     if (match := _INDEX.match(name)) is not None:
         index, instance = match.groups()
         gpu = next((one for one in gpus if one.index == int(index)), None)
@@ -147,14 +147,14 @@ def resolve_file(name: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None
 
 
 def _is_part_of(less: Owner, more: Owner) -> bool:
-    """Return whether `more` contains every known value of `less`."""
+    """Return whether the owner `more` contains every known value of the owner `less`."""
     return all(one in ("", other) for one, other in zip(astuple(less), astuple(more), strict=True))
 
 
 def _joined(first: Owner, second: Owner, parts: Sequence[Owner]) -> Owner | None:
-    """Merge two owners of the same pod or job that do not contradict each other; None otherwise.
+    """Return two owners merged into one; None if they contradict each other or are not of the same pod or job.
 
-    Also None if a process would be merged with one of several containers of its pod, since it is not known which.
+    Return None also if one owner has no container and its pod has several, since the container is unknown.
     """
     pod = (first.namespace, first.pod)
     same_pod = first.pod and pod == (second.namespace, second.pod)
@@ -172,7 +172,7 @@ def _joined(first: Owner, second: Owner, parts: Sequence[Owner]) -> Owner | None
 
 
 def join_owners(parts_of_owners: Iterable[Owner]) -> list[Owner]:
-    """Return the distinct owners of one device, sorted. Merge parts of one owner and drop the less complete ones."""
+    """Return the distinct owners of one device, sorted. Merge parts of an owner, and omit the less complete ones."""
     joined: set[Owner] = set(parts_of_owners)
     for parts in _alike(joined):
         for position, first in enumerate(parts):
@@ -187,7 +187,9 @@ def join_owners(parts_of_owners: Iterable[Owner]) -> list[Owner]:
 
 
 def _alike(owners: Iterable[Owner]) -> list[list[Owner]]:
-    """Group owners by pod, by Slurm job and by gang; only owners of one group can be merged. Groups may overlap."""
+    """Return groups of owners by pod, by Slurm job and by gang. Only owners in one group can be merged. Groups may
+    overlap.
+    """
     groups: dict[tuple[str, str, str], list[Owner]] = {}
     for one in sorted(owners):
         for key in (("pod", one.namespace, one.pod), ("job", "", one.slurm_job), ("gang", "", one.gang)):
@@ -203,14 +205,14 @@ class Join:
     gpus: Sequence[GpuDevice]
     """All GPUs of the node."""
     rdma_by_address: Mapping[str, str] = field(default_factory=dict)
-    """RDMA device by PCI address."""
+    """Name of each RDMA device, by PCI address."""
     _reported: dict[tuple[str, str], list[Owner]] = field(default_factory=dict)
     _processes: set[ProcessOwner] = field(default_factory=set)
     _rdma: set[RdmaOwner] = field(default_factory=set)
     _unresolved: int = 0
 
     def pods(self, pods: Iterable[Pod], uids: Mapping[tuple[str, str], str]) -> None:
-        """Add the pods listed by a kubelet. uids: uids of pods by (namespace, name), as far as known."""
+        """Add the pods listed by a kubelet. uids: the known uids of pods, by (namespace, name)."""
         for pod in pods:
             uid = uids.get((pod.namespace, pod.name), "")
             gang = f"pod-{uid}" if uid else ""
@@ -240,13 +242,13 @@ class Join:
         self._rdma.add(RdmaOwner(device, pci_address, resource, owner.namespace, owner.pod, owner.container))
 
     def processes(self, processes: Iterable[tuple[GpuProcess, Owner]]) -> None:
-        """Add processes listed by the driver, with their attested owners."""
+        """Add processes listed by the driver, with their owners."""
         for process, owner in processes:
             self._add((process.gpu, process.mig), owner)
             self._processes.add(ProcessOwner(process.gpu, process.mig, process.pid, owner))
 
     def jobs(self, files: Iterable[tuple[str, str]]) -> None:
-        """Add the files written by a Slurm prolog: (file name, job)."""
+        """Add the job files that a Slurm prolog wrote, as (file name, job) pairs."""
         for name, job in files:
             self._add(resolve_file(name, self.gpus), Owner(slurm_job=job))
 
@@ -280,7 +282,7 @@ class Join:
 
 
 def _whole(owner: Owner, joined: Iterable[Owner]) -> Owner:
-    """Return the merged owner that contains `owner`, or `owner` itself if several do."""
+    """Return the merged owner that contains `owner`; `owner` itself if no or several merged owners contain it."""
     matching = [one for one in joined if _is_part_of(owner, one)]
     return matching[0] if len(matching) == 1 else owner
 

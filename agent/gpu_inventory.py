@@ -1,8 +1,8 @@
 """Inventory of the node's GPUs, their names in other systems, and the processes on them.
 
 The driver names a GPU by its UUID. A device plugin of the kubelet may use its minor number, an operator its index, and
-a MIG instance does not show its GPU. The join of devices and owners needs this table. Each of its two fields has one
-writer, which replaces it as a whole, and may be read from any thread.
+the id of a MIG instance does not contain its GPU. The inventory is used to map devices to their owners. Each of its two
+fields has one writer, which replaces the field as a whole. Any thread may read the fields.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """One GPU."""
+    """One GPU, with its names in the driver and its MIG instances."""
 
     uuid: str
     index: int
-    """Index of the driver, in the order of PCI addresses."""
+    """Index of the GPU in the driver's list, which is in the order of PCI addresses."""
     minor: int | None = None
-    """N of /dev/nvidiaN; None if not known."""
+    """Minor number, the N of /dev/nvidiaN; None if not known."""
     pci_address: str = ""
     instances: tuple[MigDevice, ...] = ()
 
@@ -51,7 +51,7 @@ class GpuProcess:
 
 
 class Inventory:
-    """The table. The GPU collector sets ``gpus``, the collector of GPU processes sets ``processes``."""
+    """GPUs and GPU processes of the node. The GPU collector sets ``gpus``, the GPU process collector ``processes``."""
 
     def __init__(self) -> None:
         self.gpus: tuple[GpuDevice, ...] = ()
@@ -67,7 +67,7 @@ _INFORMATION = re.compile(r"^(GPU UUID|Device Minor|Bus Location):[ \t]*(\S+)[ \
 def parse_information(text: str) -> tuple[str, int, str]:
     """Return UUID, minor number and PCI address from /proc/driver/nvidia/gpus/ADDRESS/information.
 
-    Raise SourceError if one is missing. The UUID is ``GPU-???...`` before the first use of the GPU.
+    Raise SourceError if one of these values is missing. The UUID is ``GPU-???...`` before the first use of the GPU.
     """
     found = dict(_INFORMATION.findall(text))
     try:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Listener = Callable[[Layout, Frame], None]
 
 STOP_SECONDS = 2.0
-"""Total time that ``stop`` waits for threads. A thread that is stuck in a driver is abandoned (all are daemons)."""
+"""Total time that ``stop`` waits for the threads to end. A thread that is stuck in a driver is abandoned."""
 
 
 class Node:
@@ -47,7 +47,10 @@ class Node:
         proc_root: str = "/proc",
         version: str | None = None,
     ) -> None:
-        """Raise SourceError if the boot id cannot be read, ValueError if two collectors have the same name."""
+        """Make a node that is not started.
+
+        Raise SourceError if the boot id cannot be read, ValueError if two collectors have the same name.
+        """
         names = [NODE_TIER, *(collector.name for collector in collectors)]
         if len(set(names)) < len(names):
             raise ValueError(f"two collectors have the same name: {', '.join(sorted(names))}")
@@ -79,7 +82,7 @@ class Node:
     # --- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the worker threads and then the node's thread, spread over the first interval."""
+        """Start the worker threads, then the node's thread. Their first runs are spread over one interval."""
         if self._thread is not None:
             raise RuntimeError(f"node {self.name} is already running")
         interval_ns = round(self.interval_seconds * 1e9)
@@ -114,7 +117,7 @@ class Node:
         worker.add(runner)
 
     def _run(self, due_ns: int) -> None:
-        """Make a frame at every due time, skipping missed ones, and move collectors away from stuck threads."""
+        """Make a frame at every due time, and move collectors away from stuck threads. Skip missed due times."""
         interval_ns = round(self.interval_seconds * 1e9)
         while True:
             workers = tuple(self._workers.values())
@@ -165,7 +168,8 @@ class Node:
     def release(self) -> None:
         """Request that every collector releases its device, for example for a reset. Return without waiting.
 
-        ``gangwatch_agent_released`` becomes 1 once all devices are released. Their series are absent until ``acquire``.
+        ``gangwatch_agent_released`` becomes 1 once all devices are released. The series of the devices are absent until
+        ``acquire``.
         """
         self._set_released(True)
 
@@ -194,7 +198,7 @@ class Node:
     # --- added and removed collectors --------------------------------------------------------------------------------
 
     def _follow(self, runner: Runner) -> list[Runner]:
-        """Add the new members of a collector after its run, remove the ones that are gone, and return the new ones."""
+        """Add and remove members of a collector as listed after its run. Return the added members."""
         if runner.unsupported:
             with self._lock:
                 if runner in self._roots:
@@ -290,11 +294,11 @@ class Node:
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def newest(self) -> tuple[Layout, Frame] | None:
-        """Return the newest frame and its layout, or None before the first."""
+        """Return the newest frame with its layout, as (layout, frame); None before the first frame."""
         return self._newest
 
     def add_listener(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with every new frame in the node's thread. It must not block.
+        """Call `listener` with every new frame in the node's thread. The listener must not block.
 
         Return a function that removes the listener. A listener that raises is removed, and the error is logged.
         """

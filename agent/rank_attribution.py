@@ -1,8 +1,9 @@
 """Attribution of processes to ranks, from rank files of the local backend, control groups and Slurm step daemons.
 
-``ranks/NODE`` contains one file per rank, ``JOB.ATTEMPT.RANK.json``, written by the shim that started the rank. A
-process is that rank only if both its pid and its start time match the file. A descendant belongs to its nearest
-matching ancestor. Processes in the folder of another node belong to that node, and this node's agent refuses them.
+The folder ``ranks/NODE`` contains one file per rank, ``JOB.ATTEMPT.RANK.json``. The shim that started the rank writes
+the file. A process is the rank only if its pid and its start time match the file. A descendant belongs to its nearest
+ancestor that matches a file. A process in the folder of another node belongs to that node, and this node's agent
+refuses it.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ MAX_REGISTERED_A_GANG = 512
 """Maximum number of registered processes kept per gang: twice the number of reporters that a job may have."""
 
 MAX_ANCESTORS = 256
-"""Maximum number of ancestors to follow. Process trees are less deep; the limit also bounds a walk while parents
+"""Maximum number of ancestors to follow. Process trees are less deep. The limit also ends a walk in which parents
 change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Gang and rank of a process, as attested by the machine."""
+    """Gang and rank of a process, from a rank file, a control group or a Slurm step daemon."""
 
     gang: str
     attempt: int | None
-    """None if the source does not contain it."""
+    """Number of the attempt; None if the source does not contain the number."""
     rank: int | None
-    """None if the process belongs to the gang but its rank is unknown."""
+    """Number of the rank; None if the process belongs to the gang but its rank is unknown."""
     source: Literal["local", "slurm", "kubernetes"]
-    """'local': rank file of a shim. 'slurm': path of a control group, or a step daemon among the ancestors.
-    'kubernetes': path of a control group."""
+    """Source of the values. 'local': rank file of a shim. 'slurm': path of a control group, or a Slurm step daemon that
+    is an ancestor of the process. 'kubernetes': path of a control group."""
 
     def tenant(self) -> Tenant:
-        """Return the tenant that is charged: the pod, or the job with all of its steps."""
+        """Return the tenant of the process: its pod, or its job with all job steps."""
         if self.source == "kubernetes":
             return Tenant("pod", self.gang.removeprefix("pod-"))
         return Tenant("job", self.gang.partition(".")[0] if self.source == "slurm" else self.gang)
@@ -58,10 +59,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """Owner of a device or process, as label values; "" where not known.
+    """Owner of a device or process, as label values; "" for an unknown value.
 
     attempt and rank come from a shim's rank file, or else from the environment of the process. The environment is
-    trusted only within the attested gang.
+    trusted only for these two values, not for the gang.
     """
 
     namespace: str = ""
@@ -78,7 +79,7 @@ class Owner:
 
 
 class RankFile(msgspec.Struct, frozen=True):
-    """Content of one file in ``ranks/NODE``. Start times are field 22 of /proc/PID/stat."""
+    """Content of one file in ``ranks/NODE``. Start times are in clock ticks since boot (field 22 of /proc/PID/stat)."""
 
     gang: str
     attempt: int
@@ -120,7 +121,7 @@ def _slurm(job: str, step: str) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """One listing of a folder: the identity of each (pid, start time)."""
+    """One listing of a folder of rank files: the files, and the identity of each process by (pid, start time)."""
 
     ranks: tuple[RankFile, ...]
     by_process: dict[tuple[int, int], Identity]
@@ -152,8 +153,8 @@ def _list(folder: str) -> _Index:
 class Attribution:
     """Lookup of the gang and rank of processes. Thread-safe.
 
-    ranks_folder: this node's ``ranks/NODE``, or None without a local backend; its siblings are those of other nodes.
-    pod_logs: the kubelet's folder of logs, from which the names of pods are read.
+    ranks_folder: this node's ``ranks/NODE``; None without a local backend. Other nodes have folders next to it.
+    pod_logs: the kubelet's folder of logs. The names of its subfolders contain the names of the pods.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Attribution:
         self._modified_ns = -1
 
     def register(self, gang: str, attempt: int, rank: int, pid: int) -> None:
-        """Record the rank of a process that has no rank file but is attested by a control group or a step daemon.
+        """Record the rank of a process without a rank file, whose gang is known from a control group or a step daemon.
 
         An external scheduler started the process. The process reported its rank when it registered.
         """
@@ -206,13 +207,15 @@ class Attribution:
         return alive
 
     def of_pid(self, pid: int) -> Identity | None:
-        """Return the identity of a process: of its nearest ancestor (or itself) with a rank file, else of its control
-        group, else of a step daemon. None if nothing attests it or there is no such process.
+        """Return the identity of a process; None if no source contains the process or the process does not exist.
+
+        The sources are, in this order: the rank file of the process or its nearest ancestor, the control group of the
+        process, and a Slurm step daemon among its ancestors.
         """
         return self._attested(pid)[0]
 
     def owner(self, pid: int) -> Owner | None:
-        """Return the owner of a process, with the rank that it was started as; None if no source attests it."""
+        """Return the owner of a process, with the rank assigned at its start; None if no source has the process."""
         identity, membership = self._attested(pid)
         if identity is None:
             return None
@@ -235,12 +238,12 @@ class Attribution:
         )
 
     def pod(self, uid: str) -> tuple[str, str]:
-        """Return namespace and name of the pod, or ("", "") if they are not known."""
+        """Return the namespace and name of the pod with this uid, or ("", "") if they are not known."""
         names = self.pods()
         return names.get(uid, ("", ""))
 
     def pods(self) -> dict[str, tuple[str, str]]:
-        """Return (namespace, name) of every pod by uid, listed at most RELIST_NS ago."""
+        """Return (namespace, name) of every pod by uid. The listing is at most RELIST_NS old."""
         with self._lock:
             now_ns = self._clock.monotonic_ns()
             if self._pods_listed_ns is None or now_ns - self._pods_listed_ns >= RELIST_NS:
@@ -249,14 +252,14 @@ class Attribution:
             return self._pods
 
     def started_ns(self, pid: int) -> int | None:
-        """Return the start time of the process in nanoseconds since boot (CLOCK_BOOTTIME); None if there is none."""
+        """Return the start time of the process in nanoseconds since boot (CLOCK_BOOTTIME); None without a process."""
         stat = read_process_stat(self._proc_root, pid) if pid > 0 else None
         return None if stat is None else stat.start_time * TICK_NS
 
     def tenant_of_peer(self, peer: Peer) -> Tenant:
-        """Return the tenant of a connection from the peer's control group only: its pod or Slurm job, else its user.
+        """Return the tenant of the process at the other end of a connection: its pod or Slurm job, else its user.
 
-        Rank files and step daemons, which may name a job, are read after the process has registered.
+        Only the control group of the process is read. Rank files and step daemons are read after registration.
         """
         cgroup = self._cgroup(peer.pid) if peer.pid > 0 else ""
         identity = identity_of_cgroup(cgroup)
@@ -265,7 +268,7 @@ class Attribution:
         return self._user(peer, cgroup)
 
     def user_of_peer(self, peer: Peer) -> Tenant:
-        """Return the user of a process that nothing attests, as a tenant."""
+        """Return the tenant of a process whose pod or job is unknown: its user."""
         return self._user(peer, self._cgroup(peer.pid) if peer.pid > 0 else "")
 
     @staticmethod
@@ -280,7 +283,7 @@ class Attribution:
             return ""
 
     def _attested(self, pid: int) -> tuple[Identity | None, Membership]:
-        """Return the identity from rank files of the process or its ancestors, else control group, else step daemon."""
+        """Return the identity of a process (None if unknown), and the pod or Slurm job of its control group."""
         index = self._own()
         ancestors = list(self._ancestors(pid))
         if not ancestors:
@@ -297,9 +300,10 @@ class Attribution:
         return None, membership
 
     def other_node(self, pid: int) -> str | None:
-        """Return the other node whose folder names the process; None if this node's folder does first, or none does.
+        """Return the other node to which the process belongs; None if it belongs to this node or to none.
 
-        Lists the sibling folders at each call, which happens once per registration and not once per tick.
+        The process belongs to the node whose folder has a rank file of the process or its nearest ancestor. Each call
+        lists the folders of all nodes, which is done once per registration and not once per tick.
         """
         if self._folder is None:
             return None
@@ -319,7 +323,7 @@ class Attribution:
         return None
 
     def _ancestors(self, pid: int) -> Iterator[ProcessStat]:
-        """Yield the process and its ancestors, nearest first, as far as they are readable."""
+        """Yield the process and its ancestors, nearest first. End at the first that cannot be read."""
         for _ in range(MAX_ANCESTORS):
             if pid <= 0 or (stat := read_process_stat(self._proc_root, pid)) is None:
                 return
@@ -327,7 +331,7 @@ class Attribution:
             pid = stat.parent
 
     def _own(self) -> _Index:
-        """Return this node's index. List the folder again if it changed or the listing is a second old."""
+        """Return this node's index. List the folder again if it changed or the listing is older than RELIST_NS."""
         if self._folder is None:
             return self._index
         with self._lock:

@@ -1,8 +1,8 @@
 """Execution of one collector: schedule, newest sample, cost and errors.
 
-A driver call may block for a long time or forever, so no other thread waits for a collector: they read the sample of
-its last run. Schedules are absolute: run k is due at origin + phase + k x interval, and a missed run is skipped. A
-collector that uses too much of its interval runs less often; its interval is published as a metric.
+A driver call may block for a long time or forever, so no other thread waits for a collector: other threads read the
+sample of its last run. Schedules are absolute: run k is due at origin + phase + k x interval, and a missed run is
+skipped. A collector that uses too much of its interval runs less often; its interval is published as a metric.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ log = logging.getLogger(__name__)
 
 STALE_INTERVALS = 3
 STALE_SECONDS = 2.0
-"""A sample is stale after STALE_INTERVALS of its collector's intervals, and not before STALE_SECONDS."""
+"""Minimum age of a stale sample. A stale sample is also older than STALE_INTERVALS intervals of its collector."""
 
 STUCK_SECONDS = (1.0, 2.0)
-"""Minimum and maximum of the time after which a run counts as stuck. Between them it is the collector's interval: at
-1 Hz a stuck run is visible within two frames."""
+"""Minimum and maximum time after which a run counts as stuck. Between these limits, the time is one interval of the
+collector. At 1 Hz a stuck run is visible within two frames."""
 
 PROCESSOR_SHARE = 0.10
 DURATION_SHARE = 0.5
-"""Shares of its interval that a collector may use: CPU time and elapsed time. Elapsed time is limited because a waiting
-call holds a driver lock and blocks the application: a process-list poller was seen to hold it 10 s of every 15."""
+"""Share of its interval that a run of a collector may last; PROCESSOR_SHARE is the limit of its CPU time. Elapsed time
+is limited because a waiting call holds a driver lock and blocks the application: a poller of process lists was measured
+to hold the lock 10 s of every 15."""
 
 OVER_BUDGET_RUNS = 5
-"""Consecutive runs over budget after which the interval is doubled. It is halved after the same number of runs that use
-at most half of the budget of the shorter interval."""
+"""Number of consecutive runs over budget after which the interval is doubled. The interval is halved after the same
+number of runs that use at most half of the budget of the shorter interval."""
 
 MOST_SLOWING = 16
-"""The interval is at most this multiple of the configured one."""
+"""Maximum ratio of a collector's interval to its configured interval."""
 
 IDLE_INTERVALS = 2
-"""Factor on the interval of an idle collector. Collectors of ranks run every half second, and many nodes have no known
-ranks. The factor is below STALE_INTERVALS, so that the sample does not become stale."""
+"""Factor that multiplies the interval of an idle collector. Collectors of ranks run every half second, and many nodes
+have no known ranks. The factor is below STALE_INTERVALS, so that the sample does not become stale."""
 
 REPEAT_LOG_NS = 600_000_000_000
-"""A repeated error is logged again after ten minutes. The failure metric counts every occurrence."""
+"""Time after which a repeated error is logged again: ten minutes. The failure metric counts every occurrence."""
 
 
 class Sample(NamedTuple):
-    """Copy of the values of one run, and the monotonic time before the run."""
+    """Values of one run of a collector. ``sampled_ns``: monotonic time before the run."""
 
     block: Block
     gauges: GaugeArray
@@ -116,18 +117,18 @@ class Runner:
     # --- schedule ----------------------------------------------------------------------------------------------------
 
     def schedule(self, origin_ns: int, default_phase_ns: int, within_ns: int) -> None:
-        """Set the schedule. The first run is due within `within_ns` of the origin, later runs on the grid."""
+        """Set the first due time, within `within_ns` of `origin_ns`, and the phase of the later due times."""
         phase: float | None = getattr(self.collector, "phase", None)
         self._origin_ns = origin_ns
         self._phase_ns = (default_phase_ns if phase is None else round(phase * self.nominal_ns)) % self.nominal_ns
         self.due_ns = origin_ns + self._phase_ns % within_ns
 
     def phase_in(self, interval_seconds: float) -> float:
-        """Return the phase of this collector's runs in an interval of that length, 0 to 1."""
+        """Return the phase (0 to 1) of this collector's runs in an interval of `interval_seconds`."""
         return self._phase_ns / 1e9 / interval_seconds % 1
 
     def _plan(self, now_ns: int) -> None:
-        """Set the next due time: the first point of the grid after `now_ns`."""
+        """Set the next due time: the first scheduled time after `now_ns`."""
         first_ns = self._origin_ns + self._phase_ns
         interval_ns = self.interval_ns
         if getattr(self.collector, "idle", False):
@@ -141,7 +142,7 @@ class Runner:
     # --- a run -------------------------------------------------------------------------------------------------------
 
     def run_once(self) -> None:
-        """Run the collector once. An error in it affects only this collector."""
+        """Run the collector once. An error of the collector does not affect other collectors."""
         began_ns = self._clock.monotonic_ns()
         processor_began_ns = time.thread_time_ns()
         self.running_since_ns = began_ns
@@ -247,5 +248,5 @@ class Runner:
 
 
 def next_due_ns(due_ns: int, interval_ns: int, now_ns: int) -> int:
-    """Return the first time of the schedule through `due_ns` that is after both `due_ns` and `now_ns`."""
+    """Return the first time after both `due_ns` and `now_ns` that is `due_ns` plus a multiple of `interval_ns`."""
     return due_ns + interval_ns * (1 + max(0, now_ns - due_ns) // interval_ns)

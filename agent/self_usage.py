@@ -12,12 +12,13 @@ from agent.sources.files import KeptFile
 from agent.sources.proc.proc import parse_statm
 
 DESCRIPTORS_EVERY_NS = 10_000_000_000
-"""Interval of counting descriptors. It lists a directory, which costs more than the other values and changes rarely."""
+"""Interval at which open file descriptors are counted. Counting lists a directory, which costs more CPU time than the
+other values, and the count changes rarely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Resource usage at one moment; None for values that this kernel does not report."""
+    """Resource usage of this process at one time. A value is None if this kernel does not report it."""
 
     processor_ns: int
     resident_bytes: int | None
@@ -26,7 +27,7 @@ class Cost:
 
 
 class Meter:
-    """Reader of this process's usage from /proc/self, wherever the machine's proc is mounted."""
+    """Reader of this process's resource usage from /proc/self. It does not use the configured root of /proc."""
 
     def __init__(self) -> None:
         self._statm = KeptFile("/proc/self/statm")
@@ -34,7 +35,7 @@ class Meter:
         self._counted_ns: int | None = None
 
     def read(self, now_ns: int) -> Cost:
-        """Return the usage at `now_ns` (monotonic). Descriptors are counted every DESCRIPTORS_EVERY_NS."""
+        """Return the resource usage at `now_ns` (monotonic clock). Count descriptors every DESCRIPTORS_EVERY_NS."""
         if self._counted_ns is None or now_ns - self._counted_ns >= DESCRIPTORS_EVERY_NS:
             self._counted_ns = now_ns
             try:

@@ -1,9 +1,9 @@
 """Workers: each runs several collectors one after another in one thread, each on its own schedule.
 
-Collectors share a worker if a driver serialises their calls, or if they are too cheap for a thread each: a wake-up
-costs more than many of them. A call that does not return must not block the other collectors of its worker. They
-continue in a new thread, and the stuck collector keeps the old thread until its call returns. It then rejoins the
-worker, and the old thread ends.
+Collectors share a worker if a driver serialises their calls, or if their runs are cheap: the wake-up of a thread costs
+more than many of these runs. If a call does not return, the other collectors of the worker continue in a new thread.
+The stuck collector keeps the old thread until its call returns. Then the collector rejoins the worker, and the old
+thread ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 HAND_OVER_SECONDS = 1.0
 HAND_OVER_INTERVALS = 1.5
-"""Duration of a call after which the other collectors of the worker move to a new thread: 1.5 times the shortest of
-their intervals, and at least 1 s. Their samples are then 2.5 intervals old, and become stale after 3."""
+"""Duration of a call after which the other collectors of the worker move to a new thread, in multiples of their
+shortest interval; at least 1 s. Their samples are then 2.5 intervals old. They become stale after 3 intervals."""
 
 EARLY_SHARE = 8
-"""A collector that is due within an eighth of its interval runs early, at the same wake-up as another: a wake-up costs
-as much as reading a GPU. Rates stay exact, because every sample has its own time."""
+"""Fraction of an interval (1/8) by which a collector may run early, to share a wake-up with another collector. A
+wake-up costs as much as reading a GPU. Rates stay exact, because every sample has its own time."""
 
 MOST_ABANDONED = 8
 """Maximum number of stuck threads of one worker. If the whole driver hangs, each collector that calls it gets stuck. At
@@ -33,11 +33,11 @@ the limit the worker waits, and its samples are stale until one of the calls ret
 
 
 _Task = tuple[Runner, Callable[[], None] | None]
-"""A collector and the function to call for it; None runs the collector."""
+"""A collector and the function to call for this collector. None means a run of the collector."""
 
 
 class _Bell:
-    """Signal that wakes one waiting thread. A condition variable costs half as much again for each wake-up."""
+    """Signal that wakes one waiting thread. A condition variable would need 1.5 times the CPU time per wake-up."""
 
     __slots__ = ("_lock",)
 
@@ -46,22 +46,22 @@ class _Bell:
         self._lock.acquire()
 
     def ring(self) -> None:
-        """End the current wait, or the next one."""
+        """End the current wait; if no thread is waiting, end the next wait immediately."""
         try:
             self._lock.release()
         except RuntimeError:
             pass  # already set
 
     def wait(self, seconds: float) -> None:
-        """Wait for ``ring``, at most `seconds`; a negative value waits without a limit."""
+        """Wait for ``ring``, at most `seconds`. A negative value means no time limit."""
         self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
 
 class Worker:
-    """One worker. Methods may be called from any thread and do not wait for a collector."""
+    """Thread that runs several collectors. Methods may be called from any thread and do not wait for a collector."""
 
     def __init__(self, name: str, thread_name: str, clock: Clock, ran: Callable[[Runner], object]) -> None:
-        """Call `ran` after each run, in the thread of the run and without a lock held."""
+        """Make a worker. ran: function to call after each run, in the thread of the run and without a lock held."""
         self.name = name
         self.abandoned = 0
         self._thread_name = thread_name
@@ -92,19 +92,19 @@ class Worker:
             self._look_again()
 
     def remove(self, runner: Runner) -> None:
-        """Remove the collector, and close it in this worker's thread or in the thread in which it is stuck."""
+        """Remove the collector. This worker's thread, or the thread in which the collector is stuck, closes it."""
         with self._lock:
             runner.leaving = True
             self._look_again()
 
     def set_released(self, released: bool) -> None:
-        """Request that every collector with a device releases it, or reopens it."""
+        """Request that every collector with a device releases the device (True) or reopens the device (False)."""
         with self._lock:
             self._released = released
             self._look_again()
 
     def _look_again(self) -> None:
-        """Make the thread scan all collectors before its next task."""
+        """Make the worker's thread scan all collectors before its next task."""
         self._queue.clear()
         self._due = None
         self._bell.ring()
@@ -119,7 +119,9 @@ class Worker:
         self._thread.start()
 
     def hand_over_ns(self) -> int | None:
-        """Return when the other collectors move to a new thread if the current call does not return; None for never."""
+        """Return the time at which the other collectors move to a new thread if the current call does not return, or
+        None.
+        """
         with self._lock:
             busy = self._busy
             if busy is None or self._stopping or self.abandoned >= MOST_ABANDONED:
@@ -207,10 +209,10 @@ class Worker:
             self._bell.wait(-1 if next_ns is None else max(0, next_ns - now_ns) / 1e9)
 
     def _due_task(self, now_ns: int, awake: bool) -> tuple[_Task | None, int | None]:
-        """Return the task that is due now, or the time of the next; (None, None) if there are no collectors.
+        """Return (task, None) if a task is due now, else (None, due time of the next task or None without collectors).
 
-        awake: the thread has just done something, so collectors that are due soon may run early. Collectors are
-        scanned only after those of the last scan have run.
+        awake: whether the thread has just run a task; then collectors that are due soon may run early. Collectors are
+        scanned again only after the due collectors of the last scan have run.
         """
         if not self._queue:
             if self._due is None and (change := self._survey()) is not None:
@@ -230,7 +232,7 @@ class Worker:
         return (self._queue.popleft(), None), None
 
     def _survey(self) -> _Task | None:
-        """Return the first collector to close, release or reopen; if there is none, note when each is due."""
+        """Return the first collector to close, release or reopen. Without one, store the due times and return None."""
         for runner in reversed(self._runners):  # members come after their parents and are released first
             if runner.leaving:
                 self._runners.remove(runner)
@@ -248,10 +250,10 @@ class Worker:
             self._due.append((runner.due_ns, runner.interval_ns // EARLY_SHARE, runner))
 
     def _turn_of(self, runner: Runner) -> tuple[int, int]:
-        """Return the sort key of a due collector; the smallest runs first.
+        """Return the sort key of a due collector. The collector with the smallest key runs first.
 
-        While one collector is stuck, the next is likely to get stuck on the same device. Collectors with short
-        intervals run first then, so that two stuck calls in a row do not make them miss a sample.
+        While one collector is stuck, the next is likely to get stuck on the same device. In this case collectors with
+        short intervals run first, so that they do not miss a sample if the next call gets stuck.
         """
         return (runner.interval_ns if self.abandoned else 0, runner.due_ns)
 

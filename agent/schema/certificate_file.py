@@ -1,7 +1,7 @@
-"""Parser of the validity period in a PEM certificate file. Pure, without cryptography: it verifies nothing.
+"""Parser of the validity period in a PEM certificate file. Pure: it does not verify signatures.
 
-X.509 (RFC 5280 section 4.1) in DER (X.690): the validity is the fourth or fifth field of a certificate's first field. A
-library for it would cost the agent a fifth of its memory.
+The format is X.509 (RFC 5280 section 4.1) in DER (X.690). The validity is the fourth or fifth field of a certificate's
+first field. A library for X.509 would use a fifth of the agent's memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----",
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 MOST_BYTES = 1 << 20
-"""Maximum size of a certificate file; a chain of a few certificates has about 10 kB."""
+"""Maximum size of a certificate file in bytes. A chain of a few certificates has about 10 kB."""
 
 
 def validity(pem: bytes) -> tuple[float, float]:
-    """Return begin and end of validity of the first certificate in a PEM file, in seconds since the epoch.
+    """Return the begin and end of the validity of the first certificate in a PEM file, in seconds since the epoch.
 
     Raise ConfigError if the file has no valid certificate.
     """
@@ -52,7 +52,7 @@ def _content(data: bytes, wanted: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield tag and content of each field. Raise ValueError if a field is longer than its container."""
+    """Yield the tag and content of each DER field. Raise ValueError if a field is longer than its container."""
     at = 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2
@@ -68,7 +68,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _seconds(tag: int, text: bytes) -> float:
-    """Convert a UTCTime (YYMMDDHHMMSSZ; before 2050) or GeneralizedTime (YYYYMMDDHHMMSSZ) to seconds."""
+    """Convert a UTCTime (YYMMDDHHMMSSZ; before 2050) or GeneralizedTime (YYYYMMDDHHMMSSZ) to epoch seconds."""
     if tag not in (_UTC_TIME, _GENERALIZED_TIME):
         raise ValueError(f"time with unknown tag {tag:#x}")
     time = text.decode("ascii")

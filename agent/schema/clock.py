@@ -1,6 +1,7 @@
 """Monotonic clock for rates and ages, and wall clock for labels and schedules.
 
-Decision code takes times as arguments. Other code takes a ``Clock``, which tests and the simulation replace.
+Decision code takes times as arguments. Other code takes a ``Clock`` object. Tests and the simulation pass their
+own clock.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ class Clock(Protocol):
     """Source of monotonic and wall time, in integer nanoseconds."""
 
     def monotonic_ns(self) -> int:
-        """Return nanoseconds since an arbitrary time of this boot. Never decreases; the same for all host processes."""
+        """Return nanoseconds since an arbitrary time of this boot.
+
+        The clock never goes back and is the same for all processes of a host.
+        """
         ...
 
     def wall_ns(self) -> int:
-        """Return nanoseconds since the Unix epoch. May jump forward or back."""
+        """Return nanoseconds since the Unix epoch. The value may jump forward or back."""
         ...
 
 
@@ -34,7 +38,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Clock that moves only by ``advance``; both start times are parameters."""
+    """Clock that advances only when ``advance`` is called. The monotonic and wall start times are parameters."""
 
     __slots__ = ("_monotonic_ns", "_wall_ns")
 
@@ -49,7 +53,7 @@ class ManualClock:
         return self._wall_ns
 
     def advance(self, seconds: float) -> None:
-        """Move both times forward. Raise ValueError for a negative duration."""
+        """Move the monotonic and the wall time forward. Raise ValueError for a negative duration."""
         if seconds < 0:
             raise ValueError(f"cannot move a clock back: {seconds} s")
         self._monotonic_ns += round(seconds * 1e9)

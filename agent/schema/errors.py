@@ -7,17 +7,18 @@
     ├── FrameError                 bytes that are not a frame, layout or record
     │   └── VersionError           wire version that this build does not support
     ├── SourceError                failed read of a file or driver call
-    │   └── UnsupportedError       ... that will never succeed on this machine: do not retry
+    │   └── UnsupportedError       read that will never succeed on this machine: do not retry
     ├── ReporterError              invalid message on the step socket, or invalid ring
     ├── SubmissionError            job that cannot be accepted
     ├── StoreError                 failed write or read of the journal
-    │   └── NewerStoreError        journal of a newer release, which only that release can read
+    │   └── NewerStoreError        journal that only a newer release can read
     ├── TraceError                 invalid job trace or topology file
     ├── DashboardError             dashboard or rule that cannot be built, or names an unknown metric
     ├── StateFolderBusyError       state folder in use by another controller or supervisor
     └── BackendError               failed action or query of the execution backend
 
-Errors of the environment become one of these or a failure metric. Bugs are not wrapped: they propagate.
+Errors of the environment are raised as one of these classes or counted in a failure metric. Exceptions of bugs are not
+converted: they propagate.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class VersionError(FrameError):
 
 
 class SourceError(GangwatchError):
-    """Failed read of a file or driver call, which the message names."""
+    """Failed read of a file, or failed driver call. The message names the file or call."""
 
 
 class UnsupportedError(SourceError):
@@ -69,7 +70,7 @@ REFUSAL_REASONS = (
     "rate",  # the tenant registers too often
     "full",  # the node has no free slot for this kind of reporter
 )
-"""Reasons of refused registrations: all values of the label `reason`."""
+"""Reasons of refused registrations: all values of the label `reason` of the refusal counter."""
 
 
 class SubmissionError(GangwatchError):
@@ -77,11 +78,11 @@ class SubmissionError(GangwatchError):
 
 
 class StoreError(GangwatchError):
-    """Failed write or read of the journal. The event of a failed write has not taken effect."""
+    """Failed write or read of the journal. After a failed write, its event has no effect."""
 
 
 class NewerStoreError(StoreError):
-    """Journal that only a newer release can read, which the message names. Nothing was changed."""
+    """Journal that only a newer release can read. The message names the release if known. The journal is unchanged."""
 
 
 class TraceError(GangwatchError):
@@ -89,11 +90,11 @@ class TraceError(GangwatchError):
 
 
 class DashboardError(GangwatchError):
-    """Dashboard or rule that cannot be built. The message names it and the reason."""
+    """Dashboard or rule that cannot be built. The message names the dashboard or rule, and the reason."""
 
 
 class StateFolderBusyError(GangwatchError):
-    """State folder in use by another process, which the message names."""
+    """State folder in use by another process. The message names the process."""
 
 
 class BackendError(GangwatchError):

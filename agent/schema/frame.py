@@ -1,9 +1,9 @@
 """Layouts, frames and records. Their wire form is in ``agent.schema.wire``.
 
 A ``Frame`` contains all values of an agent at one time: arrays of gauges and counters, and a bounded list of records. A
-``Layout`` describes the columns and is sent only when it changes; the frame contains its id. Counters are integers,
-since a float64 is not exact to the byte after 5.6 h at 450 GB/s. Each column has a width, so that readers can
-distinguish a wrap from a reset. An absent value is NaN for a gauge, a cleared validity bit for a counter, never zero.
+``Layout`` describes the columns and is sent only when it changes. The frame contains the id of its layout. Counters are
+integers, since a float64 is not exact to the byte after 5.6 h at 450 GB/s. Each column has a width, so that readers can
+distinguish a wrap from a reset. An absent gauge is NaN; an absent counter has a cleared validity bit. Zero is a value.
 
 Every tier (a collector with its interval) has its own sample time. Otherwise a ten-second counter in one-second frames
 would give the rates 0, 0, ..., 10x.
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from agent.schema.errors import FrameError
 
 MAX_RECORDS = 4096
-"""Maximum records in one frame. The oldest are dropped, which leaves a gap in ``record_seq``."""
+"""Maximum number of records in one frame. The oldest records are dropped, which leaves a gap in ``record_seq``."""
 
 GaugeArray = npt.NDArray[np.float64]
 CounterArray = npt.NDArray[np.uint64]
@@ -40,15 +40,15 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=False, gc=False)
 
     metric: str
     labels: tuple[tuple[str, str], ...] = ()
-    """Sorted pairs without ``node``."""
+    """Sorted pairs of label name and value, without the label ``node``."""
     tier: int = 0
-    """Index into ``Layout.tiers``."""
+    """Index of the column's tier in ``Layout.tiers``."""
     width: int = 64
-    """Width of a counter in bits, 32 or 64; meaningless for a gauge."""
+    """Width of a counter in bits: 32 or 64. Not used for a gauge."""
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
-    """A collector with its interval. Its columns are sampled together and share one sample time."""
+    """A collector with its interval. The columns of a tier are sampled together and share one sample time."""
 
     name: str
     interval_seconds: float
@@ -65,7 +65,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Number of tiers, gauges and counters of a frame."""
+        """Number of tiers, number of gauges and number of counters of a frame."""
         return len(self.tiers), len(self.gauges), len(self.counters)
 
     def whole(self) -> Layout:
@@ -77,7 +77,7 @@ class Layout(msgspec.Struct, frozen=True):
 class PackedLayout:
     """Compressed layout, with the fields that are needed to check frames.
 
-    For a node of eight GPUs it takes 4 kB instead of 150. A reader of 10,000 nodes needs each full layout only once.
+    For a node of eight GPUs it takes 4 kB instead of 150 kB. A reader of 10,000 nodes needs each full layout only once.
     """
 
     layout_id: str
@@ -123,22 +123,22 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step", gc=False):
     member: Member
     step: int
     start_ns: int
-    """Start of the step on the host's monotonic clock."""
+    """Start of the step in nanoseconds on the host's monotonic clock."""
     duration_ns: int
     wait_ns: int | None = None
-    """Time spent waiting in collectives; None if the reporter could not measure it (unknown is not zero)."""
+    """Nanoseconds spent waiting in collectives; None if the reporter could not measure the time."""
     tokens: int | None = None
-    """None if not reported."""
+    """Number of tokens of the step; None if not reported."""
     collectives: int = 0
-    """Collectives entered during the step."""
+    """Number of collectives that the rank entered during the step."""
     squares: int | None = None
     """Sum of the squared lengths of the step's sequences; None if not reported."""
 
 
 class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
-    """Open step or collective of a rank at the frame's time.
+    """Step or collective of a rank that has not ended at the frame's time.
 
-    Each frame has at most one per rank and kind, so that a hang is visible while it lasts.
+    Each frame has at most one open step and one open collective per rank, so that a hang is visible while it lasts.
     """
 
     member: Member
@@ -146,11 +146,11 @@ class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
     number: int
     """Number of the step or collective."""
     since_ns: int
-    """Start of the step or collective on the host's monotonic clock."""
+    """Start of the step or collective in nanoseconds on the host's monotonic clock."""
 
 
 class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
-    """Single event, such as an XID, a link change or a refused reporter.
+    """Event on a node, such as an XID, a link change or a refused reporter.
 
     ``kind`` is the type of the event, ``entity`` the affected device, rank or process.
     """
@@ -174,24 +174,24 @@ class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):
     boot_id: str
     """The host's /proc/sys/kernel/random/boot_id. Nodes with the same boot_id share one machine and one clock."""
     agent_id: str
-    """Changes with every start of the agent."""
+    """Id of one run of the agent. It changes with every start of the agent."""
     seq: int
-    """Starts at 1 with the agent and increases by 1 per frame; (boot_id, agent_id, seq) is unique."""
+    """Number of the frame, from 1 at the agent's start. (boot_id, agent_id, seq) is unique."""
     layout_id: str
     wall_ns: int
-    """Time at which the frame was assembled."""
+    """Wall time at which the frame was assembled, in nanoseconds since the Unix epoch."""
     monotonic_ns: int
-    """Time of the sample on the host's monotonic clock."""
+    """Time of the sample in nanoseconds on the host's monotonic clock."""
     tier_ns: TimeArray
-    """int64 [tiers], monotonic sample time of each tier; 0 if it has never succeeded."""
+    """Monotonic sample time of each tier in nanoseconds: int64 [tiers]. 0 if the tier has never been sampled."""
     gauges: GaugeArray
-    """float64 [gauge columns], NaN if absent."""
+    """Values of the gauges: float64 [gauge columns]. An absent value is NaN."""
     counters: CounterArray
-    """uint64 [counter columns]."""
+    """Values of the counters: uint64 [counter columns]."""
     counters_valid: ValidArray
-    """bool [counter columns], False if absent."""
+    """Validity of the counters: bool [counter columns]. False if the value is absent."""
     record_seq: int = 0
-    """Sequence number of the first record. A reader that has received up to n expects n + 1."""
+    """Sequence number of the first record. A reader that has received record n expects n + 1."""
     records: tuple[Record, ...] = ()
 
 
@@ -217,12 +217,12 @@ class Selection:
     gauge_index: npt.NDArray[np.intp]
     counter_index: npt.NDArray[np.intp]
     counter_starts: npt.NDArray[np.intp] | None = None
-    """Start of the parts of each sum in `counter_index`, if counters are summed; otherwise None."""
+    """For each sum of counters, the position in `counter_index` at which its parts begin; None without sums."""
     tier_index: npt.NDArray[np.intp] | None = None
-    """Tiers of the selected columns; None for all."""
+    """Indices of the tiers of the selected columns; None for all tiers."""
 
     def apply(self, frame: Frame) -> Frame:
-        """Return the frame with the selected columns and all records. A sum with an absent part is absent."""
+        """Return the frame with the selected columns and all records. A sum is absent if one of its parts is absent."""
         counters, valid = frame.counters[self.counter_index], frame.counters_valid[self.counter_index]
         if self.counter_starts is not None and len(counters):
             counters = np.add.reduceat(counters, self.counter_starts)
@@ -245,7 +245,7 @@ class Selection:
 
 
 def select(layout: Layout, metrics: Sequence[str]) -> Selection:
-    """Make a selection by metric name. A name ending in ``*`` selects by prefix. An empty list selects everything."""
+    """Select columns by metric name. A name with ``*`` at the end is a prefix. An empty list selects all columns."""
 
     def wanted(name: str) -> bool:
         return not metrics or any(

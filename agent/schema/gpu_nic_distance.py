@@ -13,7 +13,7 @@ from enum import IntEnum
 
 
 class Distance(IntEnum):
-    """Distance classes, nearest first. Traffic over the link between processors is slowest."""
+    """Distance classes, nearest first. SYS is the slowest: traffic over the link between processors."""
 
     PIX = 1  # at most one PCIe switch between them
     PXB = 2  # several PCIe switches, no host bridge
@@ -25,12 +25,13 @@ class Distance(IntEnum):
 _HOST_BRIDGE = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
 
 BELOW_ONE_SWITCH = 2
-"""Path components below the shared bridge if one switch is between the devices: the switch's port and the device."""
+"""Number of path components below the bridge that two devices share, if one switch is between the devices. The
+components are the port of the switch and the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A PCI device. path: components from the host bridge to the device. numa_node: None if unknown."""
+    """A PCI device. path: path components from the host bridge to the device. numa_node: None if unknown."""
 
     address: str
     path: tuple[str, ...]
@@ -38,7 +39,7 @@ class PciDevice:
 
 
 def path_of(real_path: str) -> tuple[str, ...]:
-    """Return the components from the host bridge on of a real path in sysfs; empty without a host bridge."""
+    """Return the components of a real path in sysfs, beginning at the host bridge; empty without a host bridge."""
     components = real_path.split("/")
     for position, component in enumerate(components):
         if _HOST_BRIDGE.match(component):
@@ -47,7 +48,7 @@ def path_of(real_path: str) -> tuple[str, ...]:
 
 
 def distance(one: PciDevice, other: PciDevice) -> Distance:
-    """Return the distance of two devices; SYS if a PCI path or NUMA node is unknown."""
+    """Return the distance between two devices; SYS if a PCI path or NUMA node is unknown."""
     shared = 0
     for left, right in zip(one.path, other.path, strict=False):
         if left != right:
@@ -63,9 +64,10 @@ def distance(one: PciDevice, other: PciDevice) -> Distance:
 
 
 def switch_of(device: PciDevice) -> str:
-    """Return the address of the upstream port of the device's PCIe switch; empty if there is none.
+    """Return the address of the upstream port of the device's PCIe switch; empty without a switch.
 
-    A switch appears as two bridges between a root port and the device. Of several switches the nearest is returned.
+    A switch appears as two bridges between a root port and the device. If there are several switches, the nearest is
+    returned.
     """
     return device.path[-1 - BELOW_ONE_SWITCH] if len(device.path) > 2 + BELOW_ONE_SWITCH else ""
 
@@ -81,9 +83,10 @@ class Rail:
 
 
 def rails(gpus: Sequence[PciDevice], nics: Sequence[PciDevice]) -> tuple[Rail, ...]:
-    """Assign a NIC to each GPU in the order of GPU addresses: the nearest, then the one with the fewest GPUs.
+    """Assign a NIC to each GPU, in the order of GPU addresses, and return the pairs.
 
-    NICs without a GPU, which are usually for storage, have no rail. Without NICs the result is empty.
+    A GPU gets its nearest NIC. Of equally near NICs, it gets the NIC with the fewest GPUs. NICs without a GPU have no
+    rail; they are usually for storage. Without NICs the result is empty.
     """
     if not nics:
         return ()

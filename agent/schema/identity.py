@@ -29,17 +29,20 @@ LONGEST_NAME = 253
 
 
 def of_node(node: str) -> str:
-    """Return the name in the certificate of a node's agent. Raise ConfigError if no certificate can have it."""
+    """Return the name in the certificate of a node's agent. Raise ConfigError if no certificate can have the name."""
     return _checked(node, _NODES, "node")
 
 
 def of_client(name: str) -> str:
-    """Return the name in the certificate of a client that may read metrics, but not frames. Raise as ``of_node``."""
+    """Return the name in the certificate of a client that may read metrics, but not frames.
+
+    Raise ConfigError if no certificate can have the name.
+    """
     return _checked(name, _CLIENTS, "client")
 
 
 def node_of(name: str) -> str | None:
-    """Return the node of a certificate's name; None for any other name."""
+    """Return the node whose agent has this name in its certificate; None if it is not the name of a node's agent."""
     return name.removesuffix(_NODES) if name.endswith(_NODES) and name != _NODES else None
 
 
@@ -63,7 +66,7 @@ class Certificate:
 
 
 def read_certificate(peer: Mapping[str, Any]) -> Certificate:
-    """Convert the result of ``ssl.SSLSocket.getpeercert()``. {} gives a certificate without names."""
+    """Convert the result of ``ssl.SSLSocket.getpeercert()`` to a Certificate. {} gives a certificate without names."""
     names = frozenset(str(value).lower() for kind, value in peer.get("subjectAltName", ()) if kind == "DNS")
     return Certificate(
         names, str(peer.get("serialNumber", "")), _seconds(peer.get("notBefore")), _seconds(peer.get("notAfter"))
@@ -71,7 +74,7 @@ def read_certificate(peer: Mapping[str, Any]) -> Certificate:
 
 
 def _seconds(text: object) -> float:
-    """Convert a time in the form of ``getpeercert``, 'Jan  5 09:34:43 2038 GMT'; 0.0 if there is none."""
+    """Convert a time such as 'Jan  5 09:34:43 2038 GMT' to seconds since the epoch; 0.0 if it is not a text."""
     if not isinstance(text, str):
         return 0.0
     try:
@@ -118,7 +121,7 @@ _files = msgspec.json.Decoder(_File)
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """All revocations by name."""
+    """All revocations, by the name in the revoked certificates."""
 
     by_name: Mapping[str, Revocation] = field(default_factory=dict)
 
@@ -138,24 +141,24 @@ class Revocations:
         return found is not None and found.barred
 
     def revoking(self, name: str, before: datetime, reason: str = "") -> Revocations:
-        """Return a copy in which all certificates of this name from before a time are revoked."""
+        """Return a copy in which all certificates of this name that were issued before a time are revoked."""
         return Revocations({**self.by_name, name: Revocation(name, before, True, reason)})
 
     def admitting(self, name: str) -> Revocations:
-        """Return a copy in which the name may get a new certificate. Its old ones stay revoked."""
+        """Return a copy in which the name may get a new certificate. Its old certificates stay revoked."""
         found = self.by_name.get(name)
         if found is None:
             return self
         return Revocations({**self.by_name, name: msgspec.structs.replace(found, barred=False)})
 
     def encode(self) -> bytes:
-        """Encode as the content of a revocation file."""
+        """Encode the revocations as the content of a revocation file."""
         body = msgspec.json.encode({"revoked": [self.by_name[name] for name in sorted(self.by_name)]})
         return msgspec.json.format(body, indent=2) + b"\n"
 
 
 def read_revocations(data: bytes, where: str) -> Revocations:
-    """Parse a revocation file, which may be empty. Raise ConfigError that names `where`."""
+    """Parse a revocation file, which may be empty. Raise ConfigError with `where`, the file name, if it is invalid."""
     if not data.strip():
         return Revocations()
     try:

@@ -1,8 +1,8 @@
 """Fair sharing of a limited number of places, such as connections and streams, among peers. Pure.
 
-The rule is max-min fairness. A peer that requests less than its share gets it. If all places are taken, the peer with
-the most places loses one to a peer with fewer. It loses its least valuable place: an idle connection before one with a
-request in progress, and the oldest of equals.
+The rule is max-min fairness. A peer that requests less than its share gets its whole request. If all places are taken,
+the peer with the most places loses its least valuable place to a peer with fewer places. An idle connection is less
+valuable than one with a request in progress. Of equals, the oldest is lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ class Places(Generic[_Holder]):
     """Places and their holders by peer. Not thread-safe: call it from one thread or under a lock."""
 
     def __init__(self, most: int, most_each: int, *, worth_own: int = 0, worth_others: int = 0, least_s: float = 0.0):
-        """most: total number of places. most_each: maximum per peer. worth_own, worth_others: maximum worth of a place
-        that is taken away for the same peer, or for another peer. least_s: minimum time in seconds that a holder keeps
-        its place."""
+        """Make an empty set of places.
+
+        most: total number of places. most_each: maximum number of places per peer. worth_own: maximum worth of a place
+        that a peer loses to its own new holder. worth_others: maximum worth of a place that a peer loses to another
+        peer. least_s: minimum time in seconds that a holder keeps its place.
+        """
         self.most = most
         self.most_each = most_each
         self._worth_own = worth_own
@@ -60,7 +63,7 @@ class Places(Generic[_Holder]):
         return len(self._of_peer)
 
     def take(self, peer: str, holder: _Holder, now_s: float, worth: int = 0) -> _Holder | None:
-        """Give the holder a place, and return the holder that lost its place for it, or None.
+        """Give the holder a place. Return the holder that lost its place to the new holder, or None.
 
         now_s: monotonic seconds. Raise NoPlaceError if no place is available.
         """
@@ -85,7 +88,10 @@ class Places(Generic[_Holder]):
         return displaced
 
     def value(self, holder: _Holder, worth: int) -> None:
-        """Set the worth of the holder's place. Of places with equal worth, the one set longest ago is lost first."""
+        """Set the worth of the holder's place.
+
+        Of places with equal worth, a peer first loses the place whose worth was set longest ago.
+        """
         place = self._places.get(holder)
         if place is not None and place.worth != worth:
             place.worth = worth
@@ -103,9 +109,9 @@ class Places(Generic[_Holder]):
                 del self._of_peer[place.peer]
 
     def least(self, now_s: float, idle: int) -> _Holder | None:
-        """Return the holder that would lose its place to another peer, or None. It is one of the largest peer.
+        """Return the holder that would lose its place to another peer, or None. The peer with most places loses one.
 
-        idle: maximum worth of a place that a peer loses even if it is its only one.
+        idle: maximum worth of a place that a peer loses even if the peer has only one place.
         """
         if not self._of_peer:
             return None
@@ -113,7 +119,7 @@ class Places(Generic[_Holder]):
         return self._least(largest, self._worth_others if most > 1 else idle, now_s)
 
     def _least(self, peer: str, most_worth: int, now_s: float) -> _Holder | None:
-        """Return the oldest of the peer's least valuable holders, or None if all must keep their places."""
+        """Return the holder of the peer's least valuable place (the oldest of equals); None if no place can be lost."""
         found: _Holder | None = None
         least = most_worth + 1
         for holder in self._of_peer.get(peer, ()):  # in the order of arrival or of the last change of worth

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ProcessState(IntEnum):
-    """State of a rank's processes. The numbers are not a severity; they are part of the metric and do not change."""
+    """State of a rank's processes. The numbers are values of the metric and do not change. They are not a severity."""
 
     GONE = 0  # the main process has ended
     RUNNING = 1  # running, runnable or in interruptible sleep
@@ -17,4 +17,4 @@ class ProcessState(IntEnum):
 
 
 OF_LETTER = {"D": ProcessState.UNINTERRUPTIBLE, "T": ProcessState.STOPPED, "t": ProcessState.TRACED}
-"""Letters of field 3 that mean another state than RUNNING, for a process that has not ended."""
+"""State by its letter in field 3 of /proc/PID/stat. A process with another letter is RUNNING, if it has not ended."""

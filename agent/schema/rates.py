@@ -1,7 +1,7 @@
 """Differences and rates of counters, with wraps undone and resets and gaps detected. Pure.
 
 Between two samples a counter may have increased normally, wrapped once (a narrow counter) or been reset. A narrow
-counter may also have been unread for too long to know how often it wrapped.
+counter may also have wrapped several times, if it was not read for too long.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import numpy.typing as npt
 from agent.schema.frame import CounterArray, TimeArray, ValidArray
 
 NARROW_BITS = 32
-"""Width up to which a counter is expected to wrap; 64 bits wrap after 1,300 years at 450 GB/s."""
+"""Maximum width in bits of a counter that is expected to wrap. A counter of bytes with 64 bits wraps after 1,300 years
+at 450 GB/s."""
 
 HALF_TURN = 1 << (NARROW_BITS - 1)
-"""A decrease of a narrow counter counts as a wrap if it then advanced by less than half its range. Otherwise a reset is
-as likely (the rule of serial number arithmetic, RFC 1982)."""
+"""Half of the range of a narrow counter. If the counter decreases, it wrapped if the advance would be less than half of
+its range. Otherwise the decrease counts as a reset (serial number arithmetic, RFC 1982)."""
 
 
 class Change(IntEnum):
-    """Change between two samples of one counter. The difference is exact only for STEADY and WRAPPED."""
+    """Kind of change between two samples of one counter. The difference is exact only for STEADY and WRAPPED."""
 
     STEADY = 0
     WRAPPED = 1  # a narrow counter wrapped once
@@ -48,12 +49,12 @@ def difference(
 ) -> tuple[CounterArray, ChangeArray]:
     """Return the advance of each counter between two samples, and the kind of change.
 
-    All arrays have one shape. `widths` are bits; `elapsed_ns` is the time between the samples of each counter's tier
+    All arrays have one shape. `widths` are in bits; `elapsed_ns` is the time between the samples of each counter's tier
     (not of the frame). `same_source` is False if boot_id or agent_id changed: all counters are then reset, since the
     agent's counters restart with the agent and the kernel's with the boot. `gap_ns` is the longest interval in which a
     narrow counter wraps at most once.
 
-    Returns (uint64 advance, zero where not exact; a Change for each).
+    The result is (advance as uint64, zero where it is not exact; a Change for each counter).
     """
     change = np.full(before.shape, Change.STEADY, np.uint8)
     narrow = widths <= NARROW_BITS
@@ -73,14 +74,17 @@ def difference(
 
 
 def exact(change: ChangeArray) -> npt.NDArray[np.bool_]:
-    """Return which differences are exact."""
+    """Return whether each difference is exact, as a bool array."""
     return change <= Change.WRAPPED
 
 
 def rates(
     advance: CounterArray, change: ChangeArray, elapsed_ns: TimeArray, scale: float = 1.0
 ) -> npt.NDArray[np.float64]:
-    """Return the advance per second in the base unit (`scale` from the catalogue); NaN where it is not exact."""
+    """Return the advance per second in the metric's base unit; NaN where the advance is not exact.
+
+    scale: factor from the counter's unit to the base unit, from the catalogue.
+    """
     usable = exact(change) & (elapsed_ns > 0)
     seconds = np.where(usable, elapsed_ns, 1) * 1e-9
     return np.where(usable, advance * scale / seconds, np.nan)

@@ -1,6 +1,7 @@
 """Spans of traces, in the terms of OpenTelemetry's data model.
 
-https://opentelemetry.io/docs/specs/otel/trace/api/: a trace is a tree of spans; a link points into another trace.
+https://opentelemetry.io/docs/specs/otel/trace/api/: a trace is a tree of spans. A link refers to a
+span of another trace.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ Attributes = tuple[tuple[str, str | int | float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Reference to a span of another trace that caused this one. trace_id: 16 bytes; span_id: 8."""
+    """Reference to a span of another trace that caused this one. trace_id: 16 bytes; span_id: 8 bytes."""
 
     trace_id: bytes
     span_id: bytes
@@ -21,7 +22,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SpanEvent:
-    """Event at one time of a span."""
+    """Event at one time during a span."""
 
     wall_ns: int
     name: str
@@ -30,7 +31,7 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Finished span. parent_id: b'' for the root of a trace. failed: error text, '' on success."""
+    """Span that has ended. parent_id: b'' for the root of a trace. failed: error text, '' on success."""
 
     trace_id: bytes
     span_id: bytes

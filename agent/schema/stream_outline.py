@@ -1,4 +1,4 @@
-"""Outline of a stream's messages, which makes decoding of similar messages fast.
+"""Outline of a stream's messages: the offsets of the values that change. It makes decoding of similar messages fast.
 
 Consecutive frames of an agent differ in their numbers only; names, lengths and most of the header are at the same
 offsets. Such a message is split at the known offsets in one call, and the constant bytes are compared with those of the
@@ -18,14 +18,16 @@ _encode = msgspec.msgpack.Encoder().encode
 _struct = lru_cache(1024)(struct.Struct)  # thousands of streams share the same offsets
 
 _INTEGERS = {0: "B", 1: "B", 2: "H", 4: "I", 8: "Q"}
-"""Number of bytes after the type byte of an integer -> struct format; 0 if the type byte is the integer itself."""
+"""Struct format of an integer, by the number of bytes after its type byte; 0 if the type byte is the integer itself."""
 
 _MOST_ALONE = 0x7F
 """Largest integer that is encoded without a type byte (msgpack specification, positive fixint)."""
 
 
 class Outline:
-    """Outline of an encoded map. size: bytes before the value of the last key, which may be anything."""
+    """Outline of an encoded map. size: number of bytes before the value of the last key. That value may be
+    anything.
+    """
 
     __slots__ = ("_alone", "_cut", "_fixed", "size")
 
@@ -36,7 +38,7 @@ class Outline:
         self.size = self._cut.size
 
     def read(self, message: bytes) -> tuple[Any, ...] | None:
-        """Return the varying values in order; None if the message differs in a constant part."""
+        """Return the varying values in message order; None if a constant part differs from the outline's message."""
         if len(message) < self.size:
             return None
         parts = self._cut.unpack_from(message)
@@ -50,10 +52,10 @@ class Outline:
 
 
 def outline(message: bytes, keys: Sequence[str], values: Sequence[object], varying: frozenset[str]) -> Outline | None:
-    """Return the outline of a map with these keys and values; None if a varying number is negative.
+    """Return the outline of a map with these keys and values; None if the map has no outline.
 
     varying: keys whose values (numbers and byte strings) may differ between messages. message: the map as encoded by
-    msgspec. A map that was encoded differently has no outline.
+    msgspec. A map has no outline if one of the varying numbers is negative or if it was encoded differently.
     """
     form, alone, place = [">"], [], 0
     at, begun = 1 if len(keys) < 16 else 3, 0

@@ -21,7 +21,8 @@ WIRE_VERSION = 1
 """Version of the wire format that this build writes."""
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Maximum message length. A longer message is refused unread; 100,000 columns of 9 bytes with records are far below."""
+"""Maximum message length in bytes. A longer message is refused before it is read. A message with 100,000 columns of 9
+bytes and records is far shorter."""
 
 
 class _WireFrame(msgspec.Struct):
@@ -43,7 +44,7 @@ class _WireFrame(msgspec.Struct):
 
 
 class _ReadFrame(_WireFrame):
-    """Frame with undecoded records, since they are often identical to those of the previous frame."""
+    """Frame with undecoded records. They are decoded only if they differ from the records of the previous frame."""
 
     records: msgspec.Raw  # type: ignore[assignment]
 
@@ -63,7 +64,7 @@ _FIELDS = _WireFrame.__struct_fields__
 _VARYING = frozenset(
     ("seq", "wall_ns", "monotonic_ns", "tier_ns", "gauges", "counters", "counters_valid", "record_seq")
 )
-"""Fields before the records that differ between frames."""
+"""Fields whose values differ from frame to frame. They precede the records in a message."""
 
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(_ReadFrame)
@@ -105,8 +106,8 @@ def encode_frame(frame: Frame) -> bytes:
 def decode(message: bytes) -> Layout | Frame:
     """Decode the layout or frame in one message.
 
-    Raise VersionError for a wire version that differs by more than one, and FrameError (naming the field) for anything
-    else that is not a valid message.
+    Raise VersionError for a wire version that differs from WIRE_VERSION by more than one. Raise FrameError, which names
+    the field, for any other invalid message.
     """
     return Decoder().decode(message)
 
@@ -114,9 +115,9 @@ def decode(message: bytes) -> Layout | Frame:
 class Decoder:
     """Decoder of the messages of one stream.
 
-    If the bytes of the records equal those of the previous frame, the same objects are returned: open steps and
-    collectives change a few times per step, but are sent every second. Arrays are read-only, since they share the bytes
-    of the message or are those of the previous frame.
+    If the bytes of the records equal those of the previous frame, ``decode`` returns the record objects of the previous
+    frame: open steps and collectives change a few times per step, but are sent every second. Arrays are read-only,
+    since they use the memory of the message or of the previous frame.
     """
 
     __slots__ = ("_frame_before", "_outline", "_raw_records", "_records", "_valid", "_valid_bits")
@@ -147,7 +148,7 @@ class Decoder:
         return self._other(message)
 
     def _as_before(self, raw_records: bytes, varying: tuple[Any, ...]) -> Frame:
-        """Make a frame with the names and lengths of the previous one. varying: the values of _VARYING, in order."""
+        """Make a frame with the names and lengths of the previous frame. varying: its values of the fields _VARYING."""
         seq, wall_ns, monotonic_ns, tier_ns, gauges, counters, counters_valid, record_seq = varying
         node, boot_id, agent_id, layout_id = self._frame_before
         if raw_records != self._raw_records:
@@ -246,7 +247,7 @@ def _array(raw: bytes, dtype: np.dtype[Any], field: str) -> npt.NDArray[Any]:
 
 
 def _of_neighbour(raw: bytes) -> tuple[tuple[Record, ...], int]:
-    """Return the records of another version that this version can decode, and the number of the others."""
+    """Return the decoded records of a message of another wire version, and the number of unknown records."""
     every = _raw_records_decoder.decode(raw)
     if len(every) > MAX_RECORDS:
         raise FrameError(f"records: {len(every)}, at most {MAX_RECORDS}")
@@ -281,7 +282,7 @@ def with_length(message: bytes) -> bytes:
 class MessageSplitter:
     """Splitter of a byte stream into messages.
 
-    ``feed`` raises FrameError for a length over `most_bytes`. The stream cannot be resynchronised afterwards.
+    ``feed`` raises FrameError for a length over `most_bytes`. After this error the stream cannot be read further.
     """
 
     __slots__ = ("_buffer", "_most_bytes")
@@ -292,7 +293,7 @@ class MessageSplitter:
 
     @property
     def pending(self) -> bool:
-        """True if an incomplete message is buffered."""
+        """Whether an incomplete message is buffered."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -1,9 +1,9 @@
-"""Table of XIDs, the driver's numbered GPU errors, with meaning and NVIDIA's first action.
+"""Table of XIDs (the driver's numbered GPU errors) with their meaning and NVIDIA's immediate action.
 
 Codes, names and actions are those of NVIDIA's catalogue for Ampere and newer
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, columns Code, Mnemonic and Resolution Bucket
-(Immediate Action)). The meanings are by gangwatch. Codes that the catalogue calls unused are not in the table. If the
-catalogue has no bucket, the action is empty: the action is unknown, which does not mean that none is needed.
+(Immediate Action)). The meanings are gangwatch's own. Codes that the catalogue calls unused are not in the table. If
+the catalogue has no bucket for a code, its action is empty. An action may be needed, but it is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Xid(NamedTuple):
-    """One XID. action: NVIDIA's bucket, '' if there is none; meaning: one line for the operator."""
+    """One XID. action: NVIDIA's resolution bucket, '' if unknown. meaning: one line for the operator."""
 
     code: int
     name: str
@@ -145,7 +145,7 @@ _ROWS = (
 )  # fmt: skip
 
 XIDS: dict[int, Xid] = {row.code: row for row in _ROWS}
-"""XIDs by code."""
+"""Every XID of the table, by its code."""
 
 
 def describe(code: int) -> Xid:

@@ -1,8 +1,8 @@
 """Reader of many kernel files with one number each into an array.
 
-Files that are read every second stay open: a pread costs a fifth of open, read and close. Each file fails separately. A
-file without a number is skipped for some time, because reading an unsupported value may cost a firmware command and a
-line in the kernel log each time.
+Files that are read every second stay open: a pread costs a fifth of open, read and close. A file that cannot be
+read does not affect the others. A file without a number is skipped for some runs, because each read of an unsupported
+value may cause a firmware command and a line in the kernel log.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 from collections.abc import Sequence
 
 _MOST_BYTES = 32
-"""Size of one read. 2^64 - 1 has 20 digits, followed by a line end."""
+"""Size of one read in bytes. 2^64 - 1 has 20 digits, followed by a line end."""
 
 _NO_ANSWER = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO, errno.EACCES, errno.EPERM})
-"""Errors of files that will also fail at the next run. Other errors (ENODEV, ENOENT) mean that the device was removed:
-it may be back at the next run, and a retry costs only a failed open."""
+"""Errors of files that will also fail at the next run. Other errors (ENODEV, ENOENT) mean that the device was removed.
+The device may be back at the next run, and a retry costs only a failed open."""
 
 
 def parse_number(data: bytes) -> int:
@@ -34,9 +34,9 @@ def _error(data: bytes) -> OSError | ValueError:
 
 
 class CounterFiles:
-    """Files that are read into consecutive cells.
+    """Files with one number each, which are read into consecutive cells of an array.
 
-    keep: keep the descriptors open. The slow tier does not: a node with 16 NICs has a thousand such files, and a
+    keep: keep the descriptors open. False in the slow tier: a node with 16 NICs has a thousand files there, and a
     process may have only 1,024 descriptors. retry_runs: number of runs for which a file without a number is skipped.
     first: files that are read before the others at every run, and whose values are ignored.
     """
@@ -56,7 +56,7 @@ class CounterFiles:
         return len(self._paths)
 
     def read_into(self, cells: memoryview, valid: memoryview) -> int:
-        """Set cells[i] to the number in file i, and valid[i] to whether there is one. Return the count of valid files.
+        """Set cells[i] to the number in file i, and valid[i] to whether it has one. Return the count of valid files.
 
         cells: format 'L' or 'Q', at least one cell per file. valid: format '?'. Pass the same cells at every call,
         since unchanged values are not written again.

@@ -1,6 +1,7 @@
 """Readers of small kernel files: once, or repeatedly through an open descriptor.
 
-A pread on an open descriptor costs a fifth of open, read and close. At offset 0 the kernel generates the content again.
+A pread on an open descriptor costs a fifth of open, read and close. At each read from offset 0 the kernel generates the
+content again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 from agent.schema.errors import SourceError, UnsupportedError
 
 _CHUNK_BYTES = 65536
-"""Size of one read, enough for small files. seq_file(5) returns at least a page per read: long files need several."""
+"""Size of one read in bytes, enough for small files. Long files need several reads, since the kernel may return one
+page per read."""
 
 _SWITCHED_OFF = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -31,11 +33,11 @@ def read_file(path: str) -> bytes:
 
 
 MOST_DIGITS = 20
-"""Number of digits of 2^64 - 1."""
+"""Maximum number of digits of a count: 2^64 - 1 has 20 digits."""
 
 
 def whole(digits: bytes) -> int:
-    """Parse a count in the kernel's form. Raise ValueError for anything else; int() accepts signs and underscores."""
+    """Return a count that the kernel wrote in decimal digits. Raise ValueError for other text, such as signs."""
     if not digits.isdigit() or len(digits) > MOST_DIGITS:
         raise ValueError(f"{digits[:40]!r} is not a count")
     return int(digits)
@@ -44,7 +46,7 @@ def whole(digits: bytes) -> int:
 class KeptFile:
     """Kernel file that is read repeatedly through one descriptor.
 
-    The first read opens it. A failed read closes it, and the next read opens it again.
+    The first read opens the file. A failed read closes the file, and the next read opens it again.
     """
 
     __slots__ = ("_descriptor", "path")

@@ -14,15 +14,15 @@ from typing import NamedTuple
 from agent.schema.errors import SourceError, UnsupportedError
 
 RECORD_BYTES = 16384
-"""Buffer size. A record with prefix and dictionary has at most 8 KiB (CONSOLE_EXT_LOG_MAX); a short buffer gives
-EINVAL."""
+"""Buffer size in bytes. A record with prefix and dictionary has at most 8 KiB (CONSOLE_EXT_LOG_MAX). A read with a
+shorter buffer fails with EINVAL."""
 
 _KERNEL = 0
-"""Facility of the kernel's own messages. Messages that processes write to /dev/kmsg have another (devkmsg_write)."""
+"""Facility of the kernel's own messages. Messages of processes have another facility (devkmsg_write)."""
 
 
 class LogRecord(NamedTuple):
-    """One record. level: 0 emergency to 7 debug. microseconds: since boot, by the kernel's log clock."""
+    """One record. level: 0 (emergency) to 7 (debug). microseconds: time since boot, on the clock of the kernel log."""
 
     facility: int
     level: int
@@ -48,11 +48,11 @@ def parse_record(line: bytes) -> LogRecord:
 class KernelLog:
     """Non-blocking reader of the log from its oldest record on.
 
-    lost: records that were overwritten before they were read. malformed: invalid lines.
+    lost: number of records that were overwritten before they were read. malformed: number of invalid lines.
     """
 
     def __init__(self, path: str) -> None:
-        """Raise UnsupportedError if the log does not exist or may not be read."""
+        """Open the log. Raise UnsupportedError if the log does not exist or the agent may not read it."""
         self.lost = 0
         self.malformed = 0
         self._path = path

@@ -14,7 +14,7 @@ _NETWORK_DRIVER = r"(?P<driver>mlx5_core|mlx4_en|bnxt_en|ice|efa|ionic|i40e)"
 
 
 class Event(NamedTuple):
-    """Event in a message. entity: a PCI address, device, process or server; detail: other values in the message."""
+    """Event in a kernel message. entity: a PCI address, device, process or server; detail: other values."""
 
     kind: str
     entity: str
@@ -102,10 +102,10 @@ _PATTERNS: tuple[_Pattern, ...] = (
 KINDS = tuple(dict.fromkeys(pattern.kind for pattern in _PATTERNS))
 
 MOST_READ = 1024
-"""Maximum characters of a message that are parsed: the kernel's own limit (PRINTKRB_RECORD_MAX)."""
+"""Maximum number of characters of a message that are parsed, as in the kernel (PRINTKRB_RECORD_MAX)."""
 
 MOST_TEXT = 512
-"""Maximum characters of a message in a record."""
+"""Maximum number of characters of a kernel message that are copied to a record."""
 
 
 def parse_message(text: str) -> Event | None:
@@ -124,7 +124,10 @@ def parse_message(text: str) -> Event | None:
 
 
 def pci_address(text: str) -> str:
-    """Convert to the form of sysfs: lower case, four digits of domain (the driver has eight), and a function."""
+    """Convert a PCI address to the form of sysfs: lower case, a domain of four digits, and a function.
+
+    The driver writes the domain with eight digits.
+    """
     domain, _, rest = text.lower().partition(":")
     address = f"{int(domain, 16):04x}:{rest}"
     return address if "." in rest else f"{address}.0"

@@ -1,7 +1,7 @@
 """Client of the kubelet's pod-resources socket: gRPC on HTTP/2 with h2 and a deadline.
 
-Each call opens a connection. Calls are rare (every ten seconds), and a restart of the kubelet needs no special handling
-this way. gRPC over HTTP/2: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+Each call opens a connection. Calls are rare (every ten seconds), and a restart of the kubelet needs no special
+handling. gRPC over HTTP/2: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agent.sources.kubelet.pod_resources import SOCKET, Pod, parse_allocatable, 
 SERVICE = "/v1.PodResourcesLister/"
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Maximum size of a response, which is also the kubelet's limit. gRPC's default of 4 MiB is too little for nodes with
+"""Maximum size of a response in bytes, the same as in the kubelet. gRPC's default of 4 MiB is too little for nodes with
 many CPUs and pods."""
 
 DEADLINE_SECONDS = 2.0
@@ -65,7 +65,7 @@ class Kubelet:
         self._listed: tuple[bytes, tuple[Pod, ...]] = (b"", ())
 
     def list(self) -> tuple[Pod, ...]:
-        """Return all pods of the node with resources; the same object if the response is unchanged."""
+        """Return the pods of the node with their devices; the same tuple as before if the response is unchanged."""
         answer = self._call("List")
         if answer != self._listed[0]:
             self._listed = (answer, self._parsed(parse_list, "List", answer))
@@ -76,8 +76,10 @@ class Kubelet:
         return self._parsed(parse_allocatable, "GetAllocatableResources", self._call("GetAllocatableResources"))
 
     def get(self, namespace: str, name: str) -> Pod | None:
-        """Return one pod; None if the response has none. Needs Kubernetes 1.27 and a feature gate, or raises
-        UnsupportedError."""
+        """Return one pod; None if the response has no pod.
+
+        Raise UnsupportedError before Kubernetes 1.27 or without its feature gate.
+        """
         pod, space = name.encode(), namespace.encode()
         if max(len(pod), len(space)) > 253:
             # The limit of a DNS subdomain (RFC 1123). It also ensures that lengths fit in two bytes.
@@ -113,7 +115,7 @@ class Kubelet:
 
 
 def _length(content: bytes) -> bytes:
-    """Encode the length of a short delimited field as a varint of one or two bytes."""
+    """Return the content with its length before it, as a varint of one or two bytes."""
     size = len(content)
     return bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])
 
@@ -132,7 +134,7 @@ class _Call:
         self._ended = False
 
     def run(self, request: bytes, deadline: float) -> bytes:
-        """Send the request and return the response message. Raise SourceError, and exceptions of socket and h2."""
+        """Send the request and return the response message. Raise SourceError, or exceptions of socket and h2."""
         self._h2.initiate_connection()
         self._h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES})
         self._h2.increment_flow_control_window(_WINDOW_BYTES)
@@ -178,7 +180,7 @@ class _Call:
             self._ended = True
 
     def _answer(self) -> bytes:
-        """Return the message in the body of a successful call."""
+        """Return the response message of a successful call."""
         if self._status != _OK:
             status = "no status" if self._status is None else _CODES.get(self._status, f"status {self._status}")
             error = f"{status}: {self._message}" if self._message else status

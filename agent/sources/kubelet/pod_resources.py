@@ -15,13 +15,13 @@ SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 """Socket of every kubelet since 1.15 (kubernetes.io, "Device Plugins": "Monitoring device plugin resources")."""
 
 MAX_DEVICES = 65536
-"""Maximum devices in one response. A node has hundreds, or thousands with replicas. The limit protects memory: an empty
-id takes two bytes on the wire and forty in memory."""
+"""Maximum number of devices in one response. A node has hundreds, or thousands with replicas. The limit bounds memory:
+an empty id takes two bytes in the response and forty bytes in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """Device of a resource claim (dynamic resource allocation). `cdi`: names in the container device interface."""
+    """Device of a resource claim (dynamic resource allocation). cdi: its names in the container device interface."""
 
     driver: str
     pool: str
@@ -41,7 +41,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod. These messages do not contain its uid."""
+    """One pod with its containers. Pod-resources messages do not contain the uid of a pod."""
 
     namespace: str
     name: str
@@ -61,7 +61,7 @@ class _Count:
 
 
 def parse_list(data: bytes) -> tuple[Pod, ...]:
-    """Parse ListPodResourcesResponse or GetPodResourcesResponse: pods in field 1. Raise SourceError if malformed."""
+    """Return the pods of a ListPodResourcesResponse or GetPodResourcesResponse. Raise SourceError if malformed."""
     count = _Count()
     pods: list[Pod] = []
     for number, wire, start, end in fields(data):
@@ -73,7 +73,10 @@ def parse_list(data: bytes) -> tuple[Pod, ...]:
 
 
 def parse_allocatable(data: bytes) -> tuple[tuple[str, str], ...]:
-    """Parse AllocatableResourcesResponse: (resource name, device id) of all devices. Raise SourceError if malformed."""
+    """Return (resource name, device id) of each device of an AllocatableResourcesResponse.
+
+    Raise SourceError if the message is malformed.
+    """
     count = _Count()
     devices: list[tuple[str, str]] = []
     for number, wire, start, end in fields(data):
@@ -115,7 +118,7 @@ def _container(data: bytes, at: int, stop: int, count: _Count) -> Container:
 
 
 def _devices(data: bytes, at: int, stop: int, count: _Count) -> list[tuple[str, str]]:
-    """Parse a ContainerDevices message: one resource, several ids."""
+    """Parse a ContainerDevices message: one resource with several device ids."""
     resource = ""
     ids: list[str] = []
     for number, wire, start, end in fields(data, at, stop):
@@ -128,7 +131,7 @@ def _devices(data: bytes, at: int, stop: int, count: _Count) -> list[tuple[str, 
 
 
 def _claim(data: bytes, at: int, stop: int, count: _Count) -> list[ClaimedDevice]:
-    """Parse a DynamicResource message: one claim, several devices."""
+    """Parse a DynamicResource message: one claim with several devices."""
     claim = ""
     found: list[tuple[str, str, str, tuple[str, ...]]] = []
     for number, wire, start, end in fields(data, at, stop):

@@ -18,13 +18,13 @@ FIXED32 = 5
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 
 MAX_VARINT_BYTES = 10
-"""Ten groups of seven bits can encode 64 bits."""
+"""Maximum length of a varint in bytes. Ten bytes of seven bits each can encode 64 bits."""
 
 MAX_FIELD_NUMBER = (1 << 29) - 1
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return the varint at `at` and its end. Raise SourceError if it is malformed."""
+    """Return the value of the varint at index `at`, and the index after it. Raise SourceError if malformed."""
     value = shift = 0
     for position in range(at, min(end, at + MAX_VARINT_BYTES)):
         byte = data[position]

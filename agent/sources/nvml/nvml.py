@@ -1,7 +1,8 @@
-"""NVML, the driver's library, called directly through ctypes without a binding library.
+"""Access to NVML, the library of NVIDIA's driver, through ctypes.
 
-A value that this GPU or driver does not support is queried once and then skipped. A missing symbol counts as such a
-value. A GPU that has fallen off the bus is retried rarely, since each call on it may hold the driver's lock for long.
+A value that this GPU or driver does not support is queried once and then skipped. A value is also not supported if its
+symbol is missing in the library. Calls on a GPU that has fallen off the bus are rare, since each may hold the driver's
+lock for a long time.
 For return codes see agent/sources/nvml/nvml_interface.py.
 
 Calls from several threads are allowed; the library serialises them.
@@ -39,7 +40,7 @@ RETRY_LOST_SECONDS = 30.0
 """Time between attempts to use a lost GPU."""
 
 _TEXT_BYTES = 96
-"""NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE, the longest texts that are read."""
+"""Size of a text buffer in bytes: NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE."""
 
 
 class GpuLostError(SourceError):
@@ -59,11 +60,11 @@ def pci_address(bus_id: str) -> str:
 class Library:
     """The loaded and initialised library. ``close`` releases the driver, and unloads the library if no call is running.
 
-    dead: set by ``close`` and by a call that reports it. The owner of the library then opens another.
+    dead: True after ``close``, and after a call that reports a dead library. The owner then opens another library.
     """
 
     def __init__(self, path: str | None = None) -> None:
-        """path: library to load instead of the system's libnvidia-ml.so.1.
+        """Load and initialise the library. path: library to load instead of the system's libnvidia-ml.so.1.
 
         Raise UnsupportedError if there is no library or driver, SourceError for other failures.
         """
@@ -97,7 +98,7 @@ class Library:
         return found
 
     def call(self, symbol: str, *arguments: Any) -> int:
-        """Call a symbol that is used rarely. Return 13 (FUNCTION_NOT_FOUND) if it is missing."""
+        """Call a function that is used rarely, by its symbol. Return 13 (FUNCTION_NOT_FOUND) if it is missing."""
         function = self.function(symbol)
         return 13 if function is None else function(*arguments)
 
@@ -133,7 +134,7 @@ class Library:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is running."""
+        """Whether a call into the library is running."""
         with self._lock:
             return self._inside > 0
 
@@ -143,9 +144,9 @@ class Library:
         return self._library is None
 
     def close(self) -> None:
-        """Release the driver, since an open handle blocks the reset of a GPU and unloading of the driver.
+        """Release the driver: an open handle blocks the reset of a GPU and the unloading of the driver.
 
-        The library stays mapped while a call is running in it.
+        The library stays in memory while a call is running in it.
         """
         if self._library is None:
             return
@@ -159,7 +160,7 @@ class Library:
             self._unload()
 
     def _unload(self) -> None:
-        """Unmap the library, so that the next load uses the file on disk: a new driver has a new library."""
+        """Remove the library from memory. The next load then uses the file on disk, which may be of a new driver."""
         if self._library is not None:
             _ctypes.dlclose(self._library._handle)
             self._library = None
@@ -185,7 +186,7 @@ class Instance:
 class Device:
     """One GPU and its state. The UUID identifies it, since the index changes when another GPU fails.
 
-    minor: N of /dev/nvidiaN, None if not known. mig: whether MIG is on, None if the GPU does not support it.
+    minor: the N of /dev/nvidiaN, None if not known. mig: whether MIG is on, None if the GPU does not support MIG.
     """
 
     library: Library
@@ -212,7 +213,7 @@ class Device:
     def judge(self, code: int, what: str) -> bool:
         """Return whether the code means that the value is not supported.
 
-        Raise GpuLostError or LibraryDeadError if it is about the GPU or library as a whole.
+        Raise GpuLostError if the code means that the GPU is lost, LibraryDeadError if the library is dead.
         """
         if code in LOST:
             self.lost_until_ns = self.clock.monotonic_ns() + round(RETRY_LOST_SECONDS * 1e9)
@@ -222,7 +223,10 @@ class Device:
 
 
 class Values(NamedTuple):
-    """Destination of the values of some columns: views of the arrays of a block. All are absent before a read."""
+    """Arrays into which the values of some columns are written: views of the arrays of a block.
+
+    All values are absent before a read.
+    """
 
     gauges: GaugeArray
     counters: CounterArray
@@ -235,8 +239,10 @@ _Array = TypeVar("_Array", bound="np.ndarray[Any, Any]")
 
 
 def one_copy(array: _Array) -> _Array:
-    """Return a shared read-only array with these values. The GPUs of a node are usually of one model, so the array is
-    still in the CPU's cache when the next GPU is read.
+    """Return a shared read-only array with these values.
+
+    The GPUs of a node are usually of one model and use equal arrays. A shared array stays in the CPU's cache from one
+    GPU to the next.
     """
     array.flags.writeable = False
     found: _Array = _copies.setdefault((array.dtype.str, array.tobytes()), array)
@@ -244,12 +250,12 @@ def one_copy(array: _Array) -> _Array:
 
 
 class Query:
-    """One prepared call on a device. It is not made again once it is known to be unsupported."""
+    """One prepared call on a device. An unsupported call is made only once."""
 
     __slots__ = ("_arguments", "_device", "_function", "symbol")
 
     def __init__(self, device: Device, symbol: str, *arguments: Any, handle: c_void_p | None = None) -> None:
-        """handle: of a MIG instance of the device, if the call is for an instance."""
+        """Prepare the call. handle: handle of a MIG instance, if the call is for an instance of the device."""
         self.symbol = symbol
         self._device = device
         self._function = device.library.function(symbol)

@@ -24,32 +24,35 @@ _Answer = type[ctypes.Structure] | type[c_uint] | type[c_ulonglong]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call. Its arguments are the handle, `before`, and a pointer to `answer`."""
+    """One NVML call. Its arguments are the handle, `before`, and a pointer to `answer`."""
 
     symbol: str
     answer: _Answer
     columns: tuple[Column, ...]
     numbers: tuple[str, ...] = ("",)
-    """Field of the answer for each column; '' for the whole answer."""
+    """Name of the field of `answer` for each column; '' for the whole answer."""
     factor: float = 1.0
-    """From the unit of the number to that of the column."""
+    """Factor from the unit of the number to the unit of the column."""
     bits: tuple[int, ...] = ()
-    """For an answer that is a bit mask: the bit of each column, whose value is 1 if it is set."""
+    """Bit of each column, if the answer is a bit mask. The value of a column is 1 if its bit is set, else 0."""
     before: tuple[Any, ...] = ()
 
     def places(self) -> list[tuple[int, int]]:
-        """Return offset and size of each number in the answer, in bytes."""
+        """Return the offset and size of each number in the answer, in bytes."""
         fields = [getattr(self.answer, name) if name else None for name in self.numbers]
         return [(0, ctypes.sizeof(self.answer)) if one is None else (one.offset, one.size) for one in fields]
 
 
 class CallBatch:
-    """Calls that a GPU supports. ``gauges`` are the columns of 4-byte numbers, then 8-byte numbers, then bits."""
+    """Calls that a GPU supports.
+
+    ``gauges``: the columns with 4-byte numbers first, then those with 8-byte numbers, then those with bits.
+    """
 
     counters: tuple[Column, ...] = ()
 
     def __init__(self, device: Device, calls: Iterable[Call | tuple[Call, Call]]) -> None:
-        """Make each call once; unsupported calls have no columns. A pair is a call and its fallback.
+        """Make each call once. An unsupported call has no columns. A pair is a call and its fallback.
 
         Raise GpuLostError or LibraryDeadError.
         """
@@ -111,7 +114,7 @@ class CallBatch:
                     self._gauges[index] = math.nan
 
     def _failed(self, position: int, code: int) -> Call:
-        """Return the call that failed. If it is unsupported, do not make it again."""
+        """Return the call that failed. If the GPU does not support the call, do not make it again."""
         call = self._asked[position]
         if self._device.judge(code, call.symbol):
             self._calls[position] = (_never_again(code), ())
@@ -128,6 +131,6 @@ def _answers(device: Device, call: Call) -> bool:
 
 
 def _never_again(code: int) -> Callable[..., int]:
-    """Return a replacement for an unsupported call, which returns its code."""
+    """Return a function that replaces an unsupported call and returns the NVML code of that call."""
     assert code in NEVER
     return lambda: code

@@ -1,4 +1,4 @@
-"""The GPUs and MIG instances that the driver lists."""
+"""Listing of the GPUs and MIG instances of the driver."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _number(library: Library, symbol: str, handle: c_void_p) -> int | None:
 
 
 def find_devices(library: Library, clock: Clock | None = None, known: Iterable[Device] = ()) -> tuple[Device, ...]:
-    """Return the GPUs that respond, in the driver's order, without lost ones.
+    """Return the GPUs that respond, in the driver's order. Lost GPUs are omitted.
 
-    known: GPUs of the previous call. If the MIG instances of a GPU cannot be read now, the previous ones are kept.
+    known: GPUs of the previous call. If the MIG instances of a GPU cannot be read now, the previous instances are kept.
     Raise LibraryDeadError, or SourceError if the GPUs cannot be counted.
     """
     count = c_uint()
@@ -63,7 +63,7 @@ def describe_device(device: Device) -> None:
 
 
 def _find_instances(device: Device, before: Device | None) -> None:
-    """Set whether MIG is on, and the configured instances. Raise GpuLostError."""
+    """Set on the device whether MIG is on, and its configured MIG instances. Raise GpuLostError."""
     library = device.library
     current, pending, most = c_uint(), c_uint(), c_uint()
     code = library.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending))
@@ -105,7 +105,7 @@ def _placement(device: Device, gpu_instance: int) -> tuple[int | None, int | Non
 
 
 def _profile(library: Library, handle: c_void_p) -> str:
-    """Return the instance's profile: the end of its name, or built from its attributes like the driver does."""
+    """Return the MIG profile of the instance from its name, or else from its attributes."""
     name = library.text("nvmlDeviceGetName", handle)
     _, found, profile = name.partition(" MIG ")
     if found:

@@ -33,20 +33,20 @@ EVENTS = {
     0x4000: "gpu_unavailable",
     0x8000: "recovery_action_changed",
 }
-"""nvmlEventType* that are reported. Clock and power-state changes are too frequent, and single corrected errors are
-counted elsewhere."""
+"""Driver events (nvmlEventType*) that are reported. Clock and power-state changes are not reported because they are too
+frequent. Single corrected errors are not reported because a metric counts them."""
 
 WAIT_MILLISECONDS = 1000
-"""Maximum duration of one wait, and so the delay until the thread notices a stop."""
+"""Maximum duration of one wait. A stop takes effect after the current wait."""
 
 BACK_OFF_SECONDS = 10.0
-"""Delay before a new event set is made after an error: with a lost GPU every wait fails at once."""
+"""Delay after an error before a new event set is made. If a GPU is lost, every wait fails immediately."""
 
 STOP_SECONDS = 2.0
 
 
 class GpuEvent(NamedTuple):
-    """One event. kind: a value of EVENTS; code: the XID, otherwise 0; gpu_instance: None if it is of no instance."""
+    """One event. kind: a value of EVENTS; code: the XID, otherwise 0; gpu_instance: None for the whole GPU."""
 
     device: Device
     kind: str
@@ -56,7 +56,7 @@ class GpuEvent(NamedTuple):
 
 
 class EventWatcher:
-    """Thread that waits for the events of a library's GPUs and calls `report` with each."""
+    """Thread that waits for the events of a library's GPUs and calls `report` with each event."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class EventWatcher:
                 self._stopping.wait(self._back_off_seconds)
 
     def _watch(self) -> int:
-        """Make an event set, wait on it until a stop or failure, and return NVML's code. Raise LibraryDeadError."""
+        """Make an event set and wait for events until a stop or failure. Return NVML's code. Raise LibraryDeadError."""
         library = self._library
         wait = library.function("nvmlEventSetWait_v2")
         events = c_void_p()
@@ -129,7 +129,7 @@ class EventWatcher:
                 library.call("nvmlEventSetFree", events)
 
     def _register(self, device: Device, events: c_void_p) -> bool:
-        """Add the GPU to the set, and return whether it supports any events."""
+        """Add the GPU to the event set. Return whether the GPU supports any events."""
         supported = c_ulonglong()
         library = self._library
         if library.call("nvmlDeviceGetSupportedEventTypes", device.handle, byref(supported)) != SUCCESS:

@@ -1,8 +1,8 @@
 """Batch reading of many fields of one GPU in one driver call (nvmlDeviceGetFieldValues).
 
-The constructor finds out which fields the GPU supports. A run is then one call on a reused array and a few vectorised
-copies. Each entry has its own return code and value type, which may change at any run. A field that turns out to be
-unsupported is dropped; a field that fails temporarily is absent in that run.
+The constructor detects the fields that the GPU supports. A read is then one call on a reused array and a few vectorised
+copies. Each entry has its own return code and value type, which may change at any read. If the driver
+reports a field as unsupported, the field is dropped. A field that fails temporarily is absent in that read.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from agent.sources.nvml.nvml import Device, Query, Values, one_copy
 from agent.sources.nvml.nvml_interface import NEVER, SUCCESS, FieldValue
 
 CALL_FIELDS = 128
-"""Maximum fields in one call. A call holds the driver's lock, and reading hundreds of NVLink registers takes long."""
+"""Maximum number of fields in one call. A call holds the driver's lock, and reading hundreds of NVLink registers takes
+a long time."""
 
 PROBES = 2
-"""Number of attempts to probe a field that fails temporarily. After these it is kept without confirmation."""
+"""Number of attempts to read a field that fails temporarily. After these attempts the field counts as supported."""
 
 _DOUBLE, _UNSIGNED, _SIGNED, _SHORT, _SIGNED_LONG = 0, 1, 5, 6, 4
 _TYPES = 7
@@ -39,7 +40,7 @@ _SIGNS = np.zeros(_TYPES, np.uint64)
 _SIGNS[_SIGNED] = 1 << 31
 _SIGNS[_SIGNED_LONG] = 1 << 63
 _WIDTHS = {_UNSIGNED: 32, _SIGNED: 32, _SHORT: 32}
-"""By NVML value type: mask of the value, sign bit, and width of a counter of that type."""
+"""Width in bits of a counter, by NVML value type; 64 for other types. _MASKS and _SIGNS: value mask and sign bit."""
 
 _ENTRY = np.dtype(
     {
@@ -50,12 +51,12 @@ _ENTRY = np.dtype(
         "itemsize": ctypes.sizeof(FieldValue),
     }
 )  # fmt: skip
-"""An entry as a numpy type. state: the adjacent value type and code as one number, so that one comparison checks that
-all entries succeeded with unchanged types."""
+"""Numpy type of one entry of the query. state: value type and return code as one number. One comparison of the states
+checks that all entries succeeded with unchanged types."""
 
 
 class Source(NamedTuple):
-    """One field that can provide a value. factor: from its unit to that of the column; an integer for a counter."""
+    """One field that can provide a value. factor: from the field's unit to the column's; an integer for a counter."""
 
     field: int
     factor: float = 1.0
@@ -64,17 +65,17 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Requested value and its columns."""
+    """A requested value, the fields that can provide it, and its columns in the frame."""
 
     columns: tuple[Column, ...]
-    """One column, or one for each value of `decode`."""
+    """One column, or one column for each value that `decode` returns."""
     sources: tuple[Source, ...]
-    """The first that the GPU supports is used."""
+    """Fields that can provide the value. The first field that the GPU supports is used."""
     counter: bool = False
     decode: Callable[[int], Sequence[float]] | None = None
-    """Converts the raw integer of an encoded gauge to the values of the columns."""
+    """Function that converts the raw integer of an encoded gauge to the values of the columns."""
     wide_only: bool = False
-    """See `counter`."""
+    """Whether a counter is skipped if the driver returns only 32 bits."""
 
 
 def gauge(column: Column, *sources: Source) -> Wanted:
@@ -82,7 +83,7 @@ def gauge(column: Column, *sources: Source) -> Wanted:
 
 
 def counter(column: Column, *sources: Source, wide_only: bool = False) -> Wanted:
-    """Request a counter. wide_only: skip it if the driver returns 32 bits, which would wrap too often."""
+    """Request a counter. wide_only: skip the counter if the driver returns 32 bits, which would wrap too often."""
     return Wanted((column,), sources, counter=True, wide_only=wide_only)
 
 
@@ -110,10 +111,10 @@ class _Entry(NamedTuple):
 
 
 class FieldBatch:
-    """Supported fields of one GPU, read together. ``gauges`` and ``counters`` are their columns."""
+    """Supported fields of one GPU, read together. ``gauges``, ``counters``: the columns of these fields."""
 
     def __init__(self, device: Device, wanted: Iterable[Wanted]) -> None:
-        """Probe each field. Raise GpuLostError or LibraryDeadError."""
+        """Query each field to find the supported fields. Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self.gauges: list[Column] = []
         self.counters: list[Column] = []
@@ -134,11 +135,11 @@ class FieldBatch:
         self._compile()
 
     def place(self, values: Values) -> None:
-        """Set the destination of the values, with the lengths of ``gauges`` and ``counters``."""
+        """Set the arrays into which values are written. They have the lengths of ``gauges`` and ``counters``."""
         self._gauge_values, self._counter_values, self._counter_valid = values
 
     def read(self) -> None:
-        """Read the fields and set the values of successful ones. Raise GpuLostError or LibraryDeadError."""
+        """Read the fields and write their values. A failed field is absent. Raise GpuLostError or LibraryDeadError."""
         for call in self._calls:
             if not call.ask():
                 return
@@ -154,11 +155,11 @@ class FieldBatch:
         self._fill(codes == SUCCESS)
 
     def newest_counters(self) -> tuple[CounterArray, ValidArray]:
-        """Return the destination arrays with the counters of the last read, in the order of ``counters``."""
+        """Return the values and the validity of the counters at the last read, in the order of ``counters``."""
         return self._counter_values, self._counter_valid
 
     def _fill(self, answered: ValidArray | None) -> None:
-        """Copy the values to their destination. answered: which entries succeeded; None for all."""
+        """Write the values into the arrays of ``place``. answered: whether each entry succeeded; None if all did."""
         if self._gauge_count:
             whole = self._gauge_raw & self._gauge_mask
             if self._gauge_signed:
@@ -182,7 +183,7 @@ class FieldBatch:
             self._gauge_values[at : at + len(wanted.columns)] = decoded_values
 
     def _masked_counts(self) -> CounterArray:
-        """Return the counters if some are narrower than 64 bits or signed."""
+        """Return the values of the counters. Used if a counter has fewer than 64 bits or is signed."""
         whole = self._counter_raw & self._counter_mask
         counts: CounterArray = ((whole ^ self._counter_sign) - self._counter_sign) * self._counter_factor
         return counts
@@ -213,7 +214,7 @@ class FieldBatch:
         self._take_types()
 
     def _take_types(self) -> None:
-        """Prepare for the current value types of the entries."""
+        """Set the masks and sign bits for the current value types of the entries."""
         types = self._view["value_type"]
         self._usual_states = types.astype(np.uint64).tobytes()
         known = np.minimum(types, _TYPES - 1)
@@ -227,7 +228,7 @@ class FieldBatch:
         self._doubles = bool(self._gauge_is_double.any())
 
     def _drop(self, codes: npt.NDArray[np.int32]) -> bool:
-        """Drop failed entries that are unsupported, and return whether there were any."""
+        """Drop the entries whose code means that they are unsupported. Return whether an entry was dropped."""
         never = {
             int(position)
             for position in np.flatnonzero(codes != SUCCESS)
@@ -240,14 +241,14 @@ class FieldBatch:
 
 
 def _slice(positions: list[int]) -> slice | npt.NDArray[np.intp]:
-    """Return the positions as a slice if they are consecutive, which numpy copies several times faster."""
+    """Return the positions as a slice if they are consecutive, else as an array. numpy copies a slice faster."""
     if positions and positions == list(range(positions[0], positions[0] + len(positions))):
         return slice(positions[0], positions[0] + len(positions))
     return np.array(positions, np.intp)
 
 
 def _calls(device: Device, array: ctypes.Array[FieldValue], count: int) -> list[Query]:
-    """Prepare calls for the whole array, CALL_FIELDS at a time."""
+    """Return prepared calls for the whole array, with at most CALL_FIELDS fields per call."""
     size = ctypes.sizeof(FieldValue)
     return [
         Query(
@@ -261,9 +262,9 @@ def _calls(device: Device, array: ctypes.Array[FieldValue], count: int) -> list[
 
 
 def _probe(device: Device, wanted: Sequence[Wanted]) -> list[tuple[Wanted, Source, int]]:
-    """Return each requested value with its value type and the first of its sources that the GPU supports.
+    """Return (requested value, its first supported source, NVML value type) for each supported value.
 
-    A source that only fails now counts as supported.
+    A source that fails temporarily counts as supported.
     """
     asked = [(one, source) for one in wanted for source in one.sources]
     if not asked:

@@ -1,7 +1,7 @@
 """GPM: the profiling counters of Hopper and newer, as means between two samples.
 
-The driver refreshes them every 100 ms (nvml.h, nvmlGpmSampleGet), so samples must be at least that far apart. The
-buffers are allocated once and swapped. Older GPUs have no GPM.
+The driver updates the counters every 100 ms (nvml.h, nvmlGpmSampleGet), so two samples must be at least 100 ms apart.
+The buffers are allocated once and swapped. Older GPUs have no GPM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent.sources.nvml.nvml_interface import SUCCESS, GpmMetric, GpmRequest, Gp
 LEAST_APART_NS = 100_000_000
 
 VERSION = 1
-"""NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION."""
+"""Version of the GPM structures: NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION."""
 
 MEBIBYTE = float(1 << 20)
 
@@ -34,22 +34,22 @@ _METRIC = np.dtype(
         "itemsize": ctypes.sizeof(GpmMetric),
     }
 )
-"""A metric of a request as a numpy type."""
+"""Numpy type of one metric in a GPM request."""
 
 
 class GpmColumn(NamedTuple):
-    """One metric and its columns."""
+    """One GPM metric and its columns in the frame."""
 
     metric: int
     gauge: Column
     factor: float
-    """From percent or MiB/s to the unit of the column."""
+    """Factor from the metric's unit (percent or MiB/s) to the unit of the column."""
     total: Column | None = None
-    """Counter of the rate's integral, in the rate's unit times seconds. The windows have no gaps, so it is complete."""
+    """Counter of the sum of rate x seconds over all windows. The windows have no gaps, so the counter is complete."""
 
 
 class Gpm:
-    """GPM of one GPU or of one of its GPU instances. ``gauges``, ``counters``: the supported columns."""
+    """Reader of the GPM counters of a GPU or of one of its GPU instances. ``gauges``, ``counters``: supported columns."""
 
     def __init__(self, device: Device, columns: Sequence[GpmColumn], gpu_instance: int | None = None) -> None:
         """Take the first sample. Raise GpuLostError or LibraryDeadError."""
@@ -100,7 +100,10 @@ class Gpm:
         self._gauge_values, self._counter_values, self._counter_valid = values
 
     def read(self) -> None:
-        """Set the means since the last read. They are absent at the first read and if too little time has passed."""
+        """Write the means since the last sample.
+
+        The means are absent at the first read, and at a read less than LEAST_APART_NS after the last sample.
+        """
         if not self._samples or self._get is None:
             return
         before_ns = self._taken_ns
@@ -137,7 +140,7 @@ class Gpm:
                 self._counter_valid[counter] = True
 
     def _sample(self, at: int) -> bool:
-        """Take a sample into one of the two buffers and make it the newest."""
+        """Take a sample into one of the two buffers (index `at`) and mark it as the newest."""
         now_ns = self._device.clock.monotonic_ns()
         if not self._take[at].ask():
             # The start of the next window is not known any more.

@@ -16,23 +16,24 @@ INSUFFICIENT_SIZE = 7
 TIMEOUT = 10
 
 NEVER = frozenset({2, 3, 4, 13, 25})
-"""INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH: permanent for the
-handle and for this process, whose permissions do not change."""
+"""Codes of unsupported calls: INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND,
+ARGUMENT_VERSION_MISMATCH. They are permanent for the handle, and for this process: its permissions do not change."""
 
 LOST = frozenset({15, 16, 28})
-"""GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND: all calls on this GPU fail until it is reset."""
+"""Codes of a lost GPU: GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND. All calls on this GPU fail until it is reset."""
 
 DEAD = frozenset({1, 9, 18})
-"""UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH: all calls fail until the library is reloaded."""
+"""Codes of a dead library: UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH. All calls fail until the library
+is reloaded."""
 
 ABSENT_DRIVER = frozenset({9, 12})
-"""DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND: results of nvmlInit without a driver."""
+"""Codes of nvmlInit on a machine without a driver: DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND."""
 
 ALL_LINKS = 0xFFFFFFFF
-"""Scope of a field: the sum of all NVLinks."""
+"""Scope of a field that is the sum over all NVLinks of the GPU."""
 
 NOT_AVAILABLE = (1 << 64) - 1
-"""NVML_VALUE_NOT_AVAILABLE of an unsigned 64-bit value."""
+"""Unsigned 64-bit value that means "not available" (NVML_VALUE_NOT_AVAILABLE)."""
 
 CODES = {
     1: "Uninitialized", 2: "Invalid Argument", 3: "Not Supported", 4: "No Permission", 6: "Not Found",
@@ -44,12 +45,12 @@ CODES = {
 
 
 def code_text(code: int) -> str:
-    """Return the code as a name of nvml.h and as a number, for error messages."""
+    """Return the text of a code for error messages: its name in nvml.h and its number."""
     return f"{CODES.get(code, 'error')} ({code})"
 
 
 class Versioned(Structure):
-    """Structure with its version as the first word."""
+    """Base class of structures whose first field is their version."""
 
     number: ClassVar[int] = 1
 
@@ -78,7 +79,7 @@ class Bar1(Structure):
 
 
 class Temperature(Versioned):
-    """nvmlTemperature_t. Sensor 0 is the temperature of the die."""
+    """Temperature of a sensor (nvmlTemperature_t). Sensor 0 is the die."""
 
     _fields_: ClassVar[Any] = [("version", c_uint), ("sensor", c_uint), ("celsius", c_int)]
 
@@ -100,7 +101,10 @@ class Pci(Structure):
 
 
 class FieldValue(Structure):
-    """value: a union of eight bytes, here as unsigned; value_type is its type."""
+    """One field and its value (nvmlFieldValue_t).
+
+    value: a union of eight bytes, declared as an unsigned integer. value_type: the real type of the value.
+    """
 
     _fields_: ClassVar[Any] = [
         ("field", c_uint),
@@ -114,7 +118,7 @@ class FieldValue(Structure):
 
 
 class Sample(Structure):
-    """timestamp: microseconds since the epoch."""
+    """One sample of a value (nvmlSample_t). timestamp: microseconds since the epoch."""
 
     _fields_: ClassVar[Any] = [("timestamp", c_ulonglong), ("value", c_ulonglong)]
 
@@ -138,7 +142,7 @@ class SramErrors(Versioned):
 
 
 class RemapHistogram(Structure):
-    """Banks of device memory by remaining spare rows."""
+    """Number of banks of device memory, by the number of spare rows that remain in the bank."""
 
     _fields_: ClassVar[Any] = [
         ("max", c_uint),
@@ -150,7 +154,7 @@ class RemapHistogram(Structure):
 
 
 class ProcessInfo(Structure):
-    """Structure of the v2 and v3 calls."""
+    """One process on a GPU, as listed by the v2 and v3 calls (nvmlProcessInfo_t)."""
 
     _fields_: ClassVar[Any] = [
         ("pid", c_uint),
@@ -161,7 +165,7 @@ class ProcessInfo(Structure):
 
 
 class ProcessSample(Structure):
-    """timestamp: microseconds since the epoch; the rest are percent."""
+    """GPU use of one process. timestamp: microseconds since the epoch. sm, memory, encoder, decoder: percent."""
 
     _fields_: ClassVar[Any] = [
         ("pid", c_uint),
@@ -200,7 +204,7 @@ class Attributes(Structure):
 
 
 class GpuInstanceInfo(Structure):
-    """profile: nvidia-smi's number of it. start, size: slices of memory."""
+    """One GPU instance. profile: number of the MIG profile in nvidia-smi. start, size: in slices of memory."""
 
     _fields_: ClassVar[Any] = [
         ("device", c_void_p),
@@ -238,12 +242,12 @@ class GpmMetric(Structure):
 
 
 GPM_METRICS = 477
-"""Capacity of a request in metrics (NVML_GPM_METRIC_MAX of 13.5, the largest so far; a driver accesses only the
-requested number)."""
+"""Maximum number of metrics in a request: NVML_GPM_METRIC_MAX of NVML 13.5, the largest so far. A driver accesses only
+the requested number of metrics."""
 
 
 class GpmRequest(Structure):
-    """version: 1, without a size."""
+    """Request for GPM metrics between two samples. version: 1, without the size of the structure."""
 
     _fields_: ClassVar[Any] = [
         ("version", c_uint),
@@ -255,6 +259,6 @@ class GpmRequest(Structure):
 
 
 class GpmSupport(Structure):
-    """version: 1, without a size."""
+    """Whether a GPU supports GPM. version: 1, without the size of the structure."""
 
     _fields_: ClassVar[Any] = [("version", c_uint), ("supported", c_uint)]

@@ -1,8 +1,8 @@
-"""The driver's list of processes on a GPU, and the share of the GPU that each uses.
+"""The driver's list of processes on a GPU, and the share of the GPU that each process uses.
 
-Both calls hold the driver's lock for a long time on busy machines (a poller with an interval of 1 s was seen to hold it
-10 s of every 15). Make them at most every 15 s. Pids are those of the agent's pid namespace; they are 0 or missing if
-the agent does not share the host's.
+The two calls hold the driver's lock for a long time on busy machines: a poller with an interval of 1 s was measured to
+hold the lock 10 s of every 15. Make each call at most every 15 s. Pids are those of the agent's pid namespace. They are
+0 or missing if the agent does not use the host's pid namespace.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LISTS = (
 
 @dataclass(slots=True)
 class ProcessUse:
-    """One process on one GPU or MIG instance. Shares are 0 to 1, of this process only; None if not reported.
+    """One process on one GPU or MIG instance, and its use of the GPU.
 
-    mig: UUID of the instance, '' for the whole GPU.
+    Shares are of this process only, 0 to 1; None if not reported. mig: UUID of the MIG instance, '' for the whole GPU.
     """
 
     pid: int
@@ -37,7 +37,7 @@ class ProcessUse:
 
 
 class ProcessLister:
-    """List of the processes on one GPU, or on its instances if MIG is on."""
+    """Repeated listing of the processes on one GPU, or on its MIG instances if MIG is on."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -51,7 +51,7 @@ class ProcessLister:
         return self._shares is not None and not self._device.instances
 
     def read(self) -> list[ProcessUse] | None:
-        """Return all processes, those with the most memory first; None if the driver does not support it.
+        """Return all processes, sorted by memory, largest first; None if the driver cannot list processes.
 
         Raise GpuLostError or LibraryDeadError.
         """

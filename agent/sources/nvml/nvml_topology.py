@@ -9,24 +9,24 @@ from agent.sources.nvml.nvml import Device, pci_address
 from agent.sources.nvml.nvml_interface import SUCCESS, FieldValue, Pci
 
 ANCESTORS = {0: "internal", 10: "single_switch", 20: "switches", 30: "host_bridge", 40: "numa_node", 50: "system"}
-"""nvmlGpuTopologyLevel_t: the nearest common ancestor of two GPUs."""
+"""Nearest common ancestor of two GPUs in the PCIe tree, by code (nvmlGpuTopologyLevel_t)."""
 
 REMOTE_KINDS = {0: "gpu", 1: "npu", 2: "switch"}
-"""nvmlIntNvLinkDeviceType_t; 0xFF is unknown."""
+"""Kind of device at the remote end of an NVLink, by code (nvmlIntNvLinkDeviceType_t); 0xFF is unknown."""
 
 LINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 """NVLink versions by code (nvmlNvlinkVersion_t)."""
 
 _P2P_NVLINK, _P2P_OK = 2, 0
-"""NVML_P2P_CAPS_INDEX_NVLINK and NVML_P2P_STATUS_OK."""
+"""Query for NVLink between two GPUs, and its positive result (NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK)."""
 
 _VERSION, _REMOTE_LINK = 166, 146
-"""NVML_FI_DEV_NVLINK_GET_VERSION and NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID."""
+"""Field numbers of NVML_FI_DEV_NVLINK_GET_VERSION and NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One NVLink and its remote end. Strings are '' if the driver does not report them."""
+    """One NVLink and its remote end. A string is '' if the driver does not report the value."""
 
     number: int
     version: str
@@ -37,7 +37,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another GPU. nvlink: whether NVLink connects the two GPUs, directly or through switches."""
+    """Connection to another GPU. ancestor: a value of ANCESTORS. nvlink: whether NVLink connects the two GPUs, directly
+    or through switches.
+    """
 
     device: Device
     ancestor: str

@@ -1,6 +1,7 @@
 """Parser of /proc/PID/mountstats: operations of each NFS mount and their times.
 
-Form: fs/nfs/super.c (nfs_show_stats) and net/sunrpc/stats.c (rpc_clnt_show_stats) of the kernel; times in milliseconds.
+The format is in fs/nfs/super.c (nfs_show_stats) and net/sunrpc/stats.c (rpc_clnt_show_stats) of the kernel. Times are
+in milliseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from agent.schema.errors import SourceError
 
 
 class Operation(NamedTuple):
-    """One line of the per-operation statistics. transmissions: includes retransmissions."""
+    """Statistics of one operation of a mount. transmissions: number of transmissions, including retransmissions."""
 
     operations: int
     transmissions: int
@@ -22,7 +23,7 @@ class Operation(NamedTuple):
 
 
 class NfsMount(NamedTuple):
-    """One mount. export: server:/path. operations: by name in the protocol (READ, GETATTR)."""
+    """One NFS mount. export: server:/path. operations: statistics by the operation's name, such as READ or GETATTR."""
 
     export: str
     mount: str
@@ -32,9 +33,9 @@ class NfsMount(NamedTuple):
 
 
 def parse_mountstats(data: bytes) -> list[NfsMount]:
-    """Return the NFS mounts in file order. Of several mounts on one mount point, return the last, which is visible.
+    """Return the NFS mounts in file order. Raise SourceError for malformed lines.
 
-    Raise SourceError for malformed lines.
+    If a mount point has several mounts, return only the last mount, which is the visible one.
     """
     mounts: dict[str, NfsMount] = {}
     mount: NfsMount | None = None
@@ -60,7 +61,7 @@ def parse_mountstats(data: bytes) -> list[NfsMount]:
 
 
 def _parse_device(line: bytes) -> NfsMount | None:
-    """Parse the first line of a mount; None if it is not NFS or has no statistics."""
+    """Parse the first line of a mount. Return None if the mount is not NFS or has no statistics."""
     device, separator, rest = line.removeprefix(b"device ").partition(b" mounted on ")
     path, _, kind = rest.rpartition(b" with fstype ")
     words = kind.split()

@@ -1,8 +1,8 @@
-"""Pure parsers of files in /proc of the machine and of processes, and a few readers for processes.
+"""Pure parsers of files in /proc, and a few functions that read files of processes.
 
-Formats: proc(5) and Documentation/filesystems/proc.rst, Documentation/admin-guide/iostats.rst and
-Documentation/accounting/psi.rst of the kernel. Parsers take the content of the file and raise SourceError, which names
-the file, if it is malformed.
+The formats are in proc(5), Documentation/filesystems/proc.rst, Documentation/admin-guide/iostats.rst and
+Documentation/accounting/psi.rst of the kernel. Parsers take the content of a file. If the content is malformed, they
+raise SourceError, which names the file.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from agent.schema.errors import SourceError
 from agent.sources.files import MOST_DIGITS, read_file, whole
 
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-"""Ticks in /proc per second (USER_HZ), 100 on all common Linux systems."""
+"""Number of clock ticks per second in /proc (USER_HZ): 100 on all common Linux systems."""
 
 TICK_NS = 1_000_000_000 // CLOCK_TICKS_PER_SECOND
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 SECTOR_BYTES = 512
-"""Unit of /proc/diskstats, independent of the device's sector size (Documentation/admin-guide/iostats.rst)."""
+"""Size in bytes of a sector in /proc/diskstats, independent of the device's sector size
+(Documentation/admin-guide/iostats.rst)."""
 
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""Modes of /proc/stat in file order. Guest time is omitted, since user and nice already include it."""
+"""CPU modes of /proc/stat in file order. Guest time is omitted, since user and nice already include it."""
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
 class CpuTimes(NamedTuple):
-    """/proc/stat: ticks of all CPUs together by CPU_MODES (fewer on old kernels), and number of CPUs online."""
+    """CPU times in /proc/stat: sum over all CPUs in ticks, by CPU_MODES (fewer modes on old kernels), and the number of
+    CPUs online.
+    """
 
     ticks: tuple[int, ...]
     processors: int
@@ -55,7 +58,7 @@ def parse_stat(data: bytes) -> CpuTimes:
 
 
 class Scheduler(NamedTuple):
-    """/proc/stat: context switches since boot, and tasks that are running or blocked on I/O."""
+    """Values of /proc/stat: number of context switches since boot, of running tasks, and of tasks blocked on I/O."""
 
     context_switches: int
     running: int
@@ -72,7 +75,7 @@ def parse_scheduler(data: bytes) -> Scheduler:
 
 
 class Paging(NamedTuple):
-    """/proc/vmstat: page faults with disk I/O, and out-of-memory kills (None before Linux 4.13)."""
+    """Counts of /proc/vmstat: page faults with disk I/O, and out-of-memory kills (None before Linux 4.13)."""
 
     major_faults: int
     kills: int | None
@@ -113,7 +116,7 @@ class Memory(NamedTuple):
 
 
 def parse_meminfo(data: bytes) -> Memory:
-    """Parse /proc/meminfo, whose kB are 1024 bytes."""
+    """Parse /proc/meminfo. A kB in this file is 1024 bytes."""
     total = _meminfo_bytes(data, b"MemTotal:")
     if total is None:
         raise SourceError("/proc/meminfo: no MemTotal")
@@ -136,7 +139,7 @@ def _meminfo_bytes(data: bytes, key: bytes) -> int | None:
 
 
 class Pressure(NamedTuple):
-    """/proc/pressure/*: totals in microseconds; full is None if not reported (cpu before Linux 5.13)."""
+    """Totals of one file in /proc/pressure in microseconds. full: None if not reported (cpu before Linux 5.13)."""
 
     some_us: int
     full_us: int | None
@@ -164,9 +167,10 @@ def parse_pressure(data: bytes) -> Pressure:
 
 
 class Disk(NamedTuple):
-    """One line of /proc/diskstats. Milliseconds are the kernel's unsigned ints: they wrap at 2^32.
+    """One line of /proc/diskstats. Counts of milliseconds wrap at 2^32.
 
-    read_ms, write_ms: total time of requests; io_ms: time with a request in progress; in_flight: current requests.
+    read_ms, write_ms: total time of requests; io_ms: time with a request in progress; in_flight: number of requests in
+    progress.
     """
 
     name: str
@@ -208,7 +212,7 @@ def parse_diskstats(data: bytes) -> list[Disk]:
 
 
 class Interface(NamedTuple):
-    """One line of /proc/net/dev."""
+    """Counters of one network interface: one line of /proc/net/dev."""
 
     name: str
     receive_bytes: int
@@ -239,7 +243,7 @@ def parse_net_dev(data: bytes) -> list[Interface]:
 
 
 class ProcessStat(NamedTuple):
-    """Used fields of /proc/PID/stat. pid and start_time (ticks since boot) together identify a process."""
+    """Used fields of /proc/PID/stat. pid and start_time (in clock ticks since boot) together identify a process."""
 
     pid: int
     state: str
@@ -268,7 +272,7 @@ def parse_process_stat(data: bytes) -> ProcessStat:
 
 
 def parse_statm(data: bytes) -> int:
-    """Return the resident memory in bytes from /proc/PID/statm. The value in stat is only an estimate."""
+    """Return the resident memory in bytes from /proc/PID/statm. The value in /proc/PID/stat is an estimate."""
     try:
         return whole(data.split()[1]) * PAGE_BYTES
     except (ValueError, IndexError):
@@ -276,7 +280,7 @@ def parse_statm(data: bytes) -> int:
 
 
 class SchedStat(NamedTuple):
-    """/proc/PID/task/TID/schedstat: time running, and time runnable and waiting for a CPU."""
+    """Times in /proc/PID/task/TID/schedstat: time that the thread ran, and time that it waited for a CPU."""
 
     run_ns: int
     wait_ns: int
@@ -292,7 +296,10 @@ def parse_schedstat(data: bytes) -> SchedStat:
 
 
 class ProcessIO(NamedTuple):
-    """/proc/PID/io: bytes to and from storage of all threads so far and of all children that were waited for."""
+    """Bytes in /proc/PID/io that a process has read from and written to storage.
+
+    They include all threads, and children that have ended and were waited for.
+    """
 
     read_bytes: int
     written_bytes: int
@@ -316,7 +323,7 @@ def parse_process_io(data: bytes) -> ProcessIO:
 
 
 def read_process_stat(proc_root: str, pid: int) -> ProcessStat | None:
-    """Return the stat of the process; None if it does not exist or has ended."""
+    """Read /proc/PID/stat; return None if the process does not exist or has ended."""
     try:
         return parse_process_stat(read_file(f"{proc_root}/{pid}/stat"))
     except OSError:
@@ -324,7 +331,7 @@ def read_process_stat(proc_root: str, pid: int) -> ProcessStat | None:
 
 
 def threads_of(proc_root: str, pid: int) -> list[str]:
-    """Return the names in /proc/PID/task; empty if the process has ended."""
+    """Return the thread ids of the process, from /proc/PID/task; empty if the process has ended."""
     try:
         return os.listdir(f"{proc_root}/{pid}/task")
     except OSError:
@@ -334,7 +341,7 @@ def threads_of(proc_root: str, pid: int) -> list[str]:
 def children_of(proc_root: str, pid: int, threads: list[str]) -> list[int] | None:
     """Return the children of the process's threads; None if the kernel has no ``children`` file (CONFIG_PROC_CHILDREN).
 
-    Each thread lists only the children that it forked. If a thread ends before this read, another has its children.
+    Each thread lists only the children that it forked. If a thread has ended, another thread lists its children.
     """
     found: list[int] = []
     for thread in threads:

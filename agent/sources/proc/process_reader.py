@@ -21,7 +21,7 @@ from agent.sources.proc.proc import (
 
 
 class DescriptorBudget:
-    """Limit on open descriptors. The files of further threads are opened for each read."""
+    """Maximum number of descriptors that stay open. The files of other threads are opened for each read."""
 
     __slots__ = ("left",)
 
@@ -30,7 +30,7 @@ class DescriptorBudget:
 
 
 class KeptThread:
-    """schedstat of one thread: an open descriptor (none beyond the budget) and the last values."""
+    """Reader of the schedstat file of one thread, with the last values. The file stays open within the budget."""
 
     __slots__ = ("_budget", "_descriptor", "_path", "run_ns", "wait_ns")
 
@@ -45,7 +45,9 @@ class KeptThread:
             budget.left -= 1
 
     def advance(self) -> tuple[int, int]:
-        """Return nanoseconds run and waited since the last call. Raise OSError if the thread has ended."""
+        """Return the nanoseconds that the thread ran, and waited for a CPU, since the last call. Raise OSError if the
+        thread has ended.
+        """
         data = os.pread(self._descriptor, 128, 0) if self._descriptor >= 0 else read_file(self._path)
         run_ns, wait_ns = parse_schedstat(data)
         if run_ns < self.run_ns or wait_ns < self.wait_ns:
@@ -63,7 +65,7 @@ class KeptThread:
 
 
 class KeptProcess:
-    """One process of a rank. Its open descriptors refer to this process even if another gets the same pid."""
+    """One process of a rank. Its open descriptors refer to this process even if another process gets its pid."""
 
     __slots__ = (
         "_budget",
@@ -80,7 +82,7 @@ class KeptProcess:
     )
 
     def __init__(self, proc_root: str, pid: int, budget: DescriptorBudget) -> None:
-        """Raise OSError if the process has ended."""
+        """Open the files of the process. Raise OSError if the process has ended."""
         self.proc_root = proc_root
         self.pid = pid
         self.block_io_ticks = 0
@@ -103,7 +105,7 @@ class KeptProcess:
             pass
 
     def stat(self) -> ProcessStat | None:
-        """Return the current stat; None once the process has ended and its parent has waited for it."""
+        """Return the current stat of the process; None after its parent has waited for its end."""
         try:
             return parse_process_stat(os.pread(self._stat, 4096, 0))
         except OSError:
@@ -117,10 +119,10 @@ class KeptProcess:
             return 0
 
     def advance_threads(self, count: int) -> tuple[int, int, bool]:
-        """Return nanoseconds that all threads ran and waited since the last call, and whether any was readable.
+        """Return (nanoseconds run, nanoseconds waited for a CPU, whether any thread was readable) since the last call.
 
-        count: number of threads in stat. Threads are listed again only if it differs from the number of known threads
-        or a known thread has ended.
+        The times are sums over all threads. count: number of threads in /proc/PID/stat. Threads are listed again only
+        if this number differs from the number of known threads or a known thread has ended.
         """
         ran = waited = 0
         ended: list[str] = []

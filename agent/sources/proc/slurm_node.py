@@ -1,6 +1,6 @@
 """Data of Slurm on a node other than control groups: step daemons, the environment of tasks, and job files.
 
-An environment is not trusted: it only gives the rank inside an attested job, never the job.
+An environment is not trusted. The attempt and the rank may come from it; the job comes from a trusted source.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 from agent.sources.files import read_file
 
 MAX_ENVIRONMENT_BYTES = 1 << 18
-"""Maximum bytes of an environment that are read. Variables after it are not found."""
+"""Maximum number of bytes of an environment that are read. Later variables are not found."""
 
 _STEP_DAEMON = re.compile(rb"slurmstepd: \[(\d+)\.([0-9A-Za-z_]+)\]")
-"""Process title of slurmstepd: ``slurmstepd: [JOB.STEP]`` (slurmstepd.c, init_setproctitle)."""
+"""Process title of a Slurm step daemon: ``slurmstepd: [JOB.STEP]`` (slurmstepd.c, init_setproctitle)."""
 
 _DEVICE_FILE = re.compile(r"(?:GPU-|MIG-)?[0-9A-Za-z/._-]{1,120}\Z")
 
@@ -24,11 +24,12 @@ MAX_JOBS_A_FILE = 64
 RANK = ("RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 ATTEMPT = ("GANGWATCH_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 JOB = ("SLURM_JOB_ID",)
-"""Environment variables set by launchers; the first that is set is used. gangwatch/steps.py has the same list."""
+"""Environment variables that contain the job id. RANK and ATTEMPT list the variables of launchers for the rank and the
+attempt. The first variable that is set is used. gangwatch/steps.py has the same lists for rank and attempt."""
 
 
 def read_environment(proc_root: str, pid: int) -> dict[str, str]:
-    """Return the values of RANK, ATTEMPT and JOB in the process's initial environment; {} if it is not readable."""
+    """Return the variables of RANK, ATTEMPT and JOB in the initial environment of the process; {} if not readable."""
     try:
         descriptor = os.open(f"{proc_root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -48,7 +49,10 @@ _WANTED = {name.encode(): name for name in (*RANK, *ATTEMPT, *JOB)}
 
 
 def parse_environment(data: bytes) -> dict[str, str]:
-    """Parse a NUL-separated environment and return wanted variables with numeric values; the first of duplicates."""
+    """Return the variables of RANK, ATTEMPT and JOB with numeric values in a NUL-separated environment.
+
+    If a variable occurs several times, its first value is returned.
+    """
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):
         key, _, value = entry.partition(b"=")
@@ -59,9 +63,9 @@ def parse_environment(data: bytes) -> dict[str, str]:
 
 
 def step_of_daemon(proc_root: str, pid: int, trusted_uid: int = 0) -> tuple[str, str] | None:
-    """Return job and step if the process is a slurmstepd of root; None for any other.
+    """Return (job, step) if the process is a Slurm step daemon (slurmstepd) of `trusted_uid`; None for any other.
 
-    Only processes of `trusted_uid` are accepted, since users can set any title for their own processes.
+    Only processes of this user are accepted, since users can set any title for their own processes.
     """
     folder = f"{proc_root}/{pid}"
     try:

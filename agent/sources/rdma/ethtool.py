@@ -1,8 +1,8 @@
 """Statistics of a network driver (``ethtool -S``), read with a system call or from a recorded text.
 
 The call is ioctl(2) SIOCETHTOOL with the commands GSSET_INFO, GSTRINGS and GSTATS of include/uapi/linux/ethtool.h. The
-names are read each time, because a driver may change them with its configuration without a change of their number (mlx5
-lists the priorities with flow control).
+names are read each time. When its configuration changes, a driver may change the names and keep their number: mlx5
+lists the priorities with flow control.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ _STRINGS = struct.Struct("=III")  # cmd, string_set, len
 _STATISTICS = struct.Struct("=II")  # cmd, n_stats
 
 MOST_STATISTICS = 65536
-"""Capacity of the buffer. The kernel writes all statistics of the driver, even if the caller's buffer is too small.
-Drivers have some per queue (mlx5: 40 for each of up to a few hundred queues)."""
+"""Maximum number of statistics in the buffer. The kernel writes all statistics of the driver, even if the caller's
+buffer is too small. Drivers have statistics per queue (mlx5: 40 for each of up to a few hundred queues)."""
 
 _BUFFER_BYTES = _STRINGS.size + MOST_STATISTICS * NAME_BYTES
 
 EthtoolCall = Callable[[str, memoryview], None]
-"""SIOCETHTOOL on an interface. The buffer contains the command and then its result. Raises OSError on failure."""
+"""Function that calls SIOCETHTOOL for an interface name and a buffer. The buffer contains the command, afterwards the
+result. The function raises OSError on failure."""
 
 Values = npt.NDArray[np.uint64]
 
 
 class Statistics(NamedTuple):
-    """Statistics of a driver. names: the same object as before unless they changed. values: uint64, one for each."""
+    """Statistics of a driver. names: the same tuple as before if unchanged. values: uint64 [names]."""
 
     names: tuple[str, ...]
     values: Values
@@ -58,7 +59,10 @@ class StatisticsSource(Protocol):
     """Source of driver statistics."""
 
     def read(self, interface: str) -> Statistics:
-        """Read the statistics. Raise UnsupportedError if there are none, SourceError for other failures."""
+        """Return the statistics of the interface.
+
+        Raise UnsupportedError if there are no statistics, SourceError for other failures.
+        """
         ...
 
     def close(self) -> None: ...
@@ -68,7 +72,7 @@ class StatisticsSource(Protocol):
 
 
 class SystemCall:
-    """EthtoolCall of the kernel. Raise SourceError if no socket can be opened."""
+    """EthtoolCall that calls the kernel. The constructor raises SourceError if no socket can be opened."""
 
     def __init__(self) -> None:
         try:
@@ -95,7 +99,7 @@ def parse_names(data: bytes | memoryview, count: int) -> tuple[str, ...]:
 
 
 class Ethtool:
-    """Source of statistics from drivers. `call`: replaces the system call in tests."""
+    """Source of statistics from drivers. call: function that replaces the system call in tests."""
 
     def __init__(self, call: EthtoolCall | None = None) -> None:
         self._call = call
@@ -160,7 +164,7 @@ class Ethtool:
 # --- from a recording ------------------------------------------------------------------------------------------------
 
 RECORDED = "ethtool_statistics"
-"""File in an interface's folder of a recorded sysfs: the output of ``ethtool -S``."""
+"""Name of the file with the output of ``ethtool -S`` in an interface's folder of a recorded sysfs."""
 
 
 def parse_recorded(data: bytes) -> dict[str, int]:

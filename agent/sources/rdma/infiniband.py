@@ -2,9 +2,9 @@
 
 Formats: Documentation/ABI/stable/sysfs-class-infiniband and drivers/infiniband/core/sysfs.c of the kernel.
 
-In the RDMA subsystem's shared network-namespace mode all devices are here. In the exclusive mode devices of containers
-are not (agent/collectors/rdma/rdma_namespaces.py). A virtual function counts its own traffic; the counters of the
-physical port are those of the physical function.
+The RDMA subsystem has two network-namespace modes. In the shared mode all devices are in this folder. In the exclusive
+mode the devices of containers are not in it (agent/collectors/rdma/rdma_namespaces.py). A virtual function counts its
+own traffic. The counters of the physical port belong to the physical function.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fnmatch import fnmatchcase
 from agent.sources.sysfs.sysfs import is_number, names_in, pci_address_of, read_text
 
 SWITCH_MANAGEMENT = b"SW_MNG"
-"""Mark in the vital product data of ConnectX functions that manage NVLink switches on HGX B200 and B300. They are not
-NICs of the node, and reading their counters floods the kernel log with firmware errors (NVIDIA Fabric Manager's start
-script uses the same mark)."""
+"""Text in the vital product data of ConnectX functions that manage NVLink switches on HGX B200 and B300. These
+functions are not NICs of the node, and each read of their counters writes firmware errors to the kernel log. The start
+script of NVIDIA Fabric Manager searches for the same text."""
 
 _VPD_BYTES = 4096
 
 _INFINIBAND_CLASS = "0x0207"
-"""PCI class of an InfiniBand controller, which the management functions of NVLink switches have."""
+"""PCI class of an InfiniBand controller. The management functions of NVLink switches have this class."""
 
 _REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$")
-"""phys_port_name of the netdevs that represent virtual functions of a NIC in switch mode."""
+"""Pattern of phys_port_name for netdevs that represent virtual functions of a NIC in switch mode."""
 
 
 _NETDEV = re.compile(r"^(?!\.{1,2}$)[!-.0-9;-~]{1,15}$", re.ASCII)
-"""Valid names of network interfaces (dev_valid_name, IFNAMSIZ); checked because they become part of paths."""
+"""Pattern of valid network interface names (dev_valid_name, IFNAMSIZ). Names are checked because paths contain them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port. counters, hardware_counters: file names in reading order."""
+    """One port of a device. counters, hardware_counters: names of the counter files, in reading order."""
 
     number: str
     link_layer: str
@@ -48,10 +48,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class RdmaDevice:
-    """One device. Strings are empty if the kernel does not report the value.
+    """One RDMA device. A string is empty if the kernel does not report the value.
 
-    physical_function: PCI address of the physical function of a virtual function. hardware_counters: files of the
-    device's own hw_counters folder (EFA and mlx5 in switch mode have one in addition to those of the ports).
+    physical_function: for a virtual function, PCI address of its physical function. hardware_counters: files in the
+    hw_counters folder of the device. EFA, and mlx5 in switch mode, have this folder in addition to those of the ports.
     """
 
     name: str
@@ -68,13 +68,13 @@ class RdmaDevice:
 
 
 class DeviceFinder:
-    """Repeated listing of the devices. Attributes of a device are cached while it is the same object in sysfs.
+    """Repeated listing of the RDMA devices. Attributes of a device are cached while its folder in sysfs is the same.
 
     excluded: patterns (fnmatch) of device names and PCI addresses that are not read.
     """
 
     _THOROUGH = 16
-    """Number of calls after which the cache is dropped: the firmware of a device may change."""
+    """Number of calls of ``find`` after which the cache is dropped, since the firmware of a device may change."""
 
     def __init__(self, sys_root: str, excluded: Sequence[str] = ()) -> None:
         self._folder = f"{sys_root}/class/infiniband"
@@ -83,7 +83,7 @@ class DeviceFinder:
         self._times = 0
 
     def find(self) -> tuple[list[RdmaDevice], list[str]]:
-        """Return the devices to read, sorted by name, and the names of the others."""
+        """Return the devices to read, sorted by name, and the names of the devices that are not read."""
         self._times += 1
         if self._times % self._THOROUGH == 0:
             self._known.clear()
@@ -99,7 +99,7 @@ class DeviceFinder:
         )
 
     def _identity(self, name: str) -> object:
-        """Return a value that changes if the device or tree is replaced or the netdev of a port is renamed."""
+        """Return a value that changes if the device or sysfs is replaced, or a netdev of a port is renamed."""
         try:
             link = os.readlink(f"{self._folder}/{name}")
         except OSError:
@@ -115,7 +115,7 @@ class DeviceFinder:
         return (link, status.st_dev, status.st_ino, tuple(changed))
 
     def _read(self, name: str) -> RdmaDevice | None:
-        """Read the attributes of the device; None if it is excluded."""
+        """Return the device with its attributes; None if it is excluded or manages an NVLink switch."""
         device = os.path.realpath(f"{self._folder}/{name}/device")
         address = pci_address_of(device)
         if any(fnmatchcase(name, pattern) or fnmatchcase(address, pattern) for pattern in self._excluded):
@@ -177,7 +177,7 @@ def _port(path: str, number: str, netdevs: Mapping[str, str]) -> Port:
 
 
 def _netdevs(device: str) -> dict[str, str]:
-    """Return the netdev of each port by port number. dev_port starts at 0, port numbers at 1."""
+    """Return the netdev of each port by port number. Port numbers start at 1, and dev_port in sysfs starts at 0."""
     found: dict[str, str] = {}
     for name in names_in(f"{device}/net"):
         if _REPRESENTOR.match(read_text(f"{device}/net/{name}/phys_port_name")):
@@ -191,7 +191,7 @@ def _netdevs(device: str) -> dict[str, str]:
 
 
 def parse_state(text: str) -> int:
-    """Return the number in '4: ACTIVE' or '5: LinkUp'. Raise ValueError for anything else."""
+    """Return the number at the start of a port state such as '4: ACTIVE'. Raise ValueError for any other text."""
     number, colon, _ = text.partition(":")
     if not colon or not is_number(number):
         raise ValueError(f"{text[:40]!r} is not a port state")
@@ -202,7 +202,9 @@ _RATE = re.compile(r"^(\d{1,6}(?:\.\d{1,3})?) Gb/sec(?: \((\d{1,3})X\b.*\))?\s*$
 
 
 def parse_rate(text: str) -> tuple[float, int | None]:
-    """Parse '400 Gb/sec (4X NDR)': bytes per second, and lanes or None. Raise ValueError for anything else."""
+    """Return (bytes per second, number of lanes or None) of a rate such as '400 Gb/sec (4X NDR)'. Raise ValueError for
+    any other text.
+    """
     match = _RATE.match(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is not a port rate")

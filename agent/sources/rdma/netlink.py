@@ -1,8 +1,8 @@
-"""RDMA netlink client, which reads all hardware counters of a port in one message; sysfs needs a read for each.
+"""RDMA netlink client. It reads all hardware counters of a port in one message, while sysfs needs a read per counter.
 
-Messages are those of include/uapi/rdma/rdma_netlink.h, NETLINK_RDMA's client 5 (nldev), commands GET and STAT_GET
-(Linux 5.3 and newer); framing is that of netlink(7). The response of a port normally has the same names at the same
-offsets every time. So names are parsed once; later, one unpack reads all values and checks that names are unchanged.
+The messages are in include/uapi/rdma/rdma_netlink.h: client 5 (nldev) of NETLINK_RDMA, commands GET and STAT_GET (Linux
+5.3 and newer). The message headers are in netlink(7). The responses of a port normally have the same names at the same
+offsets. The names are therefore parsed once. Later, one unpack reads all values and checks that no name has changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ERROR = 2
 DONE = 3
 
 _TYPE_MASK = 0x3FFF
-"""The two higher bits are NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
+"""Mask of the type of an attribute. The two higher bits are the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
 
 HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
@@ -48,7 +48,8 @@ _U32 = struct.Struct("=I")
 _INT = struct.Struct("=i")
 
 BUFFER_BYTES = 65536
-"""Buffer size. The kernel returns a response in one page (NLMSG_DEFAULT_SIZE), and a dump in parts of up to 32 KiB."""
+"""Buffer size in bytes. The kernel returns a response in one page (NLMSG_DEFAULT_SIZE), and a dump in parts of up to 32
+KiB."""
 
 TIMEOUT_SECONDS = 2.0
 _MOST_STRAY = 64
@@ -59,7 +60,7 @@ _MOST_STRAY = 64
 
 
 class Message(NamedTuple):
-    """Header of one netlink message in a buffer, with begin and end of its payload."""
+    """Header of one netlink message in a buffer. begin, end: offsets of its payload."""
 
     kind: int
     flags: int
@@ -69,13 +70,13 @@ class Message(NamedTuple):
 
 
 def request(kind: int, flags: int, sequence: int, *attributes: tuple[int, int]) -> bytes:
-    """Encode a request with 32-bit attributes."""
+    """Return an encoded netlink request. attributes: (type, 32-bit value) pairs."""
     body = b"".join(_ATTRIBUTE.pack(8, name) + _U32.pack(value) for name, value in attributes)
     return HEADER.pack(HEADER.size + len(body), kind, flags | REQUEST, sequence, 0) + body
 
 
 def messages(data: bytes | bytearray | memoryview, length: int) -> Iterator[Message]:
-    """Yield the messages in the first `length` bytes. Raise SourceError if one is longer than the rest."""
+    """Yield the messages in the first `length` bytes. Raise SourceError if a message is longer than the data left."""
     at = 0
     while length - at >= HEADER.size:
         size, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
@@ -86,7 +87,10 @@ def messages(data: bytes | bytearray | memoryview, length: int) -> Iterator[Mess
 
 
 def attributes(data: bytes | bytearray | memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (type, begin, end) of each attribute's payload. Raise SourceError if one is longer than the rest."""
+    """Yield (type, begin of payload, end of payload) of each attribute.
+
+    Raise SourceError if an attribute is longer than the data left.
+    """
     while end - begin >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(data, begin)
         if size < _ATTRIBUTE.size or size > end - begin:
@@ -100,7 +104,7 @@ def _text(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
 
 
 class NetlinkDevice(NamedTuple):
-    """One device of the GET dump. number: its index; ports: number of its ports, which are numbered from 1."""
+    """One device in the response to GET. number: index of the device. ports: number of ports, numbered from 1."""
 
     name: str
     number: int
@@ -109,11 +113,11 @@ class NetlinkDevice(NamedTuple):
 
 
 MOST_PORTS = 16
-"""Upper bound of a plausible number of ports."""
+"""Maximum number of ports of a device. A larger number in a response is replaced by this maximum."""
 
 
 def parse_device(data: bytes | bytearray | memoryview, message: Message) -> NetlinkDevice | None:
-    """Parse the device in one message of the GET dump; None if name or index is missing."""
+    """Return the device in one message of the response to GET; None if its name or index is missing."""
     name, firmware_version = "", ""
     index: int | None = None
     ports = 1
@@ -161,7 +165,8 @@ def parse_statistics(data: bytes | bytearray | memoryview, message: Message) -> 
 class Shape:
     """Structure of the response of one port: its length, and the offsets of values and of constant bytes.
 
-    names: names of the counters in the order of the response. Raise SourceError if the buffer has no such response.
+    names: names of the counters in the order of the response. The constructor raises SourceError if the buffer does not
+    contain a response with counters.
     """
 
     __slots__ = ("_constant", "_length", "_struct", "names")
@@ -195,7 +200,7 @@ class Shape:
 
 
 def connect() -> socket.socket:
-    """Open a socket to the kernel's RDMA subsystem. Raise UnsupportedError if there is none."""
+    """Open a socket to the kernel's RDMA subsystem. Raise UnsupportedError if the kernel has none."""
     try:
         opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_RDMA)
     except OSError as error:
@@ -205,9 +210,10 @@ def connect() -> socket.socket:
 
 
 class RdmaNetlink:
-    """Client for devices and statistics, with one request at a time. `connector` opens the socket at the first request.
+    """Client for RDMA devices and their statistics, with one request at a time.
 
-    ``buffer`` contains the last response. The next one overwrites it.
+    connector: function that opens the socket, called at the first request. buffer: the last response; the next response
+    overwrites it.
     """
 
     def __init__(self, connector: Callable[[], socket.socket] = connect) -> None:
@@ -217,11 +223,14 @@ class RdmaNetlink:
         self._sequence = 0
 
     def devices(self) -> dict[str, int]:
-        """Return the index of each RDMA device by name. Raise UnsupportedError if the kernel does not support it."""
+        """Return the index of each RDMA device by name. Raise UnsupportedError if the kernel does not support GET."""
         return {device.name: device.number for device in self.list_devices()}
 
     def list_devices(self) -> tuple[NetlinkDevice, ...]:
-        """Return the RDMA devices of the socket's namespace. Raise as ``devices``."""
+        """Return the RDMA devices of the socket's namespace.
+
+        Raise UnsupportedError if the kernel does not support GET.
+        """
         self._send(DEVICE_GET, DUMP)
         found: list[NetlinkDevice] = []
         while True:
@@ -258,7 +267,7 @@ class RdmaNetlink:
         return self._answer(STATISTICS_GET)[0]
 
     def _answer(self, expected: int) -> tuple[int, Message]:
-        """Receive the response to the last request into ``buffer``; return its length and header."""
+        """Receive the response to the last request into ``buffer``. Return its length and header."""
         for _ in range(_MOST_STRAY):
             length = self._receive()
             answer = next(messages(self.buffer, length), None)

@@ -1,4 +1,4 @@
-"""Network namespaces of other processes, and execution of a function in one.
+"""Network namespaces of other processes, and execution of a function in such a namespace.
 
 setns(2) changes the namespace of the calling thread only, so a thread is started for each call. Entering a namespace
 needs CAP_SYS_ADMIN. Listing the namespaces of processes needs CAP_SYS_PTRACE and the host's pid namespace.
@@ -20,8 +20,10 @@ _Made = TypeVar("_Made")
 
 
 def net_namespaces(proc_root: str = "/proc") -> dict[int, str]:
-    """Return a path to each network namespace other than the agent's, by inode: the file of its process with the lowest
-    pid. This costs a stat per process, so call it rarely.
+    """Return a path to each network namespace other than the agent's, by inode of the namespace.
+
+    The path is in the /proc folder of the process with the lowest pid in the namespace. Call this function rarely: it
+    needs a system call (stat) per process.
     """
     try:
         own = os.stat(f"{proc_root}/self/ns/net").st_ino
@@ -40,9 +42,9 @@ def net_namespaces(proc_root: str = "/proc") -> dict[int, str]:
 
 
 def inside(path: str, inode: int, make: Callable[[], _Made]) -> _Made:
-    """Call `make` in the namespace of that file, in a new thread, and return its result.
+    """Call `make` in a new thread in the network namespace of the file `path`, and return its result.
 
-    Raise SourceError if the namespace cannot be entered or has changed, and any exception of `make`.
+    Raise SourceError if the namespace cannot be entered or its inode is not `inode`. Exceptions of `make` are raised.
     """
     made: list[_Made] = []
     failed: list[BaseException] = []

@@ -1,5 +1,5 @@
 """The step socket, where training processes register, and the rings to which they write step records.
 
-Start at ``step_socket.py``, the thread that serves all connections; ``step_connection.py`` is one of them.
-``tenants.py`` holds the quotas of each pod, job and user.
+Start at ``step_socket.py``, the thread that serves all connections; ``step_connection.py`` is one connection.
+``tenants.py`` contains the quotas of each pod, job and user.
 """

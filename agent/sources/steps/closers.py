@@ -1,12 +1,13 @@
 """Background threads that close descriptors received from untrusted processes.
 
 ``close`` can block for as long as the peer wants: on a TCP socket with SO_LINGER and unsent data (socket(7)), on a FUSE
-file, whose server must answer FLUSH, or on an NFS file. A client can send such a descriptor with a message (SCM_RIGHTS)
-or leave it in the queue of the connection, which the kernel empties when the connection is closed.
+file, whose server must respond to FLUSH, or on an NFS file. A client can send a blocking descriptor with a message
+(SCM_RIGHTS) or leave it in the queue of the connection. The kernel empties this queue when the connection is closed.
 
-So a worker thread closes them, one at a time, with tenants in rotation. After KICK_SECONDS a signal interrupts a close
-that signals can interrupt (a lingering socket). A close that they cannot interrupt (a FUSE server that does not
-respond) keeps its worker. The tenant's other descriptors wait for it, and a new worker serves the other tenants.
+Therefore a worker thread closes received descriptors, one at a time, with tenants in rotation. After KICK_SECONDS the
+worker gets a signal, which interrupts the close of a lingering socket. The signal does not interrupt the close of a
+file whose FUSE server does not respond: the worker stays blocked, and the other descriptors of the same tenant wait. A
+new worker serves the other tenants.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from collections import OrderedDict, deque
 from agent.sources.steps.tenants import Tenant
 
 KICK_SECONDS = 0.002
-"""Duration after which a close is interrupted. A close that does not block takes some microseconds."""
+"""Duration after which a signal interrupts a close. A close that does not block takes some microseconds."""
 
 STUCK_SECONDS = 0.25
-"""Duration after which a close counts as stuck. Its thread is lost until the peer releases it."""
+"""Duration after which a close counts as stuck. Its thread is blocked until the peer releases the descriptor."""
 
 IDLE_SECONDS = 5.0
-"""Idle time after which a worker ends. Most of the time there is no worker."""
+"""Idle time after which a worker thread ends. Most of the time no worker is running."""
 
 MAX_WORKERS = 32
-"""Maximum number of threads, including stuck ones. Each tenant can block at most one."""
+"""Maximum number of worker threads, including stuck threads. Each tenant can block at most one thread."""
 
 _KICK = signal.SIGURG
-"""A signal that is ignored by default, so it does no harm without a handler."""
+"""Signal that interrupts a close. Without a handler, the default action ignores this signal."""
 
 
 def _handle_kick(_number: int, _frame: object) -> None:
@@ -40,10 +41,10 @@ def _handle_kick(_number: int, _frame: object) -> None:
 
 
 def allow_kicks() -> None:
-    """Install the handler, so that signals interrupt a blocked close.
+    """Install a handler for SIGURG, so that the signal interrupts a blocked close.
 
-    This is possible only in the main thread and if SIGURG has no other handler. Otherwise a blocked close counts as
-    stuck.
+    The handler is installed only in the main thread and only if SIGURG has no other handler. Without this handler, a
+    blocked close counts as stuck.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(_KICK) in (
         signal.SIG_DFL,
@@ -53,7 +54,7 @@ def allow_kicks() -> None:
 
 
 class _Worker:
-    """One thread. `closing`: tenant of the descriptor that it is closing, and start time (monotonic seconds)."""
+    """One worker thread. closing: tenant of the descriptor being closed, and start of the close (monotonic seconds)."""
 
     def __init__(self, closer: Closer, number: int) -> None:
         self.closing: tuple[Tenant, float] | None = None
@@ -83,7 +84,7 @@ class Closer:
             self._changed.notify()
 
     def waiting(self) -> int:
-        """Return the number of descriptors to close, without those of stuck tenants."""
+        """Return the number of descriptors to close, without the descriptors of stuck tenants."""
         with self._changed:
             worker = self._worker
             queued = sum(len(queue) for tenant, queue in self._queues.items() if tenant not in self._stuck)
@@ -100,11 +101,11 @@ class Closer:
             )
 
     def stuck_tenants(self) -> frozenset[Tenant]:
-        """Return the tenants with a descriptor that cannot be closed until its peer releases it."""
+        """Return the tenants whose descriptor is stuck in close until the peer releases it."""
         return self._stuck_tenants
 
     def look_after(self) -> bool:
-        """Interrupt a close that takes too long. Return whether to call this again within KICK_SECONDS."""
+        """Interrupt a close that takes too long. Return whether to call ``look_after`` again within KICK_SECONDS."""
         worker = self._worker
         if worker is None or (closing := worker.closing) is None:
             return False
@@ -122,7 +123,7 @@ class Closer:
         return True
 
     def close(self, seconds: float) -> None:
-        """Close the remaining descriptors for at most `seconds`. The end of the process closes the others."""
+        """Close descriptors for at most `seconds`. The end of the process closes the remaining descriptors."""
         deadline = time.monotonic() + seconds
         while self.waiting() > 0 and time.monotonic() < deadline:
             self.look_after()
@@ -164,7 +165,10 @@ class Closer:
                     return
 
     def _next(self, worker: _Worker) -> tuple[Tenant, int] | None:
-        """Return the next descriptor for this worker: of its stuck tenant, or else of any tenant that is not stuck."""
+        """Return the next (tenant, descriptor) to close, or None.
+
+        A worker that was stuck serves only the tenant that blocked it; other workers serve tenants that are not stuck.
+        """
         for tenant, queue in self._queues.items():
             if (self._stuck.get(tenant) is worker) if worker.abandoned else tenant not in self._stuck:
                 descriptor = queue.popleft()

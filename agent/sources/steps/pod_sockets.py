@@ -1,11 +1,11 @@
 """Step sockets in volumes of pods, for pods that may not mount host folders.
 
 A pod of the baseline Pod Security Standard may have an emptyDir, which the kubelet keeps below its own folder
-(pods/UID/volumes/kubernetes.io~empty-dir/NAME, pkg/kubelet/kubelet_getters.go). If one is called `gangwatch`, the agent
-listens in it. Processes are attested as on the host socket: the kernel reports the process that connected, and its
-control group names its pod. So the socket only allows processes to report their own steps.
+(pods/UID/volumes/kubernetes.io~empty-dir/NAME, pkg/kubelet/kubelet_getters.go). If an emptyDir is called `gangwatch`,
+the agent listens in it. Processes are identified as on the host socket: the kernel reports the process that connected,
+and the control group of the process contains its pod. A process can therefore report only its own steps.
 
-The folder belongs to the pod, which may change it at any time. So no symbolic link in it is followed.
+The pod may change the folder at any time. The agent therefore follows no symbolic link in the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 VOLUME = "gangwatch"
 SOCKET_NAME = "agent.sock"
 SCAN_SECONDS = 2.0
-"""Interval of scans for added and removed pods. A reporter retries for longer (gangwatch/steps.py)."""
+"""Interval of scans for added and removed pods. Reporters retry for a longer time (gangwatch/steps.py)."""
 
 MAX_SOCKETS = 1024
 """Maximum number of pod sockets, more than the pods of a kubelet (110 by default)."""
@@ -34,7 +34,7 @@ class _PodSocket:
 
 
 class PodSockets:
-    """Sockets of all pods below `folder`, a kubelet's `pods`. Not thread-safe."""
+    """Sockets of all pods of a kubelet. Not thread-safe. folder: the kubelet's folder `pods`."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -78,7 +78,7 @@ class PodSockets:
 
 
 def _open(folder: int) -> _PodSocket:
-    """Listen in the folder. Raise OSError on failure."""
+    """Make a socket in the folder and listen on it. Raise OSError on failure."""
     try:
         os.unlink(SOCKET_NAME, dir_fd=folder)
     except FileNotFoundError:

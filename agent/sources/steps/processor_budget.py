@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 BUSY_SHARE, BUSY_BURST_SECONDS, SLICE_SECONDS = 0.08, 0.1, 0.0005
-"""CPU time for all clients: average share, burst (300 registrations), and minimum that is worth a wake-up."""
+"""Limits of the CPU time for all clients: average share of one CPU, burst in seconds (enough for 300 registrations),
+and minimum CPU time for which the thread wakes up."""
 
 
 class ProcessorBudget:
-    """Budget of the thread's CPU time: BUSY_SHARE of elapsed time, up to a burst."""
+    """Budget of the thread's CPU time. It grows by BUSY_SHARE of elapsed time, up to BUSY_BURST_SECONDS."""
 
     def __init__(self) -> None:
         self._left = BUSY_BURST_SECONDS
@@ -25,6 +26,6 @@ class ProcessorBudget:
         return self._left <= 0.0
 
     def rest_seconds(self) -> float:
-        """Return the time to sleep until a slice is available; 0 if some budget is left."""
+        """Return the seconds to sleep until SLICE_SECONDS of budget are available; 0 if some budget is left."""
         self.spend(0.0)
         return max(0.0, (SLICE_SECONDS - self._left) / BUSY_SHARE) if self._left <= 0.0 else 0.0

@@ -1,13 +1,13 @@
 """Readers of the rings to which training processes write their step records.
 
-``gangwatch/steps.py`` describes the memory file and its lock-free writers. The reader does not trust its content. The
-file must be sealed at its full size, and records with impossible values are counted and skipped. The work of one read
-is bounded, whatever a ring contains.
+``gangwatch/steps.py`` describes the memory file and its lock-free writers. The reader does not trust the content of
+the file. The file must be sealed at its full size. Records with impossible values are counted and skipped. The work of
+one read is bounded for any content.
 
 The file is read with ``pread`` and never mapped. A load from a mapped hole allocates the page, and the kernel charges
-it to the control group of the reading process: a reporter with sparse files could fill the agent's memory limit.
-``pread`` of a hole returns zeros and allocates nothing (mm/shmem.c, shmem_file_read_iter). It also cannot cause SIGBUS,
-although the reporter may punch holes at any time (fallocate(2); F_SEAL_SHRINK does not forbid it).
+the page to the control group of the reading process. A reporter with sparse files could exhaust the agent's memory
+limit. ``pread`` of a hole returns zeros and allocates nothing (mm/shmem.c, shmem_file_read_iter). The reporter may
+punch holes at any time (fallocate(2)): F_SEAL_SHRINK does not prevent this. With ``pread`` a hole cannot cause SIGBUS.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ SLOT_BYTES = 64
 MIN_SLOTS, MAX_SLOTS = 256, 65536
 
 MAX_NUMBER = 2**53
-"""Maximum number and token count. JSON parsers disagree about larger integers (RFC 8259, 6)."""
+"""Maximum of a step number and of a token count. JSON parsers disagree about larger integers (RFC 8259, section 6)."""
 
 FASTEST_RECORD_NS = 100
-"""Minimum time of a writer per record; CPython needs four times as long. A count that increased faster is invalid."""
+"""Minimum time in which a writer writes one record; CPython needs four times as long. A record count that increased
+faster is invalid."""
 
 FUTURE_NS = 1_000_000_000
-"""Maximum time by which a record's time may be after the start of the read. Both use the same clock."""
+"""Maximum difference by which a record's time may be after the start of the read. The two times use the same clock."""
 
 CHUNK_SLOTS = 1024
-"""Slots per pread, 64 KiB. It bounds the reader's buffer, and the time in which a writer can overtake the reader."""
+"""Maximum number of slots per pread (64 KiB). It limits the reader's buffer, and the time in which a writer can
+overwrite slots that are being read."""
 
 LATE_RECORDS = 64
-"""Number of records before the newest that may be incomplete: the maximum of threads that report at once."""
+"""Number of newest records that may be incomplete: the maximum number of threads that report at the same time."""
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _HEADER = struct.Struct("<8sII")
@@ -51,17 +53,17 @@ _SLOT = struct.Struct("<QBBHIqqqqqQ")
 
 
 class RingRecord(NamedTuple):
-    """One valid record."""
+    """One valid record of a ring."""
 
     kind: int
     number: int
     time_ns: int
     duration_ns: int
-    """Duration for an end of a step or collective, else 0."""
+    """Duration in nanoseconds, if the record is the end of a step or collective; otherwise 0."""
     wait_ns: int | None
-    """None if unknown."""
+    """Nanoseconds spent waiting in collectives; None if unknown."""
     tokens: int | None
-    """None if unknown."""
+    """Number of tokens of the step; None if unknown."""
     abandoned: bool
     squares: int | None = None
     """Sum of the squared lengths of the rank's sequences; None if unknown."""
@@ -70,7 +72,7 @@ class RingRecord(NamedTuple):
 def _possible(
     kind: int, flags: int, squares: int, number: int, time_ns: int, duration_ns: int, wait_ns: int, tokens: int
 ) -> RingRecord | None:
-    """Return the record, or None if a value is impossible. The clock of `time_ns` starts at boot."""
+    """Return the record with these values; None if a value is impossible. time_ns: nanoseconds since boot."""
     if not (0 <= number <= MAX_NUMBER and time_ns > 0 and 0 <= duration_ns <= time_ns):
         return None
     if kind == STEP_ENDED:
@@ -92,8 +94,8 @@ def _possible(
 class Ring:
     """Reader of one reporter's memory file.
 
-    The first read also returns older records that are still in the ring. ``lost`` counts records that were overwritten
-    before they were read, ``malformed`` counts incomplete or impossible records and impossible record counts.
+    The first read also returns older records that are still in the ring. lost: number of records that were overwritten
+    before they were read. malformed: number of incomplete records, impossible records and impossible record counts.
     """
 
     def __init__(self, descriptor: int, slots: int) -> None:
@@ -110,8 +112,8 @@ class Ring:
     def of_descriptor(cls, descriptor: int, most_slots: int = MAX_SLOTS) -> Self:
         """Check the memory file and duplicate its descriptor. The caller keeps the given descriptor.
 
-        Raise ReporterError if it is not a memory file, is not readable, is not sealed, has more than `most_slots`
-        slots, or does not have the size in its header.
+        Raise ReporterError if the descriptor is not a memory file, is not readable, is not sealed, has more than
+        `most_slots` slots, or does not have the size in its header.
         """
         try:
             # Only tmpfs and hugetlbfs have seals. A pipe, a socket, or a file of FUSE or NFS could block the reader: it
@@ -160,7 +162,7 @@ class Ring:
         self._descriptor = -1
 
     def fresh(self) -> int:
-        """Return the number of unread records by the writer's count: 0 to the number of slots. Never raises."""
+        """Return the number of unread records by the writer's count, at most the number of slots. Never raise."""
         try:
             written = self._count()
         except OSError:
@@ -170,7 +172,7 @@ class Ring:
         return min(written - self._position, self.slots)
 
     def read(self, now_ns: int, limit: int = MAX_SLOTS) -> list[RingRecord]:
-        """Return the valid records since the last read, oldest first; read at most `limit`. Never raises."""
+        """Return the valid records since the last read, oldest first; read at most `limit`. Never raise."""
         records: list[RingRecord] = []
         try:
             self._read(now_ns, limit, records)
@@ -223,9 +225,10 @@ class Ring:
     def _decode(
         self, slots: bytes, position: int, written: int, newest: int, now_ns: int, records: list[RingRecord]
     ) -> int:
-        """Append the records in `slots`, which start at index `position`, and return the next index to read.
+        """Append the valid records in `slots` to `records`, and return the index of the next record to read.
 
-        newest: the count after the copy. The writer may have overwritten slots that it has reached since.
+        position: index of the first record in `slots`. newest: the writer's record count after `slots` were copied. The
+        writer may have overwritten slots during the copy.
         """
         safe = newest - (self.slots - 1)
         latest_ns = now_ns + FUTURE_NS

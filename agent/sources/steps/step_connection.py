@@ -15,7 +15,7 @@ from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Claim, Peer, pa
 from agent.sources.steps.tenants import Tenant
 
 MAX_PLACES = 16
-"""Maximum number of positions that a reporter may send. A rank knows its position in the parallel layout once its job
+"""Maximum number of positions that a reporter may send. The position in the parallel layout is available after the job
 has created its process groups. Every change makes a new layout of the node's columns."""
 
 _MAX_DESCRIPTORS = 253
@@ -24,14 +24,14 @@ closes descriptors that do not fit, and closing one could block this thread."""
 
 
 class Admission(NamedTuple):
-    """Rank whose steps a process reports, and the tenant that is charged."""
+    """Admitted registration: rank whose steps a process reports, and the tenant whose quotas apply."""
 
     member: Member
     tenant: Tenant
 
 
 class Registered:
-    """Admitted reporter. ``closed`` becomes True when its connection ends; its ring is still readable.
+    """Admitted reporter. closed: True after its connection has ended; its ring can still be read.
 
     place: last reported position of `member` in the job's parallel layout.
     """
@@ -78,8 +78,9 @@ class Connection:
         self.places = 0
 
     def receive(self, closer: Closer) -> bool:
-        """Receive available data; return False at the end of the stream. Give a descriptor that is not a ring to the
-        closer. Raise ReporterError for data that no client may send.
+        """Receive available data. Return False at the end of the stream.
+
+        Descriptors that are not a ring go to `closer`. Raise ReporterError for data that no client may send.
         """
         data, ancillary, flags, _ = self.socket.recvmsg(
             MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
@@ -96,7 +97,7 @@ class Connection:
         return bool(data)
 
     def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
-        """Keep the one descriptor of a registration. Raise ReporterError for any other."""
+        """Keep the ring's descriptor, the only one of a registration. Raise ReporterError for other descriptors."""
         if len(descriptors) == 1 and self.ring is None and self.registered is None:
             try:
                 self.ring = Ring.of_descriptor(descriptors[0])
@@ -112,7 +113,7 @@ class Connection:
         )
 
     def parse_registration(self) -> bool:
-        """Return whether the registration is complete: claim and ring. Raise ReporterError if it is invalid."""
+        """Return whether the claim and the ring of the registration have arrived. Raise ReporterError if invalid."""
         if self.claim is None:
             message = take_message(self.message)
             if message is None:

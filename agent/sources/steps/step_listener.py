@@ -1,4 +1,4 @@
-"""Listening unix socket of the only agent at its path."""
+"""Listening unix socket of the agent, with a lock that excludes other agents at the same path."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import stat
 from agent.schema.errors import SourceError
 
 _ENTERED_BY_ALL = 0o011
-"""Mode bits of a folder that others may enter but not list or change. The kernel and control groups attest their
-processes."""
+"""Mode bits of a folder that other users may enter but not list or change. The kernel and control groups identify the
+processes of other users."""
 
 
 def lock(path: str) -> int:
-    """Make or check the folder, lock the path for this agent, and return the descriptor of the lock."""
+    """Create or check the folder of the socket, lock the path for this agent, and return the lock's descriptor."""
     folder = os.path.dirname(path) or "."
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

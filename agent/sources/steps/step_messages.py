@@ -1,7 +1,7 @@
 """Messages that training processes send over the step socket. Pure.
 
-``gangwatch/steps.py`` describes them. Their content is not trusted:
-agent/collectors/steps/claimed_identity.py checks it.
+``gangwatch/steps.py`` describes the messages. Their content is not trusted:
+agent/collectors/steps/claimed_identity.py checks the claimed identity.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from agent.schema.errors import ReporterError
 MAX_MESSAGE_BYTES = 4096
 
 LENGTH_BYTES = 4
-"""Size of the big-endian length before each message."""
+"""Size in bytes of the length before each message, a big-endian integer."""
 
 
 class Peer(NamedTuple):
-    """Process at the other end, from the kernel (SO_PEERCRED). pid is 0 if it is in an unrelated pid namespace."""
+    """Process at the other end of a connection, from the kernel (SO_PEERCRED). pid: 0 in an unrelated pid namespace."""
 
     pid: int
     uid: int
@@ -33,7 +33,7 @@ _Coordinate = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Reported position of a rank in the job's parallel layout: its index in each group, None if not known."""
+    """Reported position of a rank in the job's parallel layout: index of the rank in each group, None if not known."""
 
     data: _Coordinate | None = None
     stage: _Coordinate | None = None
@@ -54,7 +54,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class _Later(msgspec.Struct, frozen=True):
-    """Later update of a registered process."""
+    """Message that a process sends after its registration: an update of its position."""
 
     v: int
     place: Place
@@ -67,9 +67,9 @@ _later = msgspec.json.Decoder(_Later)
 
 
 def take_message(received: bytearray) -> bytes | None:
-    """Remove and return the first message in `received`, without its length; None if it is incomplete.
+    """Remove and return the first message in `received`, without its length; None if the message is incomplete.
 
-    Raise ReporterError if it is too long.
+    Raise ReporterError if the message is too long.
     """
     if len(received) < LENGTH_BYTES:
         return None
@@ -84,7 +84,7 @@ def take_message(received: bytearray) -> bytes | None:
 
 
 def parse_claim(message: bytes) -> Claim:
-    """Parse the claim in a message (without its length). Raise ReporterError if it is invalid."""
+    """Parse the claim in a message (without its length). Raise ReporterError if the claim is invalid."""
     try:
         claim = _claims.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -95,7 +95,7 @@ def parse_claim(message: bytes) -> Claim:
 
 
 def parse_place(message: bytes) -> Place:
-    """Parse the position in a later message (without its length). Raise ReporterError if it is invalid."""
+    """Parse the position in a message (without its length) after registration. Raise ReporterError if invalid."""
     try:
         update = _later.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

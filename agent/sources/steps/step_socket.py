@@ -1,13 +1,13 @@
 """Unix socket on which training processes register with the node's agent.
 
-``gangwatch/steps.py`` describes the messages. The kernel reports the peer's pid and user (SO_PEERCRED), ``admit``
-decides its identity, and the accounts limit each tenant (agent/sources/steps/tenants.py).
+``gangwatch/steps.py`` describes the messages. The kernel reports the pid and user of each process (SO_PEERCRED). The
+function ``admit`` decides which rank a process is. The accounts limit each tenant (agent/sources/steps/tenants.py).
 
 One thread serves all connections, and no client can block it:
 
-- It never waits for a client. Sockets are non-blocking, and descriptors whose close may block are closed by other
-  threads (agent/sources/steps/closers.py).
-- It serves the tenant first that has used the least CPU time in the current second.
+- It never waits for a client. Sockets are non-blocking. Other threads close the descriptors whose close may block
+  (agent/sources/steps/closers.py).
+- It serves first the tenant that has used the least CPU time in the current second.
 - It has a budget of CPU time (agent/sources/steps/processor_budget.py). Otherwise the agent's CPU quota would delay its
   frames.
 """
@@ -42,27 +42,30 @@ from agent.sources.steps.tenants import Accounts, Quotas, Tenant
 MAX_REFUSALS = 256
 
 MESSAGE_SECONDS = 5.0
-"""Time in which a client must send its complete registration."""
+"""Maximum time in which a client must send its complete registration."""
 
 ASK_AGAIN_SECONDS, LAST_ASK_AGAIN_SECONDS = 0.1, 0.5
-"""Minimum and maximum delay before ``admit`` is called again for an undecided registration; doubled each time."""
+"""Minimum and maximum delay before ``admit`` is called again for an undecided registration. The delay doubles each
+time.
+"""
 
 MAX_REST_SECONDS = 0.05
-"""Maximum duration of one sleep, so that a stop is noticed in time."""
+"""Maximum duration of one sleep of the thread. A stop takes effect after the current sleep."""
 
 ACCEPTS_A_PASS = 16
-"""Maximum connections accepted from one listener before the others are served."""
+"""Maximum number of connections accepted from one listener before other listeners are served."""
 
 MAX_CLOSING = 256
 """Maximum number of connections waiting to be closed. At the limit the socket accepts no connections."""
 
 MAX_STUCK_USERS = 8
-"""Number of unattested users with a descriptor that cannot be closed, at which all unattested processes are refused."""
+"""Number of stuck users at which all unattested processes are refused. A user is stuck if a descriptor that it sent
+cannot be closed."""
 
 MAX_REFUSAL_CHARACTERS = 500
 
 _OURS = Tenant("user", "")
-"""Tenant for which listeners are closed: no peer has an empty user id."""
+"""Tenant of the agent's own listeners when they are closed. No client has an empty user id."""
 
 
 class Refusal(NamedTuple):
@@ -75,17 +78,18 @@ class Refusal(NamedTuple):
 
 
 Admit = Callable[[Peer, Claim, float], Admission | None]
-"""Decision on a registration: rank and tenant, or None to retry later. The third argument is the time in seconds since
-the connection. Raises ReporterError to refuse it. Called in the socket's thread."""
+"""Function that decides on a registration. It returns the rank and tenant, or None to be called again later. It raises
+ReporterError to refuse the registration. The third argument is the time in seconds since the connection. The function
+is called in the socket's thread."""
 
 
 def tenant_of_user(peer: Peer) -> Tenant:
-    """Return the tenant of a peer of which only the user id is known."""
+    """Return the tenant of a process of which only the user id is known."""
     return Tenant("user", str(peer.uid))
 
 
 def _answer(client: socket.socket, refusal: str | None) -> None:
-    """Send the result to the client. Ignore a client that does not read it."""
+    """Send the result of the registration to the client. Ignore a failure, such as a client that does not read."""
     response = {"ok": True} if refusal is None else {"ok": False, "error": refusal}
     body = msgspec.json.encode(response)
     try:
@@ -104,8 +108,8 @@ class StepSocket:
     """Listener for reporters at `path` and at the sockets of pods, until ``close``.
 
     admit: decides on each registration. tenant_of: returns the tenant of a new connection before anything is read.
-    confirm: is called with each registered reporter. All are called in the socket's thread. refused: refusals by
-    reason. Raise SourceError if the path cannot be used or another live agent listens on it.
+    confirm: is called with each registered reporter. These functions are called in the socket's thread. refused: number
+    of refusals by reason. The constructor raises SourceError if the path cannot be used or another live agent uses it.
     """
 
     def __init__(
@@ -153,7 +157,7 @@ class StepSocket:
         self._thread.start()
 
     def registered(self) -> list[Registered]:
-        """Return all admitted reporters that are not forgotten, in order of registration."""
+        """Return all admitted reporters for which ``forget`` was not called, in order of registration."""
         with self._lock:
             return list(self._registered)
 
@@ -229,11 +233,11 @@ class StepSocket:
                 time.sleep(min(rest_seconds, MAX_REST_SECONDS))
 
     def _serving_order(self, connection: Connection) -> tuple[float, float]:
-        """Return the sort key for serving: tenants with the least CPU time first, then older connections first."""
+        """Return the sort key of a connection: least CPU time of its tenant first, then oldest connection first."""
         return self._accounts.spent(connection.tenant), connection.begun
 
     def _timeout_seconds(self) -> float | None:
-        """Return the time until the next timed task; None if there is none."""
+        """Return the seconds until the next timed task; None without a timed task."""
         now = time.monotonic()
         delays = [] if self._pod_sockets is None else [self._scan_pods_at - now]
         delays.extend(connection.ask_at - now for connection in self._undecided)
@@ -245,7 +249,7 @@ class StepSocket:
         return max(0.0, min(delays)) if delays else None
 
     def _scan_pods(self, pod_sockets: PodSockets) -> None:
-        """Open and close the sockets of pods that were added or removed."""
+        """Open the sockets of added pods, and close the sockets of removed pods."""
         opened, gone = pod_sockets.scan()
         for listener in gone:
             self._selector.unregister(listener)
@@ -254,7 +258,7 @@ class StepSocket:
             self._selector.register(listener, selectors.EVENT_READ)
 
     def _accept(self, listener: socket.socket, now: float) -> None:
-        """Accept up to ACCEPTS_A_PASS connections."""
+        """Accept at most ACCEPTS_A_PASS connections from the listener."""
         for _ in range(ACCEPTS_A_PASS):
             try:
                 accepted, _ = listener.accept()
@@ -295,7 +299,9 @@ class StepSocket:
             raise ReporterError("too many users have descriptors that cannot be closed: try again later", "full")
 
     def _attend(self, connection: Connection, now: float) -> bool:
-        """Receive data of a client, or decide on it again; return False if it must be retried shortly."""
+        """Receive data of a client, or decide again on its registration. Return False if the call must be repeated
+        soon.
+        """
         try:
             if connection in self._undecided and connection.ask_at <= now:
                 self._judge(connection, now)
@@ -349,7 +355,7 @@ class StepSocket:
         connection.update_place()
 
     def _refuse_late(self, now: float) -> None:
-        """Refuse connections without a complete registration in time."""
+        """Refuse connections that have not sent a complete registration in time."""
         late: list[Connection] = []
         for connection in self._pending:
             if now - connection.begun < self._message_seconds:
@@ -370,7 +376,7 @@ class StepSocket:
             self.refusals.append(Refusal(peer, _printable(reason), label, tenant))
 
     def _close_socket(self, client: socket.socket, tenant: Tenant) -> None:
-        """Close a connection: in this thread if its queue is empty, so that closing cannot block."""
+        """Close a connection: in this thread if its queue is empty (closing cannot block), else in a worker thread."""
         unread = array.array("i", [1])
         try:
             client.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,9 @@
-"""Tenants of a node, and the limits of each on the step socket. Pure: time is an argument.
+"""Tenants of a node, and the limits of each tenant on the step socket. Pure: time is an argument.
 
-A tenant is an attested pod, an attested job of Slurm or of the local backend, or else the user of an unattested
-process. Users can start many processes and connections, but cannot choose the pod, job or user that the kernel reports.
-So all limits are per tenant, and a flood from one tenant does not affect the share of another.
+A process is attested if the machine, not only the process, reports its pod or job. A tenant is an attested pod, an
+attested job of Slurm or of the local backend, or else the user of an unattested process. Users can start many processes
+and connections, but cannot choose the pod, job or user that the kernel reports. All limits are therefore per tenant,
+and a flood from one tenant does not affect the share of another tenant.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Literal, NamedTuple
 from agent.schema.errors import ReporterError
 
 MAX_RING_SLOTS = 65536
-"""Maximum slots of a ring, independent of the quotas: rings.py refuses larger ones."""
+"""Maximum number of slots of a ring, independent of the quotas. rings.py refuses larger rings."""
 
 
 class Tenant(NamedTuple):
-    """Owner of processes on the node, to which limits apply."""
+    """Pod, job or user that owns processes on the node. Limits apply to each tenant."""
 
     kind: Literal["pod", "job", "user"]
-    """'pod' and 'job' are attested by the machine; 'user' is the user id of an unattested process."""
+    """'pod' or 'job': reported by the machine. 'user': user id of a process whose pod or job is unknown."""
     name: str
 
     @property
@@ -45,13 +46,13 @@ class Quotas:
     reporters_per_job: int = 256
     reporters_per_user: int = 16
     registrations_per_second: float = 4.0
-    """Average rate of one tenant. The burst is twice its limit of reporters."""
+    """Average rate of registrations of one tenant. The burst is twice the tenant's limit of reporters."""
     ring_slots: int = MAX_RING_SLOTS
-    """Maximum slots of one ring."""
+    """Maximum number of slots of one ring."""
     ring_slots_unattested: int = 16384
-    """Maximum slots of one ring of an unattested process."""
+    """Maximum number of slots of one ring of an unattested process."""
     name_length: int = 128
-    """Maximum characters in the gang name of an unattested process."""
+    """Maximum number of characters in the gang name of an unattested process."""
 
     def reporters_of(self, tenant: Tenant) -> int:
         """Return the maximum number of reporters of this tenant."""
@@ -60,30 +61,34 @@ class Quotas:
         return self.reporters_per_job if tenant.kind == "job" else self.reporters_per_user
 
     def slots_of(self, tenant: Tenant) -> int:
-        """Return the maximum slots of a ring of this tenant."""
+        """Return the maximum number of slots of one ring of this tenant."""
         return self.ring_slots if tenant.attested else self.ring_slots_unattested
 
 
 CONNECTIONS_A_TENANT = 128
 CONNECTIONS_UNATTESTED = 256
 CONNECTIONS = 512
-"""Maximum unregistered connections of one tenant, of all unattested processes, and in total. The ranks of a job start
-together, and each registers within milliseconds; refused ones retry within a second."""
+"""Maximum number of unregistered connections in total. CONNECTIONS_A_TENANT is the maximum of one tenant, and
+CONNECTIONS_UNATTESTED that of all unattested processes. The ranks of a job start together, and each registers within
+milliseconds. A refused rank retries within a second."""
 
 CONNECTING_BURST = 512
 CONNECTING_PER_SECOND = 32.0
-"""Burst and average rate of a tenant's new connections. Connections above it are refused before anything is read."""
+"""Average rate of a tenant's new connections; CONNECTING_BURST is the burst. Connections above this rate are refused
+before any data is read."""
 
 REFUSALS_BURST = 8
 REFUSALS_PER_SECOND = 8 / 60
-"""Burst and average rate of a tenant's refusals that are reported with their reason. All refusals are counted."""
+"""Average rate of a tenant's refusals that are reported with their reason; REFUSALS_BURST is the burst. All refusals
+are counted."""
 
 FORGET_SECONDS = 60.0
-"""Time after which a tenant without connections is removed. It is longer than its token buckets take to fill."""
+"""Time after which a tenant without connections is removed. In this time the token buckets of the tenant become
+full."""
 
 
 class Allowance:
-    """Token bucket: `burst` at once, `rate` per second on average."""
+    """Token bucket that allows `burst` tokens at once and `rate` tokens per second on average."""
 
     __slots__ = ("_at", "_level")
 
@@ -92,7 +97,7 @@ class Allowance:
         self._at = 0.0
 
     def take(self, now: float, rate: float, burst: float) -> float:
-        """Take a token and return 0.0, or return the seconds until the next token."""
+        """Take a token and return 0.0; if there is no token, return the seconds until the next token."""
         level = burst if self._level is None else min(burst, self._level + (now - self._at) * rate)
         self._at = now
         if level < 1.0:
@@ -123,8 +128,8 @@ class _Account:
 class Accounts:
     """Usage of one step socket by tenant, and enforcement of the limits. Not thread-safe.
 
-    Connections are charged to the tenant known at connect time, reporters to the attested tenant. `now` is in seconds
-    of any clock.
+    A connection counts for the tenant that is known at connect time, a reporter for the tenant that is known after the
+    registration. now: time in seconds of any clock.
     """
 
     def __init__(self, quotas: Quotas) -> None:
@@ -137,7 +142,7 @@ class Accounts:
         return len(self._accounts)
 
     def connect(self, tenant: Tenant, now: float) -> None:
-        """Account for a new connection until ``disconnect``. Raise ReporterError if a limit is reached."""
+        """Count a new connection until ``disconnect``. Raise ReporterError if a limit is reached."""
         account = self._account(tenant, now)
         wait_seconds = account.connecting.take(now, CONNECTING_PER_SECOND, CONNECTING_BURST)
         if wait_seconds:
@@ -164,12 +169,12 @@ class Accounts:
         self._connections[tenant.attested] += 1
 
     def disconnect(self, tenant: Tenant) -> None:
-        """Account for the end or the registration of a connection."""
+        """Stop counting a connection that has ended or has registered."""
         self._accounts[tenant].connections -= 1
         self._connections[tenant.attested] -= 1
 
     def register(self, tenant: Tenant, ring_slots: int, now: float) -> None:
-        """Account for a reporter until ``close`` and ``forget``. Raise ReporterError if a limit is reached."""
+        """Count a new reporter until ``close`` and ``forget``. Raise ReporterError if a limit is reached."""
         quotas = self.quotas
         account = self._account(tenant, now)
         most = quotas.reporters_of(tenant)
@@ -212,14 +217,14 @@ class Accounts:
         self._reporters[tenant.attested] += 1
 
     def close(self, tenant: Tenant) -> None:
-        """Account for the end of a reporter's connection. Its ring may still contain unread records."""
+        """Count a reporter as closed after the end of its connection. Its ring may still contain unread records."""
         account = self._accounts[tenant]
         account.reporters -= 1
         account.closed += 1
         self._reporters[tenant.attested] -= 1
 
     def forget(self, tenant: Tenant) -> None:
-        """Account for the complete reading of a closed reporter's ring."""
+        """Stop counting a closed reporter, whose ring was read completely."""
         self._accounts[tenant].closed -= 1
 
     def may_report_refusal(self, tenant: Tenant, now: float) -> bool:
@@ -227,7 +232,7 @@ class Accounts:
         return not self._account(tenant, now).refusals.take(now, REFUSALS_PER_SECOND, REFUSALS_BURST)
 
     def spend(self, tenant: Tenant, processor_seconds: float, now: float) -> None:
-        """Add CPU time used for this tenant."""
+        """Add CPU time that was used for this tenant."""
         self._account(tenant, now).processor_seconds += processor_seconds
 
     def spent(self, tenant: Tenant) -> float:
@@ -252,9 +257,9 @@ class Accounts:
 
 
 def fair_shares(wanted: Sequence[int], budget: int) -> list[int]:
-    """Divide `budget` by max-min fairness and return the shares.
+    """Return the share of each request in `wanted`: `budget` is divided by max-min fairness.
 
-    A request of at most budget / len(wanted) is met in full. Larger requests share the rest equally.
+    A request of at most budget / len(wanted) gets its full amount. Larger requests get equal shares of the rest.
     """
     shares = [0] * len(wanted)
     left = budget

@@ -16,10 +16,10 @@ from agent.sources.sysfs.sysfs import is_number, names_in, read_text
 NVIDIA = "0x10de"
 
 _GPU_CLASSES = ("0x0300", "0x0302")
-"""VGA and 3D controllers, by the first two bytes of the class (include/linux/pci_ids.h)."""
+"""PCI classes of VGA and 3D controllers: first two bytes of the class (include/linux/pci_ids.h)."""
 
 _NIC_CLASSES = ("0x0200", "0x0207")
-"""Ethernet and InfiniBand controllers; a ConnectX is either, by its link layer."""
+"""PCI classes of Ethernet and InfiniBand controllers. The class of a ConnectX depends on its link layer."""
 
 AER_FILES = {
     "correctable": "aer_dev_correctable",
@@ -29,7 +29,7 @@ AER_FILES = {
 
 
 class Function(NamedTuple):
-    """A PCI function. folder: its real path. kind: 'gpu' or 'nic'. driver: empty if none is bound."""
+    """PCI function of a GPU or NIC. folder: its real path. kind: 'gpu' or 'nic'. driver: empty without a driver."""
 
     device: PciDevice
     folder: str
@@ -42,7 +42,7 @@ class FunctionFinder:
     """Repeated listing of GPUs and NICs. The result is cached while the set of devices is the same."""
 
     _THOROUGH = 16
-    """Number of calls after which the cache is dropped: a driver may have been bound to a device."""
+    """Number of calls of ``find`` after which the cache is dropped, since a driver may have been bound to a device."""
 
     def __init__(self, sys_root: str) -> None:
         self._folder = f"{sys_root}/bus/pci/devices"
@@ -51,7 +51,7 @@ class FunctionFinder:
         self._times = 0
 
     def find(self) -> list[Function]:
-        """Return the functions sorted by address, without devices that are removed meanwhile."""
+        """Return the functions sorted by address. Omit devices that are removed during the listing."""
         self._times += 1
         addresses = names_in(self._folder)
         if addresses != self._addresses or self._times % self._THOROUGH == 0:
@@ -83,13 +83,13 @@ class FunctionFinder:
 _SPEED = re.compile(r"^(\d{1,3}(?:\.\d)?) GT/s(?: PCIe)?$", re.ASCII)
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""PCI Express generation by gigatransfers per second."""
+"""PCI Express generation by transfer rate in GT/s."""
 
 
 def parse_generation(text: str) -> int | None:
-    """Return the generation of '32.0 GT/s PCIe'; None for 'Unknown', the value of a device that is off the bus.
+    """Return the generation of a link speed such as '32.0 GT/s PCIe'; None for 'Unknown'.
 
-    Raise ValueError for anything else.
+    'Unknown' is the value of a device that is off the bus. Raise ValueError for any other text.
     """
     if text in ("Unknown", "Unknown speed"):
         return None
@@ -103,7 +103,7 @@ MOST_LANES = 32
 
 
 def parse_width(text: str) -> int | None:
-    """Return the lanes of '16'; None for invalid values (0, or 63 and 255 of a device that is off the bus)."""
+    """Return the number of lanes in a text such as '16'; None for 0, and for 63 and 255 (device is off the bus)."""
     if not is_number(text):
         raise ValueError(f"{text[:40]!r} is not a link width")
     lanes = int(text)
@@ -111,7 +111,7 @@ def parse_width(text: str) -> int | None:
 
 
 def parse_aer(data: bytes) -> dict[str, int]:
-    """Parse aer_dev_*: the count of each error by the kernel's name, without the total.
+    """Parse a file aer_dev_*. Return the count of each error by its name in the kernel, without the total.
 
     Raise SourceError for a malformed line.
     """

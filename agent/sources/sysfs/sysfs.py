@@ -17,7 +17,7 @@ _PCI_ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 
 
 def whole_disks(sys_root: str) -> frozenset[str] | None:
-    """Return the names of the disks in /sys/block, which has no partitions; None if there is no such folder."""
+    """Return the names of the disks in /sys/block; None if the folder does not exist. /sys/block has no partitions."""
     try:
         with os.scandir(f"{sys_root}/block") as entries:
             names = [entry.name for entry in entries]
@@ -40,7 +40,7 @@ def is_number(text: str) -> bool:
 
 
 def names_in(folder: str) -> list[str]:
-    """Return the names in a folder in natural order (eth2 before eth10); empty if there is no such folder."""
+    """Return the names in a folder in natural order (eth2 before eth10); empty if the folder does not exist."""
     try:
         return sorted(os.listdir(folder), key=_numbered)
     except OSError:
@@ -58,7 +58,7 @@ def pci_address_of(path: str) -> str:
 
 
 def is_kernel_tree(sys_root: str) -> bool:
-    """Return whether this is the sysfs of the running kernel, so that system calls apply to its devices too."""
+    """Return whether this folder is the sysfs of the running kernel. If so, system calls reach the same devices."""
     root = os.path.realpath(sys_root)
     try:
         mounts = read_file("/proc/self/mountinfo").decode("utf-8", "surrogateescape")
