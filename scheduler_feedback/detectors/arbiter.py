@@ -81,7 +81,7 @@ class Active:
         return not ranks.isdisjoint(self.ranks) or not (ranks or self.ranks)
 
     def overlaps(self, other: Active) -> bool:
-        """Return whether both explain the same slowdown of a rank. Both verdicts are about one attempt.
+        """Return whether the two verdicts explain the same slowdown of a rank. Both verdicts are about one attempt.
 
         Two verdicts on the job's own doing do not: a stage that always had more work can get more still.
         """

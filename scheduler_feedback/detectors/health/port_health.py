@@ -36,7 +36,7 @@ class Port:
         self.flaps.setdefault(source, deque(maxlen=2 * FLAPS)).extend([now_ns] * times)
 
     def recent(self, now_ns: int) -> int:
-        """Return the number of recent flaps, by the source with the most."""
+        """Return the number of recent flaps, from the source that reported the most."""
         since_ns = now_ns - round(FLAP_SECONDS * 1e9)
         return max((sum(at_ns >= since_ns for at_ns in ring) for ring in self.flaps.values()), default=0)
 

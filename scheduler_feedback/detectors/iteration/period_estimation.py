@@ -161,7 +161,7 @@ class _Followed:
     phase: FloatArray
     """Rising phase, in cycles: float64 [samples]."""
     ends: FloatArray
-    """Ends of the cycles, in samples."""
+    """Ends of the cycles, in samples from the first sample."""
     cycle: float
     """Median length of the cycles, in samples."""
     uneven: float

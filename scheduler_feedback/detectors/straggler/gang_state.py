@@ -122,7 +122,7 @@ class GangState:
         self.refused = np.zeros(count, np.int64)
 
     def take_in(self, steps: StepTable) -> StepTable:
-        """Return the steps that are waiting for a window, followed by these; skip the attempt's first steps."""
+        """Return the pending steps followed by the new steps; skip the attempt's first steps."""
         skipped = min(self.to_skip, len(steps))
         self.to_skip -= skipped
         steps = rest(steps, skipped)
@@ -144,7 +144,7 @@ class GangState:
 
 
 def rest(steps: StepTable, after: int) -> StepTable:
-    """Return the steps without the first `after`."""
+    """Return the steps without the first `after` steps."""
     if not after:
         return steps
     return StepTable(*(None if array is None else array[after:] for array in _arrays_of(steps)))  # type: ignore[arg-type]

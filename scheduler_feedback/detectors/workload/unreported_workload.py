@@ -41,7 +41,7 @@ from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN,
 from scheduler_feedback.detectors.workload.workload_rules import STAGE_RATIO
 
 KEPT = 512
-"""Number of windows: as many as the slowdown test keeps. A role takes twenty bytes a window."""
+"""Number of windows that are kept: as many as the slowdown test keeps. A role takes twenty bytes a window."""
 
 LEAST_BEFORE = 6
 """Minimum number of averages over whole iterations to learn the usual value and its variation. Of samples every second,
