@@ -49,7 +49,7 @@ class GpmColumn(NamedTuple):
 
 
 class Gpm:
-    """Reader of the GPM counters of a GPU or of one of its GPU instances. ``gauges``, ``counters``: supported columns."""
+    """Reader of the GPM counters of a GPU or GPU instance. ``gauges``, ``counters``: the supported columns."""
 
     def __init__(self, device: Device, columns: Sequence[GpmColumn], gpu_instance: int | None = None) -> None:
         """Take the first sample. Raise GpuLostError or LibraryDeadError."""
@@ -102,7 +102,7 @@ class Gpm:
     def read(self) -> None:
         """Write the means since the last sample.
 
-        The means are absent at the first read, and at a read less than LEAST_APART_NS after the last sample.
+        The means are absent if less than LEAST_APART_NS has passed since the last sample, or if a sample failed.
         """
         if not self._samples or self._get is None:
             return
