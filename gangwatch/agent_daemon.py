@@ -207,7 +207,7 @@ class _Agent:
                 self._read_again()
 
     def _read_again(self) -> None:
-        """Apply the reloadable settings of a changed configuration. If it is invalid, only log the error."""
+        """Apply the reloadable settings of a changed configuration. An invalid configuration changes nothing."""
         notify(*reloading())
         try:
             if self._reload is not None:
