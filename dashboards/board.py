@@ -72,7 +72,10 @@ class Board:
     # --- variables, annotations and links -----------------------------------------------------------------------------
 
     def variable(self, name: str, label: str, query: str, many: bool = False, every: bool = False) -> None:
-        """Add a variable with the query's values. many: allow several values. every: select all values by default."""
+        """Add a variable with the query's values.
+
+        many: whether users can select several values. every: whether all values are selected by default.
+        """
         checked(query, f"{self.title}: variable {name}")
         variable = (
             build.QueryVariable(name)

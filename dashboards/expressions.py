@@ -18,7 +18,7 @@ _NAME = re.compile(r"\b(?:[a-z_]+:)*gangwatch_[a-z0-9_]+(?::[a-z0-9_]+)*")
 _RECORDED: dict[str, str] = {}
 
 CLUSTER = 'cluster=~"$cluster"'
-"""The matcher in every selector of a dashboard: one Grafana shows many clusters."""
+"""Label matcher in every selector of a dashboard, because one Grafana shows many clusters."""
 
 GANG = f'{CLUSTER}, gang=~"$gang"'
 
@@ -53,7 +53,10 @@ def worst(count: int, expression: str) -> str:
 
 
 def least(count: int, expression: str, only: str = "") -> str:
-    """Select the series with the lowest values, as `worst`. only: show only values that satisfy it, such as "== 0"."""
+    """Select the series with the lowest values, as `worst` does.
+
+    only: comparison that shown values satisfy, such as "== 0".
+    """
     inner, span = _spanned(expression)
     return f"{inner} {only} and bottomk({count}, min_over_time({inner}{span} @ end()))"
 

@@ -34,11 +34,11 @@ PLAIN: Steps = ((None, "blue"),)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query of a panel."""
+    """Query of a panel."""
 
     expression: str
     legend: str = ""
-    """Text with labels in double braces."""
+    """Text of the legend. A label's name in double braces stands for its value."""
     instant: bool = False
     """Query only the end of the time range."""
     table: bool = False

@@ -75,7 +75,7 @@ def run_agent(
 
 
 class _Agent:
-    """A node with its publisher, and the handling of signals."""
+    """Agent of one node: its publisher, and the handling of signals."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Agent:
         self._warn_without_frame_readers()
 
     def _warn_without_frame_readers(self) -> None:
-        """Log a warning if no client can read frames. It is no error: an agent may only be scraped."""
+        """Log a warning if no client can read frames. Prometheus can still scrape the agent."""
         security = self._publisher.security
         if security is not None and not security.has_frame_readers:
             _log.warning(
@@ -182,7 +182,7 @@ class _Agent:
         _log.info("node %s stopped", self._name)
 
     def _take_signals(self) -> None:
-        """Handle signals until one that ends the process."""
+        """Handle signals until a signal ends the process."""
         heartbeat_seconds = watchdog_seconds()
         while True:
             if heartbeat_seconds is None:
@@ -207,7 +207,7 @@ class _Agent:
                 self._read_again()
 
     def _read_again(self) -> None:
-        """Apply the reloadable settings of a changed configuration. If it is invalid, log that and change nothing."""
+        """Apply the reloadable settings of a changed configuration. An invalid configuration changes nothing."""
         notify(*reloading())
         try:
             if self._reload is not None:
@@ -268,7 +268,7 @@ def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Re
 
 
 def settings_of(config: Config) -> Settings:
-    """Return the settings of the exposition."""
+    """Return the settings of the agent's /metrics."""
     from exporter.prometheus.exposition import Settings
 
     section = config.exporter

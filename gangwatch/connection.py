@@ -19,9 +19,9 @@ class Trust:
     """TLS settings of a client: how to verify the server, and the client's own certificate."""
 
     certificate: Path | None = None
-    """The server's own certificate, from its record. No other is accepted; the names in it are ignored."""
+    """The server's own certificate, from its record. No other certificate is accepted; the names in it are ignored."""
     ca_file: Path | None = None
-    """Authorities that sign the server's certificate otherwise; None for the system's."""
+    """File of the authorities of the server's certificate, used without `certificate`; None for the system's."""
     cert_file: Path | None = None
     """The client's certificate, for a server that requires one."""
     key_file: Path | None = None

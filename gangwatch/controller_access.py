@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # optional or heavy: imported only if they are configured
 
 
 def authentication_of(state: StateFolder, config: Config) -> Authentication:
-    """Return the authentication that is configured. Raises ConfigError with the key or the token file."""
+    """Return the configured authentication. Raises ConfigError with the key or the token file."""
     section = config.access
     return Authentication(
         Tokens(state.token_file, [_path(file) for file in section.token_files], state.tokens_file),
@@ -37,7 +37,7 @@ def authentication_of(state: StateFolder, config: Config) -> Authentication:
 
 
 def audit_of(state: StateFolder, config: Config) -> Audit:
-    """Return the audit log that is configured."""
+    """Return the configured audit log."""
     section = config.access
     path = state.audit_file if section.audit_target == "file" else None
     return Audit(path, section.audit_bytes, section.audit_files)

@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 15.0
 
 
 PAGE = 500
-"""Items per request of a list."""
+"""Number of items per request of a list."""
 
 MOST_BUSY_SECONDS = 30.0
 """Maximum duration of retries after 429 (too many requests), at the interval that the controller sets."""

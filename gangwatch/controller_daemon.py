@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from scheduler_feedback.feed.credentials import Credentials
 
 _RECENT_NS = 60_000_000_000
-"""An end longer ago than this did not cause this start: a supervisor restarts a controller within ten seconds."""
+"""Maximum age, in ns, of an unexpected end that caused this start. A supervisor restarts
+a controller within ten seconds."""
 
 SWITCH_SECONDS = 0.0005
 """Interpreter switch interval of the controller (Python's default: 5 ms). The cycle's thread releases the interpreter
@@ -142,13 +143,13 @@ class ControllerServer:
         self._listener.close()
 
     def stop(self) -> None:
-        """End ``run``, also if it has not begun. Any thread may call it."""
+        """End ``run``, even if ``run`` has not begun. Any thread may call it."""
         self._server.should_exit = True
 
     def compose(
         self, policy: Policy, backend: str, backend_settings: object, reload: Callable[[], Policy] | None = None
     ) -> Controller:
-        """Return the controller to serve, which is not started."""
+        """Create the controller and return it without starting it."""
         from scheduler_feedback.controller.composition import ControllerConfiguration, compose
 
         self._controller = compose(

@@ -1,4 +1,4 @@
-"""Import guard: load gangwatch's packages from the folder of this package, whatever else is named `agent`.
+"""Import guard: load gangwatch's packages from the folder of this package, even if another module is named `agent`.
 
 Some of the packages have common names. A file of that name in the current folder, or another distribution that was
 installed over gangwatch, would be imported instead. This module runs first, so it imports the standard library only.
@@ -82,7 +82,7 @@ def _load(name: str, home: str) -> None:
 
 
 def _owner(name: str) -> str:
-    """Return a clause that names the distribution which installed this package; '' if unknown."""
+    """Return a clause that names the distribution which installed this package; '' if the distribution is unknown."""
     from importlib.metadata import packages_distributions
 
     others = sorted(set(packages_distributions().get(name, ())) - {"gangwatch"})

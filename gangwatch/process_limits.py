@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 _M_ARENA_MAX = -8
-"""malloc.h."""
+"""Number of the option M_ARENA_MAX of mallopt(3), from malloc.h."""
 
 
 def allow_descriptors(most: int) -> None:

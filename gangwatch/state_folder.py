@@ -182,7 +182,7 @@ class StateFolder:
 
     @property
     def tokens_file(self) -> Path:
-        """Hashes of the tokens that `gangwatch token` made."""
+        """Path of the file with hashes of the tokens that `gangwatch token` created."""
         return self.path / "tokens.toml"
 
     @property
@@ -208,7 +208,7 @@ class StateFolder:
         return self.path / "log" / f"{name}.log"
 
     def error_file(self, name: str) -> Path:
-        """Standard error of the daemon's latest start: the line why it could not start, or a traceback."""
+        """Path of the file with the standard error of the daemon's latest start: its error message, or a traceback."""
         return self.path / "log" / f"{name}.err"
 
     def socket_path(self, node: str) -> Path:

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["Reporter", "Step", "Wait", "reporter"]
 
 STEP_BEGUN, STEP_ENDED, COLLECTIVE_ENTERED, COLLECTIVE_LEFT = 1, 2, 3, 4
-"""Kinds of record."""
+"""Kinds of records in the step ring."""
 
 WAIT_KNOWN, TOKENS_KNOWN, ABANDONED = 1, 2, 4
 """Flags of STEP_ENDED: wait was measured, tokens are known, an exception ended the step."""
@@ -77,7 +77,7 @@ HEADER_BYTES = 64
 SLOT_BYTES = 64
 
 DEFAULT_SLOTS = 4096
-"""256 KiB: enough for 8,192 records per second if the agent reads twice a second."""
+"""Default length of the ring: 256 KiB, enough for 8,192 records per second if the agent reads twice a second."""
 
 MAX_NUMBER = 2**53
 """Maximum step number and token count: JSON and doubles represent integers up to here exactly."""
@@ -123,7 +123,7 @@ MAX_COORDINATE = 2**20
 
 
 def _word(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[str]:  # noqa: UP006, UP045
-    """Return the first of the variables that is set and not empty."""
+    """Return the value of the first variable that is set and not empty; None if there is none."""
     for name in names:
         value = environment.get(name)
         if value:
@@ -132,7 +132,7 @@ def _word(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[st
 
 
 def _count(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[int]:  # noqa: UP006, UP045
-    """Return the first of the variables that is set, if it is a valid rank or count."""
+    """Return the number in the first variable that is set; None if it is not a valid rank or count."""
     value = _word(environment, names)
     try:
         number = int(value) if value is not None else -1
@@ -534,7 +534,7 @@ class _Registration:
                 pass
 
     def close_descriptors(self) -> None:
-        """Close the copies in a forked child, where the thread does not exist."""
+        """Close the copies of the descriptors in a forked child, where the thread does not exist."""
         try:
             connection = self._connection
             if connection is not None:
@@ -631,7 +631,7 @@ _creating = threading.Lock()
 
 
 def reporter() -> Reporter:
-    """Return the reporter of this process; the first call creates it."""
+    """Return the reporter of this process. The first call creates the reporter."""
     found = _of_process.get("")
     if found is None:
         with _creating:

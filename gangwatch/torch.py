@@ -69,7 +69,7 @@ __all__ = ["Attachment", "attach"]
 
 MAX_PENDING_STEPS = 64
 MAX_PENDING_BUCKETS = 4096
-"""Limits of unfinished work on a GPU; beyond them the oldest step is reported without its wait."""
+"""Limits of unfinished work on a GPU. Above a limit, the oldest step is reported without its wait."""
 
 
 EXIT_NS = 1_000_000_000
@@ -105,7 +105,7 @@ class _CudaMark:
         return bool(self._event.query())
 
     def ns_since(self, earlier: _Mark) -> int:
-        """Return the time since `earlier`. Both marks must have passed, so that the driver returns at once."""
+        """Return the ns since the mark `earlier`. The device must have passed both, so this call does not block."""
         if not isinstance(earlier, _CudaMark):
             raise TypeError("a time of the host and a mark in a CUDA stream can't be compared")
         ns: int = round(earlier._event.elapsed_time(self._event) * 1e6)  # elapsed_time is in milliseconds
@@ -126,7 +126,7 @@ def _capturing(tensor: Any) -> bool:
 
 
 class _Bucket:
-    """The averaging of one bucket: its collective's number, and the times when it was ready and averaged."""
+    """Averaging of one bucket: its collective's number, and the times when it was ready and averaged."""
 
     __slots__ = ("averaged", "number", "ready")
 
@@ -382,7 +382,8 @@ class Attachment:
         """Report the last finished steps; called when the process ends.
 
         gloo's threads release the callbacks only after the backward pass has continued. If the interpreter has ended
-        by then, they abort the process. So wait for them: usually microseconds, at most a second.
+        by then, they abort the process. This function therefore waits for the threads: usually microseconds,
+        at most a second.
         """
         try:
             self._poll()
@@ -400,7 +401,7 @@ class Attachment:
 
 
 def _average(group: Any, bucket: Any) -> Any:
-    """Average as DDP does without a hook: multiply by 1 / world size, then sum. The future holds a list of one."""
+    """Average as DDP does without a hook: multiply by 1 / world size, then sum. The future's result has one tensor."""
     tensor = bucket.buffer()
     tensor.mul_(1.0 / dist.get_world_size(group))
     return dist.all_reduce(tensor, group=group, async_op=True).get_future()

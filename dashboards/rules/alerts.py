@@ -24,7 +24,7 @@ _OF_VERDICTS = {alert.name: (kind, row, alert) for kind, row in KINDS.items() fo
 
 
 def _of_verdicts(name: str, summary: str, description: str) -> Alert:
-    """Return the alert on active verdicts that the table of kinds names."""
+    """Return the alert with this name, which fires on active verdicts of one kind."""
     kind, row, of = _OF_VERDICTS[name]
     only = f', cause="{of.only}"' if of.only else ""
     without = f', cause!="{of.without}"' if of.without else ""

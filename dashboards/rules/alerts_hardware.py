@@ -12,7 +12,7 @@ _OWNER = "group_left (gang, rank) gpu:gangwatch_gpu_owner:topk1"
 
 
 def _owned(expression: str) -> str:
-    """Add the labels gang and rank of the GPU's user to the expression, if there is one."""
+    """Add the labels gang and rank of the GPU's user to the expression, if the GPU has a user."""
     return f"({expression}) * on (cluster, node, gpu) {_OWNER} or ({expression})"
 
 

@@ -50,7 +50,7 @@ def _rule(rule: Recording | Alert) -> dict[str, Any]:
 
 
 def groups_document(groups: Iterable[Group]) -> dict[str, Any]:
-    """Return the groups in the format of Prometheus's `rule_files`."""
+    """Return the rule groups in the format of Prometheus's `rule_files`."""
     return {"groups": [{"name": group.name, "rules": [_rule(rule) for rule in group.rules]} for group in groups]}
 
 
@@ -59,7 +59,7 @@ def rules_file(groups: Iterable[Group]) -> str:
 
 
 def prometheus_rule(groups: Iterable[Group], name: str = "gangwatch") -> str:
-    """Return the groups as a PrometheusRule object, for `kubectl apply` or a chart."""
+    """Return the rule groups as a PrometheusRule object, for `kubectl apply` or a chart."""
     metadata = {"name": name, "labels": {"app.kubernetes.io/name": "gangwatch", "role": "alert-rules"}}
     return HEADER + yaml_text(
         {

@@ -168,7 +168,7 @@ GROUPS = (
     Group("gangwatch-fabric", FABRIC),
     Group("gangwatch-verdicts", VERDICTS),
 )
-"""Each group comes after the groups that it reads. Prometheus evaluates groups in parallel."""
+"""Groups of recording rules. Each group follows the groups that it reads. Prometheus evaluates groups in parallel."""
 
 for _group in GROUPS:
     for _rule in _group.rules:

@@ -1,4 +1,4 @@
-"""Dashboard of one job: health, step time, straggler, verdicts and what was done about them."""
+"""Dashboard of one job: health, step time, straggler, verdicts, and the actions that followed them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _THIS = f'{GANG}, verdict=~"$verdict"'
 
 
 def _accused_and_peers(metric: str) -> tuple[Query, Query]:
-    """Return queries for a GPU gauge: the accused's value and its peers' median."""
+    """Return queries for a GPU gauge: the value of the accused rank and the median of its peers."""
     return (
         Query(f'rank:{metric}:max{{{GANG}, rank=~"$rank"}}', "accused: rank {{rank}}"),
         Query(f"quantile by (gang) (0.5, rank:{metric}:max{{{GANG}}})", "its peers' median"),
@@ -61,7 +61,7 @@ def _accused_and_peers(metric: str) -> tuple[Query, Query]:
 
 
 def _rate_of(metric: str, labels: str) -> tuple[Query, Query]:
-    """Return queries for the rate of a rank's counter: the accused's value and its peers' median."""
+    """Return queries for the rate of a rank's counter: the value of the accused rank and the median of its peers."""
     rate = f"sum by (gang, rank) (rate({metric}{{{labels}}}[$__rate_interval]))"
     accused = f'sum by (gang, rank) (rate({metric}{{{labels}, rank=~"$rank"}}[$__rate_interval]))'
     return (

@@ -29,12 +29,12 @@ LEAST_RSA_BITS = 2048
 """Minimum size of a request's RSA key (NIST SP 800-57 part 1, table 2: 112 bits of strength)."""
 
 MAX_COMMON_NAME = 64
-"""Maximum length of the subject's common name (X.520, ub-common-name). It is for people and never checked."""
+"""Maximum length of the subject's common name (X.520, ub-common-name). gangwatch does not check this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate in PEM, and its content."""
+    """Issued certificate in PEM, and its content."""
 
     certificate: bytes
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def new_request(key: bytes, names: Iterable[str]) -> bytes:
-    """Return a certificate signing request (PKCS#10) for these names, signed with the key."""
+    """Return a certificate signing request (PKCS#10) for the given names, signed with the key."""
     wanted = tuple(names)
     builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(wanted[0]))
     builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in wanted]), critical=False)
@@ -104,7 +104,7 @@ def _check_key(key: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """An authority: its certificate and key, in PEM."""
+    """Certificate authority: its certificate and key, in PEM."""
 
     certificate: bytes
     key: bytes

@@ -49,14 +49,14 @@ class Entry:
     revoked: str = ""
     """Reason or date of the revocation; '' if not revoked."""
     barred: bool = False
-    """Whether the name may have no new certificate."""
+    """Whether new certificates for the name are refused."""
 
     def left_seconds(self, now: datetime) -> float:
         """Return the remaining validity; negative after expiry."""
         return (self.issued.not_after - now).total_seconds()
 
     def document(self, now: datetime) -> dict[str, Any]:
-        """Return the document for --json."""
+        """Return the certificate as a document for --json."""
         return {
             "kind": self.kind,
             "name": self.name,

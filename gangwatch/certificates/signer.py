@@ -80,7 +80,7 @@ class Request(Part):
     status: CertificateStatus = msgspec.field(default_factory=CertificateStatus)
 
     def has(self, condition: str) -> bool:
-        """Return whether the request has this condition ('Approved', 'Denied', 'Failed')."""
+        """Return whether the request has the given condition ('Approved', 'Denied', 'Failed')."""
         return any(one.type == condition for one in self.status.conditions or ())
 
 
@@ -103,11 +103,11 @@ class Rules:
     """Additional names in every agent's certificate, for scrapes."""
     signer: str = SIGNER
     days: float = 90.0
-    """Validity of a certificate."""
+    """Validity of a certificate, in days."""
 
     @property
     def ours(self) -> bool:
-        """Whether gangwatch signs these certificates, and does not only approve the requests."""
+        """Whether gangwatch signs the certificates. If not, it only approves the requests."""
         return self.signer == SIGNER
 
 
@@ -118,7 +118,7 @@ class Decision:
     names: tuple[str, ...] = ()
     """Names of the certificate, if approved."""
     refusal: str = ""
-    """Why it was refused; '' if approved."""
+    """Reason of the refusal; '' if the request is approved."""
 
 
 def decide(request: Request, node: str, rules: Rules, revocations: Revocations) -> Decision:
@@ -157,7 +157,7 @@ class Signer:
     authority: Path | None = None
     """Folder with ca.crt and ca.key, read for each certificate; None if another signer signs."""
     revoked: Path | None = None
-    """File of revocations; None for none."""
+    """File of revocations; None if there is no such file."""
     clock: Callable[[], float] = time.monotonic
     signed: int = 0
     refused: int = 0
@@ -294,7 +294,7 @@ class Signer:
         return found.spec.node_name if found.metadata.uid == uid else ""
 
     def _may(self, node: str) -> bool:
-        """Count a certificate of the node; return False if it had too many recently."""
+        """Count a certificate of the node; return False if the node had too many certificates recently."""
         now = self.clock()
         made = self._made.setdefault(node, deque(maxlen=MAX_PER_HOUR))
         if len(made) == MAX_PER_HOUR and now - made[0] < 3600.0:
@@ -309,7 +309,7 @@ _anything: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict)
 
 
 async def _present(client: Client, name: str) -> dict[str, Any]:
-    """Return the complete object, to write it back."""
+    """Return the complete request object, for an update."""
     return await client.get(f"{PATH}/{name}", _anything)
 
 

@@ -22,7 +22,7 @@ from gangwatch.controller_client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 POLL_SECONDS = 0.5
-"""Interval between two polls of a node that is being drained."""
+"""Interval in seconds between two polls of a node that is being drained."""
 
 
 @click.command()
@@ -162,7 +162,7 @@ def _why_nothing_moves(left: dict[str, Any]) -> str:
 
 
 def _read_with_retry(client: Client, path: str, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the jobs that remain on the node; return `before` while the supervisor restarts the controller."""
+    """Return the jobs that remain on the node. While the supervisor restarts the controller, return `before`."""
     try:
         left: dict[str, Any] = client.get(path)
     except (NotRunningError, RefusedError) as error:

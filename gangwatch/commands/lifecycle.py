@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _options_again(
     nodes: int | None, slots: int | None, port: int | None, no_gpus: bool, listen: str | None, web_config: str | None
 ) -> tuple[str, ...]:
-    """Return the same options as command-line words, for the supervisor and the controller."""
+    """Return the given options as command-line arguments, for the supervisor and the controller."""
     web = str(Path(web_config).absolute()) if web_config is not None else None
     pairs = (("--nodes", nodes), ("--slots", slots), ("--port", port), ("--listen", listen), ("--web-config", web))
     given = tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
@@ -95,7 +95,7 @@ def up(
 
 
 def _print_started(state: StateFolder, as_json: bool) -> None:
-    """Print what runs. Raises GangwatchError if the daemons have ended again."""
+    """Print the running daemons. Raises GangwatchError if they have ended again."""
     from gangwatch.commands.configuration import say_notices
     from gangwatch.configuration.in_force import read_in_force
     from gangwatch.configuration.node_plan import oversubscribed

@@ -314,7 +314,7 @@ def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> obj
 
 
 def _elsewhere(key: str) -> str:
-    """Return a hint to the sections that have this key; '' if none has it."""
+    """Return a hint that names the other sections with this key; '' if there are none."""
     sections = [name for name, kind in _sections().items() if key in kind.__struct_fields__]
     sections += ["policy"] if key in _POLICY_DEFAULTS else []
     return f" (did you mean {' or '.join(f'{name}.{key}' for name in sections)}?)" if sections else ""
@@ -385,7 +385,7 @@ def _toml(value: object) -> str:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A key whose value differs."""
+    """Configuration key with a changed value."""
 
     key: str
     before: object
@@ -395,7 +395,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """Return the keys that differ, with both values."""
+    """Return the keys with different values in two configurations, and their old and new values."""
     old, new = flatten(before), flatten(after)
     return [
         Change(key, old.get(key), new.get(key), not ({key, key.partition(".")[0]} & RELOADABLE))

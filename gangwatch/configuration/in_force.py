@@ -41,5 +41,5 @@ def read_in_force(state: StateFolder) -> InForce | None:
 
 
 def write_in_force(state: StateFolder, in_force: InForce) -> None:
-    """Replace config.json."""
+    """Write the active configuration to config.json, in place of the old file."""
     write_atomically(state.config_file, msgspec.json.encode(in_force))

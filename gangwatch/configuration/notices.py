@@ -18,7 +18,7 @@ def notices(policy: Policy) -> tuple[str, ...]:
 
 
 def finding(policy: Policy) -> Finding:
-    """Return the notices as a finding of `gangwatch check`."""
+    """Return the notices as one check result of `gangwatch check`."""
     found = _without_effect(policy)
     if not found:
         return Finding("policy", "found", f'order = "{policy.order.value}"')

@@ -50,9 +50,9 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: str | None = None
     """HOST:PORT instead of `port`; off loopback it needs `web_config`."""
     web_config: str | None = None
-    """TLS and passwords, a file in the exporter-toolkit's format."""
+    """File with TLS settings and passwords, in the exporter-toolkit's format."""
     nvml_library: str | None = None
-    """Replaces the system's libnvidia-ml.so.1."""
+    """Path of the NVML library; None for the system's libnvidia-ml.so.1."""
     sysfs_root: str = "/sys"
     proc_root: str = "/proc"
     kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -60,10 +60,10 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job_files: str | None = None
     """Folder where a Slurm prolog writes which job has which GPU, as for dcgm-exporter."""
     step_socket: str | None = None
-    """Where ranks report; '{node}' is replaced by the node's name. None: in the state folder. In a folder of mode 0711,
-    the ranks of all users can reach it."""
+    """Path of the step socket; '{node}' is replaced by the node's name.
+    None: in the state folder. In a folder of mode 0711, the ranks of all users can reach it."""
     kernel_log: str = "/dev/kmsg"
-    """The kernel's log, or a recorded one."""
+    """Path of the kernel's log, or of a recorded log."""
     rdma_excluded: tuple[str, ...] = ()
     """Patterns of names or PCI addresses of RDMA devices that are never read."""
     gpu_burst: bool = False
@@ -94,7 +94,7 @@ class StepQuotasSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     reporters_per_job: Annotated[int, Meta(ge=0, le=16384)] = 256
     reporters_per_user: Annotated[int, Meta(ge=0, le=16384)] = 16
     registrations_per_second: Annotated[float, Meta(ge=0.01, le=10_000)] = 4.0
-    """Average rate per tenant; a burst may have twice the tenant's reporters."""
+    """Average number of registrations per second and tenant; a burst may have twice the tenant's reporters."""
     ring_slots: Annotated[int, Meta(ge=256, le=65536)] = 65536
     """Maximum number of slots in a ring (64 bytes each, in the reporter's memory)."""
     ring_slots_unattested: Annotated[int, Meta(ge=256, le=65536)] = 16384
@@ -115,7 +115,7 @@ class ExporterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compatibility: tuple[Literal["dcgm", "node_exporter", "rdma_exporter"], ...] = ()
     """Additional metric names for existing dashboards."""
     hostname_label: Literal["Hostname", "hostname"] = "Hostname"
-    """Spelling in the installed release of dcgm-exporter."""
+    """Name of the hostname label in the installed release of dcgm-exporter."""
     owner_labels: bool = False
     """Put the user of a GPU on each of its series, instead of on an info series to join."""
 
@@ -145,7 +145,7 @@ class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """The controller's server, mode and topology. Requests with the state folder's token have no limits."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
-    """Port on loopback; 0 picks a free one."""
+    """Port on loopback; 0 picks a free port."""
     mode: Literal["observe", "act"] = "act"
     """Whether decisions of the scheduler feedback are applied."""
     listen: str | None = None
@@ -157,9 +157,9 @@ class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     connections: Annotated[int, Meta(ge=16, le=65536)] = 1024
     """Maximum number of open connections."""
     connections_per_peer: Annotated[int, Meta(ge=8, le=65536)] = 256
-    """Maximum per address, or on loopback per user."""
+    """Maximum number of open connections per address, or on loopback per user."""
     requests_per_second: Annotated[float, Meta(ge=1, le=100_000)] = 100.0
-    """Rate per peer; further requests are delayed."""
+    """Maximum request rate per peer; requests above it are delayed."""
     streams: Annotated[int, Meta(ge=1, le=16384)] = 256
     """Maximum number of event streams, including those of open pages."""
     streams_per_peer: Annotated[int, Meta(ge=1, le=16384)] = 64
@@ -206,7 +206,7 @@ class OidcSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roles: dict[str, RoleWord] = {}
     """Role by group."""
     default_role: Literal["", "viewer", "submitter", "operator"] = ""
-    """Role of users without such a group; '' refuses them."""
+    """Role of users without a group in `roles`; '' refuses these users."""
     algorithms: tuple[str, ...] = ("RS256", "ES256")
     """Accepted signature algorithms of tokens."""
     scopes: tuple[str, ...] = ("openid", "profile", "groups")
@@ -220,7 +220,7 @@ class TokenReviewSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     enabled: bool = False
     audiences: tuple[str, ...] = ()
-    """Required audiences of tokens; empty: the API server's."""
+    """Required audiences of tokens; empty: the API server's own audiences."""
     roles: dict[str, RoleWord] = {}
     """Role by user or group name."""
     access_review: bool = True
@@ -233,11 +233,11 @@ class ClientSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The controller that the command line uses if no state folder is given."""
 
     url: str = ""
-    """URL of the controller; '' for this user's own."""
+    """URL of the controller; '' for this user's own controller."""
     ca_file: str | None = None
-    """Authorities of its certificate."""
+    """File of the authorities of the controller's certificate."""
     token_file: str | None = None
-    """Copy of its state folder's token."""
+    """File with a copy of the token in the controller's state folder."""
     cert_file: str | None = None
     """The client's certificate, if the controller requires one."""
     key_file: str | None = None

@@ -32,7 +32,7 @@ class Pattern:
     free: tuple[float, float] = (0.10, 0.25)
 
     def pauses(self, source: random.Random) -> Iterator[tuple[float, float]]:
-        """Yield endless pairs of (held, free) seconds."""
+        """Yield pairs of stop and run times in seconds, without end."""
         while True:
             yield source.uniform(*self.held), source.uniform(*self.free)
 

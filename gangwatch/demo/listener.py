@@ -41,7 +41,7 @@ class Listener:
         self._closed = threading.Event()
 
     def listen(self, url: str) -> None:
-        """Subscribe to the agent at `url` (http://127.0.0.1:PORT), for records only."""
+        """Subscribe to the agent at `url` (http://127.0.0.1:PORT), and receive only its step records."""
         thread = threading.Thread(target=self._read, args=(url,), name=f"listener {url}", daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -39,7 +39,7 @@ class Schedule:
 
     warm_up: float
     steady: float
-    """Undisturbed part: the reference for step times."""
+    """Duration of the part before the disturbance, in seconds. Its step times are the reference."""
     detect_at_most: float
     after: float
 

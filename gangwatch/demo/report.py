@@ -17,7 +17,7 @@ DETECT_WITHIN_SECONDS = 15.0
 RUNNING_AGAIN_WITHIN_SECONDS = 10.0
 AFTER_WITHIN = 0.10
 HEAD_DELAY_WITHIN_SECONDS = 0.5
-"""The limits that the demo checks."""
+"""Limits of the demo's checks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Screen:
             sys.stderr.flush()
 
     def watch(self, conductor: Conductor) -> None:
-        """Show the cluster of this run of the demo."""
+        """Start to show the cluster of the given run of the demo."""
         self._conductor = conductor
 
     def _paint(self) -> None:

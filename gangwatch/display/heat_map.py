@@ -26,7 +26,7 @@ COLOURS = (None, 250, 229, 221, 208, 196)
 
 
 def ratios(report: JobReport) -> FloatArray:
-    """Return each rank's own time divided by that of its peers, float64 [k, n]; NaN if unknown."""
+    """Return each rank's own time divided by that of its peers, as float64 [steps, ranks]; NaN if unknown."""
     own = report.own_seconds
     if not np.isfinite(own).any():
         seconds = report.seconds

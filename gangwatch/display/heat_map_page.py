@@ -24,7 +24,7 @@ _TEMPLATE = Path(__file__).with_name("heat_map_page.html")
 
 
 def page(reports: Sequence[JobReport], documents: Sequence[Document], title: str) -> str:
-    """Return a self-contained HTML page. documents: those of the reports, from commands/detect.py."""
+    """Return a self-contained HTML page. documents: the jobs' reports, from commands/offline/detect.py."""
     sections = [_section(number, *pair) for number, pair in enumerate(zip(reports, documents, strict=True))]
     text = _TEMPLATE.read_text(encoding="utf-8").replace("{title}", html.escape(title))
     return text.replace("{sections}", "\n".join(sections))

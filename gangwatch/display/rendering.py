@@ -152,7 +152,7 @@ def job_details(listed: Sequence[dict[str, Any]]) -> None:
 
 
 def _own(job: dict[str, Any], field: str, text: str) -> str:
-    """Return a field that only the job's user and operators may read, or a note."""
+    """Return a field that only the job's user and operators may read, or a note if the caller may not read it."""
     hidden = field in job.get("hidden", ())
     return (
         "hidden: only the job's user and operators may read it (`gangwatch whoami` shows your role)" if hidden else text

@@ -20,7 +20,8 @@ from gangwatch.state_folder import StateFolder
 
 NAME = "certificates"
 SOON_SECONDS = 14 * 86400.0
-"""Limit of the alert GangwatchCertificateEnds. Renewal begins with a third of 90 days left: it has failed by then."""
+"""Limit of the alert GangwatchCertificateEnds. Renewal begins when 30 of 90 days are left,
+so it has failed if only 14 days are left."""
 
 TIMEOUT_SECONDS = 5.0
 _NAMED = 3

@@ -363,7 +363,7 @@ async def _pod_groups(client: Client) -> Finding:
 
 
 async def _find(client: Client, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | str:
-    """Return the object; '' if it does not exist; the server's message if access is denied."""
+    """Return the object, '' if it does not exist, or the server's message if access is denied."""
     try:
         return await client.get(path, decoder)
     except RefusedError as error:

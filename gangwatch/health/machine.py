@@ -1,6 +1,6 @@
 """Checks of this machine for `gangwatch check`.
 
-gangwatch starts without any of these: it then measures less or uses another way. `remedy` describes how to add what is
+gangwatch starts even if a check fails: it then measures less or uses another way. `remedy` describes how to add what is
 missing.
 """
 

@@ -22,15 +22,16 @@ class DaemonEnd(msgspec.Struct, frozen=True):
     ended_ns: int
     next_start_ns: int
     exit_code: int | None = None
-    """Negative for a signal, as in os.waitstatus_to_exitcode; None if another supervisor had started the process."""
+    """Exit code of the daemon; negative for a signal, as in os.waitstatus_to_exitcode.
+    None if another supervisor had started the process."""
     words: str = ""
     """The last line that the daemon wrote on stderr; '' for none."""
     in_a_row: int = 1
-    """Ends since the daemon last ran for longer than the longest backoff."""
+    """Number of ends since the daemon last ran for longer than the longest backoff."""
 
     @property
     def reason(self) -> str:
-        """Why the daemon ended, as far as is known."""
+        """Reason of the daemon's end, as far as it is known."""
         if self.exit_code is None:
             how = "ended"
         elif self.exit_code < 0:

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 
 WATCHDOG_SECONDS = 60.0
-"""A daemon that sent a heartbeat, and then none for this long, is restarted. Equals WatchdogSec= of our units."""
+"""Time since a daemon's last heartbeat after which the daemon is restarted. Equals WatchdogSec= of our units."""
 
 _PEER = struct.Struct("3i")
 """struct ucred (unix(7)): pid, uid and gid of the sender, filled in by the kernel."""

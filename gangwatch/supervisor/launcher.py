@@ -40,7 +40,7 @@ class Order:
     config: str = ""
     """Configuration file; '' for none."""
     options: tuple[str, ...] = ()
-    """Options of `up`, which `controller` takes too."""
+    """Options of `up`, which `gangwatch controller` also accepts."""
     cluster: str = ""
     """The [cluster] section, as JSON, from which the nodes were planned."""
 
@@ -192,7 +192,7 @@ def _join(state: StateFolder, lives: SupervisorRecord, say: Say) -> None:
 
 
 class Reporter:
-    """The supervisor's end of the pipe to the `up` that started it. A closed reader is ignored."""
+    """The supervisor's end of the pipe to the `up` that started it. If `up` has closed its end, reports are dropped."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)

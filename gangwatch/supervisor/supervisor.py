@@ -69,10 +69,10 @@ class Daemon:
     """The live process; None between two processes."""
     pidfd: int | None = None
     ours: bool = False
-    """Whether this supervisor has started the process, or an earlier one."""
+    """Whether this supervisor, and not an earlier one, has started the process."""
     started_s: float = 0.0
     stuck: str = ""
-    """Why the supervisor killed the process as stuck; '' if it did not."""
+    """Reason why the supervisor killed the process as stuck; '' if the supervisor did not kill it."""
     backoff_seconds: float = BACKOFF_FIRST_SECONDS
     again_at_s: float = 0.0
 
@@ -215,7 +215,7 @@ class Supervisor:
                 self.report(f"{name} is already running (pid {record.pid})")
 
     def _watch(self, daemon: Daemon, record: ProcessRecord) -> None:
-        """Use the process as the daemon's. If it has ended meanwhile, the next wait detects that."""
+        """Use the process as the daemon's process. If it has ended meanwhile, the next wait detects that."""
         try:
             descriptor = os.pidfd_open(record.pid)
         except ProcessLookupError:

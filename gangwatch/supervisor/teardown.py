@@ -163,7 +163,7 @@ class OpenAttempt(msgspec.Struct, frozen=True):
     checkpoint_signal: str
     grace_seconds: float
     stop_seconds: float
-    """Longest time that its stop takes."""
+    """Longest duration of the attempt's stop, in seconds."""
 
 
 class _Specification(msgspec.Struct):
@@ -205,7 +205,7 @@ def open_attempts(state: StateFolder) -> list[OpenAttempt]:
 
 
 def _end_attempts(state: StateFolder, say: Say) -> int:
-    """End running attempts, with their grace, through the backend's files; return how many there were."""
+    """End running attempts, with their grace, through the backend's files; return the number of these attempts."""
     from scheduler_feedback.backends.local.local_backend import LocalBackend  # only if no controller stopped them
 
     attempts = open_attempts(state)

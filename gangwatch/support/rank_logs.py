@@ -72,7 +72,7 @@ class RankLogs:
         return text if self._rank is not None else f"{rank}: {text}"
 
     def _take_newest_attempt(self) -> bool:
-        """Switch to the latest attempt; return whether it is a new one."""
+        """Switch to the latest attempt; return whether it differs from the previous attempt."""
         if self._fixed_attempt is not None or not (attempts := self._attempts()) or attempts[-1] == self._attempt:
             return False
         self._attempt = attempts[-1]

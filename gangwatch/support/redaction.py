@@ -21,7 +21,7 @@ SECRET_NAME = re.compile(
 """Names of variables, keys and options that usually have secret values."""
 
 _SHORTEST_SECRET = 6
-"""Shorter values are not redacted: they would remove ordinary text and protect nothing."""
+"""Minimum length of a redacted secret, in characters. Redacting shorter values would remove ordinary text."""
 
 _SHORTEST_KEY, _SHORTEST_HEX = 16, 32
 """Minimum length of a value that counts as a generated key: 95 bits in letters and digits, 128 bits in hex."""
@@ -30,8 +30,8 @@ _HEX = re.compile(r"[0-9a-fA-F]+")
 
 _WORDS = "password|passwd|passphrase|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|signing[_-]?key"
 _NAME = rf"(?:{_WORDS})[A-Za-z0-9_.-]{{0,64}}"
-"""A name from such a word on, without the part before the word. Lengths are bounded to keep the search linear, because
-a log may contain a megabyte without a blank."""
+"""Pattern of a secret's name, from a word such as 'password' on. The length is bounded to keep the search linear,
+because a log may contain a megabyte without a blank."""
 
 _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     # RFC 7468: a private key in PEM, whole or cut off at the end of the text, with real or escaped ends of line.

@@ -42,7 +42,7 @@ class Renewed:
     until: datetime
     """Expiry of the certificate that is now in the secret."""
     renewed: bool
-    """Whether the certificate is a new one."""
+    """Whether the renewal has created a new certificate."""
 
 
 async def renew(access: Access, namespace: str, authority: str, secret: str, days: int, left: float) -> Renewed:

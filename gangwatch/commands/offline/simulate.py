@@ -186,7 +186,7 @@ def simulate(**options: Any) -> None:
 
 
 def _given(*parameters: str) -> list[str]:
-    """Return those of the options that are on the command line, as they are spelled there."""
+    """Return the options that are on the command line, with their spelling on the command line."""
     context = click.get_current_context()
     return [
         f"--{name.replace('_', '-')}"
@@ -196,7 +196,7 @@ def _given(*parameters: str) -> list[str]:
 
 
 def _unwritable(file: Path) -> str | None:
-    """Return why the file can't be written; None if it can."""
+    """Return the reason why the file can't be written; None if it can be written."""
     if file.is_dir():
         return "it is a folder"
     if not file.absolute().parent.is_dir():
