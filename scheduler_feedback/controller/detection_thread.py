@@ -260,7 +260,10 @@ class DetectionThread:
         return events
 
     def _detect(self, telemetry: Telemetry, samples: list[Sample]) -> list[Finding]:
-        """Run every detector that is in service, and return what the arbiter publishes. Adds metric samples."""
+        """Run every detector that is in service; return the results that the arbiter (detectors/arbiter.py) publishes.
+
+        samples: metric samples are added to this list.
+        """
         context = self._shared.begin(telemetry)
         results: dict[str, Sequence[Proposal]] = {}
         for name, detector in self._detectors.items():

@@ -251,7 +251,7 @@ class Ended:
     ranks: int
     """Number of ranks of the job."""
     seconds: float
-    """Work of the job, in seconds."""
+    """Run time of the job on healthy nodes, in seconds."""
 
 
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):

@@ -364,7 +364,7 @@ class Feed:
         return Connection(family, address, trust.name_of(node, host), request, self._buffers, trust.context, check)
 
     def _may_go_on(self, follower: Follower) -> bool:
-        """Return whether a connected stream may start its handshake now; if not, it waits for a slot."""
+        """Return whether a connected stream may start its TLS handshake now; it waits while too many run."""
         now_ns = self._listened_ns()
         if self._handshakes.enter(follower, now_ns):
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)

@@ -160,7 +160,7 @@ def test_added_pods_start_another_attempt_of_the_larger_gang() -> None:
     assert (hosted.attempt, hosted.spec.ranks) == (2, 8)
 
 
-def test_a_node_keeps_its_slots_whoever_uses_them_and_slot_numbers_are_reused() -> None:
+def test_a_node_keeps_its_slots_when_their_user_changes_and_slot_numbers_are_reused() -> None:
     scene = Scene()
     lone, other = pod("a", "n1", gpus=6), pod("b", "n1", gpus=2)
     scene.update(lone, other)

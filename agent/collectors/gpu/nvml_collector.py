@@ -176,7 +176,7 @@ class NvmlCollector:
         place = list(self._devices).index(device.uuid)
 
         def phase(interval_seconds: float) -> float:
-            """Return the phase of a collector with this interval, so that it runs together with the GPU's fast tier."""
+            """Return the phase at which a collector with this interval runs together with the GPU's fast collector."""
             turn, group = divmod(place, len(INSTANTS))
             return (turn + INSTANTS[group]) * self._fast_seconds / interval_seconds % 1
 

@@ -94,7 +94,7 @@ class KindRow:
     meaning: str
     """What a verdict of this kind states."""
     accused: Accused
-    """The culprit."""
+    """What a verdict of this kind accuses: hardware, another job, the job itself, or nothing."""
     response: Response
     """What may be done to the running job."""
     severity: Severity

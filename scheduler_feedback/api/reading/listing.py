@@ -33,8 +33,10 @@ class _Indexed:
 
 
 class Reasons:
-    """States that explain why jobs are pending. The explanation requires the scheduling index, which is built from all
-    jobs and nodes: 45 ms for 10,000 jobs. So in a large cluster a reason may be half a second older than its list.
+    """Copies of the state for the reasons why jobs are pending.
+
+    A reason needs the scheduling index. Building the index takes 45 ms for 10,000 jobs, so several lists share one. In
+    a large cluster a reason may be half a second older than its list.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

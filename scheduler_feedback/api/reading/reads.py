@@ -135,7 +135,7 @@ class Reads:
                 time.sleep(took * self._rest)
 
     def _next(self) -> tuple[str, _Piece] | None:
-        """Return the next piece and its peer; None once closed."""
+        """Return the next piece of a read, and the peer that asked for it; None once closed."""
         with self._condition:
             while not self._closed:
                 ready = [(peer.spent, name) for name, peer in self._peers.items() if peer.waiting]

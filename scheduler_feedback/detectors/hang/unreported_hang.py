@@ -86,7 +86,7 @@ class Traffic:
     """Sum over the windows since the newest traffic of the share of time for which each rank's host waits for disks:
     float64 [n]."""
     counted: FloatArray = field(init=False)
-    """Number of windows since the newest traffic in which each rank's SM activity is known: float64 [n]."""
+    """Number of windows with a known SM activity of each rank, counted since the newest traffic: float64 [n]."""
 
     def __post_init__(self) -> None:
         self._begin()

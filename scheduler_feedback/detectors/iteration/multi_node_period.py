@@ -96,7 +96,10 @@ class NodeSignals:
         self._reset_lags()
 
     def take(self, values: Float32Array, lag_seconds: Float32Array, seconds: float) -> None:
-        """Add one window of `seconds`: [features, ranks]; and the time from each rank's sample to its end."""
+        """Add one window of `seconds`.
+
+        values: [features, ranks]. lag_seconds: time from each rank's sample to the end of the window, [ranks].
+        """
         if not self.counter:
             self.counter = next((name for name in COUNTERS if np.nansum(values[FEATURE[name]]) > 0), "")
         row = self.ring[self.taken % KEPT]

@@ -52,8 +52,8 @@ class Window:
     wait: FloatArray
     """Mean seconds a step in collectives: float64 [n], NaN if unknown."""
     gain: FloatArray
-    """Mean over steps of (largest compute time of its role - largest of the others in it): float64 [n]. The steps would
-    have been shorter by this without the rank."""
+    """Time by which the steps would have been shorter without the rank: float64 [n]. In each step, this is the largest
+    compute time of the rank's role, minus the largest of the role's other ranks; the field has the mean over steps."""
     node_gain: FloatArray
     """Time by which the steps would have been shorter without all ranks of a node: float64 [m]. Computed as `gain`."""
     peak: FloatArray

@@ -16,7 +16,7 @@ _GROWTH = 1 + 1 / _EVENLY
 
 
 def next_evaluation_ns(since_ns: int, now_ns: int) -> int:
-    """Return the first evaluation instant after now, for a duration that began at since_ns."""
+    """Return the next time at which a decision that depends on the time since since_ns is evaluated again."""
     age_ns = max(now_ns - since_ns, 0)
     if age_ns < _EVENLY * _SECOND:
         return since_ns + (age_ns // _SECOND + 1) * _SECOND

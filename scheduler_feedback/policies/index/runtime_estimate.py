@@ -113,9 +113,9 @@ def persistence_seconds(policy: Policy, verdict: Verdict) -> float:
 def lasts_yet_seconds(policy: Policy, verdict: Verdict, doubted_ns: int | None, now_ns: int) -> float:
     """Return for how long the fault is expected to last from now on.
 
-    doubted_ns: since when its node has been slow without an observed recovery. A fault of unknown duration is expected
-    to last as long again as it has lasted, because durations vary from minutes to weeks. By the rule of ski rental, the
-    loss is then at most twice that of the best decision.
+    doubted_ns: time since which the node has been slow without an observed recovery. A fault of unknown duration is
+    expected to last as long again as it has lasted, because durations vary from minutes to weeks. Then the loss is at
+    most twice that of the best decision (the ski rental problem).
     """
     if verdict.lasts_seconds is not None:
         return max(verdict.lasts_seconds - max(now_ns - verdict.first_wall_ns, 0) / 1e9, 0.0)

@@ -118,7 +118,7 @@ def make_room(context: CycleContext) -> bool:
 
 
 def _cheapest(state: State, index: SchedulingIndex, first: Job, ranks: int, now_ns: int) -> Moves | None:
-    """Return the moves with the least cost over the domains that are tried; None if there are none."""
+    """Return the cheapest moves that free enough slots in one domain for the first job; None if there are none."""
     plan, level = index.plan, first.spec.required_level
     assert level is not None
     ranks_on: dict[int, dict[str, int]] = {}

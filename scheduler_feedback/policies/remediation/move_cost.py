@@ -171,7 +171,10 @@ def _exposed_seconds(state: State, job: Job, remaining_seconds: float, most_seco
 
 
 def _share(state: State, job: Job, node: Node) -> float:
-    """Return the share of the gang's gain that pending jobs do not lose on the slow slots that it leaves."""
+    """Return the share of the gang's ranks that run on healthy nodes, or 1 if no other job wants the slow node.
+
+    The move gains nothing for the cluster on the slow slots: another job would run there as slowly.
+    """
     if not others_want(state, node):
         return 1.0
     accused = accused_nodes(state, job)

@@ -130,7 +130,7 @@ class Course:
     # --- magnitudes ---------------------------------------------------------------------------------------------------
 
     def _sample(self, steps: int) -> Conditions:
-        """Return conditions of a few hypothetical steps: the job's constant variation with new random draws."""
+        """Return the conditions of a few hypothetical steps. The job's variation is drawn at random again."""
         aside = replace(
             self.weather,
             random=np.random.default_rng(self.plan.gpus),

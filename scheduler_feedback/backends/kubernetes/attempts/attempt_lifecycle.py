@@ -45,8 +45,8 @@ RECREATED_SECONDS = 30.0
 pods."""
 
 STARTS_AT_ONCE = 128
-"""Maximum number of gangs that are bound at one time: twice the maximum number of requests. So the API server is never
-idle, and of thousands of starts in one cycle the first is bound before the last is assigned."""
+"""Maximum number of gangs whose pods are bound to nodes at one time: twice the maximum number of requests, so that the
+API server is never idle. In a cycle with thousands of starts, the first gangs are bound before the others begin."""
 
 _LOOK_SECONDS = 0.05
 

@@ -140,7 +140,7 @@ class RankNames:
 
 
 def _claims(layout: Layout) -> Iterator[Member]:
-    """Yield each rank of a pod that the layout's columns name, once per rank."""
+    """Yield each rank that a column of the layout names with its pod. Each rank is yielded once."""
     columns = (column for part in (layout.gauges, layout.counters) for column in part)
     yield from dict.fromkeys(member for column in columns if (member := _member(column.labels)) is not None)
 

@@ -158,7 +158,7 @@ _Record = TypeVar("_Record", "SlurmJob", "SlurmNode")
 
 @dataclass(frozen=True)
 class Listed(Generic[_Key, _Record]):
-    """Content of one listing."""
+    """Result of one command that lists all jobs or all nodes."""
 
     records: dict[_Key, _Record]
     """By job number or node name."""
