@@ -5,11 +5,15 @@
     make lock UPGRADE=--upgrade  # the newest versions of everything
     python packaging/lock.py --check  # part of `make check`: no network
 
-    locks/runtime.txt  requirements of gangwatch              make demo
-    locks/image.txt    the same with some extras              Dockerfile
-    locks/build.txt    builds the wheel                       make, Dockerfile
-    locks/dev.txt      development and tests                  make test, make check
-    locks/tools.txt    uv, and the SBOM tools                 make lock, make sbom, Dockerfile
+    locks/agent.txt       core and the extras of an agent's image         Dockerfile
+    locks/controller.txt  core and the extras of a controller's image     Dockerfile
+    locks/all.txt         core and all extras                             make demo
+    locks/build.txt       builds the wheel                                make, Dockerfile
+    locks/dev.txt         all extras, development and tests               make test, make check
+    locks/minimums.txt    the lowest version of each requirement          make minimums
+    locks/tools.txt       uv, and the SBOM tools                          make lock, make sbom, Dockerfile
+
+minimums.txt is for Python 3.11 on Linux on x86_64 only: old versions have no wheels for newer Pythons.
 
 Every file is pip's: `pip install --require-hashes --only-binary :all: -r FILE`. It contains no address of an
 index or mirror; the check refuses one.
@@ -32,22 +36,30 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "packaging" / "locks"
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 EDITABLE = "editables>=0.5"
 """hatchling requires it to build an editable wheel (hatchling.build, get_requires_for_build_editable)."""
 
-IN_THE_IMAGE = ("remote-write", "oidc")
-"""Extras that the image includes."""
+IMAGES = {
+    "agent": ("kubernetes", "remote-write"),
+    "controller": ("controller", "kubernetes", "slurm", "oidc", "otlp", "otlp-grpc", "remote-write"),
+}
+"""Extras of each image, by the target in the Dockerfile. An agent in a pod gets its certificate from the API server."""
+
+MINIMUMS = "minimums"
+TESTED = ("agent", "controller", "all", "build")
+"""Locks in which each package has the version of dev.txt, with which the tests run."""
 
 TOOLS = ("uv>=0.11", "cyclonedx-bom>=7.2")
+_OWN = re.compile(r"gangwatch\[([a-z,-]+)\]")
 _DIGEST = "# Made by `make lock`. Digest of what it was made from: "
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)(?: ; (?P<marker>[^\\]+))? \\")
 _HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}(?P<more> \\)?")
 
 
 class Pin(NamedTuple):
-    """One locked package. marker: where it is installed; '' for everywhere."""
+    """One locked package. marker: condition for its installation, such as a Python version; '' for none."""
 
     name: str
     version: str
@@ -56,7 +68,7 @@ class Pin(NamedTuple):
 
 
 class LockError(Exception):
-    """A lock is unusable; the text names the line and the remedy."""
+    """A lock file is invalid. The message names the line and the remedy."""
 
 
 def project() -> dict[str, Any]:
@@ -65,20 +77,36 @@ def project() -> dict[str, Any]:
 
 def inputs(tree: dict[str, Any]) -> dict[str, list[str]]:
     """Return the direct requirements of each lock, by its name."""
-    runs: list[str] = tree["project"]["dependencies"]
-    extras: dict[str, list[str]] = tree["project"]["optional-dependencies"]
     build = [*tree["build-system"]["requires"], EDITABLE]
     return {
-        "dev": [*runs, *extras["dev"], *build],
-        "runtime": runs,
-        "image": [*runs, *(requirement for extra in IN_THE_IMAGE for requirement in extras[extra])],
+        "dev": [*required(tree, "dev"), *build],
+        **{name: required(tree, *extras) for name, extras in IMAGES.items()},
+        "all": required(tree, "all"),
         "build": build,
         "tools": list(TOOLS),
+        MINIMUMS: [*required(tree, "dev"), *build],
     }
 
 
+def required(tree: dict[str, Any], *extras: str) -> list[str]:
+    """Return the requirements of gangwatch with these extras. An extra may name others: gangwatch[controller]."""
+    found: dict[str, None] = dict.fromkeys(tree["project"]["dependencies"])
+    for extra in extras:
+        for requirement in tree["project"]["optional-dependencies"][extra]:
+            named = _OWN.fullmatch(requirement)
+            found |= dict.fromkeys(required(tree, *named[1].split(",")) if named else [requirement])
+    return list(found)
+
+
+def places(name: str) -> list[tuple[str, str]]:
+    """Return the Python versions and machines for which a lock is made."""
+    if name == MINIMUMS:
+        return [(PYTHONS[0], MACHINES[0])]
+    return list(itertools.product(PYTHONS, MACHINES))
+
+
 def digest(requirements: list[str], requires_python: str) -> str:
-    """Return a short digest of a lock's inputs."""
+    """Return a digest of a lock's direct requirements and Python versions. It changes when the lock is out of date."""
     encoded = json.dumps([sorted(requirements), requires_python]).encode()
     return hashlib.sha256(encoded).hexdigest()[:16]
 
@@ -87,7 +115,7 @@ def digest(requirements: list[str], requires_python: str) -> str:
 
 
 def make(upgrade: bool) -> None:
-    """Write every lock again. Raises CalledProcessError if uv finds no versions that fit."""
+    """Write all lock files. upgrade: use the newest versions. Raises CalledProcessError if uv finds no solution."""
     tree = project()
     python = tree["project"]["requires-python"]
     LOCKS.mkdir(exist_ok=True)
@@ -100,12 +128,15 @@ def make(upgrade: bool) -> None:
                 made.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
             command = [
                 sys.executable, "-m", "uv", "pip", "compile", str(asked), "--output-file", str(made), "--quiet",
-                "--universal", "--generate-hashes", "--no-header", "--no-annotate", "--no-config",
-                f"--python-version={PYTHONS[0]}",
+                "--generate-hashes", "--no-header", "--no-annotate", "--no-config", f"--python-version={PYTHONS[0]}",
             ]  # fmt: skip
-            command += ["--upgrade"] if upgrade else []
+            if name == MINIMUMS:
+                command += ["--resolution=lowest-direct", "--python-platform=x86_64-manylinux_2_28"]
+            else:
+                command += ["--universal"]
+            command += ["--upgrade"] if upgrade and name != MINIMUMS else []
             # One version of a package for all locks: the tested version is the one that runs.
-            command += [f"--constraint={LOCKS / 'dev.txt'}"] if name in ("runtime", "image", "build") else []
+            command += [f"--constraint={LOCKS / 'dev.txt'}"] if name in TESTED else []
             subprocess.run(command, check=True)
             path.write_text(
                 f"{_DIGEST}{digest(requirements, python)}\n{made.read_text(encoding='utf-8')}", encoding="utf-8"
@@ -116,23 +147,29 @@ def make(upgrade: bool) -> None:
 
 def check_wheels() -> None:
     """Check with the index that every lock has wheels for every Python and machine. Raises CalledProcessError."""
-    for name, python, machine in itertools.product(inputs(project()), PYTHONS, MACHINES):
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run(
-                [
-                    sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--quiet", "--require-hashes",
-                    "--only-binary=:all:", f"--target={folder}", f"--python-version={python}",
-                    f"--python-platform={machine}-manylinux_2_28", "--no-config", "-r", str(LOCKS / f"{name}.txt"),
-                ],
-                check=True,
-            )  # fmt: skip
+    for name in inputs(project()):
+        for python, machine in places(name):
+            _check_wheels_for(name, python, machine)
+
+
+def _check_wheels_for(name: str, python: str, machine: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [
+                sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--quiet", "--require-hashes",
+                "--only-binary=:all:", f"--target={folder}", f"--python-version={python}",
+                f"--python-platform={machine}-manylinux_2_28", "--no-config", "-r", str(LOCKS / f"{name}.txt"),
+            ],
+            check=True,
+        )  # fmt: skip
 
 
 # --- checking, without a network -------------------------------------------------------------------------------------
 
 
 def pins(path: Path) -> Iterator[Pin]:
-    """Yield the packages of a lock. Raises LockError for any line that is neither a pin with hashes nor a comment."""
+    """Yield the packages in a lock file. Raises LockError for a line that is neither a version with hashes nor a
+    comment."""
     pin: Pin | None = None
     open_pin = False
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
@@ -156,7 +193,7 @@ def pins(path: Path) -> Iterator[Pin]:
 
 
 def complaints() -> list[str]:
-    """Return the errors of the locks; nothing if they match pyproject.toml."""
+    """Return the errors of the lock files; [] if they match pyproject.toml."""
     tree = project()
     found: list[str] = []
     locked: dict[str, list[Pin]] = {}
@@ -170,9 +207,10 @@ def complaints() -> list[str]:
         first = path.read_text(encoding="utf-8").partition("\n")[0]
         if first != f"{_DIGEST}{digest(requirements, tree['project']['requires-python'])}":
             found.append(f"{path.name}: was made from other requirements than pyproject.toml has")
-        found += [f"{path.name}: {wrong}" for wrong in _unmet(requirements, locked[name])]
+        found += [f"{path.name}: {wrong}" for wrong in _unmet(name, requirements, locked[name])]
+    found += [f"{MINIMUMS}.txt: {wrong}" for wrong in _above_minimum(tree, locked.get(MINIMUMS, []))]
     versions = {(pin.name, pin.marker): pin.version for pin in locked.get("dev", ())}
-    for name in ("runtime", "image", "build"):
+    for name in TESTED:
         for pin in locked.get(name, ()):
             tested = {version for (known, _), version in versions.items() if known == pin.name}
             if pin.version not in tested:
@@ -182,14 +220,29 @@ def complaints() -> list[str]:
     return found
 
 
-def _unmet(requirements: list[str], locked: list[Pin]) -> Iterator[str]:
+def _above_minimum(tree: dict[str, Any], locked: list[Pin]) -> Iterator[str]:
+    """Yield requirements of which the lowest version is not the one that `make minimums` installs."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+    from packaging.version import Version
+
+    by_name = {canonicalize_name(pin.name): Version(pin.version) for pin in locked}
+    for text in required(tree, "dev"):
+        requirement = Requirement(text)
+        for bound in requirement.specifier:
+            installed = by_name.get(canonicalize_name(requirement.name))
+            if bound.operator == ">=" and installed is not None and installed != Version(bound.version):
+                yield f"{text} is tested with {installed}: other requirements exclude the lowest version"
+
+
+def _unmet(name: str, requirements: list[str], locked: list[Pin]) -> Iterator[str]:
     """Yield direct requirements that a lock does not fulfil, on any of its Pythons and machines."""
     from packaging.markers import Marker
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
     reported: set[str] = set()
-    for python, machine in itertools.product(PYTHONS, MACHINES):
+    for python, machine in places(name):
         here = {
             "python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine,
             "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython",

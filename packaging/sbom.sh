@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes the bill of materials of the image's PyPI packages, as CycloneDX JSON: sbom.sh PYTHON TOOLS FILE
+# Writes the bill of materials of the controller image's PyPI packages, as CycloneDX JSON: sbom.sh PYTHON TOOLS FILE
 # TOOLS: a virtual environment with packaging/locks/tools.txt and build.txt. The same steps as the Dockerfile's.
 set -eu
 python=$1
@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 install() {
     "$tools/bin/pip" --python "$folder/environment/bin/python" install --quiet --disable-pip-version-check "$@"
 }
-install --require-hashes --only-binary :all: -r packaging/locks/image.txt
+install --require-hashes --only-binary :all: -r packaging/locks/controller.txt
 "$tools/bin/python" -m hatchling build -t wheel -d "$folder/dist" >/dev/null
 install --no-deps --no-index "$folder"/dist/*.whl
 mkdir -p "$(dirname "$file")"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds kube-apiserver, kube-controller-manager and kube-scheduler from their own module, once per machine, for the tests.
-#   build.sh [PROGRAM...]    all three by default
+# Builds kube-apiserver, kube-controller-manager, kube-scheduler and kubelet from their own module, once per machine.
+#   build.sh [PROGRAM...]    by default all but kubelet, which only packaging/cluster needs
 # Output folder: KUBEBUILDER_ASSETS if set, else ${XDG_CACHE_HOME:-~/.cache}/gangwatch/kubernetes/bin. A program that is
 # there in the required version is not built again. Needs go (the version in go.mod) and the Go module proxy.
 set -eu

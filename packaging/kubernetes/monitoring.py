@@ -1,9 +1,9 @@
-"""Installs the Prometheus operator's definitions of PodMonitor and PrometheusRule where the tests find them, once.
+"""Installer of the Prometheus operator's resource definitions (monitors and rules) for the tests.
 
 python packaging/kubernetes/monitoring.py
 
-They are in a folder next to the API server's programs (see build.sh), and come from the operator's own module, through
-the first proxy of GOPROXY. Needs no go.
+It installs them once per machine, next to the API server's programs (see build.sh). They come from the operator's Go
+module, through the first proxy of GOPROXY. Go itself is not needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHA256 = "0bdb88ed823d0f2e86cf909638439b6ad1da744a228172c7411d9987527dc5d1"
 """SHA-256 of the module's archive: the same from every proxy."""
 _MEMBERS = tuple(
     f"{MODULE}@{VERSION}/example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml"
-    for kind in ("podmonitors", "prometheusrules")
+    for kind in ("podmonitors", "servicemonitors", "prometheusrules")
 )
 
 
@@ -29,7 +29,11 @@ def main() -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gangwatch" / "kubernetes" / "bin"
     folder = Path(os.environ.get("KUBEBUILDER_ASSETS", cache))
     target, stamp = folder / "monitoring", folder / "monitoring.version"
-    if target.is_dir() and stamp.exists() and stamp.read_text().strip() == VERSION:
+    if (
+        all((target / Path(member).name).exists() for member in _MEMBERS)
+        and stamp.exists()
+        and stamp.read_text().strip() == VERSION
+    ):
         return
     proxy = os.environ.get("GOPROXY", "").split(",")[0] or "https://proxy.golang.org"
     with urllib.request.urlopen(f"{proxy.rstrip('/')}/{MODULE}/@v/{VERSION}.zip", timeout=120) as answer:

@@ -1,0 +1,65 @@
+#!/bin/bash
+# One node, as process 1 of its own namespaces: its folders and its network, then containerd and the kubelet.
+#   node.sh FOLDER NAME INDEX      run by cluster.py, with PATH set; it ends when one of the two cannot be kept running
+set -eu
+folder=$1 name=$2 index=$3
+own=$folder/$name
+hostname "$name"
+
+# /sys shows the interfaces of this network namespace; the control groups stay those of the machine.
+mkdir -p "$own/groups"
+mount --rbind /sys/fs/cgroup "$own/groups"
+mount -t sysfs sysfs /sys
+mount --rbind "$own/groups" /sys/fs/cgroup
+umount -l "$own/groups"
+for part in /var/lib /var/log /run; do
+    mkdir -p "$own$part"
+    mount --bind "$own$part" "$part"
+done
+# The kubelet sets these parameters of the kernel, which the machine shares with it. It finds them set.
+for parameter in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+    kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+    file=$own/sysctl-$(echo "${parameter%=*}" | tr / -)
+    echo "${parameter#*=}" >"$file"
+    mount --bind "$file" "/proc/sys/${parameter%=*}"
+done
+
+# Mounts of pods propagate within the node, and not to the machine.
+mount --make-rshared /
+
+until ip link show eth0 >/dev/null 2>&1; do sleep 0.05; done
+ip link set lo up
+ip address add "10.213.0.$((10 + index))/24" dev eth0
+ip link set eth0 up
+ip route add default via 10.213.0.1
+echo 1 >/proc/sys/net/ipv4/ip_forward
+other=1
+while [ "$other" -le 5 ]; do
+    [ "$other" -eq "$index" ] || ip route add "10.213.$other.0/24" via "10.213.0.$((10 + other))"
+    other=$((other + 1))
+done
+
+# Runs a program again each time that it ends, as systemd does on a real node; a program that ends within 5 s is broken.
+#   keep LOG PROGRAM ARGUMENT...
+keep() {
+    local log=$1 began
+    shift
+    while true; do
+        began=$SECONDS
+        "$@" >>"$log" 2>&1 || true
+        [ $((SECONDS - began)) -ge 5 ] || exit 1
+        sleep 1
+    done
+}
+
+mkdir -p /var/lib/kubelet /run/containerd
+touch "$own/resolv.conf" # pods get the cluster's DNS alone, which has no names of other domains
+cd "$own"
+keep containerd.log containerd --config containerd.toml &
+until [ -S /run/containerd/containerd.sock ]; do sleep 0.1; done
+for image in "$folder"/images/*.tar; do
+    ctr -n k8s.io images import "$image" >>images.log 2>&1
+done
+keep kubelet.log kubelet --config=kubelet.yaml --kubeconfig=kubelet.kubeconfig --hostname-override="$name" \
+    --node-ip="10.213.0.$((10 + index))" &
+wait -n
