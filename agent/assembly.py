@@ -1,8 +1,8 @@
 """Assembly of frames from the collectors' newest samples and the agent's own metrics.
 
-A frame has thousands of columns and is made every second, so no code here loops over columns. The arrays are kept from
-frame to frame. The slice of a collector is written when it has a new sample or its sample becomes stale. A frame is a
-copy of the arrays.
+A frame has thousands of columns and is made every second, so no code here loops over columns. The node keeps one set of
+arrays. It overwrites the columns of a collector only if this collector has a new sample or its sample has become stale.
+A frame is a copy of the arrays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _COLLECTOR_COUNTERS = ("gangwatch_collector_failures_total", "gangwatch_collecto
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Values of one frame that describe the agent itself."""
+    """Values of one frame about the agent itself: frame number, resource usage, abandoned threads, released devices.
+
+    A thread is abandoned while a collector is stuck in it.
+    """
 
     seq: int
     cost: Cost
@@ -51,14 +54,14 @@ class Own:
 
 @dataclass(slots=True)
 class _Place:
-    """Columns of one collector in the frame, and the last sample that was written to them."""
+    """Position of one collector's series (columns) in the frame's arrays, and the sample that these columns contain."""
 
     runner: Runner
     block: Block | None
     gauges: slice
     counters: slice
     written: Sample | None = None
-    """The sample in these columns; None if they are absent."""
+    """Sample whose values are in the collector's columns; None if these values are absent."""
 
 
 class Assembly:
@@ -78,10 +81,10 @@ class Assembly:
     def frame(
         self, runners: Sequence[Runner], now_ns: int, own: Own
     ) -> tuple[TimeArray, GaugeArray, CounterArray, ValidArray]:
-        """Return the arrays of the frame at `now_ns`: tier times, gauges, counters, validity of counters.
+        """Return the arrays of the frame at `now_ns`: sample times, gauges, counters, validity of counters.
 
-        The caller owns the arrays. Afterwards ``layout`` describes their columns. It is a new one if collectors were
-        added or removed or returned a new block.
+        There is one sample time for each collector (tier). The caller owns the arrays. Afterwards ``layout`` describes
+        their columns. This method makes a new layout if collectors were added or removed or returned a new block.
         """
         # Read each sample only once: a runner may replace it at any time.
         samples = [runner.sample for runner in runners]
@@ -142,10 +145,9 @@ class Assembly:
         place.written = sample
 
     def _has_changed(self, runners: Sequence[Runner], samples: Sequence[Sample | None]) -> bool:
-        """Return whether a collector was added or removed, or its block is another object than before.
+        """Return whether a collector was added or removed, or returned a new block (a new set of series).
 
-        A collector without a sample keeps the columns of its last block. Their values are absent, and the layout does
-        not change.
+        A collector without a sample does not change the layout: its columns stay, and their values are absent.
         """
         places = self._places
         return len(places) != len(runners) or any(
@@ -154,7 +156,7 @@ class Assembly:
         )
 
     def _lay_out(self, runners: Sequence[Runner], samples: Sequence[Sample | None]) -> None:
-        """Make a new layout with the columns of every collector."""
+        """Make a new layout with the agent's own series and the series of every collector."""
         known = {place.runner: place.block for place in self._places}
         tiers = [Tier(NODE_TIER, self._interval_seconds)]
         labels = [(("collector", runner.name),) for runner in runners]

@@ -1,7 +1,7 @@
-"""Join of device owners from the kubelet, the driver's process lists, rank files and job files. Pure.
+"""Merge of the reports of the kubelet, the driver's process lists, rank files and job files on device owners. Pure.
 
-Each source knows a part of an owner: the kubelet the container, the driver the process, the process its rank. Parts
-that do not contradict each other are merged into one owner.
+Each source reports a part of an owner: the kubelet its container, the driver its process, the process its rank.
+Parts that do not contradict each other are merged into one owner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from agent.rank_attribution import Owner
 from agent.sources.kubelet.pod_resources import Pod
 
 MAX_OWNERS = 512
-"""Maximum number of rows (owners) of one kind that a node publishes. Eight GPUs with 48 replicas each need fewer."""
+"""Maximum number of owners of one kind (GPU, process or RDMA device) that a node publishes. Eight GPUs with 48 replicas
+each need fewer."""
 
 GPU_DRIVER = "gpu.nvidia.com"
 """Name of NVIDIA's GPU driver in resource claims (github.com/kubernetes-sigs/dra-driver-nvidia-gpu)."""
@@ -32,7 +33,7 @@ class GpuOwner:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessOwner:
-    """One process on a GPU and its owner, for the memory and GPU time of each process on a shared GPU."""
+    """One process on a GPU and its owner. Queries join it with the memory and GPU time of the process."""
 
     gpu: str
     mig: str
@@ -42,7 +43,10 @@ class ProcessOwner:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RdmaOwner:
-    """One container that uses RDMA devices. device, pci_address: "" if a shared pool does not report them."""
+    """One container that uses an RDMA device.
+
+    device, pci_address: "" if the kubelet reports only a shared pool of devices.
+    """
 
     device: str
     pci_address: str
@@ -62,30 +66,35 @@ class Owners:
     unresolved: int = 0
     """Number of devices in use whose id matches no GPU."""
     left_out: int = 0
-    """Number of rows that are not published because there are more than MAX_OWNERS."""
+    """Number of owners that are not published because there are more than MAX_OWNERS."""
 
 
 # --- names of devices ------------------------------------------------------------------------------------------------
 
 _REPLICA = re.compile(r"::\d+\Z")
-"""Number that the device plugin appends to a shared device's id (k8s-device-plugin, internal/rm: ``ID::REPLICA``)."""
+"""Suffix with the replica's number that the device plugin appends to a shared device's id: ``ID::REPLICA``
+(k8s-device-plugin, internal/rm)."""
 
 _GPU = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _MIG = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _MIG_BEFORE_470 = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/(\d+)/(\d+)\Z", re.IGNORECASE)
 _MINOR = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?\Z")
-"""Device names of Google's device plugin, the same as in /dev (container-engine-accelerators, pkg/gpu/nvidia)."""
+"""Pattern of the device names of Google's device plugin. They are the names in /dev (container-engine-accelerators,
+pkg/gpu/nvidia)."""
 
 _CLAIMED = re.compile(r"gpu-(\d+)(?:-mig-(?:(\d+)-(\d+)-\d+|[0-9a-z]+-(\d+)-(\d+)))?\Z")
-"""Device names in resource claims: ``gpu-MINOR``, and for a MIG device ``-mig-PROFILE-START-SIZE`` or
+"""Pattern of GPU names in resource claims: ``gpu-MINOR``, and for a MIG device ``-mig-PROFILE-START-SIZE`` or
 ``-mig-NAME-PROFILE-START`` (dra-driver-nvidia-gpu, CanonicalName)."""
 
 _INDEX = re.compile(r"(\d+)(?:\.(\d+))?\Z")
-"""Names of job files: the GPU's index, followed by the number of the GPU instance for MIG."""
+"""Pattern of the names of job files: the GPU's index, followed by the number of the GPU instance for MIG."""
 
 
 def resolve(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """Return the device with this id of a device plugin: (GPU UUID, MIG instance UUID or ""); None if unknown."""
+    """Return the GPU or MIG instance with this id of a device plugin; None if unknown.
+
+    The result is (GPU UUID, MIG instance UUID or "").
+    """
     device = _REPLICA.sub("", device)
     if _GPU.match(device):
         return device, ""
@@ -118,7 +127,10 @@ def _instance(gpu: GpuDevice, gpu_instance: str | None) -> tuple[str, str] | Non
 
 
 def resolve_claimed(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """Return (GPU UUID, MIG instance UUID or "") for a device name in a resource claim; None if unknown."""
+    """Return the GPU or MIG instance with this name in a resource claim; None if unknown.
+
+    The result is (GPU UUID, MIG instance UUID or "").
+    """
     match = _CLAIMED.match(device)
     if match is None:
         return None
@@ -135,7 +147,10 @@ def resolve_claimed(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] |
 
 
 def resolve_file(name: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """Return (GPU UUID, MIG instance UUID or "") for the name of a job file; None if unknown."""
+    """Return the GPU or MIG instance for which there is a job file of this name; None if unknown.
+
+    The result is (GPU UUID, MIG instance UUID or "").
+    """
     if (match := _INDEX.match(name)) is not None:
         index, instance = match.groups()
         gpu = next((one for one in gpus if one.index == int(index)), None)
@@ -147,14 +162,15 @@ def resolve_file(name: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None
 
 
 def _is_part_of(less: Owner, more: Owner) -> bool:
-    """Return whether the owner `more` contains every known value of the owner `less`."""
+    """Return whether each value of owner `less` that is not empty is also in owner `more`."""
     return all(one in ("", other) for one, other in zip(astuple(less), astuple(more), strict=True))
 
 
 def _joined(first: Owner, second: Owner, parts: Sequence[Owner]) -> Owner | None:
-    """Return two owners merged into one; None if they contradict each other or are not of the same pod or job.
+    """Merge two descriptions of an owner. Return None if they contradict each other or have no pod or job in common.
 
-    Return None also if one owner has no container and its pod has several, since the container is unknown.
+    Return None also if only one of them names a container, and the pod has several containers: the other description
+    may belong to another container.
     """
     pod = (first.namespace, first.pod)
     same_pod = first.pod and pod == (second.namespace, second.pod)
@@ -172,7 +188,10 @@ def _joined(first: Owner, second: Owner, parts: Sequence[Owner]) -> Owner | None
 
 
 def join_owners(parts_of_owners: Iterable[Owner]) -> list[Owner]:
-    """Return the distinct owners of one device, sorted. Merge parts of an owner, and omit the less complete ones."""
+    """Return the different owners of one device, sorted.
+
+    Parts of one owner are merged, and incomplete parts are omitted.
+    """
     joined: set[Owner] = set(parts_of_owners)
     for parts in _alike(joined):
         for position, first in enumerate(parts):
@@ -187,8 +206,9 @@ def join_owners(parts_of_owners: Iterable[Owner]) -> list[Owner]:
 
 
 def _alike(owners: Iterable[Owner]) -> list[list[Owner]]:
-    """Return groups of owners by pod, by Slurm job and by gang. Only owners in one group can be merged. Groups may
-    overlap.
+    """Return groups of owners with the same pod, Slurm job or gang. Only owners in one group can be merged.
+
+    Groups may overlap.
     """
     groups: dict[tuple[str, str, str], list[Owner]] = {}
     for one in sorted(owners):
@@ -200,12 +220,12 @@ def _alike(owners: Iterable[Owner]) -> list[list[Owner]]:
 
 @dataclass(slots=True)
 class Join:
-    """Collector of owner information from all sources."""
+    """Reports of all sources on the owners of a node's devices."""
 
     gpus: Sequence[GpuDevice]
     """All GPUs of the node."""
     rdma_by_address: Mapping[str, str] = field(default_factory=dict)
-    """Name of each RDMA device, by PCI address."""
+    """Names of the RDMA devices by PCI address."""
     _reported: dict[tuple[str, str], list[Owner]] = field(default_factory=dict)
     _processes: set[ProcessOwner] = field(default_factory=set)
     _rdma: set[RdmaOwner] = field(default_factory=set)
@@ -253,7 +273,7 @@ class Join:
             self._add(resolve_file(name, self.gpus), Owner(slurm_job=job))
 
     def rank(self, gpu: str, owner: Owner) -> None:
-        """Add a rank to which the local backend assigned a GPU."""
+        """Add a rank of the local backend as the owner of the GPU that is assigned to it."""
         self._add((gpu, ""), owner)
 
     def _add(self, device: tuple[str, str] | None, owner: Owner) -> None:
@@ -263,7 +283,7 @@ class Join:
             self._reported.setdefault(device, []).append(owner)
 
     def owners(self) -> Owners:
-        """Return the owners of all devices added so far, at most MAX_OWNERS of each kind."""
+        """Return the owners of all devices, at most MAX_OWNERS of GPUs, of processes and of RDMA devices."""
         joined = {device: join_owners(parts) for device, parts in sorted(self._reported.items())}
         gpus = [GpuOwner(gpu, mig, owner) for (gpu, mig), owners in joined.items() for owner in owners]
         processes = sorted(
@@ -282,13 +302,14 @@ class Join:
 
 
 def _whole(owner: Owner, joined: Iterable[Owner]) -> Owner:
-    """Return the merged owner that contains `owner`; `owner` itself if no or several merged owners contain it."""
+    """Return the merged owner that contains all values of `owner`. If no owner or more than one does, return
+    `owner`."""
     matching = [one for one in joined if _is_part_of(owner, one)]
     return matching[0] if len(matching) == 1 else owner
 
 
 _PCI_NAME = re.compile(r"pci-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])\Z")
-"""Device names of network drivers in resource claims: the PCI address with forbidden characters replaced."""
+"""Pattern of the names of network devices in resource claims: the PCI address with forbidden characters replaced."""
 
 
 def _claimed_address(device: str) -> str:

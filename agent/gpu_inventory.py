@@ -1,8 +1,8 @@
 """Inventory of the node's GPUs, their names in other systems, and the processes on them.
 
-The driver names a GPU by its UUID. A device plugin of the kubelet may use its minor number, an operator its index, and
-the id of a MIG instance does not contain its GPU. The inventory is used to map devices to their owners. Each of its two
-fields has one writer, which replaces the field as a whole. Any thread may read the fields.
+It maps the different names of a GPU to each other: the driver uses its UUID, a device plugin may use its minor
+number, and an operator its index. The id of a MIG instance does not contain its GPU. One thread writes each field,
+as a whole; any thread may read it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,14 @@ class GpuProcess:
     pid: int
     gpu: str
     mig: str = ""
-    """UUID of the MIG instance; "" for a whole GPU."""
+    """UUID of the MIG instance on which the process runs; "" for a whole GPU."""
 
 
 class Inventory:
-    """GPUs and GPU processes of the node. The GPU collector sets ``gpus``, the GPU process collector ``processes``."""
+    """The node's GPUs and the processes on them.
+
+    The GPU collector sets ``gpus``. The GPU process collector sets ``processes``.
+    """
 
     def __init__(self) -> None:
         self.gpus: tuple[GpuDevice, ...] = ()

@@ -1,8 +1,8 @@
 """The agent's node: it runs collectors in worker threads (agent/worker_thread.py) and makes frames (agent/assembly.py).
 
-At every interval the node's thread takes the last sample of each collector and makes a ``Frame``, without waiting for
-any collector. A sample becomes stale after three intervals of its collector (at least two seconds), or at once if the
-current run is stuck. The columns of a stale sample are absent, which readers can distinguish from any value.
+At every interval the node's thread takes the last sample of each collector and makes a ``Frame``, without waiting
+for any collector. A sample becomes stale after three intervals of its collector (at least two seconds), or at once
+if the current run is stuck. The values of a stale sample are absent in the frame.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Listener = Callable[[Layout, Frame], None]
 
 STOP_SECONDS = 2.0
-"""Total time that ``stop`` waits for the threads to end. A thread that is stuck in a driver is abandoned."""
+"""Total time in seconds that ``stop`` waits for the threads to end. A thread that is stuck in a driver is abandoned."""
 
 
 class Node:
@@ -82,7 +82,10 @@ class Node:
     # --- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the worker threads, then the node's thread. Their first runs are spread over one interval."""
+        """Start the worker threads, then the node's thread.
+
+        The first runs of the collectors are spread over one interval.
+        """
         if self._thread is not None:
             raise RuntimeError(f"node {self.name} is already running")
         interval_ns = round(self.interval_seconds * 1e9)
@@ -101,10 +104,10 @@ class Node:
         self._thread.start()
 
     def _add_to_worker(self, runner: Runner, worker_phase: float, delay: int) -> None:
-        """Schedule a collector and add it to its worker.
+        """Schedule a collector and add it to the worker thread that runs it.
 
         worker_phase: phase of the worker in the node's interval, 0 to 1. delay: number of node intervals before the
-        first run, so that collectors with a longer interval run at different times.
+        first run. It spreads the runs of collectors with long intervals.
         """
         interval_ns = round(self.interval_seconds * 1e9)
         runner.schedule(self._origin_ns, round(worker_phase * interval_ns) + delay * interval_ns, interval_ns)
@@ -117,7 +120,10 @@ class Node:
         worker.add(runner)
 
     def _run(self, due_ns: int) -> None:
-        """Make a frame at every due time, and move collectors away from stuck threads. Skip missed due times."""
+        """Make a frame at every due time until the node is stopped. Give the collectors of a stuck thread a new thread.
+
+        Due times that have passed are skipped.
+        """
         interval_ns = round(self.interval_seconds * 1e9)
         while True:
             workers = tuple(self._workers.values())
@@ -174,7 +180,7 @@ class Node:
         self._set_released(True)
 
     def acquire(self) -> None:
-        """Request that collectors reopen the devices closed by ``release``. Return without waiting."""
+        """Request that collectors reopen the devices that ``release`` closed. Return without waiting."""
         self._set_released(False)
 
     def _set_released(self, released: bool) -> None:
@@ -192,13 +198,13 @@ class Node:
                     runner.acquire()
 
     def holds_devices(self) -> bool:
-        """Return whether any collector still holds a device that it can release."""
+        """Return whether any collector still holds a device open that ``release`` should have closed."""
         return any(runner.releasable is not None and not runner.released for runner in self._runners)
 
     # --- added and removed collectors --------------------------------------------------------------------------------
 
     def _follow(self, runner: Runner) -> list[Runner]:
-        """Add and remove members of a collector as listed after its run. Return the added members."""
+        """Update the members of a parent collector to those that it lists after its run. Return the added members."""
         if runner.unsupported:
             with self._lock:
                 if runner in self._roots:
@@ -261,7 +267,7 @@ class Node:
         runner.errors.add(error, self._clock.monotonic_ns(), "member collector not added")
 
     def _let_go(self, runner: Runner) -> None:
-        """Remove a collector and all of its members. The next frame contains their last records."""
+        """Remove a collector and all of its members. The next frame still contains their last records."""
         if runner.leaving:
             return
         for member in runner.members:
@@ -279,7 +285,7 @@ class Node:
             worker.stop()
 
     def _relist(self) -> None:
-        """Rebuild the list of collectors, each followed by its members."""
+        """Rebuild the node's list of collectors, in which the members follow their parent."""
         listed: list[Runner] = []
 
         def put(runners: Sequence[Runner]) -> None:
@@ -352,9 +358,9 @@ class Node:
         )
 
     def _number_records(self, runners: list[Runner]) -> tuple[int, tuple[Record, ...]]:
-        """Return the number of the first record, and the records of this frame.
+        """Number this frame's records. Return the sequence number of the first record, and the records.
 
-        Records over MAX_RECORDS are dropped, oldest first, which leaves a gap in the numbers.
+        More than MAX_RECORDS are not sent: the oldest are dropped, which leaves a gap in the numbers.
         """
         records = [record for runner in runners if runner.records is not None for record in runner.take_records()]
         first = self._record_seq + max(0, len(records) - MAX_RECORDS)

@@ -1,9 +1,9 @@
 """Attribution of processes to ranks, from rank files of the local backend, control groups and Slurm step daemons.
 
 The folder ``ranks/NODE`` contains one file per rank, ``JOB.ATTEMPT.RANK.json``. The shim that started the rank writes
-the file. A process is the rank only if its pid and its start time match the file. A descendant belongs to its nearest
-ancestor that matches a file. A process in the folder of another node belongs to that node, and this node's agent
-refuses it.
+the file. A process is the rank only if its pid and its start time match the file. A descendant of a rank's process
+belongs to the rank of its nearest ancestor that matches a file. A process in the folder of another node belongs to that
+node, and this node's agent refuses it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from agent.sources.steps.step_messages import Peer
 from agent.sources.steps.tenants import Tenant
 
 RELIST_NS = 1_000_000_000
-"""Maximum age of the folder listing. The modification time alone is not sufficient: its resolution is a kernel tick."""
+"""Maximum age, in ns, of the listings of rank files and pods. A folder's modification time alone is not sufficient to
+detect a change: the resolution of this time is a kernel tick."""
 
 MAX_REGISTERED_A_GANG = 512
-"""Maximum number of registered processes kept per gang: twice the number of reporters that a job may have."""
+"""Maximum number of registered processes kept per gang. It is twice the maximum number of processes of a job that may
+report steps."""
 
 MAX_ANCESTORS = 256
-"""Maximum number of ancestors to follow. Process trees are less deep. The limit also ends a walk in which parents
-change."""
+"""Maximum number of ancestors of a process that are followed. Process trees are less deep. The limit also ends a search
+during which the parents change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,11 @@ class Identity:
     rank: int | None
     """Number of the rank; None if the process belongs to the gang but its rank is unknown."""
     source: Literal["local", "slurm", "kubernetes"]
-    """Source of the values. 'local': rank file of a shim. 'slurm': path of a control group, or a Slurm step daemon that
-    is an ancestor of the process. 'kubernetes': path of a control group."""
+    """Source of the identity. 'local': rank file of a shim. 'slurm': path of a control group, or a Slurm step daemon
+    that is an ancestor of the process. 'kubernetes': path of a control group."""
 
     def tenant(self) -> Tenant:
-        """Return the tenant of the process: its pod, or its job with all job steps."""
+        """Return the tenant of the process: its pod, its Slurm job (without the job step), or its local job."""
         if self.source == "kubernetes":
             return Tenant("pod", self.gang.removeprefix("pod-"))
         return Tenant("job", self.gang.partition(".")[0] if self.source == "slurm" else self.gang)
@@ -61,8 +63,8 @@ class Identity:
 class Owner:
     """Owner of a device or process, as label values; "" for an unknown value.
 
-    attempt and rank come from a shim's rank file, or else from the environment of the process. The environment is
-    trusted only for these two values, not for the gang.
+    attempt and rank come from a shim's rank file, or else from the environment of the process. The gang never comes
+    from the environment, which a process can choose.
     """
 
     namespace: str = ""
@@ -98,7 +100,7 @@ _decoder = msgspec.json.Decoder(RankFile)
 
 
 def identity_of_cgroup(cgroup: str) -> Identity | None:
-    """Return the Slurm job step or Kubernetes pod named in the text of /proc/PID/cgroup; None for neither.
+    """Return the Slurm job step or Kubernetes pod named in the text of /proc/PID/cgroup; None if there is none.
 
     The gang is ``slurm-JOB.STEP`` (``slurm-JOB`` outside a step) or ``pod-UID``. Attempt and rank are unknown.
     """
@@ -177,9 +179,9 @@ class Attribution:
         self._modified_ns = -1
 
     def register(self, gang: str, attempt: int, rank: int, pid: int) -> None:
-        """Record the rank of a process without a rank file, whose gang is known from a control group or a step daemon.
+        """Store the rank that a process of an external job has reported when it registered.
 
-        An external scheduler started the process. The process reported its rank when it registered.
+        Such a process has no rank file. Its gang is known from its control group or step daemon.
         """
         stat = read_process_stat(self._proc_root, pid)
         if stat is None:
@@ -215,7 +217,7 @@ class Attribution:
         return self._attested(pid)[0]
 
     def owner(self, pid: int) -> Owner | None:
-        """Return the owner of a process, with the rank assigned at its start; None if no source has the process."""
+        """Return the owner of a process, including the rank number; None if no source contains the process."""
         identity, membership = self._attested(pid)
         if identity is None:
             return None
@@ -243,7 +245,7 @@ class Attribution:
         return names.get(uid, ("", ""))
 
     def pods(self) -> dict[str, tuple[str, str]]:
-        """Return (namespace, name) of every pod by uid. The listing is at most RELIST_NS old."""
+        """Return the (namespace, name) of each pod, by uid. The listing of pods is at most RELIST_NS old."""
         with self._lock:
             now_ns = self._clock.monotonic_ns()
             if self._pods_listed_ns is None or now_ns - self._pods_listed_ns >= RELIST_NS:
@@ -252,12 +254,15 @@ class Attribution:
             return self._pods
 
     def started_ns(self, pid: int) -> int | None:
-        """Return the start time of the process in nanoseconds since boot (CLOCK_BOOTTIME); None without a process."""
+        """Return the start time of the process in nanoseconds since boot; None if there is no such process.
+
+        The time is on CLOCK_BOOTTIME.
+        """
         stat = read_process_stat(self._proc_root, pid) if pid > 0 else None
         return None if stat is None else stat.start_time * TICK_NS
 
     def tenant_of_peer(self, peer: Peer) -> Tenant:
-        """Return the tenant of the process at the other end of a connection: its pod or Slurm job, else its user.
+        """Return the tenant of the process that connected to the step socket: its pod or Slurm job, else its user.
 
         Only the control group of the process is read. Rank files and step daemons are read after registration.
         """
@@ -268,7 +273,7 @@ class Attribution:
         return self._user(peer, cgroup)
 
     def user_of_peer(self, peer: Peer) -> Tenant:
-        """Return the tenant of a process whose pod or job is unknown: its user."""
+        """Return the tenant of a process whose pod or job is unknown: the user who runs it."""
         return self._user(peer, self._cgroup(peer.pid) if peer.pid > 0 else "")
 
     @staticmethod
@@ -283,7 +288,10 @@ class Attribution:
             return ""
 
     def _attested(self, pid: int) -> tuple[Identity | None, Membership]:
-        """Return the identity of a process (None if unknown), and the pod or Slurm job of its control group."""
+        """Return the attested identity of a process (None if unknown), and its pod or Slurm job.
+
+        The pod or job comes from its control group.
+        """
         index = self._own()
         ancestors = list(self._ancestors(pid))
         if not ancestors:
@@ -300,10 +308,10 @@ class Attribution:
         return None, membership
 
     def other_node(self, pid: int) -> str | None:
-        """Return the other node to which the process belongs; None if it belongs to this node or to none.
+        """Return the other node to which the process belongs; None if it belongs to this node or to no node.
 
-        The process belongs to the node whose folder has a rank file of the process or its nearest ancestor. Each call
-        lists the folders of all nodes, which is done once per registration and not once per tick.
+        The process belongs to the node whose rank files contain it or its nearest ancestor. Each call lists the
+        folders of all nodes.
         """
         if self._folder is None:
             return None
@@ -323,7 +331,7 @@ class Attribution:
         return None
 
     def _ancestors(self, pid: int) -> Iterator[ProcessStat]:
-        """Yield the process and its ancestors, nearest first. End at the first that cannot be read."""
+        """Yield the process and its ancestors, nearest first. Stop at the first process that cannot be read."""
         for _ in range(MAX_ANCESTORS):
             if pid <= 0 or (stat := read_process_stat(self._proc_root, pid)) is None:
                 return
@@ -331,7 +339,10 @@ class Attribution:
             pid = stat.parent
 
     def _own(self) -> _Index:
-        """Return this node's index. List the folder again if it changed or the listing is older than RELIST_NS."""
+        """Return this node's rank files.
+
+        List them again if their folder changed or the list is older than RELIST_NS.
+        """
         if self._folder is None:
             return self._index
         with self._lock:

@@ -1,7 +1,7 @@
 """Execution of one collector: schedule, newest sample, cost and errors.
 
-A driver call may block for a long time or forever, so no other thread waits for a collector: other threads read the
-sample of its last run. Schedules are absolute: run k is due at origin + phase + k x interval, and a missed run is
+A driver call may block for a long time or forever. Therefore no other thread waits for a collector: other threads read
+the sample of its last run. Schedules are absolute: run k is due at origin + phase + k x interval, and a missed run is
 skipped. A collector that uses too much of its interval runs less often; its interval is published as a metric.
 """
 
@@ -20,35 +20,39 @@ log = logging.getLogger(__name__)
 
 STALE_INTERVALS = 3
 STALE_SECONDS = 2.0
-"""Minimum age of a stale sample. A stale sample is also older than STALE_INTERVALS intervals of its collector."""
+"""A sample is stale only if it is older than this time in seconds, and older than STALE_INTERVALS intervals of its
+collector."""
 
 STUCK_SECONDS = (1.0, 2.0)
-"""Minimum and maximum time after which a run counts as stuck. Between these limits, the time is one interval of the
-collector. At 1 Hz a stuck run is visible within two frames."""
+"""A run counts as stuck once it has lasted as long as its collector's interval, but never before the first of these
+times in seconds, and always after the second. With an interval of 1 s a stuck run is visible within two frames."""
 
 PROCESSOR_SHARE = 0.10
+"""A collector's interval is doubled if its runs use more than this share of the interval as CPU time."""
+
 DURATION_SHARE = 0.5
-"""Share of its interval that a run of a collector may last; PROCESSOR_SHARE is the limit of its CPU time. Elapsed time
-is limited because a waiting call holds a driver lock and blocks the application: a poller of process lists was measured
-to hold the lock 10 s of every 15."""
+"""A collector's interval is doubled if its runs last longer than this share of the interval. Time in which the run only
+waits counts too: a driver call may hold a lock that the training needs. A program that read process lists was measured
+to hold the lock 10 s of every 15 s."""
 
 OVER_BUDGET_RUNS = 5
-"""Number of consecutive runs over budget after which the interval is doubled. The interval is halved after the same
-number of runs that use at most half of the budget of the shorter interval."""
+"""A collector's interval is doubled after this number of consecutive runs that exceed PROCESSOR_SHARE or
+DURATION_SHARE. A doubled interval is halved after the same number of consecutive runs that use at most a quarter of
+both shares."""
 
 MOST_SLOWING = 16
-"""Maximum ratio of a collector's interval to its configured interval."""
+"""The interval of a collector is never increased to more than this multiple of its configured interval."""
 
 IDLE_INTERVALS = 2
 """Factor that multiplies the interval of an idle collector. Collectors of ranks run every half second, and many nodes
 have no known ranks. The factor is below STALE_INTERVALS, so that the sample does not become stale."""
 
 REPEAT_LOG_NS = 600_000_000_000
-"""Time after which a repeated error is logged again: ten minutes. The failure metric counts every occurrence."""
+"""Time in ns after which a repeated error is logged again: ten minutes. The failure metric counts every occurrence."""
 
 
 class Sample(NamedTuple):
-    """Values of one run of a collector. ``sampled_ns``: monotonic time before the run."""
+    """Values that one run of a collector has read. ``sampled_ns``: monotonic time before the run."""
 
     block: Block
     gauges: GaugeArray
@@ -80,9 +84,9 @@ class ErrorLog:
 
 
 class Runner:
-    """One collector and its state. It runs in one thread at a time.
+    """One collector with its schedule, newest sample, cost and errors. It runs in one thread at a time.
 
-    Other threads read single attributes, each of which is replaced as a whole.
+    Other threads may read its attributes, each of which is replaced as a whole.
     """
 
     def __init__(self, collector: Collector, clock: Clock) -> None:
@@ -117,14 +121,18 @@ class Runner:
     # --- schedule ----------------------------------------------------------------------------------------------------
 
     def schedule(self, origin_ns: int, default_phase_ns: int, within_ns: int) -> None:
-        """Set the first due time, within `within_ns` of `origin_ns`, and the phase of the later due times."""
+        """Set the first due time, within `within_ns` of `origin_ns`, and the phase of the later due times.
+
+        The phase is the position of a due time in its interval. default_phase_ns: phase of a collector that does not
+        set one.
+        """
         phase: float | None = getattr(self.collector, "phase", None)
         self._origin_ns = origin_ns
         self._phase_ns = (default_phase_ns if phase is None else round(phase * self.nominal_ns)) % self.nominal_ns
         self.due_ns = origin_ns + self._phase_ns % within_ns
 
     def phase_in(self, interval_seconds: float) -> float:
-        """Return the phase (0 to 1) of this collector's runs in an interval of `interval_seconds`."""
+        """Return the position (0 to 1) of this collector's runs in an interval of `interval_seconds`."""
         return self._phase_ns / 1e9 / interval_seconds % 1
 
     def _plan(self, now_ns: int) -> None:
@@ -169,7 +177,8 @@ class Runner:
         self._plan(max(began_ns + duration_ns, self.due_ns))
 
     def _keep_to_budget(self, duration_ns: int, processor_ns: int) -> None:
-        """Double the interval of a collector that is over budget; halve it once the cost has fallen."""
+        """Double the interval of a collector whose runs take too long. Halve it again when the runs have become short
+        enough."""
         needed_ns = max(processor_ns / PROCESSOR_SHARE, duration_ns / DURATION_SHARE)
         if needed_ns <= self.interval_ns == self.nominal_ns:
             self._over_runs = 0
@@ -217,7 +226,7 @@ class Runner:
             self.released = True
 
     def acquire(self) -> None:
-        """Allow the collector to open its device again, and make it due at once."""
+        """Allow the collector to open its device again, and schedule it to run at once."""
         if self.releasable is not None and self.released:
             try:
                 self.releasable.acquire()
@@ -248,5 +257,5 @@ class Runner:
 
 
 def next_due_ns(due_ns: int, interval_ns: int, now_ns: int) -> int:
-    """Return the first time after both `due_ns` and `now_ns` that is `due_ns` plus a multiple of `interval_ns`."""
+    """Return the next due time after `now_ns`: `due_ns` plus one or more intervals."""
     return due_ns + interval_ns * (1 + max(0, now_ns - due_ns) // interval_ns)

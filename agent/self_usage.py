@@ -1,4 +1,4 @@
-"""Resource usage of this process: CPU time, resident memory, open file descriptors and threads."""
+"""Resource usage of the agent's process: CPU time, resident memory, open file descriptors and threads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from agent.sources.files import KeptFile
 from agent.sources.proc.proc import parse_statm
 
 DESCRIPTORS_EVERY_NS = 10_000_000_000
-"""Interval at which open file descriptors are counted. Counting lists a directory, which costs more CPU time than the
-other values, and the count changes rarely."""
+"""Interval in ns at which open file descriptors are counted. A count lists a directory, which costs more CPU time than
+the other values, and the result changes rarely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Cost:
 
 
 class Meter:
-    """Reader of this process's resource usage from /proc/self. It does not use the configured root of /proc."""
+    """Reader of this process's resource usage from /proc/self, regardless of the configured root of /proc."""
 
     def __init__(self) -> None:
         self._statm = KeptFile("/proc/self/statm")

@@ -1,9 +1,8 @@
-"""Workers: each runs several collectors one after another in one thread, each on its own schedule.
+"""Worker threads: each runs several collectors one after another, each on its own schedule.
 
-Collectors share a worker if a driver serialises their calls, or if their runs are cheap: the wake-up of a thread costs
-more than many of these runs. If a call does not return, the other collectors of the worker continue in a new thread.
-The stuck collector keeps the old thread until its call returns. Then the collector rejoins the worker, and the old
-thread ends.
+Collectors share a worker if a driver serialises their calls, or if their runs are cheaper than the wake-up of a
+thread. If a call does not return, the other collectors of the worker continue in a new thread. The stuck collector
+keeps the old thread until its call returns. Then the collector rejoins the worker, and the old thread ends.
 """
 
 from __future__ import annotations
@@ -19,21 +18,24 @@ from agent.schema.clock import Clock
 log = logging.getLogger(__name__)
 
 HAND_OVER_SECONDS = 1.0
+"""Minimum duration, in seconds, of a call before the worker's other collectors move to a new thread."""
+
 HAND_OVER_INTERVALS = 1.5
-"""Duration of a call after which the other collectors of the worker move to a new thread, in multiples of their
-shortest interval; at least 1 s. Their samples are then 2.5 intervals old. They become stale after 3 intervals."""
+"""If a call lasts longer than this number of intervals, the worker's other collectors move to a new thread. The
+interval is the shortest of these other collectors. Their samples are then 2.5 intervals old, and become stale only
+after 3."""
 
 EARLY_SHARE = 8
-"""Fraction of an interval (1/8) by which a collector may run early, to share a wake-up with another collector. A
-wake-up costs as much as reading a GPU. Rates stay exact, because every sample has its own time."""
+"""A collector may run early by its interval divided by this number, to share a wake-up of the thread with another
+collector. A wake-up costs as much as reading a GPU. Rates stay exact, because every sample has its own time."""
 
 MOST_ABANDONED = 8
-"""Maximum number of stuck threads of one worker. If the whole driver hangs, each collector that calls it gets stuck. At
-the limit the worker waits, and its samples are stale until one of the calls returns."""
+"""Maximum number of stuck threads of one worker. If the driver hangs, every collector that calls the driver gets stuck.
+At the limit the worker starts no further thread. Its samples are stale until one of the calls returns."""
 
 
 _Task = tuple[Runner, Callable[[], None] | None]
-"""A collector and the function to call for this collector. None means a run of the collector."""
+"""A collector and the function to call for this collector. None means: run the collector."""
 
 
 class _Bell:
@@ -46,7 +48,7 @@ class _Bell:
         self._lock.acquire()
 
     def ring(self) -> None:
-        """End the current wait; if no thread is waiting, end the next wait immediately."""
+        """Wake the waiting thread. If no thread is waiting, the next call of ``wait`` returns immediately."""
         try:
             self._lock.release()
         except RuntimeError:
@@ -58,10 +60,13 @@ class _Bell:
 
 
 class Worker:
-    """Thread that runs several collectors. Methods may be called from any thread and do not wait for a collector."""
+    """Worker thread that runs several collectors.
+
+    Methods may be called from any thread and do not wait for a collector.
+    """
 
     def __init__(self, name: str, thread_name: str, clock: Clock, ran: Callable[[Runner], object]) -> None:
-        """Make a worker. ran: function to call after each run, in the thread of the run and without a lock held."""
+        """Make a worker. ran: function called after each run with the collector's runner, in the thread of the run."""
         self.name = name
         self.abandoned = 0
         self._thread_name = thread_name
@@ -92,13 +97,13 @@ class Worker:
             self._look_again()
 
     def remove(self, runner: Runner) -> None:
-        """Remove the collector. This worker's thread, or the thread in which the collector is stuck, closes it."""
+        """Remove the collector. The thread that runs it, or in which it is stuck, closes it."""
         with self._lock:
             runner.leaving = True
             self._look_again()
 
     def set_released(self, released: bool) -> None:
-        """Request that every collector with a device releases the device (True) or reopens the device (False)."""
+        """Request that every collector with a device releases it (True) or opens it again (False)."""
         with self._lock:
             self._released = released
             self._look_again()
@@ -119,8 +124,10 @@ class Worker:
         self._thread.start()
 
     def hand_over_ns(self) -> int | None:
-        """Return the time at which the other collectors move to a new thread if the current call does not return, or
-        None.
+        """Return the time (monotonic ns) at which other collectors stop waiting for the current call and get a new
+        thread.
+
+        Return None if no call is running, there is no other collector, or too many threads are stuck.
         """
         with self._lock:
             busy = self._busy
@@ -132,7 +139,7 @@ class Worker:
             return self._busy_since_ns + max(round(HAND_OVER_INTERVALS * shortest_ns), round(HAND_OVER_SECONDS * 1e9))
 
     def hand_over(self, now_ns: int) -> None:
-        """Move the other collectors to a new thread if the current call has blocked them for too long."""
+        """Move the other collectors to a new thread if the current call has run for too long."""
         with self._lock:
             busy, due_ns = self._busy, self.hand_over_ns()
             if busy is None or due_ns is None or now_ns < due_ns:
@@ -154,7 +161,7 @@ class Worker:
             self._start_thread()
 
     def left_behind(self) -> int:
-        """Return the number of stuck threads that were abandoned."""
+        """Return the number of threads that were abandoned because a collector is stuck in them."""
         with self._lock:
             return self.abandoned + (self._stopping and self._busy is not None)
 
@@ -165,7 +172,8 @@ class Worker:
             self._look_again()
 
     def join(self, deadline_ns: int) -> None:
-        """Wait until the deadline for the worker's threads to end. A thread that is stuck in a call is abandoned."""
+        """Wait for the end of the worker's threads until the deadline. A thread that is still stuck in a call is
+        abandoned."""
         with self._lock:
             threads = [*self._old_threads, *([self._thread] if self._thread is not None else [])]
         for thread in threads:
@@ -209,10 +217,10 @@ class Worker:
             self._bell.wait(-1 if next_ns is None else max(0, next_ns - now_ns) / 1e9)
 
     def _due_task(self, now_ns: int, awake: bool) -> tuple[_Task | None, int | None]:
-        """Return (task, None) if a task is due now, else (None, due time of the next task or None without collectors).
+        """Return (task, None) if a task is due at `now_ns`, else (None, due time of the next task).
 
-        awake: whether the thread has just run a task; then collectors that are due soon may run early. Collectors are
-        scanned again only after the due collectors of the last scan have run.
+        The due time is None without collectors. awake: whether the thread has just run a task; then collectors that
+        are due soon may run early.
         """
         if not self._queue:
             if self._due is None and (change := self._survey()) is not None:
@@ -232,7 +240,10 @@ class Worker:
         return (self._queue.popleft(), None), None
 
     def _survey(self) -> _Task | None:
-        """Return the first collector to close, release or reopen. Without one, store the due times and return None."""
+        """Return the first collector to close, release or reopen, with the function to call.
+
+        If there is none, return None and queue all collectors by due time.
+        """
         for runner in reversed(self._runners):  # members come after their parents and are released first
             if runner.leaving:
                 self._runners.remove(runner)
@@ -252,13 +263,16 @@ class Worker:
     def _turn_of(self, runner: Runner) -> tuple[int, int]:
         """Return the sort key of a due collector. The collector with the smallest key runs first.
 
-        While one collector is stuck, the next is likely to get stuck on the same device. In this case collectors with
-        short intervals run first, so that they do not miss a sample if the next call gets stuck.
+        While a collector is stuck, others may get stuck on the same device. Then collectors with short intervals run
+        first, since they would miss more samples.
         """
         return (runner.interval_ns if self.abandoned else 0, runner.due_ns)
 
     def _done(self, generation: int, runner: Runner) -> bool:
-        """Put a collector back after its task, and return whether this thread is still the worker's thread."""
+        """Queue a collector again after its task. Return False if this thread was abandoned meanwhile.
+
+        generation: number of the thread; the worker's current thread has the highest.
+        """
         with self._lock:
             if generation == self._generation:
                 self._busy = None

@@ -1,7 +1,7 @@
-"""Interface of collectors, and the block of columns that a collector returns.
+"""Interface of collectors, and the block of series that a collector returns.
 
 A collector reads one family of metrics. It is called from one thread at a time and returns its ``Block``, whose values
-the node copies into the next frame. This module is independent of frames, tiers and time.
+the node copies into the next frame. This module does not depend on frames or time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _MOST = (1 << 64) - 1
 
 
 class Block:
-    """Series of one collector and their newest values. A value is absent until it is set.
+    """Series (columns) of one collector and their newest values. A value is absent until it is set.
 
-    gauge_columns, counter_columns: the series; their ``tier`` is 0 and is set by the node. gauges: one float64 for each
-    gauge column, in the catalogue's base units; NaN if absent. counters: one uint64 for each counter column, in the
-    catalogue's ``integer_unit``. counters_valid: one bool for each counter column; False if the counter is absent.
+    gauge_columns, counter_columns: the series. The collector leaves their ``tier`` at 0, and the node replaces it.
+    gauges: one float64 for each gauge column, in the catalogue's base units; NaN if absent. counters: one uint64 for
+    each counter column, in the catalogue's ``integer_unit``. counters_valid: one bool for each counter column; False if
+    the counter is absent.
 
-    The columns of a block never change. If the set of series changes, the collector returns a new block. The node
-    compares blocks by identity and sends a new layout for a new block.
+    The columns of a block never change. If the set of series changes, the collector returns a new Block object. The
+    node sends a new layout whenever the object is not the same as before.
     """
 
     __slots__ = ("counter_columns", "counters", "counters_valid", "gauge_columns", "gauges")
@@ -37,34 +38,34 @@ class Block:
         self.counters_valid: ValidArray = np.zeros(len(self.counter_columns), np.bool_)
 
     def set_gauge(self, index: int, value: float) -> None:
-        """Set the value of gauge column `index`."""
+        """Set the value of the gauge at position `index` of ``gauge_columns``."""
         self.gauges[index] = value
 
     def set_counter(self, index: int, value: int) -> None:
-        """Set the value of counter column `index`.
+        """Set the value of the counter at position `index` of ``counter_columns``.
 
-        The counter wraps at 2^64. A total of the nanoseconds of 256 processors reaches 2^64 in two years. Raise
-        OverflowError for a negative value.
+        The counter wraps at 2^64. Raise OverflowError for a negative value.
         """
         self.counters[index] = value if value <= _MOST else value & _MOST
         self.counters_valid[index] = True
 
     def clear(self) -> None:
-        """Make every value absent. Collectors call this before they set the values of a run."""
+        """Make every value absent. Collectors call this before they set the values of a new reading."""
         self.gauges.fill(np.nan)
         self.counters_valid.fill(False)
 
 
 class Collector(Protocol):
-    """Reader of one family of metrics at one interval. ``name`` is also the name of its tier.
+    """Reader of one family of metrics at one interval. ``name`` identifies it in metrics and in the layout.
 
-    Optional attributes:
-    ``worker: str`` (default: its name): collectors of one worker run one after another in one thread.
-    ``phase: float`` (default: spread by the node): position of its runs in the interval, 0 to 1.
-    ``idle: bool`` (default: False): the last run found nothing to read, so the collector runs less often.
+    Optional attributes: ``worker: str`` (default: the collector's name): name of the worker thread. Collectors with the
+    same worker run one after another in one thread. ``phase: float`` (default: chosen by the node): time of each run
+    within the interval, from 0 (start) to 1 (end). ``idle: bool`` (default: False): whether the last run found nothing
+    to read. The node runs an idle collector less often.
 
-    Methods are called from one thread at a time: the worker's, or a new one after a call got stuck. The constructor may
-    raise UnsupportedError if the machine has nothing to read. The collector is then omitted, which is not a failure.
+    Methods are called from one thread at a time. This is the worker thread, or a new thread after a call did not
+    return. The constructor raises UnsupportedError if the machine has nothing to read; the agent then runs without
+    this collector.
     """
 
     @property
@@ -74,7 +75,7 @@ class Collector(Protocol):
     def interval_seconds(self) -> float: ...
 
     def collect(self) -> Block:
-        """Read the values and return the block: the same object as before unless the set of series changed.
+        """Read the values and return the block. It is the same object as before unless the set of series changed.
 
         A value that cannot be read is absent. Raise SourceError if nothing could be read, and UnsupportedError if
         reading will never succeed on this machine.
@@ -82,7 +83,7 @@ class Collector(Protocol):
         ...
 
     def close(self) -> None:
-        """Release descriptors and handles. No method is called afterwards."""
+        """Release descriptors and handles. The node calls no method of the collector afterwards."""
         ...
 
 
@@ -91,10 +92,11 @@ class Parent(Protocol):
     """Collector that creates other collectors, such as one for each device."""
 
     def members(self) -> tuple[Collector, ...]:
-        """Return the current member collectors. Called after each run in its thread.
+        """Return the current member collectors (the collectors that this parent has created).
 
-        The node compares them by identity. It runs new members, and closes removed ones in their worker's thread. A
-        device that reappears is a new object, which may have the same name.
+        The node calls this in the parent's thread after each run of the parent. It runs members that are new in the
+        list. If a member is no longer in the list, its worker's thread closes it. A device that reappears must be a new
+        object, which may have the same name.
         """
         ...
 
@@ -106,7 +108,7 @@ class Releasable(Protocol):
     def release(self) -> None:
         """Release the device. The collector does not run until ``acquire``. May be called before the first run.
 
-        Called in the worker's thread, for members before their parent if both are in one worker.
+        Called in the worker's thread. Members in the same worker as their parent are released before it.
         """
         ...
 
@@ -117,12 +119,12 @@ class Releasable(Protocol):
 
 @runtime_checkable
 class RecordSource(Protocol):
-    """Collector that also returns records for frames."""
+    """Collector that also returns records, such as finished steps and events, for frames."""
 
     def take_records(self) -> list[Record]:
         """Return the records since the last call, oldest first, and remove them from this collector.
 
-        Called once per frame from the node's thread, possibly while ``collect`` runs in another. It must not block: do
-        not hold its lock during a read.
+        The node's thread calls this once per frame, possibly while another thread runs ``collect``. It must not
+        block, so ``collect`` must not hold its lock while it reads a device or file.
         """
         ...

@@ -1,7 +1,8 @@
 """Parser of the validity period in a PEM certificate file. Pure: it does not verify signatures.
 
-The format is X.509 (RFC 5280 section 4.1) in DER (X.690). The validity is the fourth or fifth field of a certificate's
-first field. A library for X.509 would use a fifth of the agent's memory.
+The format is X.509 (RFC 5280 section 4.1) in DER (X.690). The validity is the fourth element of the certificate's
+first field, or the fifth if a version precedes it. A library for X.509 is not used: it would take a fifth of the
+agent's memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MOST_BYTES = 1 << 20
 
 
 def validity(pem: bytes) -> tuple[float, float]:
-    """Return the begin and end of the validity of the first certificate in a PEM file, in seconds since the epoch.
+    """Return the start and end of the validity of the first certificate in a PEM file, in seconds since the epoch.
 
     Raise ConfigError if the file has no valid certificate.
     """
@@ -52,7 +53,7 @@ def _content(data: bytes, wanted: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the tag and content of each DER field. Raise ValueError if a field is longer than its container."""
+    """Yield the (tag, content) of each DER field in `data`. Raise ValueError if a field is longer than the data."""
     at = 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2

@@ -1,9 +1,10 @@
-"""Exception hierarchy.
+"""Hierarchy of the exceptions that gangwatch raises.
 
 ::
 
     GangwatchError                 base class; the message names the problem and its location
     ├── ConfigError                invalid configuration file or command-line value
+    │   └── ExtraMissingError      command or setting that needs packages which are not installed
     ├── FrameError                 bytes that are not a frame, layout or record
     │   └── VersionError           wire version that this build does not support
     ├── SourceError                failed read of a file or driver call
@@ -25,19 +26,31 @@ from __future__ import annotations
 
 
 class GangwatchError(Exception):
-    """Base class of all errors. The message is written for operators."""
+    """Base class of all errors that gangwatch raises. The message is written for operators."""
 
 
 class ConfigError(GangwatchError):
     """Unknown, missing or invalid configuration value. The message names file, key and reason."""
 
 
+class ExtraMissingError(ConfigError):
+    """Command or setting that needs an extra of gangwatch which is not installed. The message has the install command.
+
+    extras: names of the missing extras.
+    """
+
+    def __init__(self, what: str, *extras: str) -> None:
+        install = f"pip install 'gangwatch[{','.join(extras)}]'"
+        super().__init__(f"{what} needs packages that are not installed. To install them: {install}")
+        self.extras = extras
+
+
 class FrameError(GangwatchError):
-    """Message that is not a valid frame, layout or record. The message names the field."""
+    """Message that is not a valid frame, layout or record. The error names the field."""
 
 
 class VersionError(FrameError):
-    """Message of a wire version that differs from this build's by more than one."""
+    """Message whose wire version differs from the version of this build by more than one."""
 
 
 class SourceError(GangwatchError):
@@ -45,7 +58,7 @@ class SourceError(GangwatchError):
 
 
 class UnsupportedError(SourceError):
-    """Read that can never succeed on this machine (no such file, no such hardware): do not retry."""
+    """Failed read that can never succeed on this machine (no such file, no such hardware). Callers do not retry it."""
 
 
 class ReporterError(GangwatchError):
@@ -70,7 +83,7 @@ REFUSAL_REASONS = (
     "rate",  # the tenant registers too often
     "full",  # the node has no free slot for this kind of reporter
 )
-"""Reasons of refused registrations: all values of the label `reason` of the refusal counter."""
+"""Reasons for which a registration is refused: all values of the label `reason` of the refusal counter."""
 
 
 class SubmissionError(GangwatchError):
@@ -78,7 +91,7 @@ class SubmissionError(GangwatchError):
 
 
 class StoreError(GangwatchError):
-    """Failed write or read of the journal. After a failed write, its event has no effect."""
+    """Failed write or read of the journal. An event that could not be written has no effect."""
 
 
 class NewerStoreError(StoreError):

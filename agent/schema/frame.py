@@ -1,12 +1,12 @@
 """Layouts, frames and records. Their wire form is in ``agent.schema.wire``.
 
 A ``Frame`` contains all values of an agent at one time: arrays of gauges and counters, and a bounded list of records. A
-``Layout`` describes the columns and is sent only when it changes. The frame contains the id of its layout. Counters are
-integers, since a float64 is not exact to the byte after 5.6 h at 450 GB/s. Each column has a width, so that readers can
-distinguish a wrap from a reset. An absent gauge is NaN; an absent counter has a cleared validity bit. Zero is a value.
+``Layout`` describes the columns (series) and is sent only when it changes. The frame contains the id of its layout.
+Counters are integers, since a float64 cannot represent large byte counts exactly. Each column has its width in bits, so
+that readers can distinguish a wrap from a reset. An absent gauge is NaN; an absent counter has a cleared validity bit.
+Zero is a value.
 
-Every tier (a collector with its interval) has its own sample time. Otherwise a ten-second counter in one-second frames
-would give the rates 0, 0, ..., 10x.
+Every tier (the series of one collector) has its own sample time, so that rates are correct for any interval.
 """
 
 from __future__ import annotations
@@ -42,20 +42,23 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=False, gc=False)
     labels: tuple[tuple[str, str], ...] = ()
     """Sorted pairs of label name and value, without the label ``node``."""
     tier: int = 0
-    """Index of the column's tier in ``Layout.tiers``."""
+    """Position in ``Layout.tiers`` of the collector that samples this series."""
     width: int = 64
     """Width of a counter in bits: 32 or 64. Not used for a gauge."""
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
-    """A collector with its interval. The columns of a tier are sampled together and share one sample time."""
+    """A collector with its interval. All series of a tier are sampled together and share one sample time."""
 
     name: str
     interval_seconds: float
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Description of a frame's columns. ``layout_id`` is the digest of the content: equal content has an equal id."""
+    """Description of the series (columns) in a frame.
+
+    ``layout_id`` is a digest: layouts of equal content have equal ids.
+    """
 
     layout_id: str
     node: str
@@ -65,19 +68,20 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Number of tiers, number of gauges and number of counters of a frame."""
+        """Number of tiers (collectors), number of gauges and number of counters in a frame."""
         return len(self.tiers), len(self.gauges), len(self.counters)
 
     def whole(self) -> Layout:
-        """Return the layout itself."""
+        """Return the layout itself. A packed layout returns its uncompressed form."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Compressed layout, with the fields that are needed to check frames.
+    """Compressed layout. The fields that are needed to check frames are not compressed.
 
-    For a node of eight GPUs it takes 4 kB instead of 150 kB. A reader of 10,000 nodes needs each full layout only once.
+    For a node of eight GPUs it takes 4 kB instead of 150 kB. A reader can therefore keep the layouts of 10,000 nodes
+    in memory.
     """
 
     layout_id: str
@@ -94,13 +98,13 @@ AnyLayout = Layout | PackedLayout
 
 
 def pack(layout: Layout) -> PackedLayout:
-    """Compress a layout."""
+    """Return the compressed form of a layout."""
     packed = zlib.compress(msgspec.msgpack.encode(layout), 3)
     return PackedLayout(layout.layout_id, layout.node, layout.sizes, packed)
 
 
 def make_layout(node: str, tiers: Iterable[Tier], gauges: Iterable[Column], counters: Iterable[Column]) -> Layout:
-    """Make a layout and compute its id (16 hexadecimal digits of BLAKE2b over its content)."""
+    """Make a layout and compute its id: 16 hexadecimal digits of a BLAKE2b digest of its content."""
     body = (node, tuple(tiers), tuple(gauges), tuple(counters))
     digest = hashlib.blake2b(msgspec.msgpack.encode(body), digest_size=8).hexdigest()
     return Layout(digest, *body)
@@ -126,7 +130,7 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step", gc=False):
     """Start of the step in nanoseconds on the host's monotonic clock."""
     duration_ns: int
     wait_ns: int | None = None
-    """Nanoseconds spent waiting in collectives; None if the reporter could not measure the time."""
+    """Nanoseconds spent waiting in collectives; None if the training process could not measure the time."""
     tokens: int | None = None
     """Number of tokens of the step; None if not reported."""
     collectives: int = 0
@@ -136,9 +140,9 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step", gc=False):
 
 
 class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
-    """Step or collective of a rank that has not ended at the frame's time.
+    """Step or collective of a rank that has not ended at the time of the frame. It shows a hang while the hang lasts.
 
-    Each frame has at most one open step and one open collective per rank, so that a hang is visible while it lasts.
+    Each frame has at most one open step and one open collective per rank.
     """
 
     member: Member
@@ -150,7 +154,7 @@ class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
 
 
 class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
-    """Event on a node, such as an XID, a link change or a refused reporter.
+    """Event on a node, such as an XID, a link change or the refusal of a training process.
 
     ``kind`` is the type of the event, ``entity`` the affected device, rank or process.
     """
@@ -183,20 +187,21 @@ class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):
     monotonic_ns: int
     """Time of the sample in nanoseconds on the host's monotonic clock."""
     tier_ns: TimeArray
-    """Monotonic sample time of each tier in nanoseconds: int64 [tiers]. 0 if the tier has never been sampled."""
+    """Monotonic sample time of each tier (collector) in nanoseconds: int64 [tiers]. 0 if the tier has never been
+    sampled."""
     gauges: GaugeArray
-    """Values of the gauges: float64 [gauge columns]. An absent value is NaN."""
+    """Values of the gauges, in the order of the layout: float64 [gauges]. An absent value is NaN."""
     counters: CounterArray
-    """Values of the counters: uint64 [counter columns]."""
+    """Values of the counters, in the order of the layout: uint64 [counters]."""
     counters_valid: ValidArray
-    """Validity of the counters: bool [counter columns]. False if the value is absent."""
+    """Whether each counter has a value: bool [counters]. False if the value is absent."""
     record_seq: int = 0
     """Sequence number of the first record. A reader that has received record n expects n + 1."""
     records: tuple[Record, ...] = ()
 
 
 def check_fits(layout: AnyLayout, frame: Frame) -> None:
-    """Raise FrameError unless the frame's arrays have the layout's lengths and the frame names this layout."""
+    """Raise FrameError unless the frame names this layout and its arrays have the lengths that the layout requires."""
     if frame.layout_id != layout.layout_id:
         raise FrameError(f"frame {frame.seq} of {frame.node}: layout {frame.layout_id}, expected {layout.layout_id}")
     sizes = len(frame.tier_ns), len(frame.gauges), len(frame.counters)
@@ -211,18 +216,23 @@ def check_fits(layout: AnyLayout, frame: Frame) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Columns requested by a subscriber, prepared for one layout."""
+    """The series that a subscriber requests, as positions in the arrays of one layout's frames.
+
+    A selection may also add up counters, such as those of all links of a GPU, and replace them by their sum.
+    """
 
     layout: Layout
     gauge_index: npt.NDArray[np.intp]
     counter_index: npt.NDArray[np.intp]
     counter_starts: npt.NDArray[np.intp] | None = None
-    """For each sum of counters, the position in `counter_index` at which its parts begin; None without sums."""
+    """If counters are added up: for each sum, the position in `counter_index` where its counters begin. None if no
+    counters are added up."""
     tier_index: npt.NDArray[np.intp] | None = None
-    """Indices of the tiers of the selected columns; None for all tiers."""
+    """Positions of the tiers (collectors) of the selected series; None for all tiers."""
 
     def apply(self, frame: Frame) -> Frame:
-        """Return the frame with the selected columns and all records. A sum is absent if one of its parts is absent."""
+        """Return the frame with the selected series and all records. A sum is absent if one of its counters is
+        absent."""
         counters, valid = frame.counters[self.counter_index], frame.counters_valid[self.counter_index]
         if self.counter_starts is not None and len(counters):
             counters = np.add.reduceat(counters, self.counter_starts)
@@ -245,7 +255,7 @@ class Selection:
 
 
 def select(layout: Layout, metrics: Sequence[str]) -> Selection:
-    """Select columns by metric name. A name with ``*`` at the end is a prefix. An empty list selects all columns."""
+    """Select series by metric name. A name with ``*`` at the end is a prefix. An empty list selects all series."""
 
     def wanted(name: str) -> bool:
         return not metrics or any(

@@ -13,7 +13,10 @@ from enum import IntEnum
 
 
 class Distance(IntEnum):
-    """Distance classes, nearest first. SYS is the slowest: traffic over the link between processors."""
+    """Class of the distance between two PCI devices, from the nearest to the farthest.
+
+    SYS is the slowest: traffic over the link between processors.
+    """
 
     PIX = 1  # at most one PCIe switch between them
     PXB = 2  # several PCIe switches, no host bridge
@@ -25,8 +28,8 @@ class Distance(IntEnum):
 _HOST_BRIDGE = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
 
 BELOW_ONE_SWITCH = 2
-"""Number of path components below the bridge that two devices share, if one switch is between the devices. The
-components are the port of the switch and the device."""
+"""Two devices count as below one PCIe switch (PIX) if at most this number of path components follows their last common
+bridge: the port of the switch, and the device. If more components follow, there are several switches (PXB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class PciDevice:
 
 
 def path_of(real_path: str) -> tuple[str, ...]:
-    """Return the components of a real path in sysfs, beginning at the host bridge; empty without a host bridge."""
+    """Return the components of a real path in sysfs, beginning at the host bridge; () without a host bridge."""
     components = real_path.split("/")
     for position, component in enumerate(components):
         if _HOST_BRIDGE.match(component):
@@ -48,7 +51,7 @@ def path_of(real_path: str) -> tuple[str, ...]:
 
 
 def distance(one: PciDevice, other: PciDevice) -> Distance:
-    """Return the distance between two devices; SYS if a PCI path or NUMA node is unknown."""
+    """Return the distance between two devices; SYS if they have no common bridge and no common known NUMA node."""
     shared = 0
     for left, right in zip(one.path, other.path, strict=False):
         if left != right:
@@ -64,7 +67,7 @@ def distance(one: PciDevice, other: PciDevice) -> Distance:
 
 
 def switch_of(device: PciDevice) -> str:
-    """Return the address of the upstream port of the device's PCIe switch; empty without a switch.
+    """Return the address of the upstream port of the device's PCIe switch; '' if there is no switch.
 
     A switch appears as two bridges between a root port and the device. If there are several switches, the nearest is
     returned.
@@ -83,10 +86,10 @@ class Rail:
 
 
 def rails(gpus: Sequence[PciDevice], nics: Sequence[PciDevice]) -> tuple[Rail, ...]:
-    """Assign a NIC to each GPU, in the order of GPU addresses, and return the pairs.
+    """Assign a NIC to each GPU, in the order of GPU addresses, and return the pairs of GPU and NIC.
 
-    A GPU gets its nearest NIC. Of equally near NICs, it gets the NIC with the fewest GPUs. NICs without a GPU have no
-    rail; they are usually for storage. Without NICs the result is empty.
+    A GPU gets its nearest NIC. If several NICs are equally near, it gets the NIC with the fewest GPUs. NICs without a
+    GPU have no rail; they are usually for storage. Without NICs the result is empty.
     """
     if not nics:
         return ()

@@ -34,7 +34,7 @@ def of_node(node: str) -> str:
 
 
 def of_client(name: str) -> str:
-    """Return the name in the certificate of a client that may read metrics, but not frames.
+    """Return the name in the certificate of a client that may read metrics but not frames.
 
     Raise ConfigError if no certificate can have the name.
     """
@@ -42,7 +42,7 @@ def of_client(name: str) -> str:
 
 
 def node_of(name: str) -> str | None:
-    """Return the node whose agent has this name in its certificate; None if it is not the name of a node's agent."""
+    """Return the node whose agent has this name in its certificate; None if the name is not an agent's."""
     return name.removesuffix(_NODES) if name.endswith(_NODES) and name != _NODES else None
 
 
@@ -59,7 +59,7 @@ class Certificate:
     """Content of a peer's verified certificate. Times are seconds since the epoch."""
 
     names: frozenset[str]
-    """DNS names, verbatim. A name with '*' matches nothing."""
+    """DNS names exactly as in the certificate. A name with '*' is never accepted."""
     serial: str
     not_before: float
     not_after: float
@@ -86,8 +86,8 @@ def _seconds(text: object) -> float:
 def speaks_for(certificate: Certificate, node: str, host: str) -> bool:
     """Return whether the certificate belongs to the node. host: the host of the agent's address.
 
-    The certificate must have the node's identity or, if a site's own authority issues certificates for hosts, the
-    node's host name with or without a domain. A name with '*' does not match.
+    The certificate must have the node's identity. If a site's own authority issues certificates for hosts, the
+    certificate may have the node's host name instead, with or without a domain. A name with '*' is not accepted.
     """
     wanted = node.lower()
     if f"{wanted}{_NODES}" in certificate.names or wanted in certificate.names:
@@ -100,7 +100,7 @@ def speaks_for(certificate: Certificate, node: str, host: str) -> bool:
 
 
 class Revocation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Revocation of all certificates of one name that were issued before a time."""
+    """Revocation of all certificates that have one name and were issued before a given time."""
 
     name: str
     """Name in the revoked certificate."""
@@ -136,7 +136,7 @@ class Revocations:
         return ""
 
     def bars(self, name: str) -> bool:
-        """Return whether no certificate may be issued for this name."""
+        """Return whether this name is barred from new certificates."""
         found = self.by_name.get(name)
         return found is not None and found.barred
 
@@ -145,7 +145,7 @@ class Revocations:
         return Revocations({**self.by_name, name: Revocation(name, before, True, reason)})
 
     def admitting(self, name: str) -> Revocations:
-        """Return a copy in which the name may get a new certificate. Its old certificates stay revoked."""
+        """Return a copy in which certificates may be issued for the name again. Its old certificates stay revoked."""
         found = self.by_name.get(name)
         if found is None:
             return self

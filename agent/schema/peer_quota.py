@@ -1,8 +1,8 @@
 """Fair sharing of a limited number of places, such as connections and streams, among peers. Pure.
 
-The rule is max-min fairness. A peer that requests less than its share gets its whole request. If all places are taken,
-the peer with the most places loses its least valuable place to a peer with fewer places. An idle connection is less
-valuable than one with a request in progress. Of equals, the oldest is lost.
+The rule is max-min fairness: a peer that requests less than an equal share gets its whole request. If all places are
+taken, the peer with the most places loses one to a peer with fewer places. It loses its least valuable place (an
+idle connection rather than one with a request in progress), and of equally valuable places the oldest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Holder = TypeVar("_Holder", bound=Hashable)
 
 
 class NoPlaceError(GangwatchError):
-    """All places are taken by holders of equal or higher worth."""
+    """No place is free, and no place may be taken from another connection or stream."""
 
 
 @dataclass(slots=True)
@@ -28,14 +28,17 @@ class _Place:
 
 
 class Places(Generic[_Holder]):
-    """Places and their holders by peer. Not thread-safe: call it from one thread or under a lock."""
+    """Limited places and the connections or streams (holders) that each peer has in them.
+
+    Not thread-safe: call it from one thread or under a lock.
+    """
 
     def __init__(self, most: int, most_each: int, *, worth_own: int = 0, worth_others: int = 0, least_s: float = 0.0):
         """Make an empty set of places.
 
-        most: total number of places. most_each: maximum number of places per peer. worth_own: maximum worth of a place
-        that a peer loses to its own new holder. worth_others: maximum worth of a place that a peer loses to another
-        peer. least_s: minimum time in seconds that a holder keeps its place.
+        most: total number of places. most_each: maximum number of places per peer. worth_own: highest value of a
+        place that a peer may replace by a new one of its own. worth_others: highest value of a place that a peer may
+        lose to another peer. least_s: time in seconds before which no holder loses its place.
         """
         self.most = most
         self.most_each = most_each
@@ -63,9 +66,9 @@ class Places(Generic[_Holder]):
         return len(self._of_peer)
 
     def take(self, peer: str, holder: _Holder, now_s: float, worth: int = 0) -> _Holder | None:
-        """Give the holder a place. Return the holder that lost its place to the new holder, or None.
+        """Give the holder (a connection or stream) a place. Return the holder that loses its place for this, or None.
 
-        now_s: monotonic seconds. Raise NoPlaceError if no place is available.
+        worth: value of the new place. now_s: monotonic seconds. Raise NoPlaceError if no place is available.
         """
         displaced: _Holder | None = None
         own = self.held(peer)
@@ -88,9 +91,9 @@ class Places(Generic[_Holder]):
         return displaced
 
     def value(self, holder: _Holder, worth: int) -> None:
-        """Set the worth of the holder's place.
+        """Set the value of the holder's place.
 
-        Of places with equal worth, a peer first loses the place whose worth was set longest ago.
+        Of a peer's places of equal value, the place whose value was set longest ago is lost first.
         """
         place = self._places.get(holder)
         if place is not None and place.worth != worth:
@@ -109,9 +112,10 @@ class Places(Generic[_Holder]):
                 del self._of_peer[place.peer]
 
     def least(self, now_s: float, idle: int) -> _Holder | None:
-        """Return the holder that would lose its place to another peer, or None. The peer with most places loses one.
+        """Return the holder that would lose its place to a new peer, or None if no place can be lost.
 
-        idle: maximum worth of a place that a peer loses even if the peer has only one place.
+        The peer with the most places loses one. idle: if that peer has only one place, it loses the place only if the
+        place's value is at most `idle`.
         """
         if not self._of_peer:
             return None
@@ -119,7 +123,10 @@ class Places(Generic[_Holder]):
         return self._least(largest, self._worth_others if most > 1 else idle, now_s)
 
     def _least(self, peer: str, most_worth: int, now_s: float) -> _Holder | None:
-        """Return the holder of the peer's least valuable place (the oldest of equals); None if no place can be lost."""
+        """Return the holder of the peer's least valuable place; None if the peer cannot lose a place.
+
+        Of equally valuable places, take the oldest. most_worth: highest value of a place that may be lost.
+        """
         found: _Holder | None = None
         least = most_worth + 1
         for holder in self._of_peer.get(peer, ()):  # in the order of arrival or of the last change of worth

@@ -6,7 +6,10 @@ from enum import IntEnum
 
 
 class ProcessState(IntEnum):
-    """State of a rank's processes. The numbers are values of the metric and do not change. They are not a severity."""
+    """State of a rank's processes.
+
+    The numbers are the metric's values and never change. Their order has no meaning.
+    """
 
     GONE = 0  # the main process has ended
     RUNNING = 1  # running, runnable or in interruptible sleep
@@ -17,4 +20,5 @@ class ProcessState(IntEnum):
 
 
 OF_LETTER = {"D": ProcessState.UNINTERRUPTIBLE, "T": ProcessState.STOPPED, "t": ProcessState.TRACED}
-"""State by its letter in field 3 of /proc/PID/stat. A process with another letter is RUNNING, if it has not ended."""
+"""State of a process by its letter in field 3 of /proc/PID/stat. A process with another letter is RUNNING, if it has
+not ended."""

@@ -1,7 +1,7 @@
-"""Differences and rates of counters, with wraps undone and resets and gaps detected. Pure.
+"""Differences and rates of counters, with detection of wraps, resets and gaps. Pure.
 
-Between two samples a counter may have increased normally, wrapped once (a narrow counter) or been reset. A narrow
-counter may also have wrapped several times, if it was not read for too long.
+Between two samples a counter may have increased, wrapped once or several times (a counter of less than 64 bits), or
+been reset.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy.typing as npt
 from agent.schema.frame import CounterArray, TimeArray, ValidArray
 
 NARROW_BITS = 32
-"""Maximum width in bits of a counter that is expected to wrap. A counter of bytes with 64 bits wraps after 1,300 years
-at 450 GB/s."""
+"""Maximum width in bits of a narrow counter, which is expected to wrap. A counter of bytes with 64 bits wraps only
+after 1,300 years at 450 GB/s."""
 
 HALF_TURN = 1 << (NARROW_BITS - 1)
-"""Half of the range of a narrow counter. If the counter decreases, it wrapped if the advance would be less than half of
-its range. Otherwise the decrease counts as a reset (serial number arithmetic, RFC 1982)."""
+"""Half of the range of a narrow counter. If the counter decreased and a wrap would mean an increase of less than this
+number, the decrease counts as a wrap. Otherwise it counts as a reset (serial number arithmetic, RFC 1982)."""
 
 
 class Change(IntEnum):
@@ -47,14 +47,13 @@ def difference(
     same_source: bool,
     gap_ns: int,
 ) -> tuple[CounterArray, ChangeArray]:
-    """Return the advance of each counter between two samples, and the kind of change.
+    """Return by how much each counter increased between two samples, and the kind of change.
 
-    All arrays have one shape. `widths` are in bits; `elapsed_ns` is the time between the samples of each counter's tier
-    (not of the frame). `same_source` is False if boot_id or agent_id changed: all counters are then reset, since the
-    agent's counters restart with the agent and the kernel's with the boot. `gap_ns` is the longest interval in which a
-    narrow counter wraps at most once.
+    All arrays have one element per counter. `widths` are in bits; `elapsed_ns` is the time between the samples of each
+    counter (not of the frame). `same_source` is False if boot_id or agent_id changed; all counters then count as reset.
+    `gap_ns` is the longest interval in which a counter of less than 64 bits wraps at most once.
 
-    The result is (advance as uint64, zero where it is not exact; a Change for each counter).
+    The result is (increase as uint64, zero where it is not exact; a Change for each counter).
     """
     change = np.full(before.shape, Change.STEADY, np.uint8)
     narrow = widths <= NARROW_BITS
@@ -74,16 +73,17 @@ def difference(
 
 
 def exact(change: ChangeArray) -> npt.NDArray[np.bool_]:
-    """Return whether each difference is exact, as a bool array."""
+    """Return for each change whether the counter's difference is exact, as a bool array."""
     return change <= Change.WRAPPED
 
 
 def rates(
     advance: CounterArray, change: ChangeArray, elapsed_ns: TimeArray, scale: float = 1.0
 ) -> npt.NDArray[np.float64]:
-    """Return the advance per second in the metric's base unit; NaN where the advance is not exact.
+    """Return the increase of each counter per second, in the metric's base unit; NaN where the increase is not exact.
 
-    scale: factor from the counter's unit to the base unit, from the catalogue.
+    advance: increase of each counter in its own unit. scale: factor from this unit to the base unit, from the
+    catalogue.
     """
     usable = exact(change) & (elapsed_ns > 0)
     seconds = np.where(usable, elapsed_ns, 1) * 1e-9

@@ -13,7 +13,7 @@ Attributes = tuple[tuple[str, str | int | float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Reference to a span of another trace that caused this one. trace_id: 16 bytes; span_id: 8 bytes."""
+    """Reference to a span of another trace that caused this span. trace_id: 16 bytes; span_id: 8 bytes."""
 
     trace_id: bytes
     span_id: bytes
@@ -22,7 +22,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SpanEvent:
-    """Event at one time during a span."""
+    """Event that happened at one time during a span."""
 
     wall_ns: int
     name: str

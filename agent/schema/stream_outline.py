@@ -1,8 +1,8 @@
-"""Outline of a stream's messages: the offsets of the values that change. It makes decoding of similar messages fast.
+"""Outline of a stream's messages: the offsets of the values that change, for fast decoding of similar messages.
 
 Consecutive frames of an agent differ in their numbers only; names, lengths and most of the header are at the same
-offsets. Such a message is split at the known offsets in one call, and the constant bytes are compared with those of the
-previous message. A message that differs in a constant part does not match and is decoded in full.
+offsets. Such a message is split at these offsets in one call. If the other bytes differ from those of the previous
+message, the message is decoded in full.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _struct = lru_cache(1024)(struct.Struct)  # thousands of streams share the same offsets
 
 _INTEGERS = {0: "B", 1: "B", 2: "H", 4: "I", 8: "Q"}
-"""Struct format of an integer, by the number of bytes after its type byte; 0 if the type byte is the integer itself."""
+"""Python struct format of a varying integer in a message, by its size. The key is the number of bytes that follow the
+integer's type byte. The key 0 is an integer so small that its one byte is type and value together."""
 
 _MOST_ALONE = 0x7F
-"""Largest integer that is encoded without a type byte (msgpack specification, positive fixint)."""
+"""Largest integer that msgpack encodes in a single byte (positive fixint)."""
 
 
 class Outline:
-    """Outline of an encoded map. size: number of bytes before the value of the last key. That value may be
-    anything.
+    """Offsets of the constant and the varying parts of an encoded map.
+
+    size: number of bytes before the value of the last key. This last value may be anything.
     """
 
     __slots__ = ("_alone", "_cut", "_fixed", "size")
@@ -38,7 +40,7 @@ class Outline:
         self.size = self._cut.size
 
     def read(self, message: bytes) -> tuple[Any, ...] | None:
-        """Return the varying values in message order; None if a constant part differs from the outline's message."""
+        """Return the varying values in message order; None if a constant part differs from the outline."""
         if len(message) < self.size:
             return None
         parts = self._cut.unpack_from(message)
@@ -52,7 +54,7 @@ class Outline:
 
 
 def outline(message: bytes, keys: Sequence[str], values: Sequence[object], varying: frozenset[str]) -> Outline | None:
-    """Return the outline of a map with these keys and values; None if the map has no outline.
+    """Return the outline of an encoded map with these keys and values; None if the map has no outline.
 
     varying: keys whose values (numbers and byte strings) may differ between messages. message: the map as encoded by
     msgspec. A map has no outline if one of the varying numbers is negative or if it was encoded differently.

@@ -1,8 +1,8 @@
 """Wire format of layouts and frames.
 
 A message is a msgpack map ``{"v": version, "k": "layout" | "frame", ...}`` with arrays as little-endian bytes. On a
-stream, each message follows its length as four bytes, big-endian. A reader accepts its own version, one older and one
-newer, and ignores unknown fields of the other versions.
+stream, each message follows its length as four bytes, big-endian. A reader accepts the version of its build, the
+previous version and the next one. It ignores unknown fields of the other versions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ WIRE_VERSION = 1
 """Version of the wire format that this build writes."""
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Maximum message length in bytes. A longer message is refused before it is read. A message with 100,000 columns of 9
-bytes and records is far shorter."""
+"""Maximum message length in bytes. A longer message is refused before it is read. A message with 100,000 series of 9
+bytes each, and records, is far shorter."""
 
 
 class _WireFrame(msgspec.Struct):
@@ -44,7 +44,7 @@ class _WireFrame(msgspec.Struct):
 
 
 class _ReadFrame(_WireFrame):
-    """Frame with undecoded records. They are decoded only if they differ from the records of the previous frame."""
+    """Frame whose records are not decoded yet: if they equal those of the previous frame, its records are used."""
 
     records: msgspec.Raw  # type: ignore[assignment]
 
@@ -64,7 +64,7 @@ _FIELDS = _WireFrame.__struct_fields__
 _VARYING = frozenset(
     ("seq", "wall_ns", "monotonic_ns", "tier_ns", "gauges", "counters", "counters_valid", "record_seq")
 )
-"""Fields whose values differ from frame to frame. They precede the records in a message."""
+"""Fields of a frame whose values differ from frame to frame. They precede the records in a message."""
 
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(_ReadFrame)
@@ -115,9 +115,8 @@ def decode(message: bytes) -> Layout | Frame:
 class Decoder:
     """Decoder of the messages of one stream.
 
-    If the bytes of the records equal those of the previous frame, ``decode`` returns the record objects of the previous
-    frame: open steps and collectives change a few times per step, but are sent every second. Arrays are read-only,
-    since they use the memory of the message or of the previous frame.
+    If the encoded records equal those of the previous frame, ``decode`` returns the record objects of the previous
+    frame. Arrays are read-only, since they use the memory of the message or of the previous frame.
     """
 
     __slots__ = ("_frame_before", "_outline", "_raw_records", "_records", "_valid", "_valid_bits")
@@ -131,7 +130,7 @@ class Decoder:
         self._frame_before: tuple[str, str, str, str] = ("", "", "", "")
 
     def decode(self, message: bytes) -> Layout | Frame:
-        """Decode one message, as the function ``decode`` does."""
+        """Decode one message of the stream: a layout or a frame. Raise the errors of the function ``decode``."""
         if self._outline is not None and (parts := self._outline.read(message)) is not None:
             return self._as_before(message[self._outline.size :], parts)  # the common case
         self._outline = None
@@ -148,7 +147,10 @@ class Decoder:
         return self._other(message)
 
     def _as_before(self, raw_records: bytes, varying: tuple[Any, ...]) -> Frame:
-        """Make a frame with the names and lengths of the previous frame. varying: its values of the fields _VARYING."""
+        """Make a frame with the node, layout and array lengths of the previous frame.
+
+        raw_records: the frame's encoded records. varying: the frame's values of the fields in _VARYING.
+        """
         seq, wall_ns, monotonic_ns, tier_ns, gauges, counters, counters_valid, record_seq = varying
         node, boot_id, agent_id, layout_id = self._frame_before
         if raw_records != self._raw_records:
@@ -247,7 +249,10 @@ def _array(raw: bytes, dtype: np.dtype[Any], field: str) -> npt.NDArray[Any]:
 
 
 def _of_neighbour(raw: bytes) -> tuple[tuple[Record, ...], int]:
-    """Return the decoded records of a message of another wire version, and the number of unknown records."""
+    """Decode the records of a message whose wire version is the previous or the next one.
+
+    Return the decoded records, and the number of records of unknown types, which are omitted.
+    """
     every = _raw_records_decoder.decode(raw)
     if len(every) > MAX_RECORDS:
         raise FrameError(f"records: {len(every)}, at most {MAX_RECORDS}")
@@ -282,7 +287,8 @@ def with_length(message: bytes) -> bytes:
 class MessageSplitter:
     """Splitter of a byte stream into messages.
 
-    ``feed`` raises FrameError for a length over `most_bytes`. After this error the stream cannot be read further.
+    ``feed`` raises FrameError if a message is longer than `most_bytes`. After this error the stream cannot be read
+    further.
     """
 
     __slots__ = ("_buffer", "_most_bytes")
@@ -293,7 +299,7 @@ class MessageSplitter:
 
     @property
     def pending(self) -> bool:
-        """Whether an incomplete message is buffered."""
+        """Whether a part of an incomplete message has been received."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -3,7 +3,7 @@
 Codes, names and actions are those of NVIDIA's catalogue for Ampere and newer
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, columns Code, Mnemonic and Resolution Bucket
 (Immediate Action)). The meanings are gangwatch's own. Codes that the catalogue calls unused are not in the table. If
-the catalogue has no bucket for a code, its action is empty. An action may be needed, but it is unknown.
+the catalogue has no bucket for a code, its action is '': an action may be needed, but it is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 
 class Xid(NamedTuple):
-    """One XID. action: NVIDIA's resolution bucket, '' if unknown. meaning: one line for the operator."""
+    """One XID (a numbered GPU error).
+
+    action: NVIDIA's resolution bucket, '' if unknown. meaning: one line for the operator.
+    """
 
     code: int
     name: str
@@ -145,9 +148,9 @@ _ROWS = (
 )  # fmt: skip
 
 XIDS: dict[int, Xid] = {row.code: row for row in _ROWS}
-"""Every XID of the table, by its code."""
+"""All XIDs of the table, by code."""
 
 
 def describe(code: int) -> Xid:
-    """Return the XID of the code. A code that is not in the catalogue has an empty action."""
+    """Return the XID with this code. A code that is not in the table gives an XID with an empty action."""
     return XIDS.get(code) or Xid(code, f"XID_{code}", "Not in NVIDIA's public catalogue", "")

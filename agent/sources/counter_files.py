@@ -1,8 +1,8 @@
-"""Reader of many kernel files with one number each into an array.
+"""Reader that copies the numbers of many kernel files, one number per file, into an array.
 
-Files that are read every second stay open: a pread costs a fifth of open, read and close. A file that cannot be
-read does not affect the others. A file without a number is skipped for some runs, because each read of an unsupported
-value may cause a firmware command and a line in the kernel log.
+Files that are read every second stay open: a pread costs a fifth of open, read and close.A file without a number is
+skipped for some runs, because each read of an unsupported value may cause a firmware command and a line in the
+kernel log.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import os
 from collections.abc import Sequence
 
 _MOST_BYTES = 32
-"""Size of one read in bytes. 2^64 - 1 has 20 digits, followed by a line end."""
+"""Maximum number of bytes of one read. 2^64 - 1 has 20 digits, followed by a line end."""
 
-_NO_ANSWER = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO, errno.EACCES, errno.EPERM})
-"""Errors of files that will also fail at the next run. Other errors (ENODEV, ENOENT) mean that the device was removed.
-The device may be back at the next run, and a retry costs only a failed open."""
+_NO_ANSWER = frozenset(
+    {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR}
+)
+"""Error numbers of reads that will also fail at the next run. Other errors (ENODEV, ENOENT) mean that the device was
+removed. It may be back at the next run, and a retry costs only a failed open."""
 
 
 def parse_number(data: bytes) -> int:
-    """Parse a file with one decimal number. Raise ValueError for anything else, such as 'N/A (no PMA)'."""
+    """Parse the content of a file with one decimal number. Raise ValueError for other text, such as 'N/A (no PMA)'."""
     digits = data.strip()
     # int() accepts signs, underscores and digits of other scripts, which the kernel does not write.
     if not digits.isdigit():
@@ -29,19 +31,19 @@ def parse_number(data: bytes) -> int:
 
 
 def _error(data: bytes) -> OSError | ValueError:
-    """Return the error for content without a number. Empty content means that the device is being removed."""
+    """Return the error for file content without a number. Empty content means that the device is being removed."""
     return ValueError("no number") if data else OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
 
 class CounterFiles:
-    """Files with one number each, which are read into consecutive cells of an array.
+    """Reader of files that contain one number each. It writes the numbers into consecutive cells of an array.
 
-    keep: keep the descriptors open. False in the slow tier: a node with 16 NICs has a thousand files there, and a
-    process may have only 1,024 descriptors. retry_runs: number of runs for which a file without a number is skipped.
-    first: files that are read before the others at every run, and whose values are ignored.
+    keep: keep the descriptors open. It is False if the process may have only 1,024 descriptors and the files are read
+    rarely: a node with 16 NICs has a thousand of them. retry_runs: number of runs for which a file without a number is
+    skipped. first: files that are read before the others at every run, and whose values are ignored.
     """
 
-    __slots__ = ("_descriptors", "_first", "_keep", "_paths", "_retry_runs", "_skips", "_texts")
+    __slots__ = ("_descriptors", "_failing", "_first", "_keep", "_paths", "_read", "_retry_runs", "_skips", "_texts")
 
     def __init__(self, paths: Sequence[str], *, keep: bool, retry_runs: int, first: Sequence[str] = ()) -> None:
         self._paths = tuple(paths)
@@ -51,15 +53,18 @@ class CounterFiles:
         self._descriptors = [-1] * len(self._paths)
         self._skips = [0] * len(self._paths)
         self._texts = [b""] * len(self._paths)
+        self._failing = bytearray(len(self._paths))
+        self._read = False
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def read_into(self, cells: memoryview, valid: memoryview) -> int:
-        """Set cells[i] to the number in file i, and valid[i] to whether it has one. Return the count of valid files.
+        """Read each file, and return the number of files that contained a number.
 
-        cells: format 'L' or 'Q', at least one cell per file. valid: format '?'. Pass the same cells at every call,
-        since unchanged values are not written again.
+        Cell i of `cells` gets the number in file i, and cell i of `valid` whether there is one. cells: format 'L' or
+        'Q', at least one cell per file. valid: format '?'. Pass the same arrays at every call, since unchanged
+        values are not written again.
         """
         for path in self._first:
             self._read_once(path)
@@ -86,10 +91,15 @@ class CounterFiles:
             except (OSError, ValueError) as error:
                 self._failed(index, error)
                 valid[index] = False
+        self._read = True
         return good
 
-    def unreadable(self) -> int:
-        """Return the number of files that are skipped for now because they returned no number."""
+    def unreadable(self) -> int | None:
+        """Return the number of files that returned no number when they were last read; None before the first run."""
+        return sum(self._failing) if self._read else None
+
+    def skipped(self) -> int:
+        """Return the number of files that are temporarily skipped because they returned no number."""
         return sum(skips > 0 for skips in self._skips)
 
     def close(self) -> None:
@@ -115,6 +125,7 @@ class CounterFiles:
         except (OSError, ValueError) as error:
             self._failed(index, error)
             return False
+        self._failing[index] = False
         if self._keep:
             self._texts[index] = data
         else:
@@ -123,6 +134,7 @@ class CounterFiles:
 
     def _failed(self, index: int, error: OSError | ValueError) -> None:
         self._close(index)
+        self._failing[index] = True
         if not isinstance(error, OSError) or error.errno in _NO_ANSWER:
             self._skips[index] = self._retry_runs
 

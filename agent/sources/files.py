@@ -1,7 +1,7 @@
 """Readers of small kernel files: once, or repeatedly through an open descriptor.
 
-A pread on an open descriptor costs a fifth of open, read and close. At each read from offset 0 the kernel generates the
-content again.
+A read with an open descriptor (pread from offset 0) returns the current content. It costs a fifth of open, read and
+close.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 from agent.schema.errors import SourceError, UnsupportedError
 
 _CHUNK_BYTES = 65536
-"""Size of one read in bytes, enough for small files. Long files need several reads, since the kernel may return one
-page per read."""
+"""Maximum number of bytes of one read, enough for small files. Long files need several reads, since the kernel may
+return one page per read."""
 
 _SWITCHED_OFF = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -37,7 +37,7 @@ MOST_DIGITS = 20
 
 
 def whole(digits: bytes) -> int:
-    """Return a count that the kernel wrote in decimal digits. Raise ValueError for other text, such as signs."""
+    """Parse a count that the kernel wrote in decimal digits. Raise ValueError for other text, such as signs."""
     if not digits.isdigit() or len(digits) > MOST_DIGITS:
         raise ValueError(f"{digits[:40]!r} is not a count")
     return int(digits)

@@ -1,7 +1,7 @@
-"""Collector of one GPU, which consists of parts. Each part uses one kind of driver call.
+"""Collector of one GPU. It consists of parts, and each part uses one kind of driver call.
 
-Values that the GPU does not support have no columns. A lost GPU affects only its own collectors. A dead library makes
-all of them fail until the parent (agent/collectors/gpu/nvml_collector.py) has reopened it.
+Values that the GPU does not support have no series. If a GPU is lost, only its own collectors fail. A dead library
+makes all GPU collectors fail until the parent (agent/collectors/gpu/nvml_collector.py) has reopened it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from agent.sources.nvml.nvml import Device, Query, Values
 
 
 def series(metric: str, device: Device, **labels: str) -> Column:
-    """Return a column of this GPU."""
+    """Return the column (one series) of a metric for this GPU."""
     return Column(metric, tuple(sorted({"gpu": device.uuid, **labels}.items())))
 
 
 WORKER = "nvml"
-"""Worker of all GPU collectors: the driver serialises its callers, so they share one thread."""
+"""Name of the worker that all GPU collectors share. It has one thread, because the driver serialises its callers."""
 
 
 class Part(Protocol):
-    """Some columns of one GPU and the code that reads them."""
+    """Some series of one GPU, and the code that reads their values from the driver."""
 
     @property
     def gauges(self) -> Sequence[Column]: ...
@@ -34,11 +34,11 @@ class Part(Protocol):
     def counters(self) -> Sequence[Column]: ...
 
     def place(self, values: Values) -> None:
-        """Set the arrays for the values. They have one element for each of ``gauges`` and ``counters``."""
+        """Set the arrays into which ``read`` writes the values of this part's gauges and counters."""
         ...
 
     def read(self) -> None:
-        """Read the values into their arrays, in which all values are absent before.
+        """Read the values into the arrays that ``place`` has set. The caller must first make all values absent.
 
         Raise GpuLostError or LibraryDeadError.
         """
@@ -46,9 +46,9 @@ class Part(Protocol):
 
 
 class SingleCall:
-    """Driver call that returns a few values.
+    """One driver call, and the series that publish its results.
 
-    values: returns the numbers from the call's structures; NaN means absent.
+    values: function that returns the results of the newest call; a result that is NaN is absent.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class SingleCall:
         gauges: Iterable[Column] = (),
         counters: Iterable[Column] = (),
     ) -> None:
-        """Make the call once. A call that the GPU does not support has no columns. values: gauges, then counters."""
+        """Make the call once to find out whether the GPU supports it. If not, this object has no series.
+
+        values: function that returns the values of all gauges, followed by the values of all counters.
+        """
         self._query = query
         self._values = values
         query.ask()
@@ -89,10 +92,10 @@ class SingleCall:
 
 
 class DeviceCollector:
-    """Collector that reads the parts of one GPU, one after another, into one block.
+    """Collector that reads the parts of one GPU, one after another, into one block of series.
 
     make: makes the parts and finds out what the GPU supports. The first run calls it in the worker's thread. If the
-    columns of a part change during a run, a new block is made.
+    series of a part change during a run, a new block is made.
     """
 
     worker = WORKER
@@ -150,7 +153,7 @@ class DeviceCollector:
         return False
 
     def _lay_out(self, parts: Sequence[Part]) -> None:
-        """Make a block of the columns of all parts, and give each part its slice of the block's arrays."""
+        """Make a block of the series of all parts, and give each part its slice of the block's arrays."""
         self._shape = [(part.gauges, part.counters) for part in parts]
         block = Block(
             (column for part in parts for column in part.gauges),
@@ -170,11 +173,11 @@ class DeviceCollector:
         self._block = block
 
     def release(self) -> None:
-        """Close the parts. The parent closes the library."""
+        """Close the parts. The parent collector closes the library."""
         self.close()
 
     def acquire(self) -> None:
-        """Do nothing: the parent reopens the library and makes new collectors."""
+        """Do nothing: the parent collector reopens the library and makes new collectors."""
 
     def close(self) -> None:
         """Close the GPU's open parts."""

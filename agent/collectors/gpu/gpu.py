@@ -1,13 +1,16 @@
-"""Fast tier of one GPU, read every second: utilisation, memory, power, temperature, clock, profiling, NVLink bytes.
+"""Values of one GPU that are read every second, for example utilisation, memory, power, clock and NVLink bytes.
 
-It makes one batch call for fields and a dozen single calls. The first run finds out which of them the GPU supports; the
-others have no columns. ``nvmlDeviceGetPcieThroughput`` is not used: it measures for 20 ms and holds the driver's lock.
+They are the GPU's fast tier. A read makes one batch call for fields and a dozen single calls. The first run finds out
+which of them the GPU supports; the others have no series. ``nvmlDeviceGetPcieThroughput`` is not used: it measures for
+20 ms and holds the driver's lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from ctypes import c_uint, c_ulonglong
+
+import pynvml
 
 from agent.collectors.gpu import c2c, nvlink
 from agent.collectors.gpu.device import DeviceCollector, Part, series
@@ -16,83 +19,92 @@ from agent.sources.nvml.nvml import Device
 from agent.sources.nvml.nvml_calls import Call, CallBatch
 from agent.sources.nvml.nvml_fields import FieldBatch, Source, Wanted, counter, gauge
 from agent.sources.nvml.nvml_gpm import MEBIBYTE, Gpm, GpmColumn
-from agent.sources.nvml.nvml_interface import Memory, Temperature, Utilization
 
 TEMPERATURE = "gangwatch_gpu_temperature_celsius"
+
+TEMPERATURE_FIELD = 308
+"""Field with the temperature of the GPU's die in fractions of a degree, in newer drivers. pynvml has no name for it."""
 
 PERCENT = 0.01
 MILLI = 1e-3
 MEGA = 1e6
 
 THROTTLE_REASONS = (
-    ("gpu_idle", 0x1),
-    ("clocks_setting", 0x2),
-    ("power_cap", 0x4),
-    ("hw_slowdown", 0x8),
-    ("sync_boost", 0x10),
-    ("sw_thermal", 0x20),
-    ("hw_thermal", 0x40),
-    ("hw_power_brake", 0x80),
-    ("display_clocks", 0x100),
+    ("gpu_idle", pynvml.nvmlClocksEventReasonGpuIdle),
+    ("clocks_setting", pynvml.nvmlClocksEventReasonApplicationsClocksSetting),
+    ("power_cap", pynvml.nvmlClocksEventReasonSwPowerCap),
+    ("hw_slowdown", pynvml.nvmlClocksEventReasonHwSlowdown),
+    ("sync_boost", pynvml.nvmlClocksEventReasonSyncBoost),
+    ("sw_thermal", pynvml.nvmlClocksEventReasonSwThermalSlowdown),
+    ("hw_thermal", pynvml.nvmlClocksEventReasonHwThermalSlowdown),
+    ("hw_power_brake", pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown),
+    ("display_clocks", pynvml.nvmlClocksEventReasonDisplayClockSetting),
     ("board_limit", 0x200),
     ("reliability", 0x400),
 )
-"""Throttle reasons and their bits (nvmlClocksEventReason*). DCGM's ``clock_event`` label has the same names, except two
-that DCGM lacks."""
+"""Reasons why the driver lowers the GPU's clock, each with its bit in NVML's mask of throttle reasons. The last two are
+numbers because older versions of pynvml have no names for them. DCGM has no names for them either; its label
+``clock_event`` has the same names for the others."""
 
 THROTTLE_TIMES = (
-    ("power_cap", 74),
-    ("thermal_policy", 75),
-    ("sync_boost", 76),
-    ("board_limit", 77),
-    ("low_utilization", 78),
-    ("reliability", 79),
-    ("sw_thermal", 269),
-    ("hw_thermal", 270),
-    ("hw_power_brake", 271),
+    ("power_cap", pynvml.NVML_FI_DEV_PERF_POLICY_POWER),
+    ("thermal_policy", pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL),
+    ("sync_boost", pynvml.NVML_FI_DEV_PERF_POLICY_SYNC_BOOST),
+    ("board_limit", pynvml.NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT),
+    ("low_utilization", pynvml.NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION),
+    ("reliability", pynvml.NVML_FI_DEV_PERF_POLICY_RELIABILITY),
+    ("sw_thermal", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN),
+    ("hw_thermal", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN),
+    ("hw_power_brake", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN),
 )
-"""Fields that count nanoseconds below the requested clock, by reason (NVML_FI_DEV_CLOCKS_EVENT_REASON_* and
-NVML_FI_DEV_PERF_POLICY_*)."""
+"""NVML fields, by throttle reason. Each field counts the nanoseconds in which this reason kept the clock below the
+requested clock."""
 
-SM_CLOCK = 1
-"""Number of the SM clock (nvmlClockType_t). It matters most to training; the other clocks are in the slow tier."""
+SM_CLOCK: int = pynvml.NVML_CLOCK_SM
+"""NVML's number of the clock of the SMs (the GPU's processors). This clock matters most to training and is read every
+second. The other clocks are read every ten seconds."""
 
 PIPES = (
-    ("integer", 4),
-    ("tensor_dfma", 6),
-    ("tensor_hmma", 7),
-    ("tensor_dmma", 8),
-    ("tensor_imma", 9),
-    ("fp64", 11),
-    ("fp32", 12),
-    ("fp16", 13),
+    ("integer", pynvml.NVML_GPM_METRIC_INTEGER_UTIL),
+    ("tensor_dfma", pynvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL),
+    ("tensor_hmma", pynvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL),
+    ("tensor_dmma", 8),  # pynvml names it from 13.595 on
+    ("tensor_imma", pynvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL),
+    ("fp64", pynvml.NVML_GPM_METRIC_FP64_UTIL),
+    ("fp32", pynvml.NVML_GPM_METRIC_FP32_UTIL),
+    ("fp16", pynvml.NVML_GPM_METRIC_FP16_UTIL),
 )
-"""Pipes of a GPU and their GPM metrics. The activity of any tensor pipe is a separate metric."""
+"""Execution pipes of a GPU, each with the GPM metric of its activity. The activity of all tensor pipes together is not
+in this list: it has a metric of its own."""
 
 
 def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """Yield the fields of the fast tier."""
-    # 185 is the mean over 1 s (Ampere and newer except GA100); other GPUs have only 186.
-    yield gauge(series("gangwatch_gpu_power_watts", device), Source(185, MILLI), Source(186, MILLI))
-    yield gauge(series("gangwatch_gpu_power_instant_watts", device), Source(186, MILLI))
-    yield gauge(series("gangwatch_gpu_module_power_watts", device), Source(186, MILLI, 1))
-    # Newer drivers report fractions of a degree.
-    yield gauge(series(TEMPERATURE, device), Source(308))
-    yield gauge(series("gangwatch_gpu_memory_temperature_celsius", device), Source(82))
-    yield counter(series("gangwatch_gpu_energy_joules_total", device), Source(83), Source(191))
+    """Yield the NVML fields that are read every second. links: number of the GPU's NVLinks."""
+    average, instant = pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_FI_DEV_POWER_INSTANT
+    # The average is the mean over 1 s (Ampere and newer except GA100); other GPUs have only the instant value.
+    yield gauge(series("gangwatch_gpu_power_watts", device), Source(average, MILLI), Source(instant, MILLI))
+    yield gauge(series("gangwatch_gpu_power_instant_watts", device), Source(instant, MILLI))
+    yield gauge(series("gangwatch_gpu_module_power_watts", device), Source(instant, MILLI, 1))
+    yield gauge(series(TEMPERATURE, device), Source(TEMPERATURE_FIELD))
+    yield gauge(series("gangwatch_gpu_memory_temperature_celsius", device), Source(pynvml.NVML_FI_DEV_MEMORY_TEMP))
+    yield counter(
+        series("gangwatch_gpu_energy_joules_total", device),
+        Source(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
+        Source(pynvml.NVML_FI_DEV_ENERGY),
+    )
     for reason, field in THROTTLE_TIMES:
         yield counter(series("gangwatch_gpu_throttle_seconds_total", device, reason=reason), Source(field))
     yield from nvlink.fast_fields(device, links)
 
 
-def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Call]]:
-    """Yield the calls for utilisation, memory, clock and throttle reasons.
+def fast_calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Call]]:
+    """Yield the NVML calls for utilisation, memory, clock and throttle reasons.
 
-    If `temperature`, also yield the call for the die's temperature.
+    If `temperature`, also yield the call for the temperature of the GPU's die.
     """
     yield Call(
         "nvmlDeviceGetUtilizationRates",
-        Utilization,
+        pynvml.c_nvmlUtilization_t,
         (series("gangwatch_gpu_utilization_ratio", device), series("gangwatch_gpu_memory_utilization_ratio", device)),
         ("gpu", "memory"),
         PERCENT,
@@ -100,9 +112,10 @@ def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Cal
     kinds = ("total", "used", "free", "reserved")
     yield Call(
         "nvmlDeviceGetMemoryInfo_v2",
-        Memory,
+        pynvml.c_nvmlMemory_v2_t,
         tuple(series(f"gangwatch_gpu_memory_{kind}_bytes", device) for kind in kinds),
         kinds,
+        version=pynvml.nvmlMemory_v2,
     )
     yield Call(
         "nvmlDeviceGetClockInfo",
@@ -121,28 +134,45 @@ def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Cal
     if temperature:
         column = (series(TEMPERATURE, device),)
         yield (
-            Call("nvmlDeviceGetTemperatureV", Temperature, column, ("celsius",)),
-            Call("nvmlDeviceGetTemperature", c_uint, column, before=(c_uint(0),)),
+            Call(
+                "nvmlDeviceGetTemperatureV",
+                pynvml.c_nvmlTemperature_v1_t,
+                column,
+                ("temperature",),
+                version=pynvml.nvmlTemperature_v1,
+            ),
+            Call("nvmlDeviceGetTemperature", c_uint, column, before=(c_uint(pynvml.NVML_TEMPERATURE_GPU),)),
         )
 
 
 def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
-    """Return the profiling columns of the whole GPU (nvmlGpmMetricId_t). links: number of its NVLinks.
+    """Return the profiling metrics (GPM, nvmlGpmMetricId_t) of the whole GPU. links: number of its NVLinks.
 
     Raise GpuLostError or LibraryDeadError.
     """
     columns = [
-        GpmColumn(1, series("gangwatch_gpu_graphics_engine_active_ratio", device), PERCENT),
-        GpmColumn(2, series("gangwatch_gpu_sm_active_ratio", device), PERCENT),
-        GpmColumn(3, series("gangwatch_gpu_sm_occupancy_ratio", device), PERCENT),
-        GpmColumn(5, series("gangwatch_gpu_tensor_active_ratio", device), PERCENT),
-        GpmColumn(10, series("gangwatch_gpu_dram_active_ratio", device), PERCENT),
+        GpmColumn(
+            pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, series("gangwatch_gpu_graphics_engine_active_ratio", device), PERCENT
+        ),
+        GpmColumn(pynvml.NVML_GPM_METRIC_SM_UTIL, series("gangwatch_gpu_sm_active_ratio", device), PERCENT),
+        GpmColumn(pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, series("gangwatch_gpu_sm_occupancy_ratio", device), PERCENT),
+        GpmColumn(pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, series("gangwatch_gpu_tensor_active_ratio", device), PERCENT),
+        GpmColumn(pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, series("gangwatch_gpu_dram_active_ratio", device), PERCENT),
     ]
     columns.extend(
         GpmColumn(metric, series("gangwatch_gpu_pipe_active_ratio", device, pipe=pipe), PERCENT)
         for pipe, metric in PIPES
     )
-    traffic = {"pcie": (("transmit", 20), ("receive", 21)), "nvlink": (("receive", 60), ("transmit", 61))}
+    traffic = {
+        "pcie": (
+            ("transmit", pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC),
+            ("receive", pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
+        ),
+        "nvlink": (
+            ("receive", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
+            ("transmit", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC),
+        ),
+    }
     for link in ("pcie", "nvlink") if links else ("pcie",):
         for direction, metric in traffic[link]:
             columns.append(
@@ -157,17 +187,21 @@ def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
 
 
 def pcie_bytes(device: Device) -> Iterator[Wanted]:
-    """Yield the PCIe byte counters, for GPUs without GPM.
+    """Yield the NVML fields of the PCIe byte counters, for GPUs without profiling metrics (GPM).
 
-    32-bit counters are skipped, because they wrap several times per run.
+    A counter of 32 bits is skipped: it restarts at 0 several times between two reads.
     """
-    for direction, field in (("transmit", 197), ("receive", 198)):
+    for direction, field in (
+        ("transmit", pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES),
+        ("receive", pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES),
+    ):
         column = series(f"gangwatch_gpu_pcie_{direction}_bytes_total", device)
         yield counter(column, Source(field), wide_only=True)
 
 
 def fast_parts(device: Device) -> Iterator[Part]:
-    """Yield all parts of the fast tier. Raise GpuLostError or LibraryDeadError."""
+    """Yield the parts (driver calls with their series) that are read every second. Raise GpuLostError or
+    LibraryDeadError."""
     links = nvlink.link_count(device)
     # First, so that its driver buffers are freed if a later part finds the GPU lost.
     gpm = Gpm(device, gpm_columns(device, links))
@@ -178,7 +212,7 @@ def fast_parts(device: Device) -> Iterator[Part]:
     batch = FieldBatch(device, fields)
     yield batch
     has_temperature = any(column.metric == TEMPERATURE for column in batch.gauges)
-    yield CallBatch(device, _calls(device, temperature=not has_temperature))
+    yield CallBatch(device, fast_calls(device, temperature=not has_temperature))
     yield UtilizationSamples(device)
 
 

@@ -1,8 +1,9 @@
 """Burst sampling of one GPU at 10 Hz, for changes that slower sampling misses.
 
-Each run reads power and the NVLink totals in one call, and the driver's utilisation samples. It publishes the minimum,
-mean and maximum over the last frame interval, so that every frame covers the whole time since the previous frame. It
-also publishes the time above a threshold as a counter, which a slow scrape does not miss.
+Each run reads power and the NVLink totals in one call, and the driver's utilisation samples. It publishes the
+minimum, mean and maximum over the last frame interval, so that every frame covers the whole time since the previous
+frame. Counters give the total time during which a value was above its threshold; they are exact for any scrape
+interval.
 """
 
 from __future__ import annotations
@@ -10,43 +11,56 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from ctypes import Array, byref
+
+import pynvml
 
 from agent.collectors.gpu import nvlink
 from agent.collectors.gpu.device import DeviceCollector, Part, series
 from agent.collectors.gpu.utilization import STATISTICS, UtilizationSamples
 from agent.schema.frame import Column
-from agent.sources.nvml.nvml import Device, Query, Values
-from agent.sources.nvml.nvml_interface import ALL_LINKS, SUCCESS, FieldValue
+from agent.sources.nvml.nvml import Device, Values
+from agent.sources.nvml.nvml_fields import ALL_LINKS, FieldArray
 
 INTERVAL_SECONDS = 0.1
 
-POWER_INSTANT, POWER_LIMIT, SPEED, TRANSMITTED, RECEIVED = 186, 190, 164, 138, 139
+POWER_INSTANT: int = pynvml.NVML_FI_DEV_POWER_INSTANT
+POWER_LIMIT: int = pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT
+SPEED: int = pynvml.NVML_FI_DEV_NVLINK_GET_SPEED
+TRANSMITTED: int = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+RECEIVED: int = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
 
 HIGH_SHARE = 0.9
-"""Share of the power limit, of the link speed, or of full utilisation. A sample above this share counts as high."""
+"""A sample counts as high if it is above this share of its limit: of the GPU's power limit, of the NVLink speed, or of
+full utilisation."""
 
 
 class Window:
-    """Samples of one quantity over the last window, and the total time above the threshold."""
+    """Samples of one quantity in a sliding time window, and the total time above a threshold."""
 
     __slots__ = ("_held_ns", "_samples", "_seconds", "high_ns", "threshold")
 
     def __init__(self, seconds: float, threshold: float) -> None:
-        """Create the window. threshold: NaN if not known; then no sample counts as high."""
+        """Create the window.
+
+        seconds: length of the window. threshold: NaN if not known; the time above it is then 0.
+        """
         self.threshold = threshold
         self.high_ns = 0
         self._seconds = seconds
         self._samples: deque[tuple[int, float]] = deque()
 
     def add(self, now_ns: int, value: float, held_ns: int) -> None:
-        """Add a sample. held_ns: time before `now_ns` to which the sample applies."""
+        """Add a sample taken at `now_ns`. If it is above the threshold, add `held_ns` to the total time above it.
+
+        held_ns: time since the previous sample.
+        """
         self._samples.append((now_ns, value))
         if value > self.threshold:
             self.high_ns += held_ns
 
     def statistics(self, now_ns: int) -> tuple[float, float, float]:
-        """Return minimum, mean and maximum of the samples in the window that ends now; NaN if there are none."""
+        """Return minimum, mean and maximum of the samples in the window that ends at `now_ns`; NaN if there are
+        none."""
         oldest_ns = now_ns - round(self._seconds * 1e9)
         while self._samples and self._samples[0][0] <= oldest_ns:
             self._samples.popleft()
@@ -57,22 +71,28 @@ class Window:
 
 
 class Bursts:
-    """Windows of samples of one GPU: power, utilisation, and NVLink in both directions."""
+    """Recent samples of one GPU: power, utilisation, and NVLink rate in both directions."""
 
     def __init__(self, device: Device, window_seconds: float) -> None:
-        """Find out what the GPU supports. Raise GpuLostError or LibraryDeadError."""
+        """Find out which of power, utilisation and NVLink rate the GPU supports.
+
+        Raise GpuLostError or LibraryDeadError.
+        """
         self._device = device
         self._links = nvlink.link_count(device)
         wanted = [(POWER_INSTANT, 0), (POWER_LIMIT, 0), (SPEED, 0)]
         wanted += [(TRANSMITTED, ALL_LINKS), (RECEIVED, ALL_LINKS)] if self._links else []
-        probe = _entries(wanted)
-        _ask(device, probe, len(wanted))
-        answers = {(entry.field, entry.scope): entry.value for entry in probe if entry.code == SUCCESS}
+        probe = FieldArray(device, wanted)
+        probe.read()
+        codes, numbers = probe.view["code"].tolist(), probe.view["value"].tolist()
+        answers = {
+            key: number for key, code, number in zip(wanted, codes, numbers, strict=True) if code == pynvml.NVML_SUCCESS
+        }
         limit = answers.get((POWER_LIMIT, 0), 0) & 0xFFFF_FFFF
         speed = answers.get((SPEED, 0), 0) & 0xFFFF_FFFF
         self._wanted = [key for key in wanted if key in answers and key[0] not in (POWER_LIMIT, SPEED)]
-        self._array = _entries(self._wanted)
-        self._query = Query(device, "nvmlDeviceGetFieldValues", len(self._wanted), byref(self._array))
+        self._fields = FieldArray(device, self._wanted)
+        self._entries = self._fields.view[["field", "code", "value", "timestamp"]]
         self._samples = UtilizationSamples(device)
         bytes_high = HIGH_SHARE * speed * 1e6 * self._links if speed else math.nan
         self._windows: dict[int, Window] = {}
@@ -106,14 +126,14 @@ class Bursts:
         now_ns = self._device.clock.monotonic_ns()
         held_ns = 0 if self._taken_ns is None else now_ns - self._taken_ns
         self._taken_ns = now_ns
-        if self._query.ask():
-            for entry in self._array:
-                if entry.code != SUCCESS:
-                    self._device.judge(entry.code, f"field {entry.field}")
-                elif entry.field == POWER_INSTANT:
-                    self._windows[POWER_INSTANT].add(now_ns, (entry.value & 0xFFFF_FFFF) * 1e-3, held_ns)
+        if self._fields.read():
+            for field, code, number, timestamp_us in self._entries.tolist():
+                if code != pynvml.NVML_SUCCESS:
+                    self._device.judge(code, f"field {field}")
+                elif field == POWER_INSTANT:
+                    self._windows[POWER_INSTANT].add(now_ns, (number & 0xFFFF_FFFF) * 1e-3, held_ns)
                 else:
-                    self._add_rate(entry.field, int(entry.value), int(entry.timestamp), now_ns, held_ns)
+                    self._add_rate(field, number, timestamp_us, now_ns, held_ns)
         windows = list(self._windows.values())
         if self._utilization is not None:
             shares = self._samples.take()
@@ -128,9 +148,10 @@ class Bursts:
                 counters_valid[index] = True
 
     def _add_rate(self, field: int, kibibytes: int, timestamp_us: int, now_ns: int, held_ns: int) -> None:
-        """Add the rate since the previous sample.
+        """Add the mean NVLink rate since the previous read of an NVML field to the window of this field.
 
-        kibibytes: total so far. timestamp_us: the driver's time of the total.
+        kibibytes: total transferred so far. timestamp_us: time at which the driver read the total. held_ns: time
+        since the previous sample.
         """
         before = self._before.get(field)
         self._before[field] = (kibibytes, timestamp_us)
@@ -138,18 +159,6 @@ class Bursts:
             return
         rate = (kibibytes - before[0]) * nvlink.KIBIBYTE / ((timestamp_us - before[1]) * 1e-6)
         self._windows[field].add(now_ns, rate, held_ns)
-
-
-def _entries(wanted: Sequence[tuple[int, int]]) -> Array[FieldValue]:
-    array = (FieldValue * max(1, len(wanted)))()
-    for entry, (field, scope) in zip(array, wanted, strict=False):
-        entry.field, entry.scope = field, scope
-    return array
-
-
-def _ask(device: Device, entries: Array[FieldValue], count: int) -> None:
-    """Read the fields once. Raise GpuLostError or LibraryDeadError."""
-    Query(device, "nvmlDeviceGetFieldValues", count, byref(entries)).ask()
 
 
 def burst_collector(device: Device, window_seconds: float, phase: float) -> DeviceCollector:

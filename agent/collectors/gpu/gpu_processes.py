@@ -1,7 +1,7 @@
 """Collector of the processes on one GPU: memory and, if the driver reports it, the GPU use of each process.
 
-If several processes share a GPU, each gets its own share; the GPU's total is never assigned to all of them. The number
-of processes with series is limited, and the others are counted.
+If several processes share a GPU, the GPU use of each is published separately. Only a limited number of processes
+have series; the number of omitted processes is a metric.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from agent.sources.nvml.nvml_processes import ProcessLister, ProcessUse
 INTERVAL_SECONDS = 15.0
 
 MOST_PROCESSES = 64
-"""Maximum number of processes with series per GPU, those with the most memory first. A training job has fewer."""
+"""Maximum number of processes with series per GPU. If there are more, the processes with the least memory are omitted.
+A training job has fewer."""
 
 _SHARES = ("sm", "memory", "encoder", "decoder")
 
 
 class GpuProcessCollector:
-    """Collector of one GPU's processes, which also updates the inventory.
+    """Collector of one GPU's processes. It also updates the inventory of GPU processes.
 
-    report: called after each run with the GPU's UUID and its processes.
+    report: updates the inventory; called after each run with the GPU's UUID and its processes.
     """
 
     worker = WORKER
@@ -69,7 +70,7 @@ class GpuProcessCollector:
         return self._block
 
     def _columns(self, shown: list[ProcessUse], with_shares: bool) -> list[Column]:
-        """Return the columns: number of processes, number omitted, and memory and shares of each process."""
+        """Return the series: numbers of processes and of omitted processes, and memory and GPU use of each process."""
         device = self._device
         columns = [series("gangwatch_gpu_processes", device), series("gangwatch_gpu_processes_not_shown", device)]
         for use in shown:
@@ -93,7 +94,7 @@ class GpuProcessCollector:
         """Do nothing: the collector holds no resources."""
 
     def acquire(self) -> None:
-        """Do nothing: the parent makes new collectors."""
+        """Do nothing: the parent collector makes new collectors."""
 
     def close(self) -> None:
         """Remove the GPU's processes from the inventory."""

@@ -14,7 +14,10 @@ INTERVAL_SECONDS = 30.0
 
 
 class GpuTopologyCollector:
-    """Collector of NVLinks and their remote ends, peers and NUMA nodes. It retries a lost GPU at the next run."""
+    """Collector of each GPU's NVLinks with their remote ends, peer GPUs and NUMA node.
+
+    It retries a lost GPU at the next run.
+    """
 
     name = "gpu-topology"
     worker = WORKER
@@ -45,7 +48,7 @@ class GpuTopologyCollector:
         return self._block
 
     def _query(self, device: Device) -> list[tuple[Column, float]]:
-        """Return the columns of one GPU and their values. Raise GpuLostError or LibraryDeadError."""
+        """Return the series of one GPU and their values. Raise GpuLostError or LibraryDeadError."""
         uuids = {other.pci_address: other.uuid for other in self._devices}
         found: list[tuple[Column, float]] = []
         count = nvlink.link_count(device)
@@ -77,7 +80,7 @@ class GpuTopologyCollector:
         """Do nothing: the collector holds no resources."""
 
     def acquire(self) -> None:
-        """Do nothing: the parent makes new collectors."""
+        """Do nothing: the parent collector makes new collectors."""
 
     def close(self) -> None:
         """Do nothing: the collector holds no resources."""

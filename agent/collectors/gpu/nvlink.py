@@ -1,74 +1,115 @@
-"""Fields of each NVLink: bytes sent in the fast tier, all others in the slow tier.
+"""NVML fields of each NVLink: bytes sent are read every second, all others every ten seconds.
 
 The counters depend on the generation. Up to NVLink 4 there are replays, recoveries and CRC errors of the data link
-layer; from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios, some of them by lane.
-Every field is tried on every link, and supported ones are kept (nvml.h, field ids 32-59, 91, 96-119, 138-168, 201-250
-and 289-295). NVML does not have the CRC errors by lane that nvidia-smi prints for NVLink before version 5.
+layer. From NVLink 5 on there are packets, symbol errors, forward error correction and bit error ratios, some of them
+by lane. Each link's series are those fields that the GPU supports (nvml.h, field ids 32-59, 91, 96-119, 138-168,
+201-250 and 289-295). NVML does not have the CRC errors by lane that nvidia-smi prints for NVLink before version 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import byref
 
 import numpy as np
+import pynvml
 
 from agent.collectors.gpu.device import series
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, Values
-from agent.sources.nvml.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, field_number, gauge
-from agent.sources.nvml.nvml_interface import SUCCESS, FieldValue
+from agent.sources.nvml.nvml_fields import (
+    FieldBatch,
+    Source,
+    Wanted,
+    counter,
+    decoded,
+    field_answers,
+    field_number,
+    gauge,
+)
 
-LINK_COUNT = 91
-"""NVML field with the number of a GPU's NVLinks (NVML_FI_DEV_NVLINK_LINK_COUNT). The constant NVML_NVLINK_MAX_LINKS is
-not used, because it depends on the version of the header."""
+LINK_COUNT: int = pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT
+"""NVML field with the number of a GPU's NVLinks. The constant NVML_NVLINK_MAX_LINKS is not used, because it depends on
+the version of pynvml."""
 
 MOST_LINKS = 72
-"""Maximum number of NVLinks of a GPU. NVML_GPM_METRIC_NVLINK_L71 is the highest link in nvml.h 13.5."""
+"""Maximum number of NVLinks of a GPU that are read. NVML_GPM_METRIC_NVLINK_L71 is the highest link in nvml.h 13.5."""
 
-DATA_SENT = 138
-"""NVML field with the payload bytes that a link has sent (NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)."""
+DATA_SENT: int = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+"""NVML field with the payload bytes that a link has sent."""
+
+RAW_ERRORS_LANE0, RAW_ERRORS_LANE1 = 289, 290
+RAW_BER_LANE0, RAW_BER_LANE1, RAW_BER = 291, 292, 293
+BLOCKS, RETRANSMITTED_BLOCKS = 294, 295
+"""NVML fields that pynvml names from 13.595 on, which is newer than the oldest supported one."""
 
 KIBIBYTE = 1024.0
 
 _ERRORS = {
-    "replay": 161,
-    "recovery": 162,
-    "crc": 163,
-    "malformed_packet": 206,
-    "buffer_overrun": 207,
-    "receive": 208,
-    "receive_remote": 209,
-    "receive_general": 210,
-    "link_integrity": 211,
-    "transmit_discard": 212,
-    "effective": 219,
+    "replay": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
+    "recovery": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
+    "crc": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
+    "malformed_packet": pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS,
+    "buffer_overrun": pynvml.NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS,
+    "receive": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS,
+    "receive_remote": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS,
+    "receive_general": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS,
+    "link_integrity": pynvml.NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+    "transmit_discard": pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS,
+    "effective": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
 }
-"""Kinds of errors and their NVML fields. The scope of a query of these fields is the number of the link."""
+"""Kinds of link errors, each with its NVML field. One field serves all links: the query contains the number of the
+link."""
 
-_NUMBERED = {"crc_flit": (32, 96), "crc_data": (39, 102), "replay": (46, 108), "recovery": (53, 114)}
-"""Kinds of errors that have one field for each link up to Ampere, and no scope. The two numbers are the fields of link
-0 and of link 6 (NVML_FI_DEV_NVLINK_*_ERROR_COUNT_L0 to L11; nvml.h calls the links lanes). From Hopper on, fields 161
-to 163 replace these fields, "with scope as link ID" according to nvml.h's list of changes. Fields 38, 45, 52 and 59
-contain the totals of all links, for any scope."""
+_NUMBERED = {
+    "crc_flit": (pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0, pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L6),
+    "crc_data": (pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_L0, pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_L6),
+    "replay": (pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L0, pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L6),
+    "recovery": (pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L0, pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L6),
+}
+"""Kinds of link errors that have one NVML field per link, on GPUs up to Ampere.
 
-_ECC_FIRST, _ECC_LINKS = 148, 12
-"""First field and number of fields of ECC errors: one field for each link of NVLink 3
-(NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0 to L11)."""
+The first number is the field of link 0, and the fields of links 1 to 5 follow it. The second number is the field of
+link 6, and the fields of the later links follow it (nvml.h calls the links lanes). From Hopper on, the fields of
+_ERRORS replace these fields. Fields 38, 45, 52 and 59 are not used: they contain the totals of all links.
+"""
 
-FEC_FIRST, FEC_BINS = 235, 16
-"""First field and number of fields that count codewords by the number of corrected symbols
-(NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to 15)."""
+_ECC_FIRST, _ECC_LINKS = pynvml.NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0, 12
+"""First NVML field of ECC errors, and count of these fields: one for each link of NVLink 3."""
+
+FEC_FIRST, FEC_BINS = pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0, 16
+"""First NVML field of the forward error correction, and number of these fields. They have consecutive numbers: the
+first counts codewords with no corrected symbol, the next those with one, and so on."""
+
+# Series of each link. Each row: label or metric, NVML field.
+_PACKETS = (
+    ("transmit", pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_PACKETS),
+    ("receive", pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_PACKETS),
+)
+_RECOVERIES = (
+    ("succeeded", pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS),
+    ("failed", pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS),
+)
+_ERROR_RATIOS = (
+    ("raw", RAW_BER),
+    ("effective", pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER),
+    ("symbol", pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER),
+)
+_BLOCKS = (
+    ("gangwatch_nvlink_retransmission_blocks_total", BLOCKS),
+    ("gangwatch_nvlink_retransmitted_blocks_total", RETRANSMITTED_BLOCKS),
+)
 
 
 def bit_error_ratio(packed: int) -> tuple[float]:
-    """Decode a BER field: mantissa x 10^-exponent, with the mantissa in bits 8-11 and the exponent in bits 0-7 (nvml.h,
-    NVML_NVLINK_ERROR_COUNTER_BER_GET)."""
+    """Decode a field with a bit error ratio: mantissa x 10^-exponent.
+
+    The mantissa is in bits 8-11 and the exponent in bits 0-7 (nvml.h, NVML_NVLINK_ERROR_COUNTER_BER_GET).
+    """
     return ((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF),)
 
 
 def _sources(kind: str, link: int) -> Iterator[Source]:
-    """Yield the fields of this kind of error on the link. The field of newer GPUs comes first."""
+    """Yield the NVML fields that may count this kind of error on the link. The field of newer GPUs comes first."""
     if kind in _ERRORS:
         yield Source(_ERRORS[kind], 1, link)
     if kind in _NUMBERED and link < 12:
@@ -86,16 +127,26 @@ def has_payload_counters(device: Device) -> bool:
 
     Raise GpuLostError or LibraryDeadError.
     """
-    entry = FieldValue(field=DATA_SENT)
-    code = device.library.call("nvmlDeviceGetFieldValues", device.handle, 1, byref(entry))
-    if code == SUCCESS:
-        code = entry.code
-    return code == SUCCESS or not device.judge(code, "NVLink data")
+    return field_answers(device, DATA_SENT)
 
 
-TRANSMIT = ("transmit", DATA_SENT, 140, 202)
-RECEIVE = ("receive", 139, 141, 204)
-"""Direction, field of payload bytes, field of all bytes up to NVLink 4, field of all bytes from NVLink 5 on."""
+TRANSMIT = (
+    "transmit",
+    DATA_SENT,
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_TX,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES,
+)
+"""Direction "transmit", with its NVML fields: payload bytes, all bytes on GPUs up to NVLink 4, and all bytes on GPUs
+from NVLink 5 on."""
+
+RECEIVE = (
+    "receive",
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_RX,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES,
+)
+"""Direction "receive", with its NVML fields: payload bytes, all bytes on GPUs up to NVLink 4, and all bytes on GPUs
+from NVLink 5 on."""
 
 
 def _data_fields(device: Device, links: int, direction: str, data: int, *_: int) -> Iterator[Wanted]:
@@ -111,18 +162,19 @@ def _raw_fields(device: Device, links: int, direction: str, _: int, raw: int, ne
 
 
 def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """Yield the bytes sent by each link: payload bytes, or all bytes if payload is not counted.
+    """Yield the NVML fields of the bytes sent by each link: payload bytes, or all bytes if payload is not counted.
 
-    The bytes received by each link are in the slow tier: the remote end of the link counts the same bytes as sent, and
-    the profiling counters have the bytes received by the whole GPU. Raise GpuLostError or LibraryDeadError.
+    The bytes received by each link are read only every ten seconds: the remote end of the link counts the same bytes as
+    sent, and the profiling counters have the bytes received by the whole GPU. Raise GpuLostError or LibraryDeadError.
     """
     yield from (_data_fields if links and has_payload_counters(device) else _raw_fields)(device, links, *TRANSMIT)
 
 
 def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """Yield the received bytes, state, speed and errors of each link.
+    """Yield the NVML fields of the received bytes, state, speed and errors of each link.
 
-    If the fast tier has payload bytes, yield all bytes too. Raise GpuLostError or LibraryDeadError.
+    If ``fast_fields`` yields the payload bytes sent, also yield all bytes sent, which include the protocol overhead.
+    Raise GpuLostError or LibraryDeadError.
     """
     if links and has_payload_counters(device):
         yield from _data_fields(device, links, *RECEIVE)
@@ -130,8 +182,9 @@ def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
     yield from _raw_fields(device, links, *RECEIVE)
     for link in range(links):
         label = str(link)
-        yield gauge(series("gangwatch_nvlink_state", device, link=label), Source(165, 1, link))
-        yield gauge(series("gangwatch_nvlink_speed_bytes_per_second", device, link=label), Source(164, 1e6, link))
+        state, speed = pynvml.NVML_FI_DEV_NVLINK_GET_STATE, pynvml.NVML_FI_DEV_NVLINK_GET_SPEED
+        yield gauge(series("gangwatch_nvlink_state", device, link=label), Source(state, 1, link))
+        yield gauge(series("gangwatch_nvlink_speed_bytes_per_second", device, link=label), Source(speed, 1e6, link))
         for kind in {**_ERRORS, **_NUMBERED}:
             yield counter(series("gangwatch_nvlink_errors_total", device, kind=kind, link=label), *_sources(kind, link))
         if link < _ECC_LINKS:
@@ -139,46 +192,51 @@ def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
                 series("gangwatch_nvlink_errors_total", device, kind="ecc_data", link=label),
                 Source(_ECC_FIRST + link, 1, link),
             )
-        for direction, packets in (("transmit", 201), ("receive", 203)):
+        for direction, packets in _PACKETS:
             yield counter(
                 series(f"gangwatch_nvlink_{direction}_packets_total", device, link=label), Source(packets, 1, link)
             )
-        for outcome, field in (("succeeded", 213), ("failed", 214)):
+        for outcome, field in _RECOVERIES:
             yield counter(
                 series("gangwatch_nvlink_recoveries_total", device, link=label, outcome=outcome),
                 Source(field, 1, link),
             )
-        yield counter(series("gangwatch_nvlink_recovery_attempts_total", device, link=label), Source(215, 1, link))
-        yield counter(series("gangwatch_nvlink_symbol_errors_total", device, link=label), Source(221, 1, link))
+        attempts, symbols = (
+            pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
+            pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
+        )
+        yield counter(series("gangwatch_nvlink_recovery_attempts_total", device, link=label), Source(attempts, 1, link))
+        yield counter(series("gangwatch_nvlink_symbol_errors_total", device, link=label), Source(symbols, 1, link))
         for bin_ in range(FEC_BINS):
             yield counter(
                 series("gangwatch_nvlink_fec_codewords_total", device, corrected_symbols=str(bin_), link=label),
                 Source(FEC_FIRST + bin_, 1, link),
             )
-        for stage, field in (("raw", 293), ("effective", 220), ("symbol", 222)):
+        for stage, field in _ERROR_RATIOS:
             yield decoded(
                 [series("gangwatch_nvlink_bit_error_ratio", device, link=label, stage=stage)],
                 bit_error_ratio,
                 Source(field, 1, link),
             )
-        for lane, field in (("0", 291), ("1", 292)):
+        for lane, errors, ratio in (("0", RAW_ERRORS_LANE0, RAW_BER_LANE0), ("1", RAW_ERRORS_LANE1, RAW_BER_LANE1)):
             yield counter(
-                series("gangwatch_nvlink_lane_errors_total", device, lane=lane, link=label), Source(field - 2, 1, link)
+                series("gangwatch_nvlink_lane_errors_total", device, lane=lane, link=label), Source(errors, 1, link)
             )
             yield decoded(
                 [series("gangwatch_nvlink_lane_bit_error_ratio", device, lane=lane, link=label)],
                 bit_error_ratio,
-                Source(field, 1, link),
+                Source(ratio, 1, link),
             )
-        yield counter(series("gangwatch_nvlink_retransmission_blocks_total", device, link=label), Source(294, 1, link))
-        yield counter(series("gangwatch_nvlink_retransmitted_blocks_total", device, link=label), Source(295, 1, link))
+        for metric, field in _BLOCKS:
+            yield counter(series(metric, device, link=label), Source(field, 1, link))
 
 
 class ErrorSums:
-    """Sums of the errors of all links of one GPU by kind, for users who do not want series of each link.
+    """Sums of the NVLink errors of one GPU by kind, over all links.
 
-    Uses the values that the batch has just read, so it must follow the batch in the list of parts. If the value of one
-    link is absent, the sum is absent: a sum without this link would look like a counter reset.
+    The sums use the values that the NVML field batch has just read, so this part must follow the batch in the list
+    of parts. If the value of one link is absent, the sum is absent; a partial sum would be mistaken for a counter
+    reset.
     """
 
     gauges: tuple[Column, ...] = ()

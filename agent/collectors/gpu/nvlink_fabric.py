@@ -7,16 +7,18 @@ is older.
 from __future__ import annotations
 
 from ctypes import byref
+from typing import Any
+
+import pynvml
 
 from agent.collectors.gpu.device import series
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, Query, Values
-from agent.sources.nvml.nvml_interface import FabricV2, FabricV3
 
 STATES = ("not_supported", "not_started", "in_progress", "completed")
 """Registration states of the fabric, by number (NVML_GPU_FABRIC_STATE_*)."""
 
-COMPLETED = 3
+COMPLETED: int = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
 
 _FLAGS = (
     ("degraded_bandwidth", 0, 1),
@@ -26,8 +28,9 @@ _FLAGS = (
     ("no_partition", 12, 2),
     ("manager_disconnected", 14, 2),
 )
-"""Aspect of the fabric's health, position of its two bits in the health mask, and the value of these bits for a fault.
-The value 0 means that the aspect is not reported (NVML_GPU_FABRIC_HEALTH_MASK_*)."""
+"""Aspects of the fabric's health in the driver's health mask (NVML_GPU_FABRIC_HEALTH_MASK_*). Each aspect has two bits.
+An entry contains the aspect, the position of its lower bit, and the value of the two bits that means a fault. The value
+0 means that the driver does not report the aspect."""
 
 _CONFIGURATION_SHIFT, _CONFIGURATION_BITS = 8, 0xF
 
@@ -36,22 +39,22 @@ SUMMARIES = ("", "healthy", "unhealthy", "limited_capacity")
 
 
 class FabricState:
-    """Fabric columns of one GPU; empty if the GPU has no fabric."""
+    """Series of one GPU about the NVLink fabric; none if the GPU has no fabric."""
 
     counters: tuple[Column, ...] = ()
 
     def __init__(self, device: Device) -> None:
-        """Find out what the GPU supports. Raise GpuLostError or LibraryDeadError."""
+        """Find out whether the GPU supports the fabric query. Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self.gauges: tuple[Column, ...] = ()
-        for form in (FabricV3, FabricV2):
-            self._fabric: FabricV2 | FabricV3 = form()
+        for form in (pynvml.c_nvmlGpuFabricInfo_v3_t, pynvml.c_nvmlGpuFabricInfo_v2_t):
+            self._fabric: Any = form()
             self._query = Query(device, "nvmlDeviceGetGpuFabricInfoV", byref(self._fabric))
             self._query.ask()
             if not self._query.gone:
                 break
         # Version 2 of the structure has no summary.
-        self._summaries = SUMMARIES[1:] if isinstance(self._fabric, FabricV3) else ()
+        self._summaries = SUMMARIES[1:] if hasattr(self._fabric, "healthSummary") else ()
         self._identity = self._identify()
         self._columns()
 
@@ -60,9 +63,9 @@ class FabricState:
         fabric = self._fabric
         if self._query.gone or fabric.state != COMPLETED:
             return "", ""
-        digits = bytes(fabric.cluster).hex()
+        digits = bytes(fabric.clusterUuid).hex()
         cluster = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-        return cluster, str(fabric.clique)
+        return cluster, str(fabric.cliqueId)
 
     def _columns(self) -> None:
         if self._query.gone or self._fabric.state == 0:
@@ -97,13 +100,14 @@ class FabricState:
         values.extend(float(fabric.state == number) for number in range(1, len(STATES)))
         # nvml.h: the status is valid only once registration is complete.
         values.append(float(fabric.status) if fabric.state == COMPLETED else float("nan"))
+        health = fabric.healthMask
         for _, shift, wrong in _FLAGS:
-            flag = fabric.health >> shift & 0x3
+            flag = health >> shift & 0x3
             values.append(float(flag == wrong) if flag else float("nan"))
-        configuration = fabric.health >> _CONFIGURATION_SHIFT & _CONFIGURATION_BITS
+        configuration = health >> _CONFIGURATION_SHIFT & _CONFIGURATION_BITS
         # 1 means correct; each number from 2 on is a different error.
         values.append(float(configuration if configuration > 1 else 0) if configuration else float("nan"))
-        if isinstance(fabric, FabricV3):
-            summary = fabric.summary
+        if self._summaries:
+            summary = fabric.healthSummary
             values.extend(float(summary == number) if summary else float("nan") for number in range(1, len(SUMMARIES)))
         self._values[:] = values

@@ -1,8 +1,8 @@
 """Parent collector of the GPUs: it opens NVML, finds the GPUs and makes the collectors of each.
 
 Every second it checks whether the GPUs, their MIG instances or the driver have changed. New or changed GPUs get new
-collectors, since old handles are invalid. Lost GPUs keep their collectors, which report the loss. A dead library is
-closed and reopened, which succeeds once the driver is back.
+collectors, since old handles are invalid. Lost GPUs keep their collectors, which report the loss. If the driver was
+unloaded, the parent closes NVML and reopens it once the driver is back.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
 INTERVAL_SECONDS = 10.0
 
 INSTANTS: tuple[float, ...] = (0.25, 0.75)
-"""Phases of the fast tier's interval at which GPUs are read: half of the GPUs at each phase. Frames are made at phase
-0. Reading all GPUs at once would block other users of the driver's lock for longest. A separate phase for each GPU
-would cost one wake-up per GPU, which is more than the read costs (``python -m benchmarks.nvml --live 10``, with and
-without ``--spread``)."""
+"""Times within the interval, 0 (start) to 1 (end), at which GPUs are read: half of the GPUs at each time. Frames are
+made at the start. If all GPUs were read at once, other users of the driver would be blocked longest. If each GPU had
+its own time, the thread would wake up once per GPU, and a wake-up costs more than a read (``python -m benchmarks.nvml
+--live 10``, with and without ``--spread``)."""
 
 BURST_INSTANT = 0.5
-"""Phase of burst sampling. At 10 Hz all GPUs are read at the same times, since a read is only one or two calls."""
+"""Time within its interval, 0 (start) to 1 (end), at which burst sampling reads all GPUs. They are read together, since
+a burst read of a GPU is only one or two calls."""
 
 
 class NvmlCollector:
     """Collector that owns the NVML library and makes the collectors of its GPUs.
 
-    library: path of an NVML library to load instead of the system's. The first run loads it in the worker's thread, so
-    that a driver that hangs in its initialisation blocks no other thread. devices: UUIDs of the node's GPUs if several
-    nodes share the machine; () for all. interval_seconds: interval of the fast tier. burst: whether each GPU is also
-    read at 10 Hz. xids: receives events. inventory: receives the names of the GPUs. load: opens the library.
+    library: path of an NVML library to load instead of the system's. The first run loads it in the worker's thread.
+    A driver that hangs in its initialisation therefore blocks no other thread. devices: UUIDs of the node's GPUs if
+    several nodes share the machine; () for all. interval_seconds: interval of the most frequent reads. burst:
+    whether each GPU is also read at 10 Hz. xids: history to which XIDs and other driver events are added. inventory:
+    inventory in which the GPUs are listed. load: function that opens the library.
     """
 
     name = "nvml"
@@ -109,7 +111,7 @@ class NvmlCollector:
         """Do nothing: the next run opens the library again."""
 
     def close(self) -> None:
-        """Close the library, all members and the watcher."""
+        """Close the library, all member collectors and the watcher of driver events."""
         if self._watcher is not None:
             self._watcher.stop()
             self._watcher = None
@@ -172,11 +174,14 @@ class NvmlCollector:
                 self._watcher = None
 
     def _make_members(self, device: Device) -> tuple[Collector, ...]:
-        """Make the collectors of a GPU, with the phase of each."""
+        """Make the collectors of a GPU and set the time in its interval at which each runs."""
         place = list(self._devices).index(device.uuid)
 
         def phase(interval_seconds: float) -> float:
-            """Return the phase at which a collector with this interval runs together with the GPU's fast collector."""
+            """Return the time at which a collector of this GPU runs in its interval, from 0 (start) to 1 (end).
+
+            It coincides with a run of the GPU's most frequent collector, to save wake-ups of the thread.
+            """
             turn, group = divmod(place, len(INSTANTS))
             return (turn + INSTANTS[group]) * self._fast_seconds / interval_seconds % 1
 
@@ -193,7 +198,7 @@ class NvmlCollector:
         return tuple(members)
 
     def _watch(self, library: Library) -> None:
-        """Start a watcher of events for the current handles, if none is running."""
+        """Start a watcher of driver events for the current GPU handles, if none is running."""
         if self._watcher is not None and not self._watcher.alive:
             self._watcher = None
         if self._watcher is None:
@@ -201,7 +206,7 @@ class NvmlCollector:
             self._watcher.start()
 
     def _take_event(self, event: GpuEvent) -> None:
-        """Add an event to the XIDs. Called in the watcher's thread."""
+        """Add a driver event to the XID history. Called in the watcher's thread."""
         if event.kind == "xid":
             self._xids.add(event.device.pci_address, event.code, event.time_ns, "nvml")
         else:
@@ -241,7 +246,7 @@ class NvmlCollector:
         return self._block
 
     def _columns(self, devices: Sequence[Device]) -> list[Column]:
-        """Return gangwatch_gpu_up of each GPU, then the info columns of each GPU and of its MIG instances."""
+        """Return the series gangwatch_gpu_up of each GPU, then the info series of each GPU and of its MIG instances."""
         columns = [series("gangwatch_gpu_up", device) for device in devices]
         for device in devices:
             columns.append(
@@ -273,7 +278,8 @@ class NvmlCollector:
 
 
 def _same(known: Device, found: Device) -> bool:
-    """Return whether the collectors of the known device can still be used."""
+    """Return whether GPU `found` has the handles and MIG instances of GPU `known`, so that its collectors are still
+    valid."""
 
     def identity(device: Device) -> object:
         return (device.handle.value, device.pci_address, device.index, device.mig,

@@ -6,45 +6,53 @@ since the last fetch give the minimum, mean and maximum of the whole time.
 
 from __future__ import annotations
 
+import ctypes
 from ctypes import byref, c_uint, c_ulonglong
 
 import numpy as np
+import pynvml
 
 from agent.collectors.gpu.device import series
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, Values
-from agent.sources.nvml.nvml_interface import NOT_FOUND, SUCCESS, Sample
 
-GPU_UTILIZATION = 1
-"""Type of the samples to fetch (NVML_GPU_UTILIZATION_SAMPLES)."""
-
-_KIND = c_uint(GPU_UTILIZATION)
+_KIND = c_uint(pynvml.NVML_GPU_UTILIZATION_SAMPLES)
 
 ROOM = 256
-"""Maximum number of samples in one call; drivers keep about a hundred."""
+"""Maximum number of samples that one call returns. Drivers keep about a hundred samples."""
 
-_SAMPLE = np.dtype({"names": ["timestamp", "value"], "formats": ["<u8", "<u4"], "offsets": [0, 8], "itemsize": 16})
+_SAMPLE = np.dtype(
+    {
+        "names": ["timestamp", "value"],
+        "formats": ["<u8", "<u4"],
+        "offsets": [pynvml.c_nvmlSample_t.timeStamp.offset, pynvml.c_nvmlSample_t.sampleValue.offset],
+        "itemsize": ctypes.sizeof(pynvml.c_nvmlSample_t),
+    }
+)
 """Format of NVML's sample as a numpy type. The value is the utilisation, an unsigned int in percent."""
 
 STATISTICS = ("min", "mean", "max")
 
 FETCH_RUNS = 4
-"""Samples are fetched every fourth run, at a different run for each GPU. A sample covers 1/6 s to 1 s (nvml.h on
-nvmlUtilization_t), so ROOM is enough for much more than four seconds. With a scrape every 15 s, a window of one second
-would be of no use."""
+"""The driver's samples of a GPU are fetched in every fourth run of the collector, in different runs for different GPUs.
+The statistics then cover about four seconds: with a scrape every 15 s, those of one second would be of no use. The
+driver takes a sample every 1/6 s to 1 s (nvml.h on nvmlUtilization_t), so ROOM is more than enough."""
 
 
 class UtilizationSamples:
-    """Minimum, mean and maximum of the driver's utilisation samples of the last FETCH_RUNS runs."""
+    """Minimum, mean and maximum of the driver's utilisation samples. They are fetched every FETCH_RUNS runs."""
 
     def __init__(self, device: Device) -> None:
-        """Discard the driver's older samples. Raise GpuLostError or LibraryDeadError."""
+        """Find out whether the GPU has samples, and discard the samples that the driver has taken so far.
+
+        Raise GpuLostError or LibraryDeadError.
+        """
         self._device = device
         self._function = device.library.function("nvmlDeviceGetSamples")
         self._newest_us = c_ulonglong(0)
         self._value_type = c_uint()
         self._count = c_uint()
-        self._samples = (Sample * ROOM)()
+        self._samples = (pynvml.c_nvmlSample_t * ROOM)()
         view = np.frombuffer(memoryview(self._samples).cast("B"), _SAMPLE)
         self._times, self._percents = view["timestamp"], view["value"]
         self.counters: tuple[Column, ...] = ()
@@ -74,8 +82,8 @@ class UtilizationSamples:
             byref(self._count),
             self._samples,
         )
-        if code != SUCCESS:
-            if code != NOT_FOUND and self._device.judge(code, "nvmlDeviceGetSamples"):
+        if code != pynvml.NVML_SUCCESS:
+            if code != pynvml.NVML_ERROR_NOT_FOUND and self._device.judge(code, "nvmlDeviceGetSamples"):
                 self._function = None
             return []
         count = min(self._count.value, ROOM)

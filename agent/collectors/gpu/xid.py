@@ -1,7 +1,7 @@
-"""XIDs from driver events and from the kernel log, counted once each, with a time and a record.
+"""XIDs (NVIDIA's error codes) from driver events and the kernel log.
 
-A gauge of the last XID does not show when and how often XIDs occurred. In this module each occurrence is a record with
-its own number, and counters give the totals. An occurrence that both sources report is counted once.
+Each occurrence has a record with its own number, and counters give the totals. An occurrence that both sources
+report is counted once.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ from agent.schema.xid_codes import describe
 Origin = Literal["nvml", "kernel_log"]
 
 SAME_OCCURRENCE_NS = 30_000_000_000
-"""Maximum time between the reports of one occurrence by the kernel log and by the driver. The log has the exact time.
-The driver's event arrives when the watcher thread runs. A failing driver was seen to delay this thread by seconds."""
+"""Maximum time, in ns, between the report of one XID in the kernel log and the driver's report of the same XID. The log
+has the exact time. The driver's event arrives when the watcher thread runs. A failing driver was seen to delay this
+thread by seconds."""
 
 MOST_RECORDS = 1024
-"""Maximum number of records kept until the node takes them. The oldest are dropped; the gap in the sequence numbers
-shows it."""
+"""Maximum number of XID records kept until the node takes them. The oldest are dropped, which leaves a gap in the
+sequence numbers."""
 
 MOST_SERIES = 512
-"""Maximum number of (GPU, code) pairs with a counter. A node has 8 or 16 GPUs, and rarely more than a dozen codes."""
+"""Maximum number of (GPU, XID code) pairs with a counter. XIDs of further pairs are dropped and counted. A node has 8
+or 16 GPUs, and rarely more than a dozen codes."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """Occurrences of one code on one GPU.
+    """Number of occurrences of one XID code on one GPU.
 
-    unconfirmed: for each source, the times of its reports that the other source has not reported yet, oldest first.
+    unconfirmed: for each source (driver or kernel log), times of the occurrences that only this source has reported so
+    far, oldest first.
     """
 
     total: int = 0
@@ -45,20 +48,21 @@ class _Count:
 
 
 class Snapshot(NamedTuple):
-    """Content of an XID history."""
+    """Totals of the XID history at one time."""
 
     changes: int
-    """Number that increases when a GPU, code or event is new, or when the UUID of a GPU becomes known."""
+    """Version number of the totals. It increases when a GPU, code or event occurs for the first time, or when the UUID
+    of a GPU becomes known."""
     gpus: tuple[str, ...]
     """UUIDs of all known GPUs, sorted. A GPU whose UUID is not known has its PCI address instead."""
     counts: tuple[tuple[str, int, int, int], ...]
-    """(GPU, code, occurrences, newest wall time in ns), sorted."""
+    """XIDs as tuples (GPU, code, number of occurrences, wall time of the newest occurrence in ns), sorted."""
     events: tuple[tuple[str, str, int], ...]
-    """(GPU, event, occurrences), sorted."""
+    """Driver events other than XIDs as tuples (GPU, event, number of occurrences), sorted."""
 
 
 def _function(pci_address: str) -> str:
-    """Return the address with the function number, since the kernel log omits '.0'."""
+    """Return the PCI address with a function number. Add '.0' if it is missing, as in the kernel log."""
     address = pci_address.lower()
     return address if "." in address else f"{address}.0"
 
@@ -69,7 +73,8 @@ class XidHistory:
     GPUs are identified by PCI address in the kernel's form (0000:3b:00.0). The kernel log has no other identifier, and
     the UUID of a GPU that has fallen off the bus cannot be read.
 
-    dropped: XIDs and events over the limit. news: increases with every change of the result of ``newest``.
+    dropped: number of XIDs and events that have no counter because MOST_SERIES counters exist. news: number that
+    increases whenever the result of ``newest`` changes.
     """
 
     def __init__(self) -> None:
@@ -84,7 +89,7 @@ class XidHistory:
         self._changes = 0
 
     def name_gpu(self, gpu_pci_address: str, uuid: str) -> None:
-        """Set the UUID of the GPU at the address, for its series and for later records."""
+        """Set the UUID of the GPU at the PCI address, for its series and for later records."""
         with self._lock:
             address = _function(gpu_pci_address)
             if self._uuids.get(address) != uuid:
@@ -93,10 +98,12 @@ class XidHistory:
                 self.news += 1
 
     def add(self, gpu_pci_address: str, code: int, time_ns: int, origin: Origin, message: str = "") -> bool:
-        """Add an XID reported by one source. Return True if it is new, False if the other source has reported it.
+        """Add an XID reported by one source.
 
-        time_ns: wall clock, nanoseconds since the epoch. message: text of the log, for the record. Two reports of one
-        source are two occurrences. Reports of both sources within SAME_OCCURRENCE_NS are one.
+        Return True if it is new, False if the other source has already reported it.
+
+        time_ns: wall clock, nanoseconds since the epoch. message: text of the log, for the record. Two reports from the
+        same source are two occurrences. Reports from different sources within SAME_OCCURRENCE_NS are one occurrence.
         """
         other: Origin = "kernel_log" if origin == "nvml" else "nvml"
         address = _function(gpu_pci_address)
@@ -155,14 +162,14 @@ class XidHistory:
         return EventRecord("xid", self._uuids.get(address, address), time_ns, detail)
 
     def take_records(self) -> list[Record]:
-        """Return the records since the last call, oldest first."""
+        """Return the XID records that were added since the last call, oldest first."""
         with self._lock:
             taken = list(self._records)
             self._records.clear()
         return taken
 
     def newest(self) -> Snapshot:
-        """Return all counts, consistent at one time."""
+        """Return the current totals, all from the same time."""
         with self._lock:
             addresses = {*self._uuids, *(address for address, _ in [*self._counts, *self._events])}
             return Snapshot(
@@ -221,7 +228,7 @@ class XidCollector:
 
     @staticmethod
     def _lay_out(newest: Snapshot) -> Block:
-        """Make the block.
+        """Make the block of series that publishes the totals in `newest`.
 
         Gauges: time of the newest XID by (GPU, code). Counters: XIDs by (GPU, code), XIDs by GPU, driver events by
         (GPU, event).

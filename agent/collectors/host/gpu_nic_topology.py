@@ -1,4 +1,4 @@
-"""Collector of the distances between GPUs and NICs, and of rails."""
+"""Collector of the distances between GPUs and NICs, and of rails (NICs of equal number below one leaf switch)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from agent.sources.rdma.infiniband import DeviceFinder
 from agent.sources.sysfs.pci import FunctionFinder
 
 INTERVAL_SECONDS = 60.0
-"""Interval of reading the devices' positions. They change only when a device is moved to another slot."""
+"""Interval in seconds at which the devices' positions are read. They change only when a device is moved to another
+slot."""
 
 
 class TopologyCollector:

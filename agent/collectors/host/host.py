@@ -9,50 +9,50 @@ from agent.collectors.block import Block
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.files import KeptFile
+from agent.sources.proc.host_figures import CPU_MODES, Memory, cpu_ticks, memory
 from agent.sources.proc.proc import (
-    CPU_MODES,
     TICK_NS,
-    CpuTimes,
-    Memory,
     Paging,
     Pressure,
     Scheduler,
+    parse_cpu_count,
     parse_loadavg,
-    parse_meminfo,
     parse_pressure,
     parse_scheduler,
-    parse_stat,
     parse_vmstat,
 )
 
 RESOURCES = ("cpu", "io", "memory")
-"""Files in /proc/pressure that are read (``irq`` exists only with IRQ time accounting)."""
+"""Resources whose pressure files in /proc/pressure are read (``irq`` exists only with IRQ time accounting)."""
 
 _T = TypeVar("_T")
 
 
-def _parse_stat(data: bytes) -> tuple[CpuTimes, Scheduler | None]:
-    """Parse CPU times and scheduler values of /proc/stat. A container runtime's /proc/stat has only CPU times."""
-    times = parse_stat(data)
+def _parse_stat(data: bytes) -> tuple[int, Scheduler | None]:
+    """Parse the number of CPUs and the scheduler values of /proc/stat.
+
+    The second value is None if the file has only CPU times, as in some containers.
+    """
+    processors = parse_cpu_count(data)
     try:
-        return times, parse_scheduler(data)
+        return processors, parse_scheduler(data)
     except SourceError:
-        return times, None
+        return processors, None
 
 
 class HostCollector:
-    """Collector that reads the machine's /proc through open descriptors.
+    """Collector that reads the machine's /proc: through psutil, and what psutil lacks through open descriptors.
 
-    The columns of a missing or unreadable file are absent. The run fails only if all files are unreadable.
+    The values of a missing or unreadable file are absent. The run fails only if all files are unreadable.
     """
 
     name = "host"
 
     def __init__(self, proc_root: str = "/proc", interval_seconds: float = 1.0) -> None:
         self.interval_seconds = interval_seconds
+        self._proc_root = proc_root
         self._stat = KeptFile(f"{proc_root}/stat")
         self._loadavg = KeptFile(f"{proc_root}/loadavg")
-        self._meminfo = KeptFile(f"{proc_root}/meminfo")
         self._pressure = tuple(KeptFile(f"{proc_root}/pressure/{resource}") for resource in RESOURCES)
         self._vmstat = KeptFile(f"{proc_root}/vmstat")
         self._errors: list[SourceError] = []
@@ -61,7 +61,6 @@ class HostCollector:
 
     @staticmethod
     def _make_block() -> Block:
-        """Make the block: 6 gauges; counters for 8 CPU modes, 3 other values, and 2 pressures of 3 resources."""
         counters = [Column("gangwatch_host_cpu_seconds_total", (("mode", mode),)) for mode in CPU_MODES]
         counters.append(Column("gangwatch_host_context_switches_total"))
         counters.append(Column("gangwatch_host_major_page_faults_total"))
@@ -82,50 +81,55 @@ class HostCollector:
 
     def collect(self) -> Block:
         self._errors.clear()
-        times, scheduler = self._read(_parse_stat, self._stat) or (None, None)
+        ticks = self._try(lambda: cpu_ticks(self._proc_root))
+        processors, scheduler = self._read(_parse_stat, self._stat) or (None, None)
         paging = self._read(parse_vmstat, self._vmstat)
         load = self._read(parse_loadavg, self._loadavg)
-        memory = self._read(parse_meminfo, self._meminfo)
+        found = self._try(lambda: memory(self._proc_root))
         pressures = [self._read(parse_pressure, file) for file in self._pressure]
-        if times is None and load is None and memory is None:
+        if ticks is None and load is None and found is None:
             raise self._errors[0]
 
         block = self._block
         block.clear()
-        self._set_gauges(times, load, memory)
-        index = self._set_times(times)
+        self._set_gauges(processors, load, found)
+        index = self._set_times(ticks)
         index = self._set_tasks(index, scheduler, paging)
         self._set_pressures(index, pressures)
         return block
 
     def close(self) -> None:
-        for file in (self._stat, self._vmstat, self._loadavg, self._meminfo, *self._pressure):
+        for file in (self._stat, self._vmstat, self._loadavg, *self._pressure):
             file.close()
 
     def _read(self, parse: Callable[[bytes], _T], file: KeptFile) -> _T | None:
-        """Return the parsed file. If it cannot be read or parsed, store the error and return None."""
+        """Return the parsed content of the file. If this fails, store the error and return None."""
+        return self._try(lambda: parse(file.read()))
+
+    def _try(self, read: Callable[[], _T]) -> _T | None:
+        """Return the result of `read`. If it fails, store the error and return None."""
         try:
-            return parse(file.read())
+            return read()
         except SourceError as error:
             self._errors.append(error)
             return None
 
-    def _set_gauges(self, times: CpuTimes | None, load: float | None, memory: Memory | None) -> None:
+    def _set_gauges(self, processors: int | None, load: float | None, found: Memory | None) -> None:
         block = self._block
-        if times is not None and times.processors:
-            block.set_gauge(0, times.processors)
+        if processors is not None:
+            block.set_gauge(0, processors)
         if load is not None:
             block.set_gauge(1, load)
-        if memory is not None:
-            block.set_gauge(2, memory.total_bytes)
-            if memory.available_bytes is not None:
-                block.set_gauge(3, memory.available_bytes)
+        if found is not None:
+            block.set_gauge(2, found.total_bytes)
+            if found.available_bytes is not None:
+                block.set_gauge(3, found.available_bytes)
 
-    def _set_times(self, times: CpuTimes | None) -> int:
-        if times is not None:
-            for index, ticks in enumerate(times.ticks):
+    def _set_times(self, ticks: tuple[int, ...] | None) -> int:
+        if ticks is not None:
+            for index, newest in enumerate(ticks):
                 # idle and iowait may decrease when a processor wakes (proc(5)); a counter must not decrease.
-                self._highest_ticks[index] = max(self._highest_ticks[index], ticks)
+                self._highest_ticks[index] = max(self._highest_ticks[index], newest)
                 self._block.set_counter(index, self._highest_ticks[index] * TICK_NS)
         return len(CPU_MODES)
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from agent.collectors.block import Block
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.files import KeptFile
-from agent.sources.proc.proc import Disk, Interface, parse_diskstats, parse_net_dev
+from agent.sources.proc.host_figures import disks, interfaces
+from agent.sources.proc.proc import parse_in_flight
 from agent.sources.sysfs.sysfs import whole_disks
 
 INTERVAL_SECONDS = 5.0
 
 POD_INTERFACES = ("veth", "cali", "lxc", "tap")
-"""Name prefixes of the host side of virtual interfaces of containers and VMs. They are skipped: each pod would create
-new series, and the uplink counts their traffic too."""
+"""Name prefixes of the host side of virtual interfaces of containers and VMs. These interfaces are skipped: each pod
+would create new series, and the uplink counts their traffic too."""
 
 _MS_WRAP = 1 << 32
-"""Value at which a disk's milliseconds wrap. The kernel prints them as an unsigned int, which is 49.7 days of disk
-time."""
+"""Range of the kernel's disk times. The kernel keeps the milliseconds as a 32-bit number, which restarts at 0 after
+49.7 days of disk time."""
 
 _DISK = (
     "gangwatch_host_disk_read_bytes_total",
@@ -43,7 +44,7 @@ _T = TypeVar("_T")
 
 
 class _Milliseconds:
-    """Disk time with the wraps of the kernel's 32-bit milliseconds undone."""
+    """Disk time of one device, which continues to increase when the kernel's 32-bit milliseconds restart at 0."""
 
     __slots__ = ("_newest_ms", "_wraps")
 
@@ -60,9 +61,9 @@ class _Milliseconds:
 
 
 class HostDeviceCollector:
-    """Collector that reads the machine's /proc through open descriptors. The columns of an unreadable file are absent.
+    """Collector of disk and interface counters, which psutil reads.
 
-    The run fails if neither file is readable.
+    Values of an unreadable file are absent. The run fails if neither file is readable.
     """
 
     name = "host-devices"
@@ -70,10 +71,9 @@ class HostDeviceCollector:
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
+        self._proc_root = proc_root
         self._sys_root = sys_root
         self._diskstats = KeptFile(f"{proc_root}/diskstats")
-        # If the host's /proc is mounted into a container, net/ is the container's own: process 1 has the host's.
-        self._net_dev = (KeptFile(f"{proc_root}/1/net/dev"), KeptFile(f"{proc_root}/net/dev"))
         self._listed: frozenset[str] = frozenset()
         self._whole: frozenset[str] | None = None
         self._disks: tuple[str, ...] = ()
@@ -90,41 +90,44 @@ class HostDeviceCollector:
 
     def collect(self) -> Block:
         errors: list[SourceError] = []
-        listed = _read(errors, parse_diskstats, self._diskstats)
-        networks = _read(errors, parse_net_dev, *self._net_dev)
+        listed = _try(errors, lambda: disks(self._proc_root))
+        in_flight = _try(errors, lambda: parse_in_flight(self._diskstats.read()))
+        networks = _try(errors, lambda: interfaces(self._proc_root))
         if listed is None and networks is None:
             raise errors[0]
-        disks, interfaces = self._own_disks(listed), self._own_interfaces(networks)
-        self._follow_devices(disks, interfaces)
+        own_disks, own_interfaces = self._own_disks(listed), self._own_interfaces(networks)
+        self._follow_devices(tuple(own_disks), tuple(own_interfaces))
         self._block.clear()
-        self._set_disks(disks)
-        self._set_interfaces(len(_DISK) * len(self._disks), interfaces)
+        self._set_disks(own_disks, in_flight or {})
+        self._set_interfaces(len(_DISK) * len(self._disks), own_interfaces)
         return self._block
 
     def close(self) -> None:
-        for file in (self._diskstats, *self._net_dev):
-            file.close()
+        self._diskstats.close()
 
-    def _own_disks(self, disks: list[Disk] | None) -> list[Disk]:
-        if disks is None:
-            return []
-        names = frozenset(disk.name for disk in disks)
+    def _own_disks(self, listed: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        if listed is None:
+            return {}
+        names = frozenset(listed)
         if names != self._listed:
             # List /sys/block only if a device was added or removed.
             self._listed = names
             self._whole = whole_disks(self._sys_root)
         if self._whole is None:
-            return []
-        return [disk for disk in disks if disk.name in self._whole]
+            return {}
+        return {name: disk for name, disk in listed.items() if name in self._whole}
 
     @staticmethod
-    def _own_interfaces(interfaces: list[Interface] | None) -> list[Interface]:
-        return [one for one in interfaces or () if not one.name.startswith(POD_INTERFACES)]
+    def _own_interfaces(networks: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        return {name: one for name, one in (networks or {}).items() if not name.startswith(POD_INTERFACES)}
 
-    def _follow_devices(self, disks: list[Disk], interfaces: list[Interface]) -> None:
-        """Make a new block if disks or interfaces were added or removed. An unreadable file does not remove devices."""
-        disk_names = tuple(disk.name for disk in disks) or self._disks
-        interface_names = tuple(interface.name for interface in interfaces) or self._interfaces
+    def _follow_devices(self, disk_names: tuple[str, ...], interface_names: tuple[str, ...]) -> None:
+        """Make a new block of series if disks or interfaces were added or removed.
+
+        An empty list (unreadable file) leaves the series of its devices unchanged.
+        """
+        disk_names = disk_names or self._disks
+        interface_names = interface_names or self._interfaces
         if disk_names == self._disks and interface_names == self._interfaces:
             return
         self._disks = disk_names
@@ -134,37 +137,37 @@ class HostDeviceCollector:
         }
         self._block = self._make_block()
 
-    def _set_disks(self, disks: list[Disk]) -> None:
-        for position, disk in enumerate(disks):
-            busy, reading, writing = self._times[disk.name]
+    def _set_disks(self, own: Mapping[str, Any], in_flight: Mapping[str, int]) -> None:
+        for position, (name, disk) in enumerate(own.items()):
+            busy, reading, writing = self._times[name]
             values = (
                 disk.read_bytes,
-                disk.written_bytes,
-                busy.nanoseconds(disk.io_ms),
-                disk.reads,
-                disk.writes,
-                reading.nanoseconds(disk.read_ms),
-                writing.nanoseconds(disk.write_ms),
+                disk.write_bytes,
+                busy.nanoseconds(disk.busy_time),
+                disk.read_count,
+                disk.write_count,
+                reading.nanoseconds(disk.read_time),
+                writing.nanoseconds(disk.write_time),
             )
             for at, value in enumerate(values, len(_DISK) * position):
                 self._block.set_counter(at, value)
-            self._block.set_gauge(position, disk.in_flight)
+            requests = in_flight.get(name)
+            if requests is not None:
+                self._block.set_gauge(position, requests)
 
-    def _set_interfaces(self, index: int, interfaces: list[Interface]) -> None:
-        for position, interface in enumerate(interfaces):
+    def _set_interfaces(self, index: int, own: Mapping[str, Any]) -> None:
+        for position, interface in enumerate(own.values()):
             at = index + len(_NETWORK) * position
-            self._block.set_counter(at, interface.receive_bytes)
-            self._block.set_counter(at + 1, interface.transmit_bytes)
-            self._block.set_counter(at + 2, interface.receive_errors)
-            self._block.set_counter(at + 3, interface.transmit_errors)
+            self._block.set_counter(at, interface.bytes_recv)
+            self._block.set_counter(at + 1, interface.bytes_sent)
+            self._block.set_counter(at + 2, interface.errin)
+            self._block.set_counter(at + 3, interface.errout)
 
 
-def _read(errors: list[SourceError], parse: Callable[[bytes], _T], *files: KeptFile) -> _T | None:
-    """Return the content of the first readable file. If no file is readable, append the last error and return None."""
-    for position, file in enumerate(files):
-        try:
-            return parse(file.read())
-        except SourceError as error:
-            if position == len(files) - 1:
-                errors.append(error)
-    return None
+def _try(errors: list[SourceError], read: Callable[[], _T]) -> _T | None:
+    """Return the result of `read`. If it fails, append the error and return None."""
+    try:
+        return read()
+    except SourceError as error:
+        errors.append(error)
+        return None

@@ -1,7 +1,7 @@
 """Collector of events in the kernel log: XIDs, NICs, PCIe, machine checks, killed or hung processes, stalled storage.
 
-It does not call a driver, so it still reports the messages of a driver that hangs. It also reads the messages from
-before the agent's start that are still in the log.
+It does not call a driver. If a driver hangs, the collector still reports the driver's messages. It also reads the
+messages from before the agent's start that are still in the log.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from agent.sources.kernel.kernel_log import KernelLog, LogRecord
 from agent.sources.kernel.kernel_messages import KINDS, Event, parse_message
 
 MOST_A_RUN = 2000
-"""Maximum number of records read in one run, so that a flood of messages does not block the collector. A full log of
-about ten thousand records takes a few seconds."""
+"""Maximum number of log records that one run reads. A flood of messages therefore does not block the collector. A full
+log of about ten thousand records takes a few seconds."""
 
 MOST_EVENTS = 1024
 """Maximum number of events kept until the node takes them; the oldest are dropped."""

@@ -13,19 +13,19 @@ from agent.schema.frame import Column
 from agent.sources.kubelet.pod_resources import Pod
 
 LIST_NS = 10_000_000_000
-"""Interval of listing the kubelet's pods if nothing indicates a new pod. The kubelet limits the calls of all its
-clients together to 100 per second."""
+"""Interval in ns at which the kubelet's pods are listed. If a new pod is expected, they are listed sooner. The interval
+is long because the kubelet limits the calls of all its clients together to 100 per second."""
 
 ALLOCATABLE_NS = 60_000_000_000
 KEEP_NS = 45_000_000_000
-"""Maximum age of a listing that is used. After the kubelet stops responding, the owner of an ended job disappears
-within a minute."""
+"""Age in ns at which a listing of pods is no longer used. If the kubelet stops responding, the pods of the last listing
+therefore disappear within a minute."""
 
 MAX_RESOURCES = 64
 
 
 class Lister(Protocol):
-    """Interface to the kubelet: the calls that the collector makes."""
+    """Interface to the kubelet: it lists pods and allocatable devices."""
 
     def list(self) -> tuple[Pod, ...]: ...
 
@@ -33,7 +33,7 @@ class Lister(Protocol):
 
 
 class PodTable:
-    """The kubelet's last listing, written by one collector and read by another in a different thread."""
+    """The newest listing of pods by the kubelet. One collector writes it; another collector's thread reads it."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -49,12 +49,12 @@ class PodTable:
         return listed[0] if listed is not None and now_ns - listed[1] <= KEEP_NS else ()
 
     def due(self, now_ns: int) -> bool:
-        """Return whether to list the kubelet's pods again."""
+        """Return whether to list the pods now: a collector has requested it, or the listing is older than LIST_NS."""
         return self.wanted or self._listed is None or now_ns - self._listed[1] >= LIST_NS
 
 
 class KubeletCollector:
-    """Collector of the kubelet's pods. It lists them 10 s after the last response, or sooner if the table is `wanted`.
+    """Collector that lists the kubelet's pods every 10 s, or sooner if another collector requests a listing.
 
     If the kubelet does not respond, every run retries and fails. Only this collector's success metric shows the
     failure. Raise UnsupportedError if the folder of the kubelet's socket does not exist.
@@ -104,9 +104,9 @@ class KubeletCollector:
         """Do nothing: the collector keeps nothing open."""
 
     def _ask_allocatable(self, now_ns: int) -> bool:
-        """Count the allocatable devices. Return whether the kubelet was queried.
+        """Count the devices that pods may use, by resource, if this is due. Return whether the kubelet was queried.
 
-        Kubelets before 1.23 do not support the query.
+        Kubelets before 1.23 do not support the query; they are not queried again.
         """
         since_ns = self._allocatable_ns
         if not self._allocatable_supported or (since_ns is not None and now_ns - since_ns < ALLOCATABLE_NS):

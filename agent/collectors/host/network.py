@@ -15,12 +15,11 @@ from agent.sources.sysfs.sysfs import is_number, names_in, pci_address_of, read_
 INTERVAL_SECONDS = 10.0
 
 _RETRY_RUNS = 60
-"""Number of runs (10 minutes) after which a file is read again that the driver does not support (EINVAL,
-EOPNOTSUPP)."""
+"""Number of runs (10 minutes) before a file is read again if the driver does not support it (EINVAL, EOPNOTSUPP)."""
 
 
 class Interface(NamedTuple):
-    """An interface and its attributes; empty strings if the kernel does not report them."""
+    """A network interface and the attributes in its info series; '' if the kernel does not report an attribute."""
 
     name: str
     identity: int
@@ -30,28 +29,28 @@ class Interface(NamedTuple):
 
 
 def parse_up(text: str) -> float:
-    """Return 1 if operstate is up, else 0. Raise ValueError if it is empty."""
+    """Return 1 if the text of operstate is "up", else 0. Raise ValueError if the text is empty."""
     if not text:
         raise ValueError("no state")
     return float(text == "up")
 
 
 def parse_flag(text: str) -> float:
-    """Return the carrier flag, 0 or 1. Raise ValueError for anything else."""
+    """Parse the text of a carrier flag, 0 or 1. Raise ValueError for anything else."""
     if text not in ("0", "1"):
         raise ValueError(f"{text[:40]!r} is not 0 or 1")
     return float(text)
 
 
 def parse_speed(text: str) -> float:
-    """Convert speed from megabits to bytes per second. Raise ValueError if it is unknown (-1 or empty)."""
+    """Convert a speed in megabits to bytes per second. Raise ValueError if the speed is unknown (-1 or empty)."""
     if not is_number(text) or int(text) in (0, 0xFFFFFFFF):
         raise ValueError(f"{text[:40]!r} is not a speed")
     return int(text) * 1e6 / 8
 
 
 def parse_bytes(text: str) -> float:
-    """Return the MTU in bytes. Raise ValueError if it is not a number."""
+    """Parse the text of an MTU in bytes. Raise ValueError if it is not a number."""
     if not is_number(text):
         raise ValueError(f"{text[:40]!r} is not a number")
     return float(text)
@@ -74,7 +73,7 @@ _COUNTERS = (
 
 
 class NetworkCollector:
-    """Collector of physical interfaces and bonds. Interfaces of containers are skipped, since they change often."""
+    """Collector of physical interfaces and bonds. It skips interfaces of containers, since they change often."""
 
     name = "network"
     worker = "sysfs"

@@ -1,4 +1,4 @@
-"""Collector of NFS mounts: operations, bytes and server latency, on which data loaders depend."""
+"""Collector of NFS mounts: operations, bytes and server latency."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NONE = Operation(0, 0, 0, 0, 0, 0)
 
 
 class NfsCollector:
-    """Collector of the machine's NFS mounts. It has no series if there are none."""
+    """Collector of the machine's NFS mounts. It has no series if there are no NFS mounts."""
 
     name = "nfs"
     worker = "sysfs"
@@ -75,7 +75,10 @@ class NfsCollector:
 
     @staticmethod
     def _values(mount: NfsMount) -> list[int]:
-        """Return the values in column order: for each operation, the value of each metric."""
+        """Return the counters of one mount, for each operation: operations, retransmissions, timeouts, and times in ns.
+
+        The times are those in the queue, until the server's response, and in total.
+        """
         others = [operation for name, operation in mount.operations.items() if name not in OPERATIONS]
         other = Operation(*(sum(numbers) for numbers in zip(*others, strict=True))) if others else _NONE
         values: list[int] = []

@@ -1,4 +1,4 @@
-"""Collector of device owners: the join of the kubelet's pods, processes, ranks and job files."""
+"""Collector of device owners, from the kubelet's pods, the driver's process lists, rank files and job files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from agent.sources.kubelet.pod_resources import Pod
 from agent.sources.proc.slurm_node import read_job_files
 
 RDMA_LIST_NS = 10_000_000_000
-"""Interval of listing the RDMA devices, which change rarely."""
+"""Interval of listing the RDMA devices, in ns. They change rarely."""
 
 ASK_AGAIN_NS = 10_000_000_000
-"""Interval of retrying the attribution of an unattributed process."""
+"""Time in ns after which the agent searches again for the unknown owner of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """All inputs of a join. Equal inputs give an equal result, so the join is skipped."""
+    """Inputs from which device owners are computed. The owners are computed again only if an input has changed."""
 
     gpus: tuple[GpuDevice, ...]
     pods: tuple[Pod, ...]
@@ -49,9 +49,9 @@ class _Inputs:
 
 @dataclass(slots=True)
 class _Known:
-    """A process on a GPU and its owner.
+    """A process on a GPU and its owner. The owner is kept while the process is alive.
 
-    The owner is kept while the process lives. A later process with the same pid has a different start time.
+    started_ns: start time, which differs for a later process with the same pid.
     """
 
     process: GpuProcess
@@ -61,7 +61,8 @@ class _Known:
     asked_ns: int | None = None
 
     def due(self, now_ns: int) -> bool:
-        """Return whether to look up the owner. The rank file or the pod's folder may appear long after the process."""
+        """Return whether to search for the owner now. The search is repeated every ASK_AGAIN_NS while the owner is
+        unknown."""
         if self.asked_ns is None:
             return True
         unknown = self.owner is None or (self.owner.in_pod() and not self.owner.pod)
@@ -69,10 +70,10 @@ class _Known:
 
 
 class OwnerCollector:
-    """Collector that joins the sources of device owners and publishes each owner as a series with the value 1.
+    """Collector that merges the sources of device owners and publishes each owner as a series with the value 1.
 
     slots: UUIDs of the GPUs by slot number of the local backend, () if its slots are processors. job_files: folder in
-    which a Slurm prolog writes the job of each GPU, None for none.
+    which a Slurm prolog writes the job of each GPU, None if there is no such folder.
     """
 
     name = "attribution"
@@ -157,7 +158,7 @@ class OwnerCollector:
         return self._slots[position] if 0 <= position < len(self._slots) else None
 
     def _processes(self, listed: set[tuple[str, str]], now_ns: int) -> list[tuple[GpuProcess, Owner]]:
-        """Return the GPU processes with an attested owner.
+        """Return the processes on GPUs whose owner is attested, as (process, owner) pairs.
 
         If the pod of a process is not listed, request a new listing of pods.
         """
@@ -188,9 +189,9 @@ class OwnerCollector:
         return found
 
     def _gpus(self) -> tuple[GpuDevice, ...]:
-        """Return the GPUs listed by the driver, or those in /proc if it has listed none.
+        """Return the GPUs listed by the driver, or those in /proc if the driver has listed none.
 
-        Minor numbers that the driver has not listed come from /proc too.
+        If the driver does not report the minor number of a GPU, the number in /proc is used.
         """
         listed = self._inventory.gpus
         if listed and all(gpu.minor is not None for gpu in listed):
@@ -232,7 +233,7 @@ class OwnerCollector:
     def _uids(self) -> dict[tuple[str, str], str]:
         """Return the UID of each pod by (namespace, name).
 
-        Names that several pods had are left out, because the folders of ended pods remain.
+        A name that several pods have had is omitted, because the folders of ended pods remain.
         """
         pods = self._attribution.pods()
         times = Counter(pods.values())

@@ -24,7 +24,10 @@ _PER_DEVICE = 1 + len(_LINK)
 
 
 class _Aer(NamedTuple):
-    """One AER file: the index of its first counter in the block, and its errors in block order."""
+    """One file with a device's counts of PCIe errors (AER), and the counters that publish them.
+
+    at: index of the first of these counters in the block. errors: names of the errors, in the order of the counters.
+    """
 
     file: KeptFile
     at: int
@@ -32,9 +35,11 @@ class _Aer(NamedTuple):
 
 
 class PcieCollector:
-    """Collector of GPUs and NICs. Virtual functions are skipped, because they share the link of the physical function.
+    """Collector of the PCIe links of GPUs and NICs.
 
-    An AER file is parsed only if its text changed, which does not happen on a healthy machine.
+    Virtual functions are skipped: they share the physical function's link.
+
+    An AER file (PCIe error counts) is parsed only if its text has changed.
     """
 
     name = "pcie"
@@ -96,7 +101,10 @@ class PcieCollector:
             block.set_counter(index, value)
 
     def _follow(self, functions: Sequence[Function]) -> None:
-        """Make a new block. The errors in an AER file depend on the kernel, so they are read from the file."""
+        """Make a new block of series for the devices in `functions`.
+
+        AER files are read to find the errors that the kernel counts.
+        """
         self.close()
         self._functions = list(functions)
         self._maxima = {}

@@ -1,8 +1,8 @@
 """Collector of the ranks' processes: CPU time, run-queue wait, storage, memory, and stopped states.
 
-A rank consists of its attributed main process and all descendants. When a thread or child ends, the kernel drops its
-values (schedstat) or adds them to the parent that waited for it (io). So this module sums differences, in counters that
-never decrease during the life of the collector.
+A rank consists of its main process and all descendants of this process. When a thread or child ends, the kernel
+drops its values (schedstat) or adds them to the parent that waited for it (io). Therefore the collector adds up the
+differences between its reads, and its counters never decrease.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ COUNTERS = (
 GAUGES = ("gangwatch_rank_memory_resident_bytes", "gangwatch_rank_threads", "gangwatch_rank_process_state")
 
 DISCOVERY_SECONDS = 2.0
-"""Interval of searching for new child processes. A search costs as much as the rest of a sample (one more file per
-thread). A child's values are counted from its start when it is found, so only children that live shorter than this are
-missed."""
+"""Interval in seconds of searching for new child processes. A search costs as much as the rest of a sample (one more
+file per thread). A child's values are counted from its start when it is found. Only children that live shorter than
+this interval are missed."""
 
 STOPPED_STATES = "Tt"
 """States of a stopped process in proc(5): T means stopped by a signal, t stopped by a tracer."""
 
 ZOMBIE = "Z"
-"""State in proc(5) of a process that has ended while its parent has not waited for it. The bytes of the process are not
-yet added to the parent."""
+"""State in proc(5) of a process that has ended and whose parent has not yet waited for it. The bytes of the process are
+not yet added to the parent."""
 
 HAND_OVER_SAMPLES = 2
-"""Number of samples within which the bytes of an ended child appear in its parent: this sample, or the next if the
-parent was read first."""
+"""Number of samples within which the bytes of an ended child appear in its parent. They appear in the same sample, or
+in the next one if the parent was read first."""
 
 
 class Ranks(Protocol):
-    """Source of the ranks' main processes."""
+    """Interface that lists the ranks' main processes."""
 
     def ranks(self) -> list[RankFile]:
         """Return the ranks of this node with a live process, sorted."""
@@ -55,11 +55,10 @@ class Ranks(Protocol):
 
 
 class StorageBytes:
-    """Bytes of a rank to or from storage, each counted once.
+    """Total bytes that a rank read from storage or wrote to it, each counted once.
 
-    The kernel adds a child's bytes to the parent that waits for it (wait_task_zombie in kernel/exit.c), so they appear
-    a second time as new bytes of the parent. They do not appear if no parent waits. So the bytes of an ended process
-    are subtracted from the new bytes of the next samples, down to zero.
+    When a child ends and its parent waits for it, the kernel adds the child's bytes to the parent (wait_task_zombie
+    in kernel/exit.c). To count these bytes once, they are subtracted from the rank's next new bytes, down to zero.
     """
 
     __slots__ = ("_handed_over", "_samples_left", "total")
@@ -70,9 +69,10 @@ class StorageBytes:
         self._samples_left = 0
 
     def add(self, appeared: int, ended: int) -> None:
-        """Add one sample.
+        """Add the bytes of one sample to the total.
 
-        appeared: new bytes of living processes. ended: the counted bytes of processes that ended since the last sample.
+        appeared: new bytes of the rank's living processes. ended: bytes, already counted, of the processes that ended
+        since the last sample.
         """
         if ended:
             self._handed_over += ended
@@ -86,7 +86,7 @@ class StorageBytes:
 
 
 class _Rank:
-    """The processes of one rank and its totals since the collector first saw it."""
+    """Processes of one rank, and the rank's totals since the collector found it."""
 
     __slots__ = (
         "block_io_ns",
@@ -173,9 +173,9 @@ class _Rank:
 
 
 class ProcessCollector:
-    """Collector that samples the process tree of every rank, by default every half second to catch short stops.
+    """Collector that samples the process tree of every rank, by default every half second to detect short stops.
 
-    most_descriptors: maximum number of descriptors kept open for threads; by default half of the process's limit.
+    most_descriptors: maximum number of descriptors kept open for threads; by default half of the agent's own limit.
     """
 
     name = "process"
@@ -202,7 +202,7 @@ class ProcessCollector:
         self._block_io_counted = self._kernel_counts_block_io()
 
     def _kernel_counts_block_io(self) -> bool:
-        """Return whether delay accounting is on.
+        """Return whether the kernel measures the time of processes in block I/O (delay accounting).
 
         It is off by default since Linux 5.14, and block I/O time then reads 0.
         """
@@ -213,7 +213,7 @@ class ProcessCollector:
 
     @property
     def idle(self) -> bool:
-        """True if there is no rank."""
+        """True if the node has no rank."""
         return not self._ranks
 
     def collect(self) -> Block:
@@ -236,7 +236,7 @@ class ProcessCollector:
         self._ranks.clear()
 
     def _follow_ranks(self) -> bool:
-        """Add new ranks, remove ended ones, and return whether anything changed."""
+        """Add new ranks and remove ended ones. Return whether a rank was added or removed."""
         alive = {(main.pid, main.start_time): main for main in self._source.ranks()}
         # Keep a zombie, so that its state is published.
         alive |= {key: rank.main for key, rank in self._ranks.items() if key not in alive and rank.is_zombie()}
@@ -273,7 +273,7 @@ class ProcessCollector:
                         queue.append(child)
 
     def _take(self, rank: _Rank, pid: int, parent: int | None) -> None:
-        """Add the process to the rank, unless it has ended or its pid belongs to another process now."""
+        """Add the process to the rank, unless the process has ended or its pid belongs to another process now."""
         try:
             process = KeptProcess(self._proc_root, pid, self._budget)
         except OSError:

@@ -1,8 +1,8 @@
-"""Mapping of network driver statistics to metrics: pause, discards, and errors of the wire and of PCIe.
+"""Mapping of network driver statistics to metrics: pause frames, discarded packets, and errors of the wire and of PCIe.
 
 Names are those of mlx5 (Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst; en_stats.c), of
-bnxt_en (bnxt_ethtool.c) and of ice (ice_ethtool.c). Drivers have hundreds more, most of them per queue. They do not
-describe the health of a NIC and are not published; see ``ethtool -S``.
+bnxt_en (bnxt_ethtool.c) and of ice (ice_ethtool.c). Drivers have hundreds of other statistics, most of them per queue.
+They do not describe the health of a NIC and are not published; see ``ethtool -S``.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Meaning]], ...
 
 
 def ethtool_counter(name: str) -> Meaning | None:
-    """Return the meaning of a driver's statistic; None if it is not published."""
+    """Return the metric and labels of a driver's statistic; None if it is not published."""
     if (meaning := _NAMED.get(name)) is not None:
         return meaning
     for pattern, of_match in _PATTERNS:

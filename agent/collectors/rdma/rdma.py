@@ -2,12 +2,13 @@
 
 Counters of congestion, loss and volume are read every interval, through open descriptors or with one netlink message
 per port. Values that change rarely are read every 15 s. A parent collector lists the devices every 15 s and has a few
-collectors for each device. So a device that is removed, stuck or faulty affects only its own series.
+collectors for each device. If a device is removed, stuck or faulty, only its own series are affected.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ _STATES = (
 
 
 class FileCounters:
-    """Collector of counters of one device, each in its own file that stays open."""
+    """Collector of one device's counters. Each counter has its own file, which stays open."""
 
     worker = WORKER
 
@@ -54,12 +55,12 @@ class FileCounters:
 
     def collect(self) -> Block:
         """Read all files. Raise SourceError if no file is readable, for example because the device was removed."""
-        if not self._files.read_into(self._cells, self._valid) and self._files.unreadable() < len(self._files):
+        if not self._files.read_into(self._cells, self._valid) and self._files.skipped() < len(self._files):
             raise SourceError(f"{self.name}: none of its {len(self._files)} counter files is readable")
         return self._block
 
-    def unreadable(self) -> int:
-        """Return the number of counter files that are skipped for now because they returned no number."""
+    def unreadable(self) -> int | None:
+        """Return the number of files that returned no number when they were last read; None before the first run."""
         return self._files.unreadable()
 
     def close(self) -> None:
@@ -67,9 +68,9 @@ class FileCounters:
 
 
 class SlowCounters:
-    """Collector of values that change rarely: port states and rates, gauges, and counters of the slow tier.
+    """Collector of values that are read every 15 s: port states and rates, gauges, and counters that change rarely.
 
-    first: files that the driver requires to be read before the others.
+    first: files that are read before all others at every run, because the driver requires it.
     """
 
     worker = WORKER
@@ -81,7 +82,10 @@ class SlowCounters:
         self._levels = [one for one in series if one.meaning.gauge]
         self._ports = [f"{device.path}/ports/{port.number}" for port in device.ports]
         self._files = CounterFiles(
-            [one.path for one in counters], keep=False, retry_runs=round(RETRY_SECONDS / SLOW_SECONDS), first=first
+            [one.path for one in counters],
+            keep=False,
+            retry_runs=round(RETRY_SECONDS / SLOW_SECONDS),
+            first=first,
         )
         states = (
             Column(metric, (("device", device.name), ("port", port.number)))
@@ -94,16 +98,21 @@ class SlowCounters:
         )
         self._cells = self._block.counters.data
         self._valid = self._block.counters_valid.data
+        self._levels_unreadable = 0
 
     def collect(self) -> Block:
         """Read all values. Raise SourceError if neither a counter nor a state is readable."""
         block = self._block
         block.clear()
         good = self._files.read_into(self._cells, self._valid)
+        unreadable = 0
         for index, level in enumerate(self._levels):
             text = read_text(level.path)
             if is_number(text):
                 block.set_gauge(index, int(text) * level.meaning.scale)
+            else:
+                unreadable += 1
+        self._levels_unreadable = unreadable
         for position, folder in enumerate(self._ports):
             good += self._set_state(len(self._levels) + position * len(_STATES), folder)
         if not good and (self._ports or len(self._files)):
@@ -111,7 +120,10 @@ class SlowCounters:
         return block
 
     def _set_state(self, at: int, folder: str) -> int:
-        """Set the state and rate of one port, and return how many of its files are valid."""
+        """Set the state and rate of one port from the files in `folder`, and return how many of these files are valid.
+
+        at: index of the port's first gauge in the block.
+        """
         good = 0
         for index, file in enumerate(("state", "phys_state")):
             try:
@@ -128,9 +140,10 @@ class SlowCounters:
             self._block.set_gauge(at + 3, lanes)
         return good + 1
 
-    def unreadable(self) -> int:
-        """Return the number of counter files that are skipped for now because they returned no number."""
-        return self._files.unreadable()
+    def unreadable(self) -> int | None:
+        """Return the number of files that returned no number when they were last read; None before the first run."""
+        counters = self._files.unreadable()
+        return None if counters is None else counters + self._levels_unreadable
 
     def close(self) -> None:
         self._files.close()
@@ -138,7 +151,7 @@ class SlowCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """Collectors of one device. index: its netlink index, None if netlink is not used."""
+    """Collectors of one RDMA device. index: the device's netlink index, None if netlink is not used."""
 
     device: RdmaDevice
     index: int | None
@@ -149,8 +162,10 @@ class _Members:
     def collectors(self) -> Iterable[Collector]:
         return (one for one in (self.fast, self.slow, self.ethtool) if one is not None)
 
-    def unreadable(self) -> int:
-        return self.slow.unreadable() + (0 if self.fast is None else self.fast.unreadable())
+    def unreadable(self) -> float:
+        """Return the number of files that returned no number; NaN until all have been read."""
+        slow, fast = self.slow.unreadable(), 0 if self.fast is None else self.fast.unreadable()
+        return math.nan if slow is None or fast is None else slow + fast
 
     def broken(self) -> bool:
         return isinstance(self.fast, NetlinkCounters) and self.fast.failures >= NetlinkCounters.FAILURES
@@ -159,9 +174,9 @@ class _Members:
 class RdmaCollector:
     """Parent collector that finds the RDMA devices and makes the collectors of each.
 
-    excluded: patterns of device names and PCI addresses that are not read. netlink: opens a netlink connection, None if
-    the /sys tree is not that of the running kernel. ethtool: makes a source of network driver statistics. foreign:
-    devices of containers, None if they are not read.
+    excluded: patterns of device names and PCI addresses that are not read. netlink: opens a netlink connection, None
+    if the /sys tree is not that of the running kernel. ethtool: makes a source of network driver statistics.
+    foreign: RDMA devices in containers, None if they are not read.
     """
 
     name = "rdma"
@@ -228,7 +243,8 @@ class RdmaCollector:
         return block
 
     def members(self) -> tuple[Collector, ...]:
-        """Return the collectors of all devices, the same objects as long as a device is unchanged."""
+        """Return the collectors of all devices. The collectors of an unchanged device are the same objects as
+        before."""
         own = (collector for one in self._members.values() for collector in one.collectors())
         return (*own, *(self._foreign.members() if self._foreign is not None else ()))
 
@@ -294,7 +310,8 @@ class RdmaCollector:
 
     @staticmethod
     def _lay_out(members: Sequence[_Members], of_containers: Sequence[str]) -> Block:
-        """Make the block: four gauges of totals, the unreadable files of each device, then the info series."""
+        """Make the block of series: four gauges about all devices, the number of unreadable files of each device, and
+        the info series."""
         gauges = [
             Column("gangwatch_rdma_devices"),
             Column("gangwatch_rdma_devices_excluded"),
@@ -343,7 +360,7 @@ class RdmaCollector:
 
 
 def _first_files(device: RdmaDevice) -> list[str]:
-    """Return the files that the driver requires to be read first in the slow tier."""
+    """Return the files that mlx5 requires to be read before its rarely changing counters; [] for other drivers."""
     if device.driver not in MLX5 and not device.name.startswith("mlx5"):
         return []
     return [

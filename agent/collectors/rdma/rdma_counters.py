@@ -17,7 +17,7 @@ class Meaning(NamedTuple):
 
     metric: str
     labels: Labels = ()
-    """Labels other than device and port."""
+    """Labels of the series besides `device` and `port`, as (name, value) pairs."""
     gauge: bool = False
     width: int = 64
     """Width of a counter in bits."""
@@ -49,8 +49,8 @@ PORT_COUNTERS = {
     "excessive_buffer_overrun_errors": "buffer_overrun_errors",
     "VL15_dropped": "vl15_dropped",
 }
-"""Files of ports/*/counters (drivers/infiniband/core/sysfs.c). The value is the part `*` of the metric's name
-gangwatch_rdma_port_*_total."""
+"""Metric of each file in ports/*/counters (drivers/infiniband/core/sysfs.c). The value NAME stands for the metric
+``gangwatch_rdma_port_NAME_total``."""
 
 _SAME_THING = {
     # Congestion.
@@ -134,7 +134,8 @@ _SAME_THING = {
     "receive_packets": ("rx_pkts", "rdma_rx_packets", "rcvd_pkts", "rx_rdma_ucast_pkts"),
     "transmit_packets": ("tx_pkts", "rdma_tx_packets", "sent_pkts", "tx_rdma_ucast_pkts"),
 }
-"""Names of a counter in the drivers, by the part `*` of the metric's name gangwatch_rdma_*_total."""
+"""Names that different drivers use for the same counter, by gangwatch's name for it. The metric is
+``gangwatch_rdma_NAME_total``."""
 
 _LABELLED: dict[str, Meaning] = {
     file: Meaning("gangwatch_rdma_operation_bytes_total", (("operation", operation), ("side", side)))
@@ -154,7 +155,7 @@ _LABELLED: dict[str, Meaning] = {
 _LIFESPAN = Meaning("gangwatch_rdma_statistics_lifespan_seconds", gauge=True, scale=1e-3)
 
 _OPEN = "active_"
-"""Prefix of the counters of bnxt_re that are gauges: numbers of open objects."""
+"""Prefix of the bnxt_re values that are gauges instead of counters: numbers of open objects."""
 
 _MLX5_NARROW = frozenset(
     {
@@ -166,14 +167,15 @@ _MLX5_NARROW = frozenset(
         "roce_adp_retrans_to", "roce_slow_restart", "roce_slow_restart_cnps", "roce_slow_restart_trans",
     }
 )  # fmt: skip
-"""Counters of mlx5 that have 32 bits: its q-counters (mlx5_ib_query_q_counters). Its other counters have 64 bits."""
+"""Counters of mlx5 that have 32 bits: the q-counters (mlx5_ib_query_q_counters). The other counters of mlx5 have 64
+bits."""
 
 MLX5 = frozenset({"mlx5", "mlx5_core", "mlx5_ib"})
 
 FIRST = "rx_write_requests"
-"""Counter of mlx5 that must be read first. When it is read, mlx5 queries all counters of the device and returns the
-others from memory for 10 ms. A read of another counter does not refresh the rest and is a separate firmware command
-(hw_stat_port_show, lifespan)."""
+"""Counter of mlx5 that must be read first. When it is read, mlx5 queries all counters of the device. For the next 10 ms
+it returns the others from memory. A read of another counter does not refresh the rest and is a separate firmware
+command (hw_stat_port_show, lifespan)."""
 
 _FAST_PORT = frozenset(
     f"gangwatch_rdma_port_{name}_total"
@@ -188,8 +190,8 @@ _FAST = _FAST_PORT | frozenset(
         "rnr_naks_received", "receive_bytes", "transmit_bytes",
     )
 )  # fmt: skip
-"""Metrics that are read every second: bytes, and counters of congestion and loss. For packets, requests and connection
-failures a longer interval is sufficient."""
+"""Metrics that are read every second: bytes, and counters of congestion and loss. Packets, requests and connection
+failures are read less often."""
 
 _BY_FILE: dict[str, Meaning] = {
     file: Meaning(f"gangwatch_rdma_{name}_total") for name, files in _SAME_THING.items() for file in files
@@ -197,13 +199,19 @@ _BY_FILE: dict[str, Meaning] = {
 
 
 def port_counter(file: str) -> Meaning:
-    """Return the series of a file of ports/*/counters. A counter without a catalogue metric keeps its own name."""
+    """Return the metric and labels of a file of ports/*/counters.
+
+    A counter without a metric in the catalogue is published under the file's name.
+    """
     name = PORT_COUNTERS.get(file)
     return own_name(file) if name is None else Meaning(f"gangwatch_rdma_port_{name}_total")
 
 
 def hardware_counter(driver: str, file: str) -> Meaning:
-    """Return the series of a driver's hardware counter. A counter without a catalogue metric keeps its own name."""
+    """Return the metric and labels of a driver's hardware counter.
+
+    A counter without a metric in the catalogue is published under the driver's name for it.
+    """
     if file == "lifespan":
         return _LIFESPAN
     if file.startswith(_OPEN):
@@ -216,7 +224,7 @@ def hardware_counter(driver: str, file: str) -> Meaning:
 
 
 def own_name(file: str) -> Meaning:
-    """Return the series of a counter that keeps its driver's name."""
+    """Return the metric and labels of a counter that is published under the driver's name for it."""
     return Meaning("gangwatch_rdma_hw_counters_total", (("counter", file),))
 
 

@@ -17,19 +17,20 @@ from agent.sources.rdma.infiniband import RdmaDevice
 
 
 class _Port(NamedTuple):
-    """Published statistics of one port and their indices in the block."""
+    """Published statistics of one port: where each is in the driver's list, and which gauge or counter publishes it."""
 
     netdev: str
     names: tuple[str, ...]
-    """Names of all statistics in the driver's list."""
+    """Names of all statistics that the network driver reports for the port."""
     counter_at: int
-    """Index of the first counter in the block."""
+    """Index of the port's first counter in the block."""
     counters: npt.NDArray[np.intp]
-    """Positions of the counters in the driver's list."""
+    """Positions of the published counters in the driver's list of statistics: intp [counters]."""
     gauge_at: int
-    """Index of the first gauge in the block."""
+    """Index of the port's first gauge in the block."""
     gauges: tuple[tuple[int, float], ...]
-    """Position in the driver's list and factor of each gauge."""
+    """For each published gauge: its position in the driver's list of statistics, and the factor to the metric's base
+    unit."""
 
 
 class EthtoolCounters:
@@ -84,7 +85,7 @@ class EthtoolCounters:
         return block
 
     def _lay_out(self, names_of: dict[str, tuple[str, ...]]) -> None:
-        """Make the block for the drivers' current names. A netdev that did not respond keeps its columns."""
+        """Make the block of series for the drivers' current names. A netdev that did not respond keeps its series."""
         before = {port.netdev: port.names for port in self._ports}
         counters: list[Column] = []
         gauges: list[Column] = []

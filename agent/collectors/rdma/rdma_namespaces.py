@@ -1,9 +1,9 @@
 """Collectors of RDMA devices in containers, if the RDMA subsystem's namespace mode is exclusive.
 
 In that mode, /sys of the host does not show devices of containers, and netlink returns them only in the container's
-namespace. So each query uses a socket that is opened in that namespace and then closed: an open socket would keep the
-namespace and its device alive after the end of the container. Only hardware counters are available this way. In the
-shared mode, which is the default, all devices belong to the host, and this module does nothing.
+namespace. Each query therefore uses a socket that is opened in that namespace and then closed: an open socket would
+keep the namespace and its device alive after the end of the container. Only hardware counters are available this way.
+In the shared mode, which is the default, all devices belong to the host, and this module does nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from agent.sources.rdma.netlink import NetlinkDevice, RdmaNetlink, connect
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 5.0
-"""Interval of queries. It is longer than that of the host's counters, because each query starts a thread (0.1 ms)."""
+"""Interval of queries in seconds. Counters of the host's own devices are read more often, because a query in a
+container's namespace starts a thread (0.1 ms)."""
 
 MOST_NAMESPACES = 64
-"""Maximum number of namespaces that are read. They belong to pods with their own NIC; a node has at most one of these
-pods per virtual function."""
+"""Maximum number of network namespaces that are read. They belong to pods with their own NIC; a node has at most one of
+these pods per virtual function of its NICs."""
 
 Enter = Callable[[str, int, Callable[[], socket.socket]], socket.socket]
 
 
 class ForeignCounters(NetlinkCounters):
-    """Hardware counters of one device in another namespace."""
+    """Collector of the hardware counters of one RDMA device in a container's network namespace."""
 
     def __init__(self, device: RdmaDevice, index: int, netlink: RdmaNetlink) -> None:
         """Raise SourceError if the device does not respond."""
@@ -50,10 +51,10 @@ class ForeignCounters(NetlinkCounters):
 
 
 class ForeignDevices:
-    """Devices in other namespaces and their collectors.
+    """RDMA devices in containers' network namespaces, and their collectors.
 
     find: returns a path to each namespace by inode (``net_namespaces``). enter: calls a function in a namespace.
-    connector: opens the netlink socket. Tests without namespaces replace `enter` and `connector`.
+    connector: opens the netlink socket.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ForeignDevices:
         self.unreadable = 0
 
     def look(self, host: RdmaNetlink) -> None:
-        """Update the list of devices. host: netlink connection in the agent's own namespace."""
+        """Update the list of devices in containers. host: netlink connection in the agent's own namespace."""
         try:
             self.exclusive = host.exclusive()
         except SourceError:
@@ -97,7 +98,10 @@ class ForeignDevices:
             self._known[inode, one] = known
 
     def members(self) -> tuple[ForeignCounters, ...]:
-        """Return the collectors, the same objects as long as a device stays in its namespace."""
+        """Return the collectors of the devices in containers.
+
+        They are the same objects as long as a device stays in its namespace.
+        """
         return tuple(self._known.values())
 
     def names(self) -> tuple[str, ...]:
@@ -105,7 +109,10 @@ class ForeignDevices:
 
 
 def _device(found: NetlinkDevice) -> RdmaDevice:
-    """Convert a device reported by netlink. Attributes that only the container's /sys contains are empty."""
+    """Convert a device reported by netlink to an RdmaDevice.
+
+    Attributes that only the container's /sys contains are empty.
+    """
     ports = tuple(Port(str(number), "", "", (), ()) for number in range(1, found.ports + 1))
     driver = found.name.partition("_")[0]
     return RdmaDevice(found.name, "", driver, "", "", "", found.firmware_version, "", "", (), ports)

@@ -18,22 +18,23 @@ from agent.sources.rdma.netlink import RdmaNetlink, Shape
 
 
 class _Answer(NamedTuple):
-    """Structure of the response of one port."""
+    """Positions of the values in the netlink response of one port, and of the gauges and counters that publish them."""
 
     shape: Shape
     at: int
-    """Index of the first counter in the block."""
+    """Index of the port's first counter in the block."""
     counters: npt.NDArray[np.intp]
-    """Positions of the counters in the response, in block order."""
+    """Positions of the counters in the response, in the order of the block: intp [counters]."""
     gauges: tuple[tuple[int, int, float], ...]
-    """Position in the response, gauge column and factor of each gauge."""
+    """For each gauge: its position in the response, its index among the block's gauges, and the factor to its base
+    unit."""
 
 
 class NetlinkCounters:
     """Collector that queries each port of a device at every run.
 
-    failures: consecutive failed runs. After FAILURES failed runs the device's collectors are made again, because the
-    index of a device changes when its driver is reloaded.
+    failures: consecutive failed runs. After FAILURES of them, the parent makes new collectors for the device,
+    because reloading its driver changes the device's index.
     """
 
     worker = NETLINK_WORKER
@@ -50,7 +51,8 @@ class NetlinkCounters:
     ) -> None:
         """Query the device once. Raise UnsupportedError or SourceError if it does not respond.
 
-        series: counters that the collector reads from files, in addition to the counters of netlink.
+        series: counters that are read from files, in addition to the counters from netlink. naming: chooses the series
+        of each counter from netlink.
         """
         self.name = f"rdma/{device.name}"
         self.interval_seconds = interval_seconds
@@ -68,7 +70,7 @@ class NetlinkCounters:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Query each port and make the block: counters of files, then those of each port in response order."""
+        """Query each port and make the block of series: first counters of files, then those of each port's response."""
         counters = list(self._file_columns)
         gauges: list[Column] = []
         self._answers = []
@@ -121,7 +123,7 @@ class NetlinkCounters:
         return block
 
     def _query(self) -> list[tuple[int, ...]] | None:
-        """Return the values of each port; None if the structure of a response has changed."""
+        """Return the netlink values of each port; None if the structure of a response has changed."""
         responses: list[tuple[int, ...]] = []
         for port, answer in zip(self._ports, self._answers, strict=True):
             values = answer.shape.values(self._netlink.buffer, self._netlink.statistics(self._index, int(port)))
@@ -130,8 +132,8 @@ class NetlinkCounters:
             responses.append(values)
         return responses
 
-    def unreadable(self) -> int:
-        """Return the number of counter files that are skipped for now because they returned no number."""
+    def unreadable(self) -> int | None:
+        """Return the number of files that returned no number when they were last read; None before the first run."""
         return self._files.unreadable()
 
     def close(self) -> None:

@@ -10,20 +10,24 @@ from agent.schema.frame import Column
 from agent.sources.rdma.infiniband import Port, RdmaDevice
 
 WORKER = "sysfs"
-NETLINK_WORKER = "netlink"
-"""Names of the workers: WORKER for collectors that read files, NETLINK_WORKER for collectors that use sockets.
+"""Name of the worker thread of collectors that read files."""
 
-The kernel may lock sockets for a long time, so collectors that use sockets have a separate thread."""
+NETLINK_WORKER = "netlink"
+"""Name of the worker thread of collectors that use sockets. They have a separate thread, because the kernel may lock
+sockets for a long time."""
 
 SLOW_SECONDS = 15.0
 
 RETRY_SECONDS = 600.0
-"""Time after which a file that returned no number is read again. Each read may write a line to the kernel log
-(node_exporter issue 3434: the log filled up)."""
+"""Time in seconds after which a file that returned no number is read again. Earlier retries might fill the kernel log,
+since each read may write a line to it (node_exporter issue 3434)."""
 
 
 class Series(NamedTuple):
-    """One counter and its series. path: its file, '' if it is not read from a file."""
+    """One counter of a device and the series that publishes it.
+
+    path: the counter's file, '' if it is not read from a file.
+    """
 
     path: str
     column: Column
@@ -45,24 +49,27 @@ class Naming:
         self._taken: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
 
     def port_counters(self, port: Port) -> list[Series]:
-        """Return the series of ports/N/counters."""
+        """Return the series of the counter files in the port's folder ``counters``."""
         folder = f"{self._device.path}/ports/{port.number}/counters"
         return [self._series(f"{folder}/{file}", file, port_counter(file), port.number) for file in port.counters]
 
     def hardware_files(self, port: Port) -> list[Series]:
-        """Return the series of ports/N/hw_counters."""
+        """Return the series of the counter files in the port's folder ``hw_counters``."""
         folder = f"{self._device.path}/ports/{port.number}/hw_counters"
         # Read FIRST before the others: it makes mlx5 query the device, and the others are then served from memory.
         ordered = sorted(port.hardware_counters, key=lambda file: file != FIRST)
         return [self._hardware(f"{folder}/{file}", file, port.number) for file in ordered]
 
     def device_files(self) -> list[Series]:
-        """Return the series of the device's own hw_counters; their port is ''."""
+        """Return the series of the counter files in the device's own folder ``hw_counters``.
+
+        Their label `port` is ''.
+        """
         folder = f"{self._device.path}/hw_counters"
         return [self._hardware(f"{folder}/{file}", file, "") for file in self._device.hardware_counters]
 
     def hardware(self, names: Iterable[str], port: str) -> list[Series]:
-        """Return the series of counters that netlink reports by name."""
+        """Return the series of the counters in `names`, which netlink reports."""
         return [self._hardware("", name, port) for name in names]
 
     def _hardware(self, path: str, file: str, port: str) -> Series:

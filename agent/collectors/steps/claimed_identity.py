@@ -1,4 +1,4 @@
-"""Comparison of the identity that a reporter claims with the identity that the machine attests."""
+"""Comparison of the identity that a training process claims with the identity that the agent has found (attested)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from agent.schema.frame import Member
 from agent.sources.steps.step_messages import Claim
 
 ATTESTED = ("pod-", "slurm-")
-"""Prefixes of gang names that come only from control groups. A process that claims a gang with one of these prefixes
-must belong to the gang."""
+"""Prefixes of gang names that the agent derives from control groups only. A process that claims a gang with one of
+these prefixes must belong to this gang."""
 
 _NAME_MARKS = " !#$%&()*+,-./:;=?@[]^_{|}~"
 
 
 def judge(claim: Claim, identity: Identity) -> Member:
-    """Return the rank of an attested process. Values that are not attested come from the claim.
+    """Return the rank of a training process from two sources: the attested identity, and the identity that it claims.
 
-    Raise ReporterError if the claim contradicts the attested identity, or if neither of them contains the rank number.
+    identity: gang and possibly rank, as found by the agent from a control group, rank file or Slurm step daemon. Its
+    values take precedence over the claimed values. Raise ReporterError if the claimed gang or rank contradicts it, or
+    if neither source contains the rank number.
     """
     gang = claim.gang
     if identity.source == "slurm" and gang is not None and gang.isdecimal():
@@ -46,11 +48,11 @@ def judge(claim: Claim, identity: Identity) -> Member:
 
 
 def usable_name(name: str, most: int) -> str:
-    """Return the gang name of an unattested process, which becomes a label and appears on pages and in logs.
+    """Return the gang name that an unattested process claims, if the name is allowed as a label.
 
-    Raise ReporterError if it is longer than `most` characters, or has characters other than letters and digits of any
-    script and ``_NAME_MARKS``. This excludes zero-width and bidirectional control characters. Spaces at the ends are
-    refused too.
+    Raise ReporterError if the name is longer than `most` characters, begins or ends with a space, or has a forbidden
+    character. Letters and digits of any script and the characters in ``_NAME_MARKS`` are allowed. Zero-width and
+    bidirectional control characters are not.
     """
     if len(name) > most:
         raise ReporterError(

@@ -10,7 +10,7 @@ from agent.sources.steps.step_messages import Place
 
 MAX_OPEN_COLLECTIVES = 256
 MAX_STEPS_IN_FLIGHT = 64
-"""Maximum number of open collectives and steps of one rank; the oldest is dropped."""
+"""Maximum number of unfinished steps of one rank for which entered collectives are counted; the oldest is dropped."""
 
 WRAP = 2**64 - 1
 """Mask that keeps the lowest 64 bits of a counter."""
@@ -19,8 +19,8 @@ WRAP = 2**64 - 1
 class Progress:
     """Progress of one rank, computed from its records. Pure.
 
-    Times are those of the host's monotonic clock, totals in nanoseconds. Records from before `since_ns` only update the
-    open step and collectives, and are not counted: a previous agent may have counted them.
+    Times are nanoseconds of the host's monotonic clock; totals of time are nanoseconds too. Records from before
+    `since_ns` only update the open step and collectives, and are not counted: a previous agent may have counted them.
     """
 
     def __init__(self, member: Member, since_ns: int) -> None:
@@ -92,7 +92,10 @@ class Progress:
         )
 
     def inside(self) -> list[OpenRecord]:
-        """Return the open records: at most one step, and the collective that was entered first."""
+        """Return the step and the collective in which the rank is.
+
+        Of several collectives, return the one entered first.
+        """
         found: list[OpenRecord] = []
         if self._open_step is not None:
             found.append(OpenRecord(self.member, "step", *self._open_step))

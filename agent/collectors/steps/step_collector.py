@@ -1,7 +1,7 @@
 """Collector of training steps: registered processes, progress of each rank, and its open step or collective.
 
-The thread of the step socket admits reporters by their attested identity. The collector reads their rings and folds the
-records of each rank into counters, step records, and the open step or collective.
+The thread of the step socket admits processes by their attested identity. The collector reads their step rings. From
+the records of each rank it updates counters, step records, and the open step or collective.
 """
 
 from __future__ import annotations
@@ -29,42 +29,44 @@ from agent.sources.steps.tenants import Quotas, Tenant, fair_shares
 _log = logging.getLogger(__name__)
 
 READING_SHARE = 0.07
-"""Share of its interval that a run may use as CPU time to read rings. The runner doubles the interval of a collector
-that uses a tenth of its interval (agent/runner.py, PROCESSOR_SHARE). A tenant that floods its rings must not cause
-that."""
+"""Share of its interval that the step collector may spend reading rings, in CPU time. The limit is below the runner's
+PROCESSOR_SHARE (agent/runner.py), at which the runner doubles a collector's interval. A tenant that floods its rings
+therefore cannot slow down the sampling."""
 
 FEWEST_RECORDS, MOST_RECORDS = 2048, 65536
-"""Minimum and maximum number of records that one run reads from all rings, whatever CPU time a record costs."""
+"""Minimum and maximum number of records that one run may read from all rings, whatever CPU time a record costs."""
 
 FIRST_RECORD_NS = 2000.0
-"""Assumed CPU time per record before the first measurement: twice the time on the slowest machine measured."""
+"""Assumed CPU time per record in ns, before the first measurement: twice the time on the slowest machine measured."""
 
 PIECE_RECORDS = 512
-"""Records of one ring that are read and folded at once without a pause; they take 150 kB of memory."""
+"""Maximum number of records of one ring that are processed before the thread pauses for PAUSE_SECONDS. They take 150 kB
+of memory."""
 
 PAUSE_SECONDS = 0.0002
-"""Pause before each piece of records except the first of a run, so that other threads can take the interpreter lock.
-Without it, a thread that serves a scrape waits for 5 ms each time it needs the lock (sys.getswitchinterval)."""
+"""Pause in seconds before each piece of records except the first of a run. In the pause, other threads can take the
+interpreter lock. Without the pause, a thread that serves a scrape waits for 5 ms each time it needs the lock
+(sys.getswitchinterval)."""
 
 OTHERS_RECORDS = 512
-"""Part of a frame's MAX_RECORDS that is reserved for other collectors."""
+"""Number of records per frame, out of MAX_RECORDS, that are reserved for other collectors."""
 
 LINGER_NS = 5_000_000_000
-"""Time for which the columns of a rank stay after its end, so that a subscriber at 1 Hz or after a reconnect receives
-the last values."""
+"""Time in ns for which the series of a rank remain after the rank's end. A subscriber at 1 Hz, or after a reconnect,
+then receives the last values."""
 
 ATTEST_SECONDS = 2.0
-"""Time for which attestation of a process that claims a gang is retried. Its shim may be about to write the rank file,
-and a rank under an unattested name is worse than a rank that registers two seconds late."""
+"""Time in seconds for which the agent retries to attest a process that claims a gang, because the shim may not have
+written the rank file yet. Afterwards the process may register under an unattested name."""
 
 MAX_REMEMBERED_REFUSALS = 256
 
 LOG_AGAIN_NS = 600_000_000_000
-"""Refusals of a tenant for one reason are logged once in ten minutes. Each refusal is counted."""
+"""Time in ns after which a tenant's refusals for one reason are logged again: ten minutes. Each refusal is counted."""
 
 
 class StepCollector:
-    """Collector of step rings. It listens on `socket_path` from its construction until ``close``.
+    """Collector that reads step rings. It listens on `socket_path` from its construction until ``close``.
 
     Raise SourceError if the socket's path cannot be used or another live agent listens there.
     """
@@ -84,7 +86,7 @@ class StepCollector:
     ) -> None:
         """Start to listen at the socket.
 
-        pods: the kubelet's folder of pods, None for no pod sockets. quotas: limits of each tenant.
+        pods: the kubelet's folder of pods, None for no step sockets in pods. quotas: limits of each tenant.
         """
         self.interval_seconds = interval_seconds
         self._attribution = attribution
@@ -119,11 +121,11 @@ class StepCollector:
 
     @property
     def idle(self) -> bool:
-        """True if no rank has reported."""
+        """True if the collector has no rank."""
         return not self._progress
 
     def collect(self) -> Block:
-        """Read every ring once. Return a new block if a rank was added or removed."""
+        """Read every ring once. The block of series is a new one if a rank was added or removed."""
         registered = self._socket.registered()
         # Check for closed reporters before reading, so that the last read of a ring gets all of its records.
         closed = {reporter for reporter in registered if reporter.closed}
@@ -148,7 +150,11 @@ class StepCollector:
         return self._fill(len(living))
 
     def take_records(self) -> list[Record]:
-        """Return finished steps and refusals since the last call, and the open records of the last run."""
+        """Return new records for a frame: finished steps and refused registrations since the last call, and open
+        records.
+
+        The open records are the steps and collectives that had not ended at the last run.
+        """
         with self._lock:
             taken: list[Record] = [record for records in self._records.values() for record in records]
             taken.extend(self._events)
@@ -159,13 +165,16 @@ class StepCollector:
         return taken
 
     def close(self) -> None:
-        """Stop listening. Reporters keep their rings and reconnect to the next agent."""
+        """Stop listening. Training processes keep their rings and reconnect to the next agent."""
         self._socket.close()
 
     # --- registrations (the socket's thread) ---
 
     def _admit(self, peer: Peer, claim: Claim, waited_seconds: float) -> Admission | None:
-        """Return the rank and tenant of a process, or None to retry later. Raise ReporterError to refuse it."""
+        """Return the rank and tenant of a process that registers, or None to retry later.
+
+        Raise ReporterError to refuse the process.
+        """
         # The kernel reports the pid of the process that connected. If that process has ended, its pid may belong to
         # another process, which must not be mistaken for it.
         began_ns = self._attribution.started_ns(peer.pid)
@@ -188,7 +197,7 @@ class StepCollector:
         return Admission(member, self._attribution.user_of_peer(peer))
 
     def _confirm(self, registered: Registered) -> None:
-        """Record the rank of an attested process in the attribution, because the process may have no rank file."""
+        """Store the rank of a registered process that has no rank file, if its pod or job is attested."""
         member = registered.member
         if registered.tenant.attested:
             self._attribution.register(member.gang, member.attempt, member.rank, registered.peer.pid)
@@ -196,7 +205,10 @@ class StepCollector:
     # --- one run ---
 
     def _follow(self, reporter: Registered, registered: list[Registered]) -> None:
-        """Create the progress of the reporter's rank. At the tenant's limit, drop the tenant's oldest ended ranks."""
+        """Add the progress of a registered process's rank, if the rank is new.
+
+        If the tenant then has more ranks than its limit of reporting processes, drop its ranks that ended first.
+        """
         member, tenant = reporter.member, reporter.tenant
         progress = self._progress.get(member)
         if progress is None:
@@ -210,9 +222,9 @@ class StepCollector:
         progress.place = reporter.place
 
     def _read_all(self, registered: list[Registered], closed: set[Registered]) -> int:
-        """Read the new records of the rings within the budget of a run. Return the number of records read.
+        """Read the new records of the rings, up to the limit of one run. Return the number of records read.
 
-        The budget is shared fairly among tenants, and the share of a tenant among its rings. Rings with few records are
+        The limit is shared fairly among tenants, and the share of a tenant among its rings. Rings with few records are
         read completely.
         """
         fresh: dict[Tenant, list[tuple[Registered, int]]] = {}
@@ -239,12 +251,16 @@ class StepCollector:
         return sum(parts)
 
     def _budget(self) -> int:
-        """Return the maximum number of records for a run, from the recent cost of a record."""
+        """Return the maximum number of records that one run may read, at least FEWEST_RECORDS and at most MOST_RECORDS.
+
+        Between these limits, it is the number of records that take READING_SHARE of the interval in CPU time, as
+        measured in recent runs.
+        """
         affordable = READING_SHARE * self.interval_seconds * 1e9 / self._record_ns
         return int(min(max(affordable, FEWEST_RECORDS), MOST_RECORDS))
 
     def _learn_cost(self, records: int, processor_ns: int) -> None:
-        """Update the average CPU time per record from a run, if the run read enough records."""
+        """Update the average CPU time per record from one run. Runs that read few records are ignored."""
         if records >= FEWEST_RECORDS // 2:
             self._record_ns += (processor_ns / records - self._record_ns) / 4
 
@@ -253,7 +269,7 @@ class StepCollector:
         self._socket.forget(reporter)
 
     def _read(self, reporter: Registered, share: int) -> None:
-        """Read the next `share` records of a ring in pieces, and update the progress of its rank."""
+        """Read the next `share` records of a process's ring in pieces, and update the progress of its rank."""
         ring, progress = reporter.ring, self._progress[reporter.member]
         malformed, lost = ring.malformed, ring.lost
         while share > 0:
@@ -276,7 +292,7 @@ class StepCollector:
         self._lost += ring.lost - lost
 
     def _keep_within(self, most: int) -> None:
-        """Keep at most `most` records; the caller holds the lock.
+        """Drop step records that are not sent yet, until at most `most` remain. The caller holds the lock.
 
         The oldest records of the tenants with the most records are dropped.
         """
@@ -290,7 +306,7 @@ class StepCollector:
             self._lost += 1
 
     def _forget_ended(self, living: set[Member], now_ns: int) -> None:
-        """Remove ranks that ended LINGER_NS ago."""
+        """Remove the ranks that ended more than LINGER_NS ago. living: ranks with a registered process."""
         for member in list(self._progress):
             if member in living:
                 self._gone_ns.pop(member, None)
@@ -316,7 +332,7 @@ class StepCollector:
         )
 
     def _refusals(self, now_ns: int) -> list[EventRecord]:
-        """Return one event for each new refusal. Repeated attempts of one client make one event."""
+        """Return one event for each newly refused registration. Repeated attempts of one client make one event."""
         events: list[EventRecord] = []
         while self._socket.refusals:
             refusal = self._socket.refusals.popleft()

@@ -1,7 +1,10 @@
-"""Columns of the ranks' steps, with a limit on how often they may change. Pure: time is an argument.
+"""Series (columns) of the ranks' steps, with a limit on the rate at which series are added and removed.
 
-Each change of the columns is a new layout for the whole node. The layout is sent to every subscriber, and every
-exposition is rendered from scratch. So the rate of changes is limited per tenant, and further changes are delayed.
+Pure: time is an argument.
+
+Each change of the columns needs a new layout for the whole node. The layout is sent to every subscriber, and every
+exposition is rendered from scratch. Therefore the rate of changes is limited per tenant, and further changes are
+delayed.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from agent.sources.steps.step_messages import Place
 from agent.sources.steps.tenants import Allowance, Tenant
 
 CHANGES_BURST, CHANGES_PER_SECOND = 8, 0.2
-"""Limit on changes of one tenant's ranks and of their positions: burst, and average rate per second. A starting job
-makes three or four changes: its ranks register within a few samples and report their positions later."""
+"""Limit on how often the series of one tenant's ranks may change: number of changes in a burst, and average per second.
+A starting job makes three or four changes: its ranks register within a few samples and report their positions later."""
 
 REFUSED = "gangwatch_step_reporters_refused_total"
 
@@ -34,11 +37,11 @@ RANK_COUNTERS = (
 )
 
 OWN_COUNTERS = len(REFUSAL_REASONS) + len(RECORD_COUNTERS)
-"""Number of the agent's own counters. They precede the counters of the ranks. The agent's only gauge precedes the
-gauges of the ranks."""
+"""Number of counters in the block that describe the agent and not a rank. They precede the counters of the ranks."""
 
 Ranks = tuple[tuple[Member, Place], ...]
-"""Ranks of a tenant that have series, with their positions in the job's parallel layout."""
+"""Ranks of one tenant that have series, each with its position in the job's parallelism (for example its pipeline
+stage)."""
 
 
 def _order(rank: tuple[Member, Place]) -> tuple[str, int, int]:
@@ -47,7 +50,7 @@ def _order(rank: tuple[Member, Place]) -> tuple[str, int, int]:
 
 
 class StepColumns:
-    """The block of the step collector. It is replaced when a tenant's ranks change."""
+    """The step collector's block of series. A new block is made when a rank gets or loses its series."""
 
     def __init__(self) -> None:
         self.block = Block()
@@ -57,7 +60,7 @@ class StepColumns:
         self._changes: dict[Tenant, Allowance] = {}
 
     def follow(self, wanted: Mapping[Tenant, Iterable[tuple[Member, Place]]], now: float) -> None:
-        """Update the columns to the `wanted` ranks, within the change limit of each tenant. now: monotonic seconds."""
+        """Change the series to those of the `wanted` ranks, within the limit of each tenant. now: monotonic seconds."""
         before = self._ranks or {}
         ranks: dict[Tenant, Ranks] = {}
         for tenant in dict.fromkeys((*before, *wanted)):
@@ -77,7 +80,8 @@ class StepColumns:
             self._lay_out(sorted((one for each in ranks.values() for one in each), key=_order))
 
     def _lay_out(self, ranks: Sequence[tuple[Member, Place]]) -> None:
-        """Make a block: the agent's own columns, then those of each rank, then the known positions of ranks."""
+        """Make a block of series: the agent's own, each rank's, and the positions of ranks (data, stage, ...) that are
+        known."""
         gauges = [Column("gangwatch_step_reporters")]
         counters = [Column(REFUSED, (("reason", reason),)) for reason in REFUSAL_REASONS]
         counters.extend(Column(name) for name in RECORD_COUNTERS)
@@ -100,10 +104,11 @@ class StepColumns:
         own: Sequence[int],
         ranks: Mapping[Member, tuple[int | None, Sequence[int | None]]],
     ) -> Block:
-        """Fill the block and return it.
+        """Set the values of the block and return it.
 
-        own: values of the agent's OWN_COUNTERS counters. ranks: newest step and values of RANK_COUNTERS of each rank,
-        None if not known. The values of a rank that has columns but is not in `ranks` are absent.
+        reporters: number of reporting processes. own: values of the first OWN_COUNTERS counters of the block. ranks:
+        newest step and values of RANK_COUNTERS of each rank, None if not known. The values of a rank that has series
+        but is not in `ranks` are absent.
         """
         block = self.block
         block.clear()

@@ -55,7 +55,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def index(metrics: Iterable[Metric] = METRICS) -> dict[str, Metric]:
-    """Return the metrics by name. Raise ValueError if a name is declared twice."""
+    """Return a dictionary of the metrics by name. Raise ValueError if two metrics have the same name."""
     table: dict[str, Metric] = {}
     for metric in metrics:
         if metric.name in table:

@@ -1,4 +1,7 @@
-"""Owners of devices. Queries join on these series, so device series need no label that changes with every job."""
+"""Metrics of the owners of devices.
+
+Series of devices have no job label: queries find the job by a join with these metrics.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,14 @@ ATTRIBUTION: tuple[Metric, ...] = (
         "",
         ("container", "device", "namespace", "pci_address", "pod", "resource"),
         "pod-resources",
+    ),
+    Metric(
+        "gangwatch_pod_label_info",
+        "info",
+        "Label of a pod that uses a device, if agent.pod_label_names has the label's key.",
+        "",
+        ("label", "namespace", "pod", "value"),
+        "API server",
     ),
     Metric(
         "gangwatch_owner_devices_unresolved",

@@ -1,4 +1,4 @@
-"""Metrics of the kernel log."""
+"""Metrics of events in the kernel log."""
 
 from __future__ import annotations
 

@@ -22,23 +22,23 @@ class Metric:
     labels: tuple[str, ...] = ()
     """Sorted label names without ``node``."""
     source: str = ""
-    """Where the value is read."""
+    """Place from which the value is read, for example a file or a driver call."""
     scale: float = 1.0
-    """Published value divided by the internal integer; counters only."""
+    """Factor from the internal integer to the published value; counters only."""
     integer_unit: str = ""
-    """Unit of the internal integer; counters only."""
+    """Unit of the internal integer, for example ns; counters only."""
     compatibility: str = ""
-    """Name of the same value in other exporters' dashboards."""
+    """Name that other exporters use for the same value."""
 
 
 NANOSECONDS = 1e-9
-"""Scale from internal nanoseconds to published seconds."""
+"""Factor from internal nanoseconds to published seconds."""
 
 MEMBER = ("attempt", "gang", "rank")
 
 
 def seconds_counter(name: str, help: str, labels: tuple[str, ...], source: str, compatibility: str = "") -> Metric:
-    """Return a counter of seconds that is kept in nanoseconds."""
+    """Return the catalogue entry of a counter that is stored in nanoseconds and published in seconds."""
     return Metric(name, "counter", help, "seconds", labels, source, NANOSECONDS, "ns", compatibility)
 
 

@@ -24,7 +24,8 @@ NVLINK: tuple[Metric, ...] = (
     _gauge("nvlink_links", "Number of NVLinks of the GPU.", "", f"{_FIELDS} 91", _GPU),
     _gauge("nvlink_state", "State of the link: 0 inactive, 1 active, 2 sleep, 3 active without traffic allowed.", "",
            f"{_FIELDS} 165"),
-    _gauge("nvlink_speed_bytes_per_second", "Speed of the link in one direction.", "bytes", f"{_FIELDS} 164"),
+    _gauge("nvlink_speed_bytes_per_second", "Speed of the link in one direction.", "bytes_per_second",
+           f"{_FIELDS} 164"),
     bytes_counter("gangwatch_nvlink_transmit_bytes_total", "Payload bytes sent over the link.", _LINK,
                   f"{_FIELDS} 138"),
     bytes_counter("gangwatch_nvlink_receive_bytes_total", "Payload bytes received over the link.", _LINK,
@@ -71,14 +72,15 @@ NVLINK: tuple[Metric, ...] = (
     _gauge("fabric_health", "1 for the GPU's health as summarised by the fabric.", "", _FABRIC, ("gpu", "health")),
     _gauge("c2c_links", "Number of links from the GPU to the CPU on its module (C2C).", "", f"{_FIELDS} 170", _GPU),
     _gauge("c2c_link_state", "1 if the C2C link is active.", "", f"{_FIELDS} 171"),
-    _gauge("c2c_link_speed_bytes_per_second", "Speed of the C2C link while it is active.", "bytes", f"{_FIELDS} 172"),
+    _gauge("c2c_link_speed_bytes_per_second", "Speed of the C2C link while it is active.", "bytes_per_second",
+           f"{_FIELDS} 172"),
     _gauge("c2c_link_low_power", "1 if the C2C link is in its low-power state.", "", f"{_FIELDS} 234"),
     _counter("c2c_errors_total", "Errors of this kind on the C2C link.", f"{_FIELDS} 231-233",
              ("gpu", "kind", "link")),
     *(
         _gauge(f"c2c_{direction}_{raw}bytes_per_second",
                f"Traffic {'sent' if direction == 'transmit' else 'received'} on all C2C links{overhead}, over the "
-               "last interval.", "bytes", "GPM (nvmlGpmMetricsGet)", _GPU)
+               "last interval.", "bytes_per_second", "GPM (nvmlGpmMetricsGet)", _GPU)
         for direction in ("transmit", "receive")
         for raw, overhead in (("", ""), ("raw_", " including protocol overhead"))
     ),

@@ -1,7 +1,7 @@
 """Metrics of RDMA devices: ports, hardware counters with the same name for every driver, and the physical port.
 
 Labels: ``device`` is the RDMA device (mlx5_0), ``port`` its port number in sysfs ('' if the driver counts for the whole
-device). PCI address, netdev and firmware are labels of the ``_info`` series, to join on.
+device). PCI address, netdev and firmware are labels of the ``_info`` series, with which queries can be joined.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ _ETHTOOL = "ethtool statistics of the port's netdev"
 
 MICROSECONDS = 1e-6
 WORDS = 4.0
-"""Unit of a port's data counters: words of four octets (InfiniBand Architecture 1.4, 16.1.3.5, PortXmitData)."""
+"""Number of bytes in a word, the unit of a port's data counters. See InfiniBand Architecture 1.4, 16.1.3.5,
+PortXmitData."""
 
 
 OPERATIONS = ("write", "read", "atomic", "send")
 
 
 def _port(name: str, help: str, compatibility: str, *, scale: float = 1.0, unit: str = "") -> Metric:
-    """Return a counter of the port's counters directory; `compatibility` is without node_exporter's prefix."""
+    """Return the catalogue entry of a counter in a port's folder ``counters``.
+
+    compatibility: node_exporter's name of the counter, without its prefix.
+    """
     inside = "words of 4 bytes" if scale == WORDS else ""
     compatible = f"node_infiniband_{compatibility}" if compatibility else ""
     return Metric(
@@ -37,7 +41,7 @@ def _port(name: str, help: str, compatibility: str, *, scale: float = 1.0, unit:
 def _hardware(
     name: str, help: str, compatibility: str = "", *, labels: tuple[str, ...] = _PORT, unit: str = ""
 ) -> Metric:
-    """Return a hardware counter; `compatibility` is without node_exporter's prefix."""
+    """Return the catalogue entry of a hardware counter. compatibility: node_exporter's name, without its prefix."""
     compatible = f"node_infiniband_{compatibility}" if compatibility else ""
     return Metric(f"gangwatch_rdma_{name}_total", "counter", help, unit, labels, _HW_COUNTERS, compatibility=compatible)
 
@@ -63,9 +67,8 @@ RDMA: tuple[Metric, ...] = (
            (),
            "/sys/class/infiniband"),
     Metric("gangwatch_rdma_files_unreadable", "gauge",
-           "Counter files of the device that return an error or no number. The agent retries them after 10 minutes.",
-           "",
-           ("device",), "the agent"),
+           "Counter files of the device that return an error or no number. Absent until the agent has read them all. "
+           "It retries an unsupported file after 10 minutes.", "", ("device",), "the agent"),
     Metric("gangwatch_rdma_statistics_source_info", "info",
            "Source of the device's hardware counters: netlink, files, or the namespace of a container.", "",
            ("device", "source"), "the agent"),

@@ -1,7 +1,7 @@
-"""Renamed metrics. Both names are published for one release.
+"""Renamed metrics, which are published under the old and the new name for one release.
 
-Remove a row, and with it the old name, in the release after ``release``. Subscribers of a frame stream can request
-either name.
+In the release after ``release``, remove the entry of a metric from the table. The old name is then no longer published.
+Subscribers of a frame stream can request either name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """One renamed metric."""
+    """Old and new name of one metric."""
 
     old: str
     new: str

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Cause of the problem, as far as the counters show it. The values are metric labels and journal values."""
+    """Cause of a problem, as far as the measured values show it. The texts are metric labels and journal values."""
 
     SUSPENDED = "suspended"
     CPU_CONTENTION = "cpu-contention"
@@ -39,16 +39,16 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """Row of the table of causes."""
+    """Texts about one cause."""
 
     words: str
-    """Wording in a sentence, in parentheses after the claim."""
+    """Name of the cause inside a sentence, where it follows the accusation in parentheses."""
     page: str
-    """Wording on the page, after the name "Cause"."""
+    """Name of the cause on the page, after the word "Cause"."""
     meaning: str
-    """What the detectors measured."""
+    """Sentence that says what the detectors measured."""
     check: str
-    """What the operator checks or changes."""
+    """Sentence that says what the operator checks or changes."""
 
 
 CAUSES: dict[Cause, CauseRow] = {
@@ -193,8 +193,8 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.STANDING_OFFSET: CauseRow(
         "constant extra work",
         "constant extra work",
-        "A rank is always slightly slower than its peers, because of its share of the work.",
-        "Work that only this rank does, for example logging.",
+        "Some ranks are always slightly slower than their peers, because of their share of the work.",
+        "Work that only these ranks do, for example logging.",
     ),
     Cause.WHOLE_JOB: CauseRow(
         "all ranks equally slow",
@@ -209,4 +209,4 @@ CAUSES: dict[Cause, CauseRow] = {
         "The evidence: `gangwatch verdict` lists it.",
     ),
 }
-"""Row of each cause."""
+"""Texts about each cause."""

@@ -1,6 +1,6 @@
-"""Table of verdict kinds. A new kind is a new row here; the tests name the texts that it lacks.
+"""Table of verdict kinds. A new kind is a new row in this table; the tests name the texts that the row does not have.
 
-Policies, alert rules, the page, the commands and the benchmarks derive what they do about a kind from its row.
+The row of a kind decides how policies, alert rules, the page, the commands and the benchmarks treat it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from agent.schema.verdicts.causes import Cause
 Severity = Literal["critical", "warning", "info"]
 
 Tone = Literal["bad", "doubtful", "quiet"]
-"""Colour on the page and in the terminal: red, yellow, or none."""
+"""Colour of a verdict on the page and in the terminal: red, yellow, or none."""
 
 
 class Kind(StrEnum):
-    """Type of problem. The values are metric labels and journal values."""
+    """Type of problem that a verdict reports. The texts are metric labels and journal values."""
 
     STRAGGLER = "straggler"
     INTERFERENCE = "interference"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 class Accused(StrEnum):
-    """The culprit that a verdict of a kind names."""
+    """What a verdict accuses: hardware (a node or device), another job, the job itself, or nothing."""
 
     HARDWARE = "a node or device"  # the node becomes suspect or is quarantined
     OTHER_JOB = "another job"
@@ -40,7 +40,7 @@ class Accused(StrEnum):
 
 
 class Response(StrEnum):
-    """The most that the controller does to the running job. Costs, policy and mode may forbid it."""
+    """Strongest action of the controller on the running job after a verdict. Costs, policy and mode may forbid it."""
 
     MOVE = "move it off the node"
     SEPARATE = "move it, or the other job, away"
@@ -57,21 +57,25 @@ class Wording:
     """
 
     label: str
-    """Name of the kind, for a table cell."""
+    """Name of the kind of verdict, for a table cell."""
     one: str
-    """Sentence about one rank, device or node."""
+    """Sentence about a verdict that accuses one rank, device or node."""
     several: str
-    """Sentence about several ranks."""
+    """Sentence about a verdict that accuses several ranks."""
     job: str
-    """Sentence about the whole job, or a node without a named rank."""
+    """Sentence about a verdict that accuses the whole job, or a node without naming a rank."""
     lists_ranks: bool
-    """Whether a verdict without a first rank still names its `ranks`; otherwise it is about the whole job."""
+    """Whether a verdict that accuses no single rank lists its `ranks`. If False, the sentence is about
+    the whole job."""
     names_device: bool
-    """Whether the sentence is about the device, if the verdict has one."""
+    """Whether the sentence names the accused device, if the verdict has one."""
 
     @property
     def states_slowdown(self) -> bool:
-        """Return whether `Verdict.slowdown` is shown. A hang's is its duration divided by a step time."""
+        """Return whether the sentence in ``one`` contains the slowdown of the job.
+
+        In a verdict of a hang, the slowdown is the hang's duration divided by a step time.
+        """
         return "{slowdown}" in self.one or "{it_slows}" in self.one
 
 
@@ -82,25 +86,25 @@ class VerdictAlert:
     name: str
     """Name of the alert and of its runbook."""
     only: Cause | None = None
-    """The alert covers this cause only; None: all."""
+    """The only cause of verdicts that this alert covers; None: the alert covers all causes."""
     without: Cause | None = None
-    """The alert does not cover this cause."""
+    """A cause of verdicts that this alert does not cover; None: no cause is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """Row of the table of kinds."""
+    """Properties of one kind of verdict."""
 
     meaning: str
-    """What a verdict of this kind states."""
+    """Sentence that says what a verdict of this kind means."""
     accused: Accused
     """What a verdict of this kind accuses: hardware, another job, the job itself, or nothing."""
     response: Response
-    """What may be done to the running job."""
+    """Strongest response to a verdict of this kind, for the running job."""
     severity: Severity
-    """Severity of the alerts."""
+    """Severity of the alerts about verdicts of this kind."""
     alerts: tuple[VerdictAlert, ...]
-    """Alerts that fire; empty only if no node and no other job is accused."""
+    """Alerts about verdicts of this kind. It is empty only if the kind accuses neither a node nor another job."""
     runbooks: tuple[str, ...]
     """Pages in docs/runbooks: the pages of the alerts, or a page for this kind."""
     operator: str
@@ -108,7 +112,7 @@ class KindRow:
     wording: Wording
     """Sentences about a verdict of this kind, on the page and in the CLI."""
     tone: Tone
-    """Colour of an active verdict."""
+    """Colour in which an active verdict of this kind is shown."""
 
 
 KINDS: dict[Kind, KindRow] = {
@@ -264,11 +268,11 @@ KINDS: dict[Kind, KindRow] = {
         tone="quiet",
     ),
 }
-"""Row of each kind."""
+"""Properties of each kind of verdict."""
 
 
 def row_of(kind: str) -> KindRow:
-    """Return the row of a kind in a document. A kind that only a newer release knows gets the row of unknown."""
+    """Return the properties of the kind with this name. A kind of a newer release gets the properties of `unknown`."""
     return KINDS[Kind(kind)] if kind in tuple(Kind) else KINDS[Kind.UNKNOWN]
 
 
@@ -277,19 +281,19 @@ def _kinds(value: Accused | Response) -> frozenset[Kind]:
 
 
 ACCUSING = _kinds(Accused.HARDWARE)
-"""Kinds that accuse a node or device. No other kind leads to a quarantine."""
+"""Kinds of verdicts that accuse a node or device. No other kind leads to a quarantine."""
 
 OF_OWN_JOB = _kinds(Accused.OWN_JOB)
-"""Kinds that accuse the job itself. They lead to no action."""
+"""Kinds of verdicts that accuse the job itself. They lead to no action."""
 
 BLAMING = ACCUSING | _kinds(Accused.OTHER_JOB)
-"""Kinds that accuse a node, a device or another job."""
+"""Kinds of verdicts that accuse a node, a device or another job."""
 
 SEPARATING = _kinds(Response.SEPARATE)
-"""Kinds for which a running job may be moved away from another job."""
+"""Kinds of verdicts for which a running job may be moved away from another job."""
 
 MOVING = SEPARATING | _kinds(Response.MOVE)
-"""Kinds for which a running job may be moved."""
+"""Kinds of verdicts for which a running job may be moved."""
 
 RESTARTING = _kinds(Response.RESTART)
-"""Kinds for which a running job may be restarted, on the same slots if no others are free."""
+"""Kinds of verdicts for which a running job may be restarted, on the same slots if no others are free."""

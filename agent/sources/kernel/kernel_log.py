@@ -1,8 +1,8 @@
 """Reader of the kernel log, /dev/kmsg, from its oldest record.
 
-The format is in Documentation/ABI/testing/dev-kmsg of the kernel. Each read returns one complete record. If unread
-records were overwritten, read fails with EPIPE and continues with the oldest record. A recorded log is a file of the
-same lines.
+The format is in Documentation/ABI/testing/dev-kmsg of the kernel. Each read returns one complete record. If the
+kernel has overwritten unread records, a read fails with EPIPE, and the next read returns the oldest record. A
+regular file with the same lines can be read too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ RECORD_BYTES = 16384
 shorter buffer fails with EINVAL."""
 
 _KERNEL = 0
-"""Facility of the kernel's own messages. Messages of processes have another facility (devkmsg_write)."""
+"""Number of the syslog facility of the kernel's own messages. Messages of processes have another facility
+(devkmsg_write)."""
 
 
 class LogRecord(NamedTuple):
-    """One record. level: 0 (emergency) to 7 (debug). microseconds: time since boot, on the clock of the kernel log."""
+    """One record of the kernel log.
+
+    level: 0 (emergency) to 7 (debug). microseconds: time since boot, on the log's clock.
+    """
 
     facility: int
     level: int
@@ -46,7 +50,7 @@ def parse_record(line: bytes) -> LogRecord:
 
 
 class KernelLog:
-    """Non-blocking reader of the log from its oldest record on.
+    """Reader of the kernel log, from its oldest record on. Reads do not block.
 
     lost: number of records that were overwritten before they were read. malformed: number of invalid lines.
     """
@@ -66,7 +70,7 @@ class KernelLog:
             raise UnsupportedError(f"{path}: {error.strerror}") from None
 
     def read(self, most: int) -> list[LogRecord]:
-        """Return the next records, and stop at `most` or slightly more. Raise SourceError if the log cannot be read."""
+        """Return about `most` next records. Raise SourceError if the log cannot be read."""
         records: list[LogRecord] = []
         while len(records) < most:
             try:

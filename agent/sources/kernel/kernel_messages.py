@@ -14,7 +14,7 @@ _NETWORK_DRIVER = r"(?P<driver>mlx5_core|mlx4_en|bnxt_en|ice|efa|ionic|i40e)"
 
 
 class Event(NamedTuple):
-    """Event in a kernel message. entity: a PCI address, device, process or server; detail: other values."""
+    """Event that a kernel message reports. entity: a PCI address, device, process or server; detail: other values."""
 
     kind: str
     entity: str
@@ -102,14 +102,14 @@ _PATTERNS: tuple[_Pattern, ...] = (
 KINDS = tuple(dict.fromkeys(pattern.kind for pattern in _PATTERNS))
 
 MOST_READ = 1024
-"""Maximum number of characters of a message that are parsed, as in the kernel (PRINTKRB_RECORD_MAX)."""
+"""Maximum number of characters of a message that are parsed. The kernel has the same limit (PRINTKRB_RECORD_MAX)."""
 
 MOST_TEXT = 512
 """Maximum number of characters of a kernel message that are copied to a record."""
 
 
 def parse_message(text: str) -> Event | None:
-    """Return the event in a message; None if it matches no pattern."""
+    """Return the event that a kernel message reports; None if the message matches no pattern."""
     text = text[:MOST_READ]
     for pattern in _PATTERNS:
         match = pattern.expression.search(text)

@@ -1,7 +1,7 @@
-"""Client of the kubelet's pod-resources socket: gRPC on HTTP/2 with h2 and a deadline.
+"""Client of the kubelet's pod-resources socket, with gRPC over HTTP/2 (h2) and a time limit for each call.
 
-Each call opens a connection. Calls are rare (every ten seconds), and a restart of the kubelet needs no special
-handling. gRPC over HTTP/2: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+Each call opens a connection, so a restart of the kubelet needs no special handling. gRPC over HTTP/2:
+https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from agent.sources.kubelet.pod_resources import SOCKET, Pod, parse_allocatable, 
 SERVICE = "/v1.PodResourcesLister/"
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Maximum size of a response in bytes, the same as in the kubelet. gRPC's default of 4 MiB is too little for nodes with
-many CPUs and pods."""
+"""Maximum size of a response in bytes. The kubelet has the same limit. gRPC's default of 4 MiB is too little for nodes
+with many CPUs and pods."""
 
 DEADLINE_SECONDS = 2.0
 
@@ -65,20 +65,26 @@ class Kubelet:
         self._listed: tuple[bytes, tuple[Pod, ...]] = (b"", ())
 
     def list(self) -> tuple[Pod, ...]:
-        """Return the pods of the node with their devices; the same tuple as before if the response is unchanged."""
+        """Return the pods of the node with their devices.
+
+        It is the same tuple as before if the response is unchanged.
+        """
         answer = self._call("List")
         if answer != self._listed[0]:
             self._listed = (answer, self._parsed(parse_list, "List", answer))
         return self._listed[1]
 
     def allocatable(self) -> tuple[tuple[str, str], ...]:
-        """Return (resource name, device id) of every allocatable device of the node. Needs Kubernetes 1.23."""
+        """Return the (resource name, device id) of every device that the node can give to pods.
+
+        Needs Kubernetes 1.23.
+        """
         return self._parsed(parse_allocatable, "GetAllocatableResources", self._call("GetAllocatableResources"))
 
     def get(self, namespace: str, name: str) -> Pod | None:
-        """Return one pod; None if the response has no pod.
+        """Return one pod; None if the response contains no pod.
 
-        Raise UnsupportedError before Kubernetes 1.27 or without its feature gate.
+        Raise UnsupportedError before Kubernetes 1.27, or if the kubelet's feature gate for this call is off.
         """
         pod, space = name.encode(), namespace.encode()
         if max(len(pod), len(space)) > 253:
@@ -95,8 +101,10 @@ class Kubelet:
             raise SourceError(f"{self.path}: {method}: {error}") from None
 
     def _call(self, method: str, request: bytes = b"") -> bytes:
-        """Make a unary call and return the response message. Raise UnsupportedError for an unimplemented method,
-        SourceError for other failures."""
+        """Call a method of the kubelet and return the response message.
+
+        Raise UnsupportedError if the kubelet does not implement the method, SourceError for other failures.
+        """
         deadline = time.monotonic() + self._deadline_seconds
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
@@ -115,13 +123,13 @@ class Kubelet:
 
 
 def _length(content: bytes) -> bytes:
-    """Return the content with its length before it, as a varint of one or two bytes."""
+    """Return the content preceded by its length, a varint of one or two bytes."""
     size = len(content)
     return bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])
 
 
 class _Call:
-    """One unary gRPC call on its own connection."""
+    """One gRPC call with one request and one response, on its own connection."""
 
     def __init__(self, connection: socket.socket, path: str, deadline_seconds: float) -> None:
         self._socket = connection

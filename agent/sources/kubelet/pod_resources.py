@@ -12,16 +12,21 @@ from agent.schema.errors import SourceError
 from agent.sources.kubelet.protobuf_reader import demand, fields, text
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
-"""Socket of every kubelet since 1.15 (kubernetes.io, "Device Plugins": "Monitoring device plugin resources")."""
+"""Path of the socket of every kubelet since 1.15 (kubernetes.io, "Device Plugins": "Monitoring device plugin
+resources")."""
 
 MAX_DEVICES = 65536
-"""Maximum number of devices in one response. A node has hundreds, or thousands with replicas. The limit bounds memory:
-an empty id takes two bytes in the response and forty bytes in memory."""
+"""Maximum number of devices in one response; a response with more is refused. A node has hundreds, or thousands with
+replicas. Without the limit, a response could fill the memory: an empty id takes two bytes in the response and forty
+bytes in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """Device of a resource claim (dynamic resource allocation). cdi: its names in the container device interface."""
+    """Device that a pod got by a resource claim (dynamic resource allocation).
+
+    cdi: names in the container device interface.
+    """
 
     driver: str
     pool: str
@@ -32,7 +37,7 @@ class ClaimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container. devices: (resource name, device id) from the device plugin."""
+    """One container and its devices. devices: (resource name, device id) of the devices from device plugins."""
 
     name: str
     devices: tuple[tuple[str, str], ...] = ()
@@ -41,7 +46,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod with its containers. Pod-resources messages do not contain the uid of a pod."""
+    """One pod with its containers. Its uid is unknown: pod-resources messages do not contain it."""
 
     namespace: str
     name: str
@@ -73,7 +78,7 @@ def parse_list(data: bytes) -> tuple[Pod, ...]:
 
 
 def parse_allocatable(data: bytes) -> tuple[tuple[str, str], ...]:
-    """Return (resource name, device id) of each device of an AllocatableResourcesResponse.
+    """Return the (resource name, device id) of each device of an AllocatableResourcesResponse.
 
     Raise SourceError if the message is malformed.
     """

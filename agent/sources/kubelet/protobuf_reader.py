@@ -1,4 +1,4 @@
-"""Strict reader of the protocol buffers wire format, for a few messages without a schema compiler.
+"""Strict reader of the protocol buffers wire format, without a schema compiler.
 
 Format: https://protobuf.dev/programming-guides/encoding/. Groups (deprecated before proto3) are refused, and unknown
 fields are skipped. A message with any error is refused as a whole.
@@ -24,7 +24,7 @@ MAX_FIELD_NUMBER = (1 << 29) - 1
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return the value of the varint at index `at`, and the index after it. Raise SourceError if malformed."""
+    """Return the value of the varint at index `at`, and the index after the varint. Raise SourceError if malformed."""
     value = shift = 0
     for position in range(at, min(end, at + MAX_VARINT_BYTES)):
         byte = data[position]
@@ -38,9 +38,10 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (number, wire type, start, end of content) of each field of the message in ``data[at:end]``.
+    """Yield each field of the message in ``data[at:end]``.
 
-    For a varint, the third item is its value and the fourth is 0. Raise SourceError if the message is malformed.
+    Each item is (field number, wire type, start and end of the content in `data`). For a varint, its value and 0
+    replace start and end. Raise SourceError if the message is malformed.
     """
     end = len(data) if end is None else end
     while at < end:
@@ -74,6 +75,9 @@ def text(data: bytes, number: int, wire: int, start: int, end: int) -> str:
 
 
 def demand(number: int, wire: int) -> None:
-    """Raise SourceError unless the field is delimited (a string, bytes, or a message)."""
+    """Raise SourceError if a field's wire type is not that of strings, bytes and messages.
+
+    number: field number, for the error.
+    """
     if wire != DELIMITED:
         raise SourceError(f"protocol buffer: field {number} of wire type {wire}, expected {DELIMITED}")

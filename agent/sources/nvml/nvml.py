@@ -1,9 +1,11 @@
-"""Access to NVML, the library of NVIDIA's driver, through ctypes.
+"""Access to NVML, the library of NVIDIA's driver, with the structures and constants of pynvml.
 
-A value that this GPU or driver does not support is queried once and then skipped. A value is also not supported if its
-symbol is missing in the library. Calls on a GPU that has fallen off the bus are rare, since each may hold the driver's
-lock for a long time.
-For return codes see agent/sources/nvml/nvml_interface.py.
+A value that this GPU or driver does not support is queried once and then skipped. This includes values whose function
+is missing in the library. A GPU that has fallen off the bus is rarely queried, since each call may hold the driver's
+lock for a long time. For return codes see agent/sources/nvml/nvml_codes.py.
+
+The functions of pynvml itself are not called: they use one library for the whole process, which cannot be unloaded when
+the driver is reloaded (docs/adr/0048).
 
 Calls from several threads are allowed; the library serialises them.
 """
@@ -20,27 +22,20 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import pynvml
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import CounterArray, GaugeArray, ValidArray
-from agent.sources.nvml.nvml_interface import (
-    ABSENT_DRIVER,
-    DEAD,
-    INSUFFICIENT_SIZE,
-    LOST,
-    NEVER,
-    SUCCESS,
-    code_text,
-)
+from agent.sources.nvml.nvml_codes import ABSENT_DRIVER, DEAD, LOST, NEVER, code_text
 
 LIBRARY = "libnvidia-ml.so.1"
 
 RETRY_LOST_SECONDS = 30.0
-"""Time between attempts to use a lost GPU."""
+"""Time in seconds between attempts to use a GPU that was lost."""
 
-_TEXT_BYTES = 96
-"""Size of a text buffer in bytes: NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE."""
+_TEXT_BYTES: int = pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE
+"""Size in bytes of a buffer for a text. Names and UUIDs are the longest."""
 
 
 class GpuLostError(SourceError):
@@ -57,10 +52,21 @@ def pci_address(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-class Library:
-    """The loaded and initialised library. ``close`` releases the driver, and unloads the library if no call is running.
+def kernel_address(pci: Any) -> str:
+    """Return the PCI address of an nvmlPciInfo_t in the kernel's form; '' if the driver has written no address."""
+    try:
+        return pci_address(pci.busId)
+    except ValueError:  # also if pynvml cannot decode the text
+        return ""
 
-    dead: True after ``close``, and after a call that reports a dead library. The owner then opens another library.
+
+class Library:
+    """The loaded and initialised NVML library.
+
+    ``close`` releases the driver, and unloads the library if no call is running.
+
+    dead: True after ``close``, and after a call that reports that the driver was unloaded. The library must then be
+    loaded again.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -81,13 +87,16 @@ class Library:
             self._unload()
             raise UnsupportedError(f"NVML: {path or LIBRARY} has no nvmlInit_v2 and is not an NVML library")
         code = start()
-        if code != SUCCESS:
+        if code != pynvml.NVML_SUCCESS:
             self._unload()
             kind = UnsupportedError if code in ABSENT_DRIVER else SourceError
             raise kind(f"NVML: nvmlInit: {code_text(code)}")
 
     def function(self, symbol: str) -> Callable[..., int] | None:
-        """Return the library's function of this name, which returns an NVML code; None if the driver lacks it."""
+        """Return the library's function of this name; None if the driver does not have the function.
+
+        The function returns an NVML code.
+        """
         if self._library is None:
             raise LibraryDeadError("NVML: the library is closed")
         try:
@@ -98,16 +107,19 @@ class Library:
         return found
 
     def call(self, symbol: str, *arguments: Any) -> int:
-        """Call a function that is used rarely, by its symbol. Return 13 (FUNCTION_NOT_FOUND) if it is missing."""
+        """Call a rarely used function by its name, and return its NVML code.
+
+        Return NVML_ERROR_FUNCTION_NOT_FOUND if the library does not have the function.
+        """
         function = self.function(symbol)
-        return 13 if function is None else function(*arguments)
+        return int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) if function is None else function(*arguments)
 
     def text(self, symbol: str, *before: Any) -> str:
-        """Return the text that the call writes into a buffer; '' if this driver or GPU does not support it."""
+        """Return the text that the function `symbol` writes into a buffer; '' if the call is not supported."""
         buffer = (c_char * _TEXT_BYTES)()
         code = self.call(symbol, *before, buffer, c_uint(_TEXT_BYTES))
         self.check(code, symbol)
-        return buffer.value.decode("utf-8", "replace") if code == SUCCESS else ""
+        return buffer.value.decode("utf-8", "replace") if code == pynvml.NVML_SUCCESS else ""
 
     def check(self, code: int, what: str) -> None:
         """Raise LibraryDeadError if the code means that the library is dead."""
@@ -117,11 +129,11 @@ class Library:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Symbols that were requested and are missing in this driver's library."""
+        """Names of the functions that were requested and are missing in this driver's library."""
         return frozenset(self._missing)
 
     def using(self) -> Library:
-        """Return a context manager for calls. The library is not unloaded inside ``with``."""
+        """Return a context manager for calls. The library is not unloaded inside the ``with`` block."""
         return self
 
     def __enter__(self) -> None:
@@ -140,11 +152,11 @@ class Library:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called. Buffers can still be freed in a dead library that is not closed."""
+        """Whether ``close`` was called. Until then, buffers can be freed even in a dead library."""
         return self._library is None
 
     def close(self) -> None:
-        """Release the driver: an open handle blocks the reset of a GPU and the unloading of the driver.
+        """Release the driver. An open library blocks resets of GPUs and unloading of the driver.
 
         The library stays in memory while a call is running in it.
         """
@@ -160,7 +172,10 @@ class Library:
             self._unload()
 
     def _unload(self) -> None:
-        """Remove the library from memory. The next load then uses the file on disk, which may be of a new driver."""
+        """Remove the library from memory.
+
+        The next load then reads the library's file again, which a driver update may have replaced.
+        """
         if self._library is not None:
             _ctypes.dlclose(self._library._handle)
             self._library = None
@@ -168,7 +183,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One MIG compute instance."""
+    """One MIG compute instance of a GPU."""
 
     uuid: str
     profile: str
@@ -177,14 +192,15 @@ class Instance:
     compute_instance: int
     handle: c_void_p
     profile_id: int | None = None
-    """nvidia-smi's number of the GPU instance's profile, used in resource claims; None without root."""
+    """nvidia-smi's number of the GPU instance's profile, for the names of resource claims; None if the agent is not
+    root."""
     placement: int | None = None
-    """First memory slice of the GPU instance, used in resource claims; None without root."""
+    """First memory slice of the GPU instance, for the names of resource claims; None if the agent is not root."""
 
 
 @dataclass(slots=True)
 class Device:
-    """One GPU and its state. The UUID identifies it, since the index changes when another GPU fails.
+    """One GPU and its state. The UUID identifies the GPU, since its index changes when another GPU fails.
 
     minor: the N of /dev/nvidiaN, None if not known. mig: whether MIG is on, None if the GPU does not support MIG.
     """
@@ -204,16 +220,17 @@ class Device:
     lost_until_ns: int | None = None
 
     def check_present(self) -> None:
-        """Raise GpuLostError if the GPU is lost and the retry time has not passed."""
+        """Raise GpuLostError if the GPU is lost and it is too early to try again (RETRY_LOST_SECONDS)."""
         if self.lost_until_ns is not None:
             if self.clock.monotonic_ns() < self.lost_until_ns:
                 raise GpuLostError(f"GPU {self.uuid} at {self.pci_address} is lost")
             self.lost_until_ns = None
 
     def judge(self, code: int, what: str) -> bool:
-        """Return whether the code means that the value is not supported.
+        """Return whether an NVML return code means that the GPU does not support the value.
 
-        Raise GpuLostError if the code means that the GPU is lost, LibraryDeadError if the library is dead.
+        what: name of the value, for the error. Raise GpuLostError if the code means that the GPU is lost,
+        LibraryDeadError if the library is dead.
         """
         if code in LOST:
             self.lost_until_ns = self.clock.monotonic_ns() + round(RETRY_LOST_SECONDS * 1e9)
@@ -223,9 +240,9 @@ class Device:
 
 
 class Values(NamedTuple):
-    """Arrays into which the values of some columns are written: views of the arrays of a block.
+    """Arrays into which a part of a collector writes the values of its gauges and counters.
 
-    All values are absent before a read.
+    They are parts of the arrays of the collector's block. All values are absent before a read.
     """
 
     gauges: GaugeArray
@@ -239,10 +256,9 @@ _Array = TypeVar("_Array", bound="np.ndarray[Any, Any]")
 
 
 def one_copy(array: _Array) -> _Array:
-    """Return a shared read-only array with these values.
+    """Return a read-only array with the same values, which all callers with equal arrays share.
 
-    The GPUs of a node are usually of one model and use equal arrays. A shared array stays in the CPU's cache from one
-    GPU to the next.
+    GPUs of one model use equal arrays. A shared array stays in the CPU's cache from one GPU to the next.
     """
     array.flags.writeable = False
     found: _Array = _copies.setdefault((array.dtype.str, array.tobytes()), array)
@@ -250,12 +266,12 @@ def one_copy(array: _Array) -> _Array:
 
 
 class Query:
-    """One prepared call on a device. An unsupported call is made only once."""
+    """One prepared NVML call on a GPU. A call that the GPU does not support is made only once."""
 
     __slots__ = ("_arguments", "_device", "_function", "symbol")
 
     def __init__(self, device: Device, symbol: str, *arguments: Any, handle: c_void_p | None = None) -> None:
-        """Prepare the call. handle: handle of a MIG instance, if the call is for an instance of the device."""
+        """Prepare the call. handle: handle of a MIG instance, if the call is for an instance of the GPU."""
         self.symbol = symbol
         self._device = device
         self._function = device.library.function(symbol)
@@ -266,12 +282,12 @@ class Query:
         return self._function is None
 
     def ask(self) -> bool:
-        """Make the call and return whether it succeeded. Raise GpuLostError or LibraryDeadError."""
+        """Make the call. Return whether it succeeded. Raise GpuLostError or LibraryDeadError."""
         function = self._function
         if function is None:
             return False
         code = function(*self._arguments)
-        if code == SUCCESS:
+        if code == pynvml.NVML_SUCCESS:
             return True
         if self._device.judge(code, self.symbol):
             self._function = None
@@ -281,7 +297,7 @@ class Query:
 def growing_list(
     function: Callable[..., int], entry: Any, *before: Any, after: tuple[Any, ...] = ()
 ) -> tuple[int, Any]:
-    """Call a function that writes a list of unknown length. Return (code, entries as a sliceable array).
+    """Call a function that writes a list of unknown length. Return (NVML code, entries as a sliceable array).
 
     The arguments of the call are `before`, a pointer to the length, the array, `after`. If the array is too short, the
     call is repeated with twice the required length, three times at most.
@@ -291,7 +307,7 @@ def growing_list(
         count = c_uint(room)
         entries = (entry * room)()
         code = function(*before, byref(count), entries, *after)
-        if code != INSUFFICIENT_SIZE:
-            return code, entries[: count.value] if code == SUCCESS else []
+        if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+            return code, entries[: count.value] if code == pynvml.NVML_SUCCESS else []
         room = max(2 * count.value, 2 * room)
     return code, []

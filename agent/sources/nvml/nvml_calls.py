@@ -1,7 +1,7 @@
-"""Batch of calls on one GPU that each return a few numbers.
+"""Batch of NVML calls on one GPU that each return a few numbers.
 
-To keep the cost per value low, the results of all calls are in one memory area, and numpy copies all numbers of one
-size at once.
+All calls write their results into one memory area. numpy copies all numbers of one size at once, which keeps the
+cost low.
 """
 
 from __future__ import annotations
@@ -14,47 +14,59 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pynvml
 
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, Values, one_copy
-from agent.sources.nvml.nvml_interface import NEVER, SUCCESS
+from agent.sources.nvml.nvml_codes import NEVER
 
 _Answer = type[ctypes.Structure] | type[c_uint] | type[c_ulonglong]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One NVML call. Its arguments are the handle, `before`, and a pointer to `answer`."""
+    """One NVML call, with the gauges that take its results.
+
+    Its arguments are the GPU's handle, the arguments in `before`, and a pointer to a structure of type `answer` for
+    the result.
+    """
 
     symbol: str
     answer: _Answer
     columns: tuple[Column, ...]
     numbers: tuple[str, ...] = ("",)
-    """Name of the field of `answer` for each column; '' for the whole answer."""
+    """For each gauge, the name of its field in the structure `answer`; '' if `answer` is itself the number."""
     factor: float = 1.0
-    """Factor from the unit of the number to the unit of the column."""
+    """Factor from the unit of the number to the unit of the gauge."""
     bits: tuple[int, ...] = ()
-    """Bit of each column, if the answer is a bit mask. The value of a column is 1 if its bit is set, else 0."""
+    """For each gauge, its bit if `answer` is a bit mask. The value of the gauge is 1 if the bit is set, else 0."""
     before: tuple[Any, ...] = ()
+    version: int = 0
+    """NVML's version number of the structure `answer`, which the call expects in the structure's first field. 0 if the
+    structure has no such field."""
+
+    def empty(self) -> ctypes.Structure | c_uint | c_ulonglong:
+        """Return a zero structure for the result of the call, with its version set."""
+        return self.answer(self.version) if self.version else self.answer()
 
     def places(self) -> list[tuple[int, int]]:
-        """Return the offset and size of each number in the answer, in bytes."""
+        """Return the offset and size in bytes of each number in the structure `answer`."""
         fields = [getattr(self.answer, name) if name else None for name in self.numbers]
         return [(0, ctypes.sizeof(self.answer)) if one is None else (one.offset, one.size) for one in fields]
 
 
 class CallBatch:
-    """Calls that a GPU supports.
+    """NVML calls that a GPU supports, made one after another.
 
-    ``gauges``: the columns with 4-byte numbers first, then those with 8-byte numbers, then those with bits.
+    ``gauges``: the gauges with 4-byte numbers first, then those with 8-byte numbers, then those with bits.
     """
 
     counters: tuple[Column, ...] = ()
 
     def __init__(self, device: Device, calls: Iterable[Call | tuple[Call, Call]]) -> None:
-        """Make each call once. An unsupported call has no columns. A pair is a call and its fallback.
+        """Make each call once, to find the calls that the GPU supports. Other calls have no gauges.
 
-        Raise GpuLostError or LibraryDeadError.
+        A pair in `calls` is a call and its fallback. Raise GpuLostError or LibraryDeadError.
         """
         self._device = device
         taken: list[Call] = []
@@ -72,7 +84,7 @@ class CallBatch:
         wide: list[tuple[int, float, Column]] = []
         flags: list[tuple[int, int, Column]] = []
         for call, start in zip(taken, starts, strict=True):
-            memory[start : start + ctypes.sizeof(call.answer)] = bytes(call.answer())  # some begin with a version
+            memory[start : start + ctypes.sizeof(call.answer)] = bytes(call.empty())
             function = device.library.function(call.symbol)
             assert function is not None
             self._calls.append((function, (device.handle, *call.before, byref(call.answer.from_buffer(memory, start)))))
@@ -101,7 +113,7 @@ class CallBatch:
         failed: list[Call] = []
         for position, (function, arguments) in enumerate(self._calls):
             code = function(*arguments)
-            if code != SUCCESS:
+            if code != pynvml.NVML_SUCCESS:
                 failed.append(self._failed(position, code))
         narrow, wide, flags = self._pieces
         np.multiply(self._narrow.take(self._narrow_at), self._narrow_factors, out=narrow)
@@ -114,7 +126,8 @@ class CallBatch:
                     self._gauges[index] = math.nan
 
     def _failed(self, position: int, code: int) -> Call:
-        """Return the call that failed. If the GPU does not support the call, do not make it again."""
+        """Handle the failed call at this position and return it. If the GPU does not support it, do not make it
+        again."""
         call = self._asked[position]
         if self._device.judge(code, call.symbol):
             self._calls[position] = (_never_again(code), ())
@@ -122,15 +135,15 @@ class CallBatch:
 
 
 def _answers(device: Device, call: Call) -> bool:
-    """Return whether the GPU supports the call, even if it fails now. Raise GpuLostError or LibraryDeadError."""
+    """Return whether the GPU supports the call, even if the call fails now. Raise GpuLostError or LibraryDeadError."""
     function = device.library.function(call.symbol)
     if function is None:
         return False
-    code = function(device.handle, *call.before, byref(call.answer()))
-    return code == SUCCESS or not device.judge(code, call.symbol)
+    code = function(device.handle, *call.before, byref(call.empty()))
+    return code == pynvml.NVML_SUCCESS or not device.judge(code, call.symbol)
 
 
 def _never_again(code: int) -> Callable[..., int]:
-    """Return a function that replaces an unsupported call and returns the NVML code of that call."""
+    """Return a function that replaces an unsupported call and always returns the NVML code of that call."""
     assert code in NEVER
     return lambda: code

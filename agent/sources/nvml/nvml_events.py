@@ -1,7 +1,7 @@
 """Watcher of driver events, mainly XIDs, in its own thread with one event set for all GPUs.
 
-The wait releases the interpreter lock, so it blocks no other thread. Only events that a GPU supports are registered,
-since one unsupported bit makes the whole registration fail.
+A wait for events releases the interpreter lock and therefore blocks no other thread. Only events that a GPU supports
+are registered, since one unsupported bit makes the whole registration fail.
 """
 
 from __future__ import annotations
@@ -9,44 +9,46 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_uint, c_ulonglong, c_void_p
-from typing import NamedTuple
+from ctypes import byref, c_uint, c_ulonglong, c_void_p, cast
+from typing import Any, NamedTuple
+
+import pynvml
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError
 from agent.sources.nvml.nvml import Device, Library
-from agent.sources.nvml.nvml_interface import DEAD, SUCCESS, TIMEOUT, EventData, code_text
+from agent.sources.nvml.nvml_codes import DEAD, code_text
 
 log = logging.getLogger(__name__)
 
-XID = 0x8
+XID: int = pynvml.nvmlEventTypeXidCriticalError
 
-EVENTS = {
-    0x2: "double_bit_ecc_error",
+EVENTS: dict[int, str] = {
+    pynvml.nvmlEventTypeDoubleBitEccError: "double_bit_ecc_error",
     XID: "xid",
-    0x100: "mig_configuration_changed",
-    0x200: "single_bit_ecc_storm",
-    0x400: "dram_retired",
-    0x800: "dram_retirement_failed",
-    0x1000: "poison_contained",
-    0x2000: "poison_fatal",
-    0x4000: "gpu_unavailable",
-    0x8000: "recovery_action_changed",
+    pynvml.nvmlEventMigConfigChange: "mig_configuration_changed",
+    pynvml.nvmlEventTypeSingleBitEccErrorStorm: "single_bit_ecc_storm",
+    pynvml.nvmlEventTypeDramRetirementEvent: "dram_retired",
+    pynvml.nvmlEventTypeDramRetirementFailure: "dram_retirement_failed",
+    pynvml.nvmlEventTypeNonFatalPoisonError: "poison_contained",
+    pynvml.nvmlEventTypeFatalPoisonError: "poison_fatal",
+    pynvml.nvmlEventTypeGpuUnavailableError: "gpu_unavailable",
+    pynvml.nvmlEventTypeGpuRecoveryAction: "recovery_action_changed",
 }
 """Driver events (nvmlEventType*) that are reported. Clock and power-state changes are not reported because they are too
 frequent. Single corrected errors are not reported because a metric counts them."""
 
 WAIT_MILLISECONDS = 1000
-"""Maximum duration of one wait. A stop takes effect after the current wait."""
+"""Maximum duration of one wait for events, in ms. A stop takes effect after the current wait."""
 
 BACK_OFF_SECONDS = 10.0
-"""Delay after an error before a new event set is made. If a GPU is lost, every wait fails immediately."""
+"""Delay in seconds after an error before a new event set is made. If a GPU is lost, every wait fails immediately."""
 
 STOP_SECONDS = 2.0
 
 
 class GpuEvent(NamedTuple):
-    """One event. kind: a value of EVENTS; code: the XID, otherwise 0; gpu_instance: None for the whole GPU."""
+    """One driver event. kind: a value of EVENTS; code: the XID, otherwise 0; gpu_instance: None for the whole GPU."""
 
     device: Device
     kind: str
@@ -99,51 +101,56 @@ class EventWatcher:
             if code in DEAD:
                 self._library.dead = True
                 return
-            if code != SUCCESS:
+            if code != pynvml.NVML_SUCCESS:
                 log.info("watching GPU events failed: %s: retrying in %g s", code_text(code), self._back_off_seconds)
                 self._stopping.wait(self._back_off_seconds)
 
     def _watch(self) -> int:
-        """Make an event set and wait for events until a stop or failure. Return NVML's code. Raise LibraryDeadError."""
+        """Make an event set and wait for events until a stop or failure.
+
+        Return the last NVML code. Raise LibraryDeadError.
+        """
         library = self._library
         wait = library.function("nvmlEventSetWait_v2")
         events = c_void_p()
         code = library.call("nvmlEventSetCreate", byref(events))
-        if code != SUCCESS:
+        if code != pynvml.NVML_SUCCESS:
             return code
         try:
             registered = [device for device in self._devices if self._register(device, events)]
             if wait is None or not registered:
                 self._stopping.wait()
-                return SUCCESS
-            data = EventData()
+                return int(pynvml.NVML_SUCCESS)
+            data = pynvml.c_nvmlEventData_t()
             while not self._stopping.is_set():
                 code = wait(events, byref(data), c_uint(WAIT_MILLISECONDS))
-                if code == SUCCESS:
+                if code == pynvml.NVML_SUCCESS:
                     self._take(data)
-                elif code != TIMEOUT:
+                elif code != pynvml.NVML_ERROR_TIMEOUT:
                     return code
-            return SUCCESS
+            return int(pynvml.NVML_SUCCESS)
         finally:
             if not library.closed:
                 library.call("nvmlEventSetFree", events)
 
     def _register(self, device: Device, events: c_void_p) -> bool:
-        """Add the GPU to the event set. Return whether the GPU supports any events."""
+        """Add the GPU to the event set. Return whether the GPU supports an event in EVENTS."""
         supported = c_ulonglong()
         library = self._library
-        if library.call("nvmlDeviceGetSupportedEventTypes", device.handle, byref(supported)) != SUCCESS:
+        if library.call("nvmlDeviceGetSupportedEventTypes", device.handle, byref(supported)) != pynvml.NVML_SUCCESS:
             return False
         wanted = supported.value & sum(EVENTS)
         return bool(wanted) and (
-            library.call("nvmlDeviceRegisterEvents", device.handle, c_ulonglong(wanted), events) == SUCCESS
+            library.call("nvmlDeviceRegisterEvents", device.handle, c_ulonglong(wanted), events) == pynvml.NVML_SUCCESS
         )
 
-    def _take(self, data: EventData) -> None:
-        device = next((one for one in self._devices if one.handle.value == data.device), None)
+    def _take(self, data: Any) -> None:
+        """Report the event. data: a c_nvmlEventData_t."""
+        handle = cast(data.device, c_void_p).value
+        device = next((one for one in self._devices if one.handle.value == handle), None)
         if device is None:
             return
-        instance = None if data.gpu_instance == 0xFFFF_FFFF else int(data.gpu_instance)
-        kind = EVENTS.get(data.event_type, f"event_{data.event_type:#x}")
-        code = int(data.event_data) if data.event_type == XID else 0
+        instance = None if data.gpuInstanceId == 0xFFFF_FFFF else int(data.gpuInstanceId)
+        kind = EVENTS.get(data.eventType, f"event_{data.eventType:#x}")
+        code = int(data.eventData) if data.eventType == XID else 0
         self._report(GpuEvent(device, kind, code, self._clock.wall_ns(), instance))

@@ -9,65 +9,66 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from ctypes import byref, c_uint, c_void_p
-from typing import NamedTuple
+from ctypes import byref, c_uint
+from typing import Any, NamedTuple
 
 import numpy as np
+import pynvml
 
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, Query, Values, one_copy
-from agent.sources.nvml.nvml_interface import SUCCESS, GpmMetric, GpmRequest, GpmSupport
 
 LEAST_APART_NS = 100_000_000
-
-VERSION = 1
-"""Version of the GPM structures: NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION."""
 
 MEBIBYTE = float(1 << 20)
 
 _METRIC = np.dtype(
     {
-        "names": ["code", "value"],
-        "formats": ["<i4", "<f8"],
-        "offsets": [GpmMetric.code.offset, GpmMetric.value.offset],
-        "itemsize": ctypes.sizeof(GpmMetric),
+        "names": ["metric", "code", "value"],
+        "formats": ["<u4", "<i4", "<f8"],
+        "offsets": [getattr(pynvml.c_nvmlGpmMetric_t, name).offset for name in ("metricId", "nvmlReturn", "value")],
+        "itemsize": ctypes.sizeof(pynvml.c_nvmlGpmMetric_t),
     }
 )
 """Numpy type of one metric in a GPM request."""
 
 
 class GpmColumn(NamedTuple):
-    """One GPM metric and its columns in the frame."""
+    """One GPM metric, the gauge that publishes it, and optionally a counter of its total."""
 
     metric: int
     gauge: Column
     factor: float
-    """Factor from the metric's unit (percent or MiB/s) to the unit of the column."""
+    """Factor from the metric's unit (percent or MiB/s) to the unit of the gauge."""
     total: Column | None = None
-    """Counter of the sum of rate x seconds over all windows. The windows have no gaps, so the counter is complete."""
+    """Counter of the metric's total; None for no counter. Each read adds the mean rate since the previous read,
+    multiplied by the seconds since then."""
 
 
 class Gpm:
-    """Reader of the GPM counters of a GPU or GPU instance. ``gauges``, ``counters``: the supported columns."""
+    """Reader of the GPM counters of a GPU or GPU instance.
+
+    ``gauges``, ``counters``: the series of the supported metrics.
+    """
 
     def __init__(self, device: Device, columns: Sequence[GpmColumn], gpu_instance: int | None = None) -> None:
-        """Take the first sample. Raise GpuLostError or LibraryDeadError."""
+        """Find the supported metrics and take the first sample. Raise GpuLostError or LibraryDeadError."""
         self.gauges: tuple[Column, ...] = ()
         self.counters: tuple[Column, ...] = ()
         self._device = device
         self._columns: tuple[GpmColumn, ...] = ()
-        self._samples: list[c_void_p] = []
+        self._samples: list[Any] = []
         library = device.library
-        support = GpmSupport(VERSION, 0)
+        support = pynvml.c_nvmlGpmSupport_t(pynvml.NVML_GPM_SUPPORT_VERSION)
         code = library.call("nvmlGpmQueryDeviceSupport", device.handle, byref(support))
-        if code != SUCCESS:
+        if code != pynvml.NVML_SUCCESS:
             device.judge(code, "nvmlGpmQueryDeviceSupport")
-        if code != SUCCESS or not support.supported:
+        if code != pynvml.NVML_SUCCESS or not support.isSupportedDevice:
             return
         for _ in range(2):
-            sample = c_void_p()
-            if library.call("nvmlGpmSampleAlloc", byref(sample)) != SUCCESS:
+            sample = pynvml.c_nvmlGpmSample_t()
+            if library.call("nvmlGpmSampleAlloc", byref(sample)) != pynvml.NVML_SUCCESS:
                 self.close()
                 return
             self._samples.append(sample)
@@ -86,8 +87,8 @@ class Gpm:
         if self._take[0].gone:
             self.close()
             return
-        self._request = GpmRequest(VERSION, 0)
-        metrics = memoryview(self._request).cast("B")[GpmRequest.metrics.offset :]
+        self._request = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION)
+        metrics = memoryview(self._request).cast("B")[pynvml.c_nvmlGpmMetricsGet_t.metrics.offset :]
         self._metrics = np.frombuffer(metrics, _METRIC)
         self._get = library.function("nvmlGpmMetricsGet")
         self._want(tuple(columns))
@@ -100,7 +101,7 @@ class Gpm:
         self._gauge_values, self._counter_values, self._counter_valid = values
 
     def read(self) -> None:
-        """Write the means since the last sample.
+        """Write the means of the metrics since the last sample.
 
         The means are absent if less than LEAST_APART_NS has passed since the last sample, or if a sample failed.
         """
@@ -113,15 +114,15 @@ class Gpm:
         if not self._sample(1 - older) or before_ns is None or self._taken_ns is None:
             return
         request = self._request
-        request.first, request.second = self._samples[older], self._samples[self._newest]
+        request.sample1, request.sample2 = self._samples[older], self._samples[self._newest]
         code = self._get(byref(request))
-        if code != SUCCESS:
+        if code != pynvml.NVML_SUCCESS:
             self._device.judge(code, "nvmlGpmMetricsGet")
             return
         values = np.multiply(self._raw, self._factors, out=self._gauge_values)
         if any(self._codes.tolist()):
             codes = self._codes
-            failed = np.flatnonzero(codes != SUCCESS)
+            failed = np.flatnonzero(codes != pynvml.NVML_SUCCESS)
             never = {
                 int(index)
                 for index in failed
@@ -140,7 +141,8 @@ class Gpm:
                 self._counter_valid[counter] = True
 
     def _sample(self, at: int) -> bool:
-        """Take a sample into one of the two buffers (index `at`) and mark it as the newest."""
+        """Take a sample into one of the two buffers (index `at`). Return whether it succeeded; it is then the newest
+        sample."""
         now_ns = self._device.clock.monotonic_ns()
         if not self._take[at].ask():
             # The start of the next window is not known any more.
@@ -158,9 +160,8 @@ class Gpm:
         self._codes = self._metrics["code"][: len(columns)]
         self._raw = self._metrics["value"][: len(columns)]
         self._factors = one_copy(np.array([column.factor for column in columns], np.float64))
-        self._request.count = len(columns)
-        for index, column in enumerate(columns):
-            self._request.metrics[index].metric = column.metric
+        self._request.numMetrics = len(columns)
+        self._metrics["metric"][: len(columns)] = [column.metric for column in columns]
 
     def close(self) -> None:
         """Free the buffers. Later reads do nothing."""

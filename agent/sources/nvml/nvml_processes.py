@@ -1,17 +1,20 @@
 """The driver's list of processes on a GPU, and the share of the GPU that each process uses.
 
-The two calls hold the driver's lock for a long time on busy machines: a poller with an interval of 1 s was measured to
-hold the lock 10 s of every 15. Make each call at most every 15 s. Pids are those of the agent's pid namespace. They are
-0 or missing if the agent does not use the host's pid namespace.
+Both calls hold the driver's lock for a long time on busy machines, so make each at most every 15 s. Pids are those
+of the agent's pid namespace. They are 0 or missing if the agent does not use the host's pid namespace.
 """
 
 from __future__ import annotations
 
 from ctypes import c_ulonglong, c_void_p
 from dataclasses import dataclass
+from typing import Any
+
+import pynvml
 
 from agent.sources.nvml.nvml import Device, growing_list
-from agent.sources.nvml.nvml_interface import NOT_AVAILABLE, NOT_FOUND, SUCCESS, ProcessInfo, ProcessSample
+
+NOT_AVAILABLE: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 
 LISTS = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -24,7 +27,8 @@ LISTS = (
 class ProcessUse:
     """One process on one GPU or MIG instance, and its use of the GPU.
 
-    Shares are of this process only, 0 to 1; None if not reported. mig: UUID of the MIG instance, '' for the whole GPU.
+    Shares of the GPU's time are 0 to 1, for this process only; None if not reported. mig: UUID of the MIG instance, ''
+    for the whole GPU.
     """
 
     pid: int
@@ -70,50 +74,52 @@ class ProcessLister:
         for symbol, function in self._lists.items():
             if function is None:
                 continue
-            code, entries = growing_list(function, ProcessInfo, handle)
-            if code != SUCCESS:
+            code, entries = growing_list(function, pynvml.c_nvmlProcessInfo_v3_t, handle)
+            if code != pynvml.NVML_SUCCESS:
                 if self._device.judge(code, symbol) and not mig:
                     self._lists[symbol] = None
                 continue
             for entry in entries:
                 use = found.setdefault((entry.pid, mig), ProcessUse(entry.pid, mig))
-                if entry.memory != NOT_AVAILABLE:
+                used_bytes = entry.usedGpuMemory
+                if used_bytes != NOT_AVAILABLE:
                     # A process with compute and graphics work is in two lists with the same memory.
-                    use.memory_bytes = max(use.memory_bytes or 0, entry.memory)
+                    use.memory_bytes = max(use.memory_bytes or 0, used_bytes)
 
     def _add_shares(self, found: dict[tuple[int, str], ProcessUse]) -> None:
         if self._shares is None:
             return
+        structure = pynvml.c_nvmlProcessUtilizationSample_t
         code, samples = growing_list(
-            self._shares_first, ProcessSample, self._device.handle, after=(c_ulonglong(self._seen_us),)
+            self._shares_first, structure, self._device.handle, after=(c_ulonglong(self._seen_us),)
         )
-        if code == NOT_FOUND:
+        if code == pynvml.NVML_ERROR_NOT_FOUND:
             # No process has used the GPU since the last call: the shares are zero, not unknown.
             samples = []
-        elif code != SUCCESS:
+        elif code != pynvml.NVML_SUCCESS:
             if self._device.judge(code, "nvmlDeviceGetProcessUtilization"):
                 self._shares = None
             return
-        newest: dict[int, ProcessSample] = {}
+        newest: dict[int, Any] = {}
         for sample in samples:
-            if sample.timestamp > self._seen_us and (
-                sample.pid not in newest or sample.timestamp > newest[sample.pid].timestamp
+            if sample.timeStamp > self._seen_us and (
+                sample.pid not in newest or sample.timeStamp > newest[sample.pid].timeStamp
             ):
                 newest[sample.pid] = sample
         for (pid, _), use in found.items():
             known = newest.get(pid)
-            use.sm = _share(known.sm if known else 0)
-            use.memory = _share(known.memory if known else 0)
-            use.encoder = _share(known.encoder if known else 0)
-            use.decoder = _share(known.decoder if known else 0)
-        self._seen_us = max((sample.timestamp for sample in newest.values()), default=self._seen_us)
+            use.sm = _share(known.smUtil if known else 0)
+            use.memory = _share(known.memUtil if known else 0)
+            use.encoder = _share(known.encUtil if known else 0)
+            use.decoder = _share(known.decUtil if known else 0)
+        self._seen_us = max((sample.timeStamp for sample in newest.values()), default=self._seen_us)
 
     def _shares_first(self, handle: c_void_p, count: object, entries: object, seen: c_ulonglong) -> int:
-        """Call nvmlDeviceGetProcessUtilization, which takes the array before its length."""
+        """Call nvmlDeviceGetProcessUtilization with its arguments in NVML's order: the array before its length."""
         assert self._shares is not None
         return self._shares(handle, entries, count, seen)
 
 
 def _share(percent: int) -> float | None:
-    """Convert percent to a share; None for impossible values, which drivers return while a process starts."""
+    """Convert percent to a share, 0 to 1; None for impossible values, which drivers return while a process starts."""
     return percent / 100 if percent <= 100 else None

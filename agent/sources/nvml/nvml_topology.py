@@ -1,27 +1,46 @@
-"""Connections of the GPUs of a machine: NVLinks and their remote ends, PCIe, NUMA."""
+"""Connections between the GPUs of a machine: NVLinks with their remote ends, PCIe and NUMA nodes."""
 
 from __future__ import annotations
 
 from ctypes import byref, c_uint
 from dataclasses import dataclass
 
-from agent.sources.nvml.nvml import Device, pci_address
-from agent.sources.nvml.nvml_interface import SUCCESS, FieldValue, Pci
+import pynvml
 
-ANCESTORS = {0: "internal", 10: "single_switch", 20: "switches", 30: "host_bridge", 40: "numa_node", 50: "system"}
-"""Nearest common ancestor of two GPUs in the PCIe tree, by code (nvmlGpuTopologyLevel_t)."""
+from agent.sources.nvml.nvml import Device, kernel_address
+from agent.sources.nvml.nvml_fields import FieldArray
 
-REMOTE_KINDS = {0: "gpu", 1: "npu", 2: "switch"}
-"""Kind of device at the remote end of an NVLink, by code (nvmlIntNvLinkDeviceType_t); 0xFF is unknown."""
+ANCESTORS: dict[int, str] = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "internal",
+    pynvml.NVML_TOPOLOGY_SINGLE: "single_switch",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "switches",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "host_bridge",
+    pynvml.NVML_TOPOLOGY_NODE: "numa_node",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "system",
+}
+"""Kind of the nearest common ancestor of two GPUs in the PCIe tree."""
 
-LINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
-"""NVLink versions by code (nvmlNvlinkVersion_t)."""
+REMOTE_KINDS: dict[int, str] = {
+    pynvml.NVML_NVLINK_DEVICE_TYPE_GPU: "gpu",
+    pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: "npu",
+    pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: "switch",
+}
+"""Kind of device at the remote end of an NVLink; a number that is not listed is unknown."""
 
-_P2P_NVLINK, _P2P_OK = 2, 0
-"""Query for NVLink between two GPUs, and its positive result (NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK)."""
+LINK_VERSIONS: dict[int, str] = {
+    pynvml.NVML_NVLINK_VERSION_1_0: "1.0",
+    pynvml.NVML_NVLINK_VERSION_2_0: "2.0",
+    pynvml.NVML_NVLINK_VERSION_2_2: "2.2",
+    pynvml.NVML_NVLINK_VERSION_3_0: "3.0",
+    pynvml.NVML_NVLINK_VERSION_3_1: "3.1",
+    pynvml.NVML_NVLINK_VERSION_4_0: "4.0",
+    pynvml.NVML_NVLINK_VERSION_5_0: "5.0",
+    8: "6.0",
+}
+"""NVLink versions. The oldest pynvml that gangwatch supports has no name for the last one."""
 
-_VERSION, _REMOTE_LINK = 166, 146
-"""Field numbers of NVML_FI_DEV_NVLINK_GET_VERSION and NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID."""
+_VERSION: int = pynvml.NVML_FI_DEV_NVLINK_GET_VERSION
+_REMOTE_LINK: int = pynvml.NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +56,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Connection to another GPU. ancestor: a value of ANCESTORS. nvlink: whether NVLink connects the two GPUs, directly
-    or through switches.
+    """Connection of a GPU to another GPU. ancestor: a value of ANCESTORS.
+
+    nvlink: whether NVLink connects the two GPUs, directly or through switches; None if the driver does not report it.
     """
 
     device: Device
@@ -49,52 +69,54 @@ class Peer:
 def _ask(device: Device, symbol: str, *arguments: object) -> bool:
     """Make a call and return whether it succeeded. Raise GpuLostError or LibraryDeadError."""
     code = device.library.call(symbol, device.handle, *arguments)
-    if code != SUCCESS:
+    if code != pynvml.NVML_SUCCESS:
         device.judge(code, symbol)
-    return code == SUCCESS
+    return bool(code == pynvml.NVML_SUCCESS)
 
 
 def links(device: Device, count: int) -> tuple[Link, ...]:
     """Return the NVLinks of the GPU. Raise GpuLostError or LibraryDeadError."""
     if not count:
         return ()
-    array = (FieldValue * (2 * count))()
-    for link in range(count):
-        for offset, field in enumerate((_VERSION, _REMOTE_LINK)):
-            array[2 * link + offset].field, array[2 * link + offset].scope = field, link
-    if not _ask(device, "nvmlDeviceGetFieldValues", len(array), array):
+    array = FieldArray(device, [(field, link) for field in (_VERSION, _REMOTE_LINK) for link in range(count)])
+    if not array.read():
         return ()
+    codes, numbers = array.view["code"].tolist(), (array.view["value"] & 0xFFFF_FFFF).tolist()
     found: list[Link] = []
     for link in range(count):
-        version, remote = array[2 * link], array[2 * link + 1]
-        number = int(version.value) & 0xFFFF_FFFF
-        kind, pci = c_uint(), Pci()
+        version, remote = link, count + link  # positions in the array
+        kind, pci = c_uint(), pynvml.nvmlPciInfo_t()
         known = _ask(device, "nvmlDeviceGetNvLinkRemoteDeviceType", c_uint(link), byref(kind))
         placed = _ask(device, "nvmlDeviceGetNvLinkRemotePciInfo_v2", c_uint(link), byref(pci))
-        bus_id = pci.bus_id.decode("ascii", "replace")
         found.append(
             Link(
                 link,
-                LINK_VERSIONS.get(number, str(number)) if version.code == SUCCESS else "",
+                LINK_VERSIONS.get(numbers[version], str(numbers[version])) if not codes[version] else "",
                 REMOTE_KINDS.get(kind.value, "") if known else "",
-                pci_address(bus_id) if placed and ":" in bus_id else "",
-                str(int(remote.value) & 0xFFFF_FFFF) if remote.code == SUCCESS else "",
+                kernel_address(pci) if placed else "",
+                str(numbers[remote]) if not codes[remote] else "",
             )
         )
     return tuple(found)
 
 
 def peers(device: Device, others: tuple[Device, ...]) -> tuple[Peer, ...]:
-    """Return the connections to the other GPUs. Raise GpuLostError or LibraryDeadError."""
+    """Return the connections from the GPU to the other GPUs. Raise GpuLostError or LibraryDeadError."""
     found: list[Peer] = []
     for other in others:
         if other.uuid == device.uuid:
             continue
         level, status = c_uint(), c_uint()
         near = _ask(device, "nvmlDeviceGetTopologyCommonAncestor", other.handle, byref(level))
-        linked = _ask(device, "nvmlDeviceGetP2PStatus", other.handle, c_uint(_P2P_NVLINK), byref(status))
+        linked = _ask(
+            device, "nvmlDeviceGetP2PStatus", other.handle, c_uint(pynvml.NVML_P2P_CAPS_INDEX_NVLINK), byref(status)
+        )
         found.append(
-            Peer(other, ANCESTORS.get(level.value, "") if near else "", status.value == _P2P_OK if linked else None)
+            Peer(
+                other,
+                ANCESTORS.get(level.value, "") if near else "",
+                status.value == pynvml.NVML_P2P_STATUS_OK if linked else None,
+            )
         )
     return tuple(found)
 

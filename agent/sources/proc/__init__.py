@@ -1,4 +1,4 @@
-"""Access to /proc: parsers of its files, control groups, NFS mounts, and readers of single processes.
+"""Readers of /proc: its files, control groups, NFS mounts, and single processes.
 
 Start at ``proc.py``.
 """

@@ -1,8 +1,8 @@
 """Owner of a process by its control group path: a pod's container, or a Slurm job's step and task.
 
-The creator of a control group chooses its name. The kubelet and slurmstepd create them as root. A user with a systemd
-session may also create control groups below the user's slice (delegation), so paths below that slice are not trusted.
-In nested paths, the outer group takes precedence over the inner group.
+The creator of a control group chooses its name. The kubelet and slurmstepd create control groups as root. A user
+with a systemd session may also create control groups below the user's slice (delegation). Therefore paths below that
+slice are not trusted. If groups are nested, the outer group determines the owner.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ _SLURM = re.compile(
     r"/(?:[^/]*slurmstepd\.scope|slurm[^/]*(?:/uid_\d+)?)/job_(\d{1,18})(?!\d)(?:/step_([0-9A-Za-z_]+))?(?:/user)?(?:/task_(\d{1,10})(?!\d))?",
     re.ASCII,
 )
-"""Path of a Slurm task: cgroup v1 ``/slurm[_NODE]/uid_U/job_N/step_S/task_T``, v2
+"""Pattern of the control group path of a Slurm task: cgroup v1 ``/slurm[_NODE]/uid_U/job_N/step_S/task_T``, v2
 ``.../[NODE_]slurmstepd.scope/job_N/step_S/user/task_T`` (https://slurm.schedmd.com/cgroup_v2.html). The task number
 counts the tasks on this node. It is not the rank."""
 
 _POD = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
 )
-"""Pod uid in the path, in all forms of the kubelet: with dashes (cgroupfs), with underscores (systemd), as a hash
-(static pods)."""
+"""Pattern of a pod's uid in a control group path, in all forms of the kubelet: with dashes (cgroupfs), with underscores
+(systemd), as a hash (static pods)."""
 
 _CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 
 _DELEGATED = re.compile(r"/user\.slice/|/user-\d+\.slice/|/user@\d+\.service/")
-"""Paths of control groups below which users can create control groups with any name (systemd's user managers, rootless
-containers)."""
+"""Pattern of control group paths below which users can create control groups with any name. Systemd's user managers and
+rootless containers use such paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Pod or Slurm job in a control group path. A value is "" or None if the path does not contain it.
+    """Pod or Slurm job that a control group path names. A value is "" or None if the path does not contain it.
 
     pod: uid of the pod, with dashes if it is a UUID. container: id of 64 digits that the container runtime chose.
     """
@@ -46,10 +46,10 @@ class Membership:
 
 
 def parse_cgroup(text: str) -> Membership | None:
-    """Parse the text of /proc/PID/cgroup. Return None if it contains neither a pod nor a Slurm job.
+    """Return the pod and Slurm job in the text of /proc/PID/cgroup. Return None if it contains neither of them.
 
-    The result has both for a Slurm job inside a pod (Slurm on Kubernetes). A pod path inside a Slurm job was created by
-    the job and is ignored.
+    For a Slurm job inside a pod (Slurm on Kubernetes), return both. A pod path inside a Slurm job is ignored, because
+    the job created it.
     """
     # Names of control groups may contain any character but the line end: "\u2028" does not start a new line.
     for line in text.split("\n"):
@@ -78,10 +78,11 @@ _USER_SLICE = re.compile(r"(?:/\.\.)*/user\.slice/user-(\d{1,10})\.slice(?:/|\Z)
 
 
 def user_of_cgroup(text: str) -> int | None:
-    """Return the user id of the login session or systemd user manager in the text of /proc/PID/cgroup, or None.
+    """Return the user id in the text of /proc/PID/cgroup, or None if the path contains no user.
 
-    Only systemd creates control groups directly below user.slice. A process that runs with another id of the user
-    (a subordinate id in a user namespace, subuid(5)) stays below the user's slice. It cannot leave without privileges.
+    The path contains the user of the login session or systemd user manager. Only systemd creates control groups
+    directly below user.slice. A process with a subordinate id of the user (subuid(5)) is below the user's slice too,
+    and cannot leave it without privileges.
     """
     for line in text.split("\n"):
         if (match := _USER_SLICE.match(line.split(":", 2)[-1])) is not None:

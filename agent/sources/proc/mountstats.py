@@ -12,7 +12,10 @@ from agent.schema.errors import SourceError
 
 
 class Operation(NamedTuple):
-    """Statistics of one operation of a mount. transmissions: number of transmissions, including retransmissions."""
+    """Statistics of one operation, such as READ, of an NFS mount.
+
+    transmissions: number of transmissions, including retransmissions.
+    """
 
     operations: int
     transmissions: int
@@ -61,7 +64,7 @@ def parse_mountstats(data: bytes) -> list[NfsMount]:
 
 
 def _parse_device(line: bytes) -> NfsMount | None:
-    """Parse the first line of a mount. Return None if the mount is not NFS or has no statistics."""
+    """Parse the first line of a mount in mountstats. Return None if the mount is not NFS or has no statistics."""
     device, separator, rest = line.removeprefix(b"device ").partition(b" mounted on ")
     path, _, kind = rest.rpartition(b" with fstype ")
     words = kind.split()
@@ -71,7 +74,10 @@ def _parse_device(line: bytes) -> NfsMount | None:
 
 
 def _text(escaped: bytes) -> str:
-    r"""Unescape a string. The kernel writes blanks, tabs, line ends and backslashes as \ooo (seq_escape)."""
+    """Unescape a text of mountstats.
+
+    The kernel writes blanks, tabs, line ends and backslashes as octal numbers: \\ooo (seq_escape).
+    """
     text = escaped.decode("utf-8", "replace")
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)

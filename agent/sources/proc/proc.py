@@ -1,4 +1,4 @@
-"""Pure parsers of files in /proc, and a few functions that read files of processes.
+"""Pure parsers of what psutil lacks in /proc, and a few functions that read files of processes.
 
 The formats are in proc(5), Documentation/filesystems/proc.rst, Documentation/admin-guide/iostats.rst and
 Documentation/accounting/psi.rst of the kernel. Parsers take the content of a file. If the content is malformed, they
@@ -20,41 +20,15 @@ TICK_NS = 1_000_000_000 // CLOCK_TICKS_PER_SECOND
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-SECTOR_BYTES = 512
-"""Size in bytes of a sector in /proc/diskstats, independent of the device's sector size
-(Documentation/admin-guide/iostats.rst)."""
-
-CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""CPU modes of /proc/stat in file order. Guest time is omitted, since user and nice already include it."""
-
-
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-class CpuTimes(NamedTuple):
-    """CPU times in /proc/stat: sum over all CPUs in ticks, by CPU_MODES (fewer modes on old kernels), and the number of
-    CPUs online.
-    """
-
-    ticks: tuple[int, ...]
-    processors: int
-
-
-def parse_stat(data: bytes) -> CpuTimes:
-    """Return the CPU times of /proc/stat."""
-    lines = data.split(b"\n")
-    if not lines[0].startswith(b"cpu "):
-        raise SourceError(f"/proc/stat: begins with {lines[0][:20]!r}, expected 'cpu '")
-    processors = 0
-    for line in lines[1:]:
-        if not line.startswith(b"cpu"):
-            break
-        processors += 1
-    try:
-        ticks = tuple(map(whole, lines[0].split()[1 : 1 + len(CPU_MODES)]))
-    except ValueError:
-        raise SourceError(f"/proc/stat: {lines[0][:80]!r}") from None
-    return CpuTimes(ticks, processors)
+def parse_cpu_count(data: bytes) -> int:
+    """Return the number of CPUs online, each of which has a line in /proc/stat."""
+    found = data.count(b"\ncpu")
+    if not found:
+        raise SourceError(f"/proc/stat: no CPU in {data[:20]!r}")
+    return found
 
 
 class Scheduler(NamedTuple):
@@ -66,7 +40,7 @@ class Scheduler(NamedTuple):
 
 
 def parse_scheduler(data: bytes) -> Scheduler:
-    """Return the numbers of context switches and tasks of /proc/stat."""
+    """Parse the numbers of context switches and tasks in /proc/stat."""
     return Scheduler(
         _line_number(data, b"ctxt ", "/proc/stat"),
         _line_number(data, b"procs_running ", "/proc/stat"),
@@ -82,13 +56,16 @@ class Paging(NamedTuple):
 
 
 def parse_vmstat(data: bytes) -> Paging:
-    """Return the paging counters of /proc/vmstat."""
+    """Parse the paging counters in /proc/vmstat."""
     kills = _line_number(data, b"oom_kill ", "/proc/vmstat") if b"\noom_kill " in data else None
     return Paging(_line_number(data, b"pgmajfault ", "/proc/vmstat"), kills)
 
 
 def _line_number(data: bytes, key: bytes, file: str) -> int:
-    """Return the number after a key at the start of a line."""
+    """Return the number that follows the key at the start of a line of `data`.
+
+    file: name of the file, for the error message.
+    """
     start = data.find(b"\n" + key)
     if start < 0:
         raise SourceError(f"{file}: no {key.decode().strip()}")
@@ -101,52 +78,26 @@ def _line_number(data: bytes, key: bytes, file: str) -> int:
 
 
 def parse_loadavg(data: bytes) -> float:
-    """Return the load average over one minute from /proc/loadavg."""
+    """Parse the load average over one minute in /proc/loadavg."""
     try:
         return float(data.split(b" ", 1)[0])
     except ValueError:
         raise SourceError(f"/proc/loadavg: {data[:40]!r}") from None
 
 
-class Memory(NamedTuple):
-    """Values of /proc/meminfo in bytes; available is None before Linux 3.14."""
-
-    total_bytes: int
-    available_bytes: int | None
-
-
-def parse_meminfo(data: bytes) -> Memory:
-    """Parse /proc/meminfo. A kB in this file is 1024 bytes."""
-    total = _meminfo_bytes(data, b"MemTotal:")
-    if total is None:
-        raise SourceError("/proc/meminfo: no MemTotal")
-    return Memory(total, _meminfo_bytes(data, b"MemAvailable:"))
-
-
-def _meminfo_bytes(data: bytes, key: bytes) -> int | None:
-    start = data.find(b"\n" + key)
-    if start >= 0:
-        start += 1
-    elif data.startswith(key):
-        start = 0
-    else:
-        return None
-    words = data[start : start + 80].split(None, 2)
-    try:
-        return whole(words[1]) * 1024
-    except (IndexError, ValueError):
-        raise SourceError(f"/proc/meminfo: {data[start : start + 40]!r}") from None
-
-
 class Pressure(NamedTuple):
-    """Totals of one file in /proc/pressure in microseconds. full: None if not reported (cpu before Linux 5.13)."""
+    """Total times of one file in /proc/pressure, in microseconds.
+
+    some_us: time in which at least one task waited. full_us: time in which all tasks waited; None if not reported (cpu
+    before Linux 5.13).
+    """
 
     some_us: int
     full_us: int | None
 
 
 def parse_pressure(data: bytes) -> Pressure:
-    """Parse /proc/pressure/{cpu,memory,io}."""
+    """Parse /proc/pressure/{cpu,memory,io}: how long tasks waited for a resource."""
     some: int | None = None
     full: int | None = None
     for line in data.split(b"\n"):
@@ -166,84 +117,25 @@ def parse_pressure(data: bytes) -> Pressure:
     return Pressure(some, full)
 
 
-class Disk(NamedTuple):
-    """One line of /proc/diskstats. Counts of milliseconds wrap at 2^32.
-
-    read_ms, write_ms: total time of requests; io_ms: time with a request in progress; in_flight: number of requests in
-    progress.
-    """
-
-    name: str
-    read_bytes: int
-    written_bytes: int
-    io_ms: int
-    reads: int
-    writes: int
-    read_ms: int
-    write_ms: int
-    in_flight: int
-
-
-def parse_diskstats(data: bytes) -> list[Disk]:
-    """Parse /proc/diskstats: every block device and partition in file order."""
-    disks: list[Disk] = []
+def parse_in_flight(data: bytes) -> dict[str, int]:
+    """Return the number of requests in progress of each block device and partition in /proc/diskstats, by name."""
+    found: dict[str, int] = {}
     for line in data.split(b"\n"):
         words = line.split()
         if len(words) < 14:
-            # Skip partitions of kernels before 2.6.25, which have four fields.
-            continue
+            continue  # the end of the file
         try:
-            disks.append(
-                Disk(
-                    words[2].decode(),
-                    whole(words[5]) * SECTOR_BYTES,
-                    whole(words[9]) * SECTOR_BYTES,
-                    whole(words[12]),
-                    whole(words[3]),
-                    whole(words[7]),
-                    whole(words[6]),
-                    whole(words[10]),
-                    whole(words[11]),
-                )
-            )
+            found[words[2].decode("utf-8", "replace")] = whole(words[11])
         except ValueError:
             raise SourceError(f"/proc/diskstats: {line[:80]!r}") from None
-    return disks
-
-
-class Interface(NamedTuple):
-    """Counters of one network interface: one line of /proc/net/dev."""
-
-    name: str
-    receive_bytes: int
-    receive_errors: int
-    transmit_bytes: int
-    transmit_errors: int
-
-
-def parse_net_dev(data: bytes) -> list[Interface]:
-    """Parse /proc/net/dev: every interface of the network namespace in file order."""
-    interfaces: list[Interface] = []
-    for line in data.split(b"\n")[2:]:
-        if not line:
-            continue
-        # Names of aliases contain a colon, and old kernels write no space after the name: split at the last colon.
-        name, _, rest = line.rpartition(b":")
-        words = rest.split()
-        try:
-            interfaces.append(
-                Interface(name.strip().decode(), whole(words[0]), whole(words[2]), whole(words[8]), whole(words[10]))
-            )
-        except (ValueError, IndexError):
-            raise SourceError(f"/proc/net/dev: {line[:80]!r}") from None
-    return interfaces
+    return found
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
 class ProcessStat(NamedTuple):
-    """Used fields of /proc/PID/stat. pid and start_time (in clock ticks since boot) together identify a process."""
+    """Fields of /proc/PID/stat that the agent uses. pid and start_time (clock ticks since boot) identify a process."""
 
     pid: int
     state: str
@@ -254,7 +146,10 @@ class ProcessStat(NamedTuple):
 
 
 def parse_process_stat(data: bytes) -> ProcessStat:
-    """Parse /proc/PID/stat. The name in parentheses may contain any character, including parentheses and line ends."""
+    """Parse /proc/PID/stat.
+
+    The process name in parentheses may contain any character, even parentheses and line ends.
+    """
     close = data.rfind(b")")
     words = data[close + 2 :].split()
     try:
@@ -280,14 +175,14 @@ def parse_statm(data: bytes) -> int:
 
 
 class SchedStat(NamedTuple):
-    """Times in /proc/PID/task/TID/schedstat: time that the thread ran, and time that it waited for a CPU."""
+    """Times in /proc/PID/task/TID/schedstat, in ns: time that the thread ran, and time that it waited for a CPU."""
 
     run_ns: int
     wait_ns: int
 
 
 def parse_schedstat(data: bytes) -> SchedStat:
-    """Parse /proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst)."""
+    """Parse the times in /proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst)."""
     words = data.split()
     try:
         return SchedStat(whole(words[0]), whole(words[1]))
@@ -296,9 +191,9 @@ def parse_schedstat(data: bytes) -> SchedStat:
 
 
 class ProcessIO(NamedTuple):
-    """Bytes in /proc/PID/io that a process has read from and written to storage.
+    """Bytes in /proc/PID/io that a process has read from storage and written to it.
 
-    They include all threads, and children that have ended and were waited for.
+    The counts include all threads. They also include children that have ended, after the process has waited for them.
     """
 
     read_bytes: int
@@ -306,7 +201,7 @@ class ProcessIO(NamedTuple):
 
 
 def parse_process_io(data: bytes) -> ProcessIO:
-    """Return the I/O counters of /proc/PID/io."""
+    """Parse the storage counters in /proc/PID/io."""
     read = written = None
     for line in data.split(b"\n"):
         key, _, value = line.partition(b": ")
@@ -341,7 +236,8 @@ def threads_of(proc_root: str, pid: int) -> list[str]:
 def children_of(proc_root: str, pid: int, threads: list[str]) -> list[int] | None:
     """Return the children of the process's threads; None if the kernel has no ``children`` file (CONFIG_PROC_CHILDREN).
 
-    Each thread lists only the children that it forked. If a thread has ended, another thread lists its children.
+    Each thread's file contains the children that this thread started. The children of an ended thread are in another
+    thread's file.
     """
     found: list[int] = []
     for thread in threads:
@@ -356,7 +252,7 @@ def children_of(proc_root: str, pid: int, threads: list[str]) -> list[int] | Non
 
 
 def children_by_parent(proc_root: str) -> dict[int, list[int]]:
-    """Return the children of every process by reading all stat files, for kernels without ``children`` files."""
+    """Return the children of every process, as pids by the parent's pid. For kernels without ``children`` files."""
     children: dict[int, list[int]] = {}
     for name in os.listdir(proc_root):
         if name.isdecimal() and (stat := read_process_stat(proc_root, int(name))) is not None:

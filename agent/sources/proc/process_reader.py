@@ -1,7 +1,7 @@
 """Repeated reading of a process and its threads through open descriptors.
 
-An open descriptor under /proc/PID always refers to the same process or thread. After its end every read fails with
-ESRCH, even if another process gets the same pid.
+An open descriptor under /proc/PID always refers to the same process or thread. After the end of this process or thread
+every read fails with ESRCH, even if another process gets the same pid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from agent.sources.proc.proc import (
 
 
 class DescriptorBudget:
-    """Maximum number of descriptors that stay open. The files of other threads are opened for each read."""
+    """Number of descriptors that may still be opened for files of threads, and kept open.
+
+    If it is 0, the files of further threads are opened and closed for each read.
+    """
 
     __slots__ = ("left",)
 
@@ -30,7 +33,10 @@ class DescriptorBudget:
 
 
 class KeptThread:
-    """Reader of the schedstat file of one thread, with the last values. The file stays open within the budget."""
+    """Reader of the schedstat file of one thread: how long it ran, and how long it waited for a CPU.
+
+    The file stays open if the budget of descriptors allows it.
+    """
 
     __slots__ = ("_budget", "_descriptor", "_path", "run_ns", "wait_ns")
 
@@ -45,8 +51,9 @@ class KeptThread:
             budget.left -= 1
 
     def advance(self) -> tuple[int, int]:
-        """Return the nanoseconds that the thread ran, and waited for a CPU, since the last call. Raise OSError if the
-        thread has ended.
+        """Return how long the thread ran and how long it waited for a CPU since the last call, in nanoseconds.
+
+        Raise OSError if the thread has ended.
         """
         data = os.pread(self._descriptor, 128, 0) if self._descriptor >= 0 else read_file(self._path)
         run_ns, wait_ns = parse_schedstat(data)
@@ -105,14 +112,14 @@ class KeptProcess:
             pass
 
     def stat(self) -> ProcessStat | None:
-        """Return the current stat of the process; None after its parent has waited for its end."""
+        """Return the current /proc/PID/stat of the process; None if it ended and its parent has waited for it."""
         try:
             return parse_process_stat(os.pread(self._stat, 4096, 0))
         except OSError:
             return None
 
     def resident_bytes(self) -> int:
-        """Return the resident memory; 0 if the process has ended."""
+        """Return the resident memory of the process in bytes; 0 if the process has ended."""
         try:
             return parse_statm(os.pread(self._statm, 256, 0))
         except OSError:
@@ -121,8 +128,8 @@ class KeptProcess:
     def advance_threads(self, count: int) -> tuple[int, int, bool]:
         """Return (nanoseconds run, nanoseconds waited for a CPU, whether any thread was readable) since the last call.
 
-        The times are sums over all threads. count: number of threads in /proc/PID/stat. Threads are listed again only
-        if this number differs from the number of known threads or a known thread has ended.
+        The times are sums over all threads. count: number of threads in /proc/PID/stat. If it differs from the
+        number at the last call, or a thread has ended, the threads are listed again.
         """
         ran = waited = 0
         ended: list[str] = []
@@ -155,7 +162,8 @@ class KeptProcess:
         return ran, waited, bool(self.threads)
 
     def advance_io(self) -> tuple[int, int] | None:
-        """Return bytes read and written since the last call; None if access is denied."""
+        """Return the bytes that the process read and wrote since the last call; None if the agent may not read the
+        counts."""
         if self._io < 0:
             return None
         try:

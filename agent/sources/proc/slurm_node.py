@@ -1,6 +1,7 @@
-"""Data of Slurm on a node other than control groups: step daemons, the environment of tasks, and job files.
+"""Sources of data about Slurm jobs on a node, besides control groups: step daemons, environments and job files.
 
-An environment is not trusted. The attempt and the rank may come from it; the job comes from a trusted source.
+A process can choose its own environment. The agent therefore takes only the attempt and the rank from it, and the job
+from another source.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import re
 from agent.sources.files import read_file
 
 MAX_ENVIRONMENT_BYTES = 1 << 18
-"""Maximum number of bytes of an environment that are read. Later variables are not found."""
+"""Maximum number of bytes of a process's environment that are read. Variables after this limit are not found."""
 
 _STEP_DAEMON = re.compile(rb"slurmstepd: \[(\d+)\.([0-9A-Za-z_]+)\]")
-"""Process title of a Slurm step daemon: ``slurmstepd: [JOB.STEP]`` (slurmstepd.c, init_setproctitle)."""
+"""Pattern of the process title of a Slurm step daemon: ``slurmstepd: [JOB.STEP]`` (slurmstepd.c, init_setproctitle)."""
 
 _DEVICE_FILE = re.compile(r"(?:GPU-|MIG-)?[0-9A-Za-z/._-]{1,120}\Z")
 
@@ -22,14 +23,19 @@ MAX_JOB_FILES = 1024
 MAX_JOBS_A_FILE = 64
 
 RANK = ("RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+"""Environment variables that launchers set to the rank. The first variable that is set is used. gangwatch/steps.py has
+the same list."""
+
 ATTEMPT = ("GANGWATCH_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+"""Environment variables that launchers set to the attempt. The first variable that is set is used. gangwatch/steps.py
+has the same list."""
+
 JOB = ("SLURM_JOB_ID",)
-"""Environment variables that contain the job id. RANK and ATTEMPT list the variables of launchers for the rank and the
-attempt. The first variable that is set is used. gangwatch/steps.py has the same lists for rank and attempt."""
+"""Environment variables that contain the Slurm job id."""
 
 
 def read_environment(proc_root: str, pid: int) -> dict[str, str]:
-    """Return the variables of RANK, ATTEMPT and JOB in the initial environment of the process; {} if not readable."""
+    """Return the environment variables in RANK, ATTEMPT and JOB with which the process started; {} if not readable."""
     try:
         descriptor = os.open(f"{proc_root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -49,7 +55,9 @@ _WANTED = {name.encode(): name for name in (*RANK, *ATTEMPT, *JOB)}
 
 
 def parse_environment(data: bytes) -> dict[str, str]:
-    """Return the variables of RANK, ATTEMPT and JOB with numeric values in a NUL-separated environment.
+    """Parse an environment whose variables are separated by NUL.
+
+    Return those in RANK, ATTEMPT and JOB with numeric values.
 
     If a variable occurs several times, its first value is returned.
     """
@@ -63,7 +71,7 @@ def parse_environment(data: bytes) -> dict[str, str]:
 
 
 def step_of_daemon(proc_root: str, pid: int, trusted_uid: int = 0) -> tuple[str, str] | None:
-    """Return (job, step) if the process is a Slurm step daemon (slurmstepd) of `trusted_uid`; None for any other.
+    """Return (job, step) if the process is a Slurm step daemon (slurmstepd) of the user `trusted_uid`; otherwise None.
 
     Only processes of this user are accepted, since users can set any title for their own processes.
     """
@@ -78,7 +86,7 @@ def step_of_daemon(proc_root: str, pid: int, trusted_uid: int = 0) -> tuple[str,
 
 
 def read_job_files(folder: str) -> tuple[tuple[str, str], ...]:
-    """Return (GPU, job) of every file in dcgm-exporter's job mapping folder, sorted.
+    """Return the (GPU, job) pairs of the files in dcgm-exporter's job mapping folder, sorted.
 
     A Slurm prolog writes these files, and an epilog removes them. The name of a file is a GPU (index,
     ``INDEX.GPU-INSTANCE`` or UUID), and each line is a job id (dcgm-exporter's README, "--hpc-job-mapping-dir").

@@ -1,8 +1,8 @@
 """Statistics of a network driver (``ethtool -S``), read with a system call or from a recorded text.
 
-The call is ioctl(2) SIOCETHTOOL with the commands GSSET_INFO, GSTRINGS and GSTATS of include/uapi/linux/ethtool.h. The
-names are read each time. When its configuration changes, a driver may change the names and keep their number: mlx5
-lists the priorities with flow control.
+The call is ioctl(2) SIOCETHTOOL with the commands GSSET_INFO, GSTRINGS and GSTATS of include/uapi/linux/ethtool.h.
+The names of the statistics are read each time, because a new configuration of the driver may change names while
+their number stays the same.
 """
 
 from __future__ import annotations
@@ -36,30 +36,34 @@ _STRINGS = struct.Struct("=III")  # cmd, string_set, len
 _STATISTICS = struct.Struct("=II")  # cmd, n_stats
 
 MOST_STATISTICS = 65536
-"""Maximum number of statistics in the buffer. The kernel writes all statistics of the driver, even if the caller's
-buffer is too small. Drivers have statistics per queue (mlx5: 40 for each of up to a few hundred queues)."""
+"""Number of statistics for which the buffer has room; a driver with more is not read. The room is ample, because the
+kernel writes all statistics even if the caller's buffer is too small. Drivers have statistics per queue (mlx5: 40 for
+each of up to a few hundred queues)."""
 
 _BUFFER_BYTES = _STRINGS.size + MOST_STATISTICS * NAME_BYTES
 
 EthtoolCall = Callable[[str, memoryview], None]
-"""Function that calls SIOCETHTOOL for an interface name and a buffer. The buffer contains the command, afterwards the
-result. The function raises OSError on failure."""
+"""Function that calls SIOCETHTOOL for an interface name and a buffer. The buffer contains the command before the call
+and the result after it. The function raises OSError on failure."""
 
 Values = npt.NDArray[np.uint64]
 
 
 class Statistics(NamedTuple):
-    """Statistics of a driver. names: the same tuple as before if unchanged. values: uint64 [names]."""
+    """Statistics that a network driver reports.
+
+    names: the same tuple as before if unchanged. values: uint64 [names].
+    """
 
     names: tuple[str, ...]
     values: Values
 
 
 class StatisticsSource(Protocol):
-    """Source of driver statistics."""
+    """Interface that reads the statistics of network drivers."""
 
     def read(self, interface: str) -> Statistics:
-        """Return the statistics of the interface.
+        """Return the statistics of the network interface with this name.
 
         Raise UnsupportedError if there are no statistics, SourceError for other failures.
         """
@@ -72,7 +76,7 @@ class StatisticsSource(Protocol):
 
 
 class SystemCall:
-    """EthtoolCall that calls the kernel. The constructor raises SourceError if no socket can be opened."""
+    """EthtoolCall that makes the system call. The constructor raises SourceError if no socket can be opened."""
 
     def __init__(self) -> None:
         try:
@@ -89,7 +93,10 @@ class SystemCall:
 
 
 def parse_names(data: bytes | memoryview, count: int) -> tuple[str, ...]:
-    """Parse names of ETH_GSTRING_LEN bytes each, padded with zeros. Raise SourceError if the data is too short."""
+    """Parse `count` names of ETH_GSTRING_LEN bytes each, padded with zeros.
+
+    Raise SourceError if the data is too short.
+    """
     if len(data) < count * NAME_BYTES:
         raise SourceError(f"ethtool: {len(data)} bytes are too short for {count} names of {NAME_BYTES} bytes")
     raw = bytes(data[: count * NAME_BYTES])
@@ -99,7 +106,7 @@ def parse_names(data: bytes | memoryview, count: int) -> tuple[str, ...]:
 
 
 class Ethtool:
-    """Source of statistics from drivers. call: function that replaces the system call in tests."""
+    """Source of network driver statistics from the kernel. call: function that replaces the system call in tests."""
 
     def __init__(self, call: EthtoolCall | None = None) -> None:
         self._call = call
@@ -111,7 +118,7 @@ class Ethtool:
         self._names: dict[str, tuple[str, ...]] = {}
 
     def read(self, interface: str) -> Statistics:
-        """Return the statistics of the interface. The values are valid until the next call."""
+        """Return the statistics of the interface. The next call overwrites their values."""
         count = self._count(interface)
         names = self._read_names(interface, count)
         _STATISTICS.pack_into(self._buffer, 0, GET_STATISTICS, count)
@@ -168,7 +175,7 @@ RECORDED = "ethtool_statistics"
 
 
 def parse_recorded(data: bytes) -> dict[str, int]:
-    """Parse the output of ``ethtool -S``. Raise SourceError for a malformed line."""
+    """Parse the output of ``ethtool -S`` into values by name. Raise SourceError for a malformed line."""
     found: dict[str, int] = {}
     for line in data.split(b"\n"):
         name, colon, value = line.rpartition(b":")
@@ -181,7 +188,7 @@ def parse_recorded(data: bytes) -> dict[str, int]:
 
 
 class RecordedEthtool:
-    """Source of statistics from files of a recorded or synthesised sysfs."""
+    """Source of statistics from files of a recorded or generated copy of sysfs."""
 
     def __init__(self, sys_root: str) -> None:
         self._sys_root = sys_root

@@ -2,9 +2,9 @@
 
 Formats: Documentation/ABI/stable/sysfs-class-infiniband and drivers/infiniband/core/sysfs.c of the kernel.
 
-The RDMA subsystem has two network-namespace modes. In the shared mode all devices are in this folder. In the exclusive
-mode the devices of containers are not in it (agent/collectors/rdma/rdma_namespaces.py). A virtual function counts its
-own traffic. The counters of the physical port belong to the physical function.
+The RDMA subsystem has two network-namespace modes. In the shared mode all devices are in this folder. In the
+exclusive mode the devices of containers are not in it (agent/collectors/rdma/rdma_namespaces.py). A virtual function
+has counters of its own traffic only; the counters of the physical port are those of the physical function.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fnmatch import fnmatchcase
 from agent.sources.sysfs.sysfs import is_number, names_in, pci_address_of, read_text
 
 SWITCH_MANAGEMENT = b"SW_MNG"
-"""Text in the vital product data of ConnectX functions that manage NVLink switches on HGX B200 and B300. These
-functions are not NICs of the node, and each read of their counters writes firmware errors to the kernel log. The start
-script of NVIDIA Fabric Manager searches for the same text."""
+"""Text in the vital product data of ConnectX functions that manage NVLink switches on HGX B200 and B300. The agent
+skips them: they are not NICs of the node, and each read of their counters writes firmware errors to the kernel log. The
+start script of NVIDIA Fabric Manager searches for the same text."""
 
 _VPD_BYTES = 4096
 
 _INFINIBAND_CLASS = "0x0207"
-"""PCI class of an InfiniBand controller. The management functions of NVLink switches have this class."""
+"""PCI class of an InfiniBand controller. The PCI functions that manage NVLink switches have this class too."""
 
 _REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$")
-"""Pattern of phys_port_name for netdevs that represent virtual functions of a NIC in switch mode."""
+"""Pattern of the phys_port_name of netdevs that represent virtual functions of a NIC in switch mode."""
 
 
 _NETDEV = re.compile(r"^(?!\.{1,2}$)[!-.0-9;-~]{1,15}$", re.ASCII)
@@ -37,7 +37,10 @@ _NETDEV = re.compile(r"^(?!\.{1,2}$)[!-.0-9;-~]{1,15}$", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port of a device. counters, hardware_counters: names of the counter files, in reading order."""
+    """One port of an RDMA device.
+
+    counters, hardware_counters: names of the counter files, in the order in which they are read.
+    """
 
     number: str
     link_layer: str
@@ -68,13 +71,13 @@ class RdmaDevice:
 
 
 class DeviceFinder:
-    """Repeated listing of the RDMA devices. Attributes of a device are cached while its folder in sysfs is the same.
+    """Repeated listing of the RDMA devices. Attributes of a device are kept until its folder in sysfs is replaced.
 
     excluded: patterns (fnmatch) of device names and PCI addresses that are not read.
     """
 
     _THOROUGH = 16
-    """Number of calls of ``find`` after which the cache is dropped, since the firmware of a device may change."""
+    """Number of calls of ``find`` after which all attributes are read again, since a device's firmware may change."""
 
     def __init__(self, sys_root: str, excluded: Sequence[str] = ()) -> None:
         self._folder = f"{sys_root}/class/infiniband"
@@ -83,7 +86,7 @@ class DeviceFinder:
         self._times = 0
 
     def find(self) -> tuple[list[RdmaDevice], list[str]]:
-        """Return the devices to read, sorted by name, and the names of the devices that are not read."""
+        """Return the RDMA devices to read, sorted by name, and the names of the devices that are not read."""
         self._times += 1
         if self._times % self._THOROUGH == 0:
             self._known.clear()
@@ -99,7 +102,8 @@ class DeviceFinder:
         )
 
     def _identity(self, name: str) -> object:
-        """Return a value that changes if the device or sysfs is replaced, or a netdev of a port is renamed."""
+        """Return a value that changes if the device or its sysfs folder is replaced, or a netdev of a port is
+        renamed."""
         try:
             link = os.readlink(f"{self._folder}/{name}")
         except OSError:
@@ -177,7 +181,7 @@ def _port(path: str, number: str, netdevs: Mapping[str, str]) -> Port:
 
 
 def _netdevs(device: str) -> dict[str, str]:
-    """Return the netdev of each port by port number. Port numbers start at 1, and dev_port in sysfs starts at 0."""
+    """Return the netdev of each port, by port number. Port numbers start at 1, but dev_port in sysfs starts at 0."""
     found: dict[str, str] = {}
     for name in names_in(f"{device}/net"):
         if _REPRESENTOR.match(read_text(f"{device}/net/{name}/phys_port_name")):
@@ -202,8 +206,9 @@ _RATE = re.compile(r"^(\d{1,6}(?:\.\d{1,3})?) Gb/sec(?: \((\d{1,3})X\b.*\))?\s*$
 
 
 def parse_rate(text: str) -> tuple[float, int | None]:
-    """Return (bytes per second, number of lanes or None) of a rate such as '400 Gb/sec (4X NDR)'. Raise ValueError for
-    any other text.
+    """Return (bytes per second, number of lanes or None) of a rate such as '400 Gb/sec (4X NDR)'.
+
+    Raise ValueError for any other text.
     """
     match = _RATE.match(text)
     if match is None:

@@ -1,8 +1,9 @@
 """RDMA netlink client. It reads all hardware counters of a port in one message, while sysfs needs a read per counter.
 
-The messages are in include/uapi/rdma/rdma_netlink.h: client 5 (nldev) of NETLINK_RDMA, commands GET and STAT_GET (Linux
-5.3 and newer). The message headers are in netlink(7). The responses of a port normally have the same names at the same
-offsets. The names are therefore parsed once. Later, one unpack reads all values and checks that no name has changed.
+The messages are in include/uapi/rdma/rdma_netlink.h: client 5 (nldev) of NETLINK_RDMA, commands GET and STAT_GET
+(Linux 5.3 and newer). The message headers are in netlink(7). Successive responses of a port normally differ in their
+values only. Therefore the names are parsed once; later reads check that they are unchanged and unpack all values in
+one call.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ERROR = 2
 DONE = 3
 
 _TYPE_MASK = 0x3FFF
-"""Mask of the type of an attribute. The two higher bits are the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
+"""Mask of the type of a netlink attribute. The two higher bits are the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
 
 HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
@@ -48,19 +49,19 @@ _U32 = struct.Struct("=I")
 _INT = struct.Struct("=i")
 
 BUFFER_BYTES = 65536
-"""Buffer size in bytes. The kernel returns a response in one page (NLMSG_DEFAULT_SIZE), and a dump in parts of up to 32
-KiB."""
+"""Size in bytes of the buffer for responses. The kernel returns a response in one page (NLMSG_DEFAULT_SIZE), and a dump
+in parts of up to 32 KiB."""
 
 TIMEOUT_SECONDS = 2.0
 _MOST_STRAY = 64
-"""Maximum number of late responses to earlier requests that are skipped."""
+"""Maximum number of late responses to earlier requests that are skipped before the read fails."""
 
 
 # --- codec -----------------------------------------------------------------------------------------------------------
 
 
 class Message(NamedTuple):
-    """Header of one netlink message in a buffer. begin, end: offsets of its payload."""
+    """Header of one netlink message. begin, end: offsets of the message's payload in the buffer."""
 
     kind: int
     flags: int
@@ -76,7 +77,7 @@ def request(kind: int, flags: int, sequence: int, *attributes: tuple[int, int]) 
 
 
 def messages(data: bytes | bytearray | memoryview, length: int) -> Iterator[Message]:
-    """Yield the messages in the first `length` bytes. Raise SourceError if a message is longer than the data left."""
+    """Yield the messages in the first `length` bytes. Raise SourceError if a message exceeds these bytes."""
     at = 0
     while length - at >= HEADER.size:
         size, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
@@ -104,7 +105,7 @@ def _text(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
 
 
 class NetlinkDevice(NamedTuple):
-    """One device in the response to GET. number: index of the device. ports: number of ports, numbered from 1."""
+    """One RDMA device in the response to GET. number: index of the device. ports: number of ports, numbered from 1."""
 
     name: str
     number: int
@@ -113,7 +114,7 @@ class NetlinkDevice(NamedTuple):
 
 
 MOST_PORTS = 16
-"""Maximum number of ports of a device. A larger number in a response is replaced by this maximum."""
+"""Maximum number of ports of a device. If a response has a larger number of ports, this maximum is used."""
 
 
 def parse_device(data: bytes | bytearray | memoryview, message: Message) -> NetlinkDevice | None:
@@ -163,11 +164,7 @@ def parse_statistics(data: bytes | bytearray | memoryview, message: Message) -> 
 
 
 class Shape:
-    """Structure of the response of one port: its length, and the offsets of values and of constant bytes.
-
-    names: names of the counters in the order of the response. The constructor raises SourceError if the buffer does not
-    contain a response with counters.
-    """
+    """Structure of one port's netlink response: its length, and the offsets of the values."""
 
     __slots__ = ("_constant", "_length", "_struct", "names")
 
@@ -200,7 +197,10 @@ class Shape:
 
 
 def connect() -> socket.socket:
-    """Open a socket to the kernel's RDMA subsystem. Raise UnsupportedError if the kernel has none."""
+    """Open a netlink socket to the kernel's RDMA subsystem.
+
+    Raise UnsupportedError if the kernel has no RDMA subsystem.
+    """
     try:
         opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_RDMA)
     except OSError as error:
@@ -210,7 +210,7 @@ def connect() -> socket.socket:
 
 
 class RdmaNetlink:
-    """Client for RDMA devices and their statistics, with one request at a time.
+    """Client for RDMA devices and their statistics. It makes one request at a time.
 
     connector: function that opens the socket, called at the first request. buffer: the last response; the next response
     overwrites it.
@@ -223,11 +223,14 @@ class RdmaNetlink:
         self._sequence = 0
 
     def devices(self) -> dict[str, int]:
-        """Return the index of each RDMA device by name. Raise UnsupportedError if the kernel does not support GET."""
+        """Return the index of each RDMA device, by device name.
+
+        Raise UnsupportedError if the kernel does not support GET.
+        """
         return {device.name: device.number for device in self.list_devices()}
 
     def list_devices(self) -> tuple[NetlinkDevice, ...]:
-        """Return the RDMA devices of the socket's namespace.
+        """Return the RDMA devices of the network namespace of the socket.
 
         Raise UnsupportedError if the kernel does not support GET.
         """

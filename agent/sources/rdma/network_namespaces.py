@@ -1,6 +1,6 @@
 """Network namespaces of other processes, and execution of a function in such a namespace.
 
-setns(2) changes the namespace of the calling thread only, so a thread is started for each call. Entering a namespace
+setns(2) changes the namespace of the calling thread only. Therefore each call starts a thread. Entering a namespace
 needs CAP_SYS_ADMIN. Listing the namespaces of processes needs CAP_SYS_PTRACE and the host's pid namespace.
 """
 
@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 
 def net_namespaces(proc_root: str = "/proc") -> dict[int, str]:
-    """Return a path to each network namespace other than the agent's, by inode of the namespace.
+    """Return a path to each network namespace other than the agent's, by the inode of the namespace.
 
     The path is in the /proc folder of the process with the lowest pid in the namespace. Call this function rarely: it
     needs a system call (stat) per process.
@@ -42,7 +42,7 @@ def net_namespaces(proc_root: str = "/proc") -> dict[int, str]:
 
 
 def inside(path: str, inode: int, make: Callable[[], _Made]) -> _Made:
-    """Call `make` in a new thread in the network namespace of the file `path`, and return its result.
+    """Call `make` in the network namespace of the file `path`, in a new thread, and return the result of `make`.
 
     Raise SourceError if the namespace cannot be entered or its inode is not `inode`. Exceptions of `make` are raised.
     """

@@ -1,5 +1,5 @@
-"""The step socket, where training processes register, and the rings to which they write step records.
+"""The step socket, where training processes register, and the step rings to which they write step records.
 
-Start at ``step_socket.py``, the thread that serves all connections; ``step_connection.py`` is one connection.
+Start at ``step_socket.py``, the thread that serves all connections. ``step_connection.py`` is one connection, and
 ``tenants.py`` contains the quotas of each pod, job and user.
 """

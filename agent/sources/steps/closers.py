@@ -1,8 +1,8 @@
 """Background threads that close descriptors received from untrusted processes.
 
 ``close`` can block for as long as the peer wants: on a TCP socket with SO_LINGER and unsent data (socket(7)), on a FUSE
-file, whose server must respond to FLUSH, or on an NFS file. A client can send a blocking descriptor with a message
-(SCM_RIGHTS) or leave it in the queue of the connection. The kernel empties this queue when the connection is closed.
+file, whose server must respond to FLUSH, or on an NFS file. A client can send such a descriptor with a message
+(SCM_RIGHTS), or leave it in the queue of the connection. The kernel empties this queue when the connection is closed.
 
 Therefore a worker thread closes received descriptors, one at a time, with tenants in rotation. After KICK_SECONDS the
 worker gets a signal, which interrupts the close of a lingering socket. The signal does not interrupt the close of a
@@ -21,13 +21,14 @@ from collections import OrderedDict, deque
 from agent.sources.steps.tenants import Tenant
 
 KICK_SECONDS = 0.002
-"""Duration after which a signal interrupts a close. A close that does not block takes some microseconds."""
+"""Duration in seconds after which a signal interrupts a close. A close that does not block takes some microseconds."""
 
 STUCK_SECONDS = 0.25
-"""Duration after which a close counts as stuck. Its thread is blocked until the peer releases the descriptor."""
+"""Duration in seconds after which a close counts as stuck. Its thread is blocked until the peer releases the
+descriptor."""
 
 IDLE_SECONDS = 5.0
-"""Idle time after which a worker thread ends. Most of the time no worker is running."""
+"""Idle time in seconds after which a worker thread ends. Most of the time no worker is running."""
 
 MAX_WORKERS = 32
 """Maximum number of worker threads, including stuck threads. Each tenant can block at most one thread."""
@@ -37,14 +38,14 @@ _KICK = signal.SIGURG
 
 
 def _handle_kick(_number: int, _frame: object) -> None:
-    """Do nothing: the signal only interrupts a system call."""
+    """Do nothing. The signal only has to interrupt the system call."""
 
 
 def allow_kicks() -> None:
     """Install a handler for SIGURG, so that the signal interrupts a blocked close.
 
-    The handler is installed only in the main thread and only if SIGURG has no other handler. Without this handler, a
-    blocked close counts as stuck.
+    It is installed only from the main thread and if SIGURG has no other handler. Otherwise a blocked close counts as
+    stuck.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(_KICK) in (
         signal.SIG_DFL,
@@ -63,7 +64,10 @@ class _Worker:
 
 
 class Closer:
-    """Background closing of descriptors, with tenants in rotation. ``put`` and ``look_after`` do not block."""
+    """Background closing of descriptors, one tenant (pod, job or user) after another.
+
+    ``put`` and ``look_after`` do not block.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,7 +88,7 @@ class Closer:
             self._changed.notify()
 
     def waiting(self) -> int:
-        """Return the number of descriptors to close, without the descriptors of stuck tenants."""
+        """Return the number of descriptors to close, without those of tenants whose close is stuck."""
         with self._changed:
             worker = self._worker
             queued = sum(len(queue) for tenant, queue in self._queues.items() if tenant not in self._stuck)
@@ -101,11 +105,12 @@ class Closer:
             )
 
     def stuck_tenants(self) -> frozenset[Tenant]:
-        """Return the tenants whose descriptor is stuck in close until the peer releases it."""
+        """Return the tenants that have sent a descriptor whose close is blocked."""
         return self._stuck_tenants
 
     def look_after(self) -> bool:
-        """Interrupt a close that takes too long. Return whether to call ``look_after`` again within KICK_SECONDS."""
+        """Interrupt a close that takes too long. Return whether a close is running: if so, call again within
+        KICK_SECONDS."""
         worker = self._worker
         if worker is None or (closing := worker.closing) is None:
             return False
@@ -123,7 +128,7 @@ class Closer:
         return True
 
     def close(self, seconds: float) -> None:
-        """Close descriptors for at most `seconds`. The end of the process closes the remaining descriptors."""
+        """Continue closing for at most `seconds`. Descriptors that remain are closed when the agent's process ends."""
         deadline = time.monotonic() + seconds
         while self.waiting() > 0 and time.monotonic() < deadline:
             self.look_after()
@@ -165,9 +170,10 @@ class Closer:
                     return
 
     def _next(self, worker: _Worker) -> tuple[Tenant, int] | None:
-        """Return the next (tenant, descriptor) to close, or None.
+        """Return the next (tenant, descriptor) to close, or None if there is no descriptor for this worker.
 
-        A worker that was stuck serves only the tenant that blocked it; other workers serve tenants that are not stuck.
+        A worker that was blocked by a tenant's descriptor closes only that tenant's descriptors. Other workers serve
+        the tenants without a blocked descriptor.
         """
         for tenant, queue in self._queues.items():
             if (self._stuck.get(tenant) is worker) if worker.abandoned else tenant not in self._stuck:

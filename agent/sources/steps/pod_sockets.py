@@ -5,7 +5,7 @@ A pod of the baseline Pod Security Standard may have an emptyDir, which the kube
 the agent listens in it. Processes are identified as on the host socket: the kernel reports the process that connected,
 and the control group of the process contains its pod. A process can therefore report only its own steps.
 
-The pod may change the folder at any time. The agent therefore follows no symbolic link in the folder.
+The pod may change the folder at any time, so the agent follows no symbolic link in it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from dataclasses import dataclass
 VOLUME = "gangwatch"
 SOCKET_NAME = "agent.sock"
 SCAN_SECONDS = 2.0
-"""Interval of scans for added and removed pods. Reporters retry for a longer time (gangwatch/steps.py)."""
+"""Interval in seconds of scans for added and removed pods. Training processes retry to connect for a longer time
+(gangwatch/steps.py)."""
 
 MAX_SOCKETS = 1024
-"""Maximum number of pod sockets, more than the pods of a kubelet (110 by default)."""
+"""Maximum number of pods with a step socket. It is more than the maximum number of pods of a kubelet
+(110 by default)."""
 
 _EMPTY_DIRS = "volumes/kubernetes.io~empty-dir"
 
@@ -34,14 +36,17 @@ class _PodSocket:
 
 
 class PodSockets:
-    """Sockets of all pods of a kubelet. Not thread-safe. folder: the kubelet's folder `pods`."""
+    """Step sockets of all pods of a kubelet. Not thread-safe. folder: the kubelet's folder `pods`."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._sockets: dict[str, _PodSocket] = {}
 
     def scan(self) -> tuple[list[socket.socket], list[socket.socket]]:
-        """Scan the pods. Return new listeners, and listeners of removed pods, which the caller must close."""
+        """Find added and removed pods, and open sockets for the added pods.
+
+        Return these sockets, and the sockets of the removed pods, which the caller must close.
+        """
         try:
             pods = sorted(os.listdir(self._folder))[:MAX_SOCKETS]
         except OSError:
@@ -70,7 +75,10 @@ class PodSockets:
         return opened, gone
 
     def close(self) -> Iterable[socket.socket]:
-        """Close all listeners and yield them. Their files stay until the next agent or the end of the pod."""
+        """Close the sockets of all pods and yield them.
+
+        Their files remain until the next agent starts or the pod ends.
+        """
         for pod_socket in self._sockets.values():
             pod_socket.listener.close()
             yield pod_socket.listener

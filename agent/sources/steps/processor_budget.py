@@ -1,16 +1,17 @@
-"""Budget of the CPU time of a thread that serves clients."""
+"""Limit of the CPU time of a thread that serves clients."""
 
 from __future__ import annotations
 
 import time
 
 BUSY_SHARE, BUSY_BURST_SECONDS, SLICE_SECONDS = 0.08, 0.1, 0.0005
-"""Limits of the CPU time for all clients: average share of one CPU, burst in seconds (enough for 300 registrations),
-and minimum CPU time for which the thread wakes up."""
+"""Limits of the CPU time for all clients. BUSY_SHARE: average share of one CPU. BUSY_BURST_SECONDS: CPU seconds that
+may be used at once, enough for 300 registrations. SLICE_SECONDS: CPU seconds that must be available before the thread
+continues after a pause."""
 
 
 class ProcessorBudget:
-    """Budget of the thread's CPU time. It grows by BUSY_SHARE of elapsed time, up to BUSY_BURST_SECONDS."""
+    """CPU time that the thread may use. It grows by BUSY_SHARE of the elapsed time, up to BUSY_BURST_SECONDS."""
 
     def __init__(self) -> None:
         self._left = BUSY_BURST_SECONDS
@@ -26,6 +27,6 @@ class ProcessorBudget:
         return self._left <= 0.0
 
     def rest_seconds(self) -> float:
-        """Return the seconds to sleep until SLICE_SECONDS of budget are available; 0 if some budget is left."""
+        """Return how long the thread must sleep to be allowed SLICE_SECONDS of CPU time; 0 if it may continue now."""
         self.spend(0.0)
         return max(0.0, (SLICE_SECONDS - self._left) / BUSY_SHARE) if self._left <= 0.0 else 0.0

@@ -1,13 +1,11 @@
-"""Readers of the rings to which training processes write their step records.
+"""Readers of the step rings to which training processes write their step records.
 
-``gangwatch/steps.py`` describes the memory file and its lock-free writers. The reader does not trust the content of
-the file. The file must be sealed at its full size. Records with impossible values are counted and skipped. The work of
-one read is bounded for any content.
+``gangwatch/steps.py`` describes the memory file and its lock-free writers. The reader does not trust the content: the
+file must be sealed at its full size, and records with impossible values are counted and skipped.
 
-The file is read with ``pread`` and never mapped. A load from a mapped hole allocates the page, and the kernel charges
-the page to the control group of the reading process. A reporter with sparse files could exhaust the agent's memory
-limit. ``pread`` of a hole returns zeros and allocates nothing (mm/shmem.c, shmem_file_read_iter). The reporter may
-punch holes at any time (fallocate(2)): F_SEAL_SHRINK does not prevent this. With ``pread`` a hole cannot cause SIGBUS.
+The file is read with ``pread`` and never mapped. Reading a hole of a mapped file would allocate pages in the agent's
+control group, or raise SIGBUS. ``pread`` of a hole returns zeros and allocates nothing (mm/shmem.c,
+shmem_file_read_iter).
 """
 
 from __future__ import annotations
@@ -29,18 +27,20 @@ SLOT_BYTES = 64
 MIN_SLOTS, MAX_SLOTS = 256, 65536
 
 MAX_NUMBER = 2**53
-"""Maximum of a step number and of a token count. JSON parsers disagree about larger integers (RFC 8259, section 6)."""
+"""A record is invalid if its step number or token count is above this number. JSON parsers disagree about larger
+integers (RFC 8259, section 6)."""
 
 FASTEST_RECORD_NS = 100
-"""Minimum time in which a writer writes one record; CPython needs four times as long. A record count that increased
-faster is invalid."""
+"""Minimum time in ns in which a process writes one record; CPython needs four times as long. A record count that
+increased faster is invalid."""
 
 FUTURE_NS = 1_000_000_000
-"""Maximum difference by which a record's time may be after the start of the read. The two times use the same clock."""
+"""A record is invalid if its time is more than this number of nanoseconds after the start of the read. Both times use
+the same clock."""
 
 CHUNK_SLOTS = 1024
-"""Maximum number of slots per pread (64 KiB). It limits the reader's buffer, and the time in which a writer can
-overwrite slots that are being read."""
+"""Maximum number of record slots per pread (64 KiB). It limits the reader's buffer, and the time in which the process
+can overwrite slots that are being read."""
 
 LATE_RECORDS = 64
 """Number of newest records that may be incomplete: the maximum number of threads that report at the same time."""
@@ -59,14 +59,14 @@ class RingRecord(NamedTuple):
     number: int
     time_ns: int
     duration_ns: int
-    """Duration in nanoseconds, if the record is the end of a step or collective; otherwise 0."""
+    """Duration of the step or collective in nanoseconds, in the record of its end; otherwise 0."""
     wait_ns: int | None
     """Nanoseconds spent waiting in collectives; None if unknown."""
     tokens: int | None
     """Number of tokens of the step; None if unknown."""
     abandoned: bool
     squares: int | None = None
-    """Sum of the squared lengths of the rank's sequences; None if unknown."""
+    """Sum of the squared lengths of the sequences in the rank's step; None if unknown."""
 
 
 def _possible(
@@ -92,14 +92,15 @@ def _possible(
 
 
 class Ring:
-    """Reader of one reporter's memory file.
+    """Reader of the step ring of one training process.
 
     The first read also returns older records that are still in the ring. lost: number of records that were overwritten
     before they were read. malformed: number of incomplete records, impossible records and impossible record counts.
     """
 
     def __init__(self, descriptor: int, slots: int) -> None:
-        """Take ownership of the descriptor of a memory file that ``of_descriptor`` accepts."""
+        """Read from this descriptor, and close it in ``close``. It must refer to a memory file that ``of_descriptor``
+        has checked."""
         self.slots = slots
         self.lost = 0
         self.malformed = 0
@@ -162,7 +163,10 @@ class Ring:
         self._descriptor = -1
 
     def fresh(self) -> int:
-        """Return the number of unread records by the writer's count, at most the number of slots. Never raise."""
+        """Return the number of unread records according to the training process's count, at most the number of slots.
+
+        Never raise.
+        """
         try:
             written = self._count()
         except OSError:
@@ -172,7 +176,7 @@ class Ring:
         return min(written - self._position, self.slots)
 
     def read(self, now_ns: int, limit: int = MAX_SLOTS) -> list[RingRecord]:
-        """Return the valid records since the last read, oldest first; read at most `limit`. Never raise."""
+        """Return the valid records since the last read, oldest first. At most `limit` records are read. Never raise."""
         records: list[RingRecord] = []
         try:
             self._read(now_ns, limit, records)
@@ -227,8 +231,8 @@ class Ring:
     ) -> int:
         """Append the valid records in `slots` to `records`, and return the index of the next record to read.
 
-        position: index of the first record in `slots`. newest: the writer's record count after `slots` were copied. The
-        writer may have overwritten slots during the copy.
+        position: index of the first record in `slots`. written, newest: number of records that the process had
+        written before and after the slots were copied. Slots that it overwrote during the copy are skipped.
         """
         safe = newest - (self.slots - 1)
         latest_ns = now_ns + FUTURE_NS
@@ -253,12 +257,15 @@ class Ring:
         return position + len(slots) // SLOT_BYTES
 
     def _count(self) -> int:
-        """Return the writer's count of records. Raise OSError on failure."""
+        """Return the number of records that the training process has written. Raise OSError on failure."""
         count: int = _COUNT.unpack(os.pread(self._descriptor, _COUNT.size, _COUNT_OFFSET))[0]
         return count
 
     def _copy(self, start: int, end: int) -> bytes:
-        """Copy the slots of records `start` to `end` (fewer than all slots). Raise OSError on failure."""
+        """Copy the slots of the records from `start` up to, but not including, `end`. Raise OSError on failure.
+
+        The number of these records must be smaller than the number of slots in the ring.
+        """
         first, last = start % self.slots, end % self.slots
         if first < last or start == end:
             return self._bytes(first, end - start)

@@ -1,4 +1,4 @@
-"""One connection of a reporter: its message, its memory file, and its registration."""
+"""One connection of a training process: its message, its memory file, and its registration."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Claim, Peer, pa
 from agent.sources.steps.tenants import Tenant
 
 MAX_PLACES = 16
-"""Maximum number of positions that a reporter may send. The position in the parallel layout is available after the job
-has created its process groups. Every change makes a new layout of the node's columns."""
+"""Maximum number of times that a process may report its position in the job's parallelism. Every change makes a new
+layout of the node's frames. The position is known only after the job has created its process groups."""
 
 _MAX_DESCRIPTORS = 253
-"""Maximum number of descriptors in one message (SCM_MAX_FD, unix(7)). The buffer has room for all of them: the kernel
-closes descriptors that do not fit, and closing one could block this thread."""
+"""Maximum number of descriptors in one message (SCM_MAX_FD, unix(7)). The buffer has room for this number. The kernel
+closes descriptors that do not fit, and such a close could block this thread."""
 
 
 class Admission(NamedTuple):
-    """Admitted registration: rank whose steps a process reports, and the tenant whose quotas apply."""
+    """Result of an accepted registration: the rank that the process reports, and the tenant whose limits apply."""
 
     member: Member
     tenant: Tenant
 
 
 class Registered:
-    """Admitted reporter. closed: True after its connection has ended; its ring can still be read.
+    """Training process whose registration was accepted.
 
-    place: last reported position of `member` in the job's parallel layout.
+    closed: True after its connection has ended; its ring can still be read. place: last reported position of `member`
+    in the job's parallelism (for example its pipeline stage).
     """
 
     __slots__ = ("claim", "closed", "member", "peer", "place", "ring", "tenant")
@@ -48,7 +49,7 @@ class Registered:
 
 
 class Connection:
-    """Connection of one client. It collects the client's message; after admission it has the registration."""
+    """Connection of one client: the received part of its message and, after its admission, its registration."""
 
     __slots__ = (
         "ask_at",
@@ -78,9 +79,10 @@ class Connection:
         self.places = 0
 
     def receive(self, closer: Closer) -> bool:
-        """Receive available data. Return False at the end of the stream.
+        """Receive available data. Return False if the client has closed the connection.
 
-        Descriptors that are not a ring go to `closer`. Raise ReporterError for data that no client may send.
+        Received descriptors other than the step ring go to `closer`. Raise ReporterError for data that no client may
+        send.
         """
         data, ancillary, flags, _ = self.socket.recvmsg(
             MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
@@ -97,7 +99,10 @@ class Connection:
         return bool(data)
 
     def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
-        """Keep the ring's descriptor, the only one of a registration. Raise ReporterError for other descriptors."""
+        """Keep the descriptor of the step ring, which must be the only one.
+
+        Raise ReporterError for other descriptors.
+        """
         if len(descriptors) == 1 and self.ring is None and self.registered is None:
             try:
                 self.ring = Ring.of_descriptor(descriptors[0])
@@ -113,7 +118,10 @@ class Connection:
         )
 
     def parse_registration(self) -> bool:
-        """Return whether the claim and the ring of the registration have arrived. Raise ReporterError if invalid."""
+        """Parse the claimed identity. Return whether it and the step ring have arrived.
+
+        Raise ReporterError if they are invalid.
+        """
         if self.claim is None:
             message = take_message(self.message)
             if message is None:
@@ -125,7 +133,7 @@ class Connection:
         return True
 
     def update_place(self) -> None:
-        """Parse the position updates of a registered reporter. Raise ReporterError if one is invalid."""
+        """Parse the new positions that a registered process has sent. Raise ReporterError if one is invalid."""
         while self.registered is not None and (message := take_message(self.message)) is not None:
             self.places += 1
             if self.places > MAX_PLACES:

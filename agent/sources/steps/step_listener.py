@@ -10,12 +10,12 @@ import stat
 from agent.schema.errors import SourceError
 
 _ENTERED_BY_ALL = 0o011
-"""Mode bits of a folder that other users may enter but not list or change. The kernel and control groups identify the
-processes of other users."""
+"""Mode bits of the socket's folder: other users may enter it, but not list or change it. The kernel and control groups
+identify the processes of other users."""
 
 
 def lock(path: str) -> int:
-    """Create or check the folder of the socket, lock the path for this agent, and return the lock's descriptor."""
+    """Create or check the folder of the socket, and lock the path for this agent. Return the lock's descriptor."""
     folder = os.path.dirname(path) or "."
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -37,7 +37,7 @@ def lock(path: str) -> int:
 
 
 def listen(path: str) -> socket.socket:
-    """Return the listening socket. Replace the socket file of a dead agent."""
+    """Open a listening socket at the path and return it. Replace the socket file of a dead agent."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:

@@ -19,7 +19,10 @@ LENGTH_BYTES = 4
 
 
 class Peer(NamedTuple):
-    """Process at the other end of a connection, from the kernel (SO_PEERCRED). pid: 0 in an unrelated pid namespace."""
+    """Process at the other end of a connection, as reported by the kernel (SO_PEERCRED).
+
+    pid: 0 if the process is in a pid namespace that the agent cannot see.
+    """
 
     pid: int
     uid: int
@@ -33,7 +36,7 @@ _Coordinate = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Reported position of a rank in the job's parallel layout: index of the rank in each group, None if not known."""
+    """Reported position of a rank in its job: data-parallel, stage, tensor and expert index; None if not known."""
 
     data: _Coordinate | None = None
     stage: _Coordinate | None = None
@@ -67,7 +70,7 @@ _later = msgspec.json.Decoder(_Later)
 
 
 def take_message(received: bytearray) -> bytes | None:
-    """Remove and return the first message in `received`, without its length; None if the message is incomplete.
+    """Remove the first message from `received` and return it without its length; None if it is incomplete.
 
     Raise ReporterError if the message is too long.
     """
@@ -84,7 +87,7 @@ def take_message(received: bytearray) -> bytes | None:
 
 
 def parse_claim(message: bytes) -> Claim:
-    """Parse the claim in a message (without its length). Raise ReporterError if the claim is invalid."""
+    """Parse the identity that a process claims in a message (without its length). Raise ReporterError if invalid."""
     try:
         claim = _claims.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -95,7 +98,10 @@ def parse_claim(message: bytes) -> Claim:
 
 
 def parse_place(message: bytes) -> Place:
-    """Parse the position in a message (without its length) after registration. Raise ReporterError if invalid."""
+    """Parse the position that a registered process reports in a message (without its length).
+
+    Raise ReporterError if the message is invalid.
+    """
     try:
         update = _later.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

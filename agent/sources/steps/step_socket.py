@@ -8,7 +8,7 @@ One thread serves all connections, and no client can block it:
 - It never waits for a client. Sockets are non-blocking. Other threads close the descriptors whose close may block
   (agent/sources/steps/closers.py).
 - It serves first the tenant that has used the least CPU time in the current second.
-- It has a budget of CPU time (agent/sources/steps/processor_budget.py). Otherwise the agent's CPU quota would delay its
+- Its CPU time is limited (agent/sources/steps/processor_budget.py). Otherwise the agent's CPU quota would delay its
   frames.
 """
 
@@ -42,15 +42,14 @@ from agent.sources.steps.tenants import Accounts, Quotas, Tenant
 MAX_REFUSALS = 256
 
 MESSAGE_SECONDS = 5.0
-"""Maximum time in which a client must send its complete registration."""
+"""Maximum time in seconds in which a client must send its complete registration."""
 
 ASK_AGAIN_SECONDS, LAST_ASK_AGAIN_SECONDS = 0.1, 0.5
-"""Minimum and maximum delay before ``admit`` is called again for an undecided registration. The delay doubles each
-time.
-"""
+"""Minimum and maximum delay in seconds before ``admit`` is called again for an undecided registration. The delay
+doubles each time."""
 
 MAX_REST_SECONDS = 0.05
-"""Maximum duration of one sleep of the thread. A stop takes effect after the current sleep."""
+"""Maximum duration in seconds of one sleep of the thread. A stop takes effect after the current sleep."""
 
 ACCEPTS_A_PASS = 16
 """Maximum number of connections accepted from one listener before other listeners are served."""
@@ -59,17 +58,17 @@ MAX_CLOSING = 256
 """Maximum number of connections waiting to be closed. At the limit the socket accepts no connections."""
 
 MAX_STUCK_USERS = 8
-"""Number of stuck users at which all unattested processes are refused. A user is stuck if a descriptor that it sent
-cannot be closed."""
+"""Number of stuck users at which all processes whose pod or job is unknown are refused. A user is stuck if a descriptor
+that the user has sent cannot be closed."""
 
 MAX_REFUSAL_CHARACTERS = 500
 
 _OURS = Tenant("user", "")
-"""Tenant of the agent's own listeners when they are closed. No client has an empty user id."""
+"""Tenant under which the agent closes its own listening sockets. No client has an empty user id."""
 
 
 class Refusal(NamedTuple):
-    """Refused registration. reason: error text; label: one of REFUSAL_REASONS."""
+    """One refused registration. reason: error text; label: one of REFUSAL_REASONS."""
 
     peer: Peer
     reason: str
@@ -89,7 +88,10 @@ def tenant_of_user(peer: Peer) -> Tenant:
 
 
 def _answer(client: socket.socket, refusal: str | None) -> None:
-    """Send the result of the registration to the client. Ignore a failure, such as a client that does not read."""
+    """Send the result of the registration to the client: `refusal`, or success if it is None.
+
+    Ignore a failure, such as a client that does not read.
+    """
     response = {"ok": True} if refusal is None else {"ok": False, "error": refusal}
     body = msgspec.json.encode(response)
     try:
@@ -99,17 +101,17 @@ def _answer(client: socket.socket, refusal: str | None) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return the text shortened and without unprintable characters, since it may contain input of a client."""
+    """Return the text, shortened and without unprintable characters. The text may contain input of a client."""
     shown = text if len(text) <= MAX_REFUSAL_CHARACTERS else f"{text[:MAX_REFUSAL_CHARACTERS]}..."
     return shown if shown.isprintable() else "".join(one if one.isprintable() else "?" for one in shown)
 
 
 class StepSocket:
-    """Listener for reporters at `path` and at the sockets of pods, until ``close``.
+    """Listener for training processes at `path` and at the sockets of pods, until ``close``.
 
-    admit: decides on each registration. tenant_of: returns the tenant of a new connection before anything is read.
-    confirm: is called with each registered reporter. These functions are called in the socket's thread. refused: number
-    of refusals by reason. The constructor raises SourceError if the path cannot be used or another live agent uses it.
+    admit: accepts or refuses a registration. tenant_of: returns the tenant of a new connection. confirm: called with
+    each registered process. These functions are called in the socket's thread. refused: number of refusals by
+    reason. The constructor raises SourceError if the path cannot be used or another live agent uses it.
     """
 
     def __init__(
@@ -157,19 +159,25 @@ class StepSocket:
         self._thread.start()
 
     def registered(self) -> list[Registered]:
-        """Return all admitted reporters for which ``forget`` was not called, in order of registration."""
+        """Return all registered processes for which ``forget`` was not called, in order of registration."""
         with self._lock:
             return list(self._registered)
 
     def forget(self, registered: Registered) -> None:
-        """Close the ring of a reporter whose connection has closed. Only the reader of the rings may call it."""
+        """Close the ring of a registered process whose connection has closed.
+
+        Only the reader of the rings may call it.
+        """
         with self._lock:
             del self._registered[registered]
         registered.ring.close()
         self._forgotten.append(registered.tenant)
 
     def close(self) -> None:
-        """Stop listening, close all connections and rings, and remove the socket. Reporters reconnect later."""
+        """Stop listening, close all connections and rings, and remove the socket.
+
+        Training processes reconnect later.
+        """
         self._stopping = True
         self._wake.send(b"x")
         self._thread.join()
@@ -233,11 +241,12 @@ class StepSocket:
                 time.sleep(min(rest_seconds, MAX_REST_SECONDS))
 
     def _serving_order(self, connection: Connection) -> tuple[float, float]:
-        """Return the sort key of a connection: least CPU time of its tenant first, then oldest connection first."""
+        """Return the sort key of a connection: CPU time used by its tenant, then the connection's age (oldest
+        first)."""
         return self._accounts.spent(connection.tenant), connection.begun
 
     def _timeout_seconds(self) -> float | None:
-        """Return the seconds until the next timed task; None without a timed task."""
+        """Return the seconds until the socket's thread has something to do; None if it only waits for clients."""
         now = time.monotonic()
         delays = [] if self._pod_sockets is None else [self._scan_pods_at - now]
         delays.extend(connection.ask_at - now for connection in self._undecided)
@@ -287,7 +296,7 @@ class StepSocket:
             self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _check_stuck(self, tenant: Tenant) -> None:
-        """Raise ReporterError if this tenant is refused because its descriptors cannot be closed."""
+        """Raise ReporterError if the tenant, or too many users, have sent a descriptor that cannot be closed."""
         stuck = self._descriptors.stuck_tenants()
         if tenant in stuck:
             raise ReporterError(
@@ -299,7 +308,9 @@ class StepSocket:
             raise ReporterError("too many users have descriptors that cannot be closed: try again later", "full")
 
     def _attend(self, connection: Connection, now: float) -> bool:
-        """Receive data of a client, or decide again on its registration. Return False if the call must be repeated
+        """Receive data of a client, or retry the decision on its registration.
+
+        Return False if descriptors that the tenant sent earlier must be closed first. The caller then tries again
         soon.
         """
         try:
@@ -355,7 +366,7 @@ class StepSocket:
         connection.update_place()
 
     def _refuse_late(self, now: float) -> None:
-        """Refuse connections that have not sent a complete registration in time."""
+        """Refuse connections that have not sent a complete registration within MESSAGE_SECONDS."""
         late: list[Connection] = []
         for connection in self._pending:
             if now - connection.begun < self._message_seconds:
@@ -376,7 +387,7 @@ class StepSocket:
             self.refusals.append(Refusal(peer, _printable(reason), label, tenant))
 
     def _close_socket(self, client: socket.socket, tenant: Tenant) -> None:
-        """Close a connection: in this thread if its queue is empty (closing cannot block), else in a worker thread."""
+        """Close a connection. If unread data is in its queue, a worker thread closes it, since the close may block."""
         unread = array.array("i", [1])
         try:
             client.shutdown(socket.SHUT_RDWR)

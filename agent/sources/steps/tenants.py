@@ -1,9 +1,8 @@
 """Tenants of a node, and the limits of each tenant on the step socket. Pure: time is an argument.
 
-A process is attested if the machine, not only the process, reports its pod or job. A tenant is an attested pod, an
-attested job of Slurm or of the local backend, or else the user of an unattested process. Users can start many processes
-and connections, but cannot choose the pod, job or user that the kernel reports. All limits are therefore per tenant,
-and a flood from one tenant does not affect the share of another tenant.
+A tenant is a pod or job if the agent has found it without relying on the process (attested), otherwise the process's
+user. A user can start many processes and connections, but cannot choose the tenant. Therefore all limits are per
+tenant.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Literal, NamedTuple
 from agent.schema.errors import ReporterError
 
 MAX_RING_SLOTS = 65536
-"""Maximum number of slots of a ring, independent of the quotas. rings.py refuses larger rings."""
+"""Maximum number of record slots of a step ring, independent of the quotas. rings.py refuses larger rings."""
 
 
 class Tenant(NamedTuple):
     """Pod, job or user that owns processes on the node. Limits apply to each tenant."""
 
     kind: Literal["pod", "job", "user"]
-    """'pod' or 'job': reported by the machine. 'user': user id of a process whose pod or job is unknown."""
+    """Kind of the tenant. The machine reports a 'pod' or 'job'. A 'user' owns processes whose pod or job is unknown."""
     name: str
 
     @property
@@ -36,59 +35,75 @@ class Tenant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Limits of a node's step socket (section [step_quotas] of the configuration)."""
+    """Limits of a node's step socket, where training processes register.
+
+    They are in section [step_quotas] of the configuration.
+    """
 
     reporters: int = 1024
-    """Maximum number of reporters of all tenants together."""
+    """Maximum number of training processes, of all tenants together, that report steps."""
     reporters_unattested: int = 256
-    """Maximum number of reporters of unattested processes. The rest of `reporters` is reserved for attested ranks."""
+    """Maximum number of reporting processes whose pod or job is unknown. The rest of `reporters` is reserved for
+    processes whose pod or job the machine reports."""
     reporters_per_pod: int = 64
     reporters_per_job: int = 256
     reporters_per_user: int = 16
     registrations_per_second: float = 4.0
-    """Average rate of registrations of one tenant. The burst is twice the tenant's limit of reporters."""
+    """Average number of registrations of one tenant per second. In a burst, twice the tenant's maximum number of
+    reporting processes may register."""
     ring_slots: int = MAX_RING_SLOTS
-    """Maximum number of slots of one ring."""
+    """Maximum number of record slots of one step ring."""
     ring_slots_unattested: int = 16384
-    """Maximum number of slots of one ring of an unattested process."""
+    """Maximum number of record slots of one step ring of a process whose pod or job is unknown."""
     name_length: int = 128
-    """Maximum number of characters in the gang name of an unattested process."""
+    """Maximum number of characters in the gang name that a process claims if its pod or job is unknown."""
 
     def reporters_of(self, tenant: Tenant) -> int:
-        """Return the maximum number of reporters of this tenant."""
+        """Return the maximum number of processes of this tenant that may report steps."""
         if tenant.kind == "pod":
             return self.reporters_per_pod
         return self.reporters_per_job if tenant.kind == "job" else self.reporters_per_user
 
     def slots_of(self, tenant: Tenant) -> int:
-        """Return the maximum number of slots of one ring of this tenant."""
+        """Return the maximum number of record slots of one step ring of this tenant."""
         return self.ring_slots if tenant.attested else self.ring_slots_unattested
 
 
 CONNECTIONS_A_TENANT = 128
+"""Maximum number of connections of one tenant that have not registered yet. Further connections are refused."""
+
 CONNECTIONS_UNATTESTED = 256
+"""Maximum number of connections, of all unattested processes together, that have not registered yet. Further ones are
+refused."""
+
 CONNECTIONS = 512
-"""Maximum number of unregistered connections in total. CONNECTIONS_A_TENANT is the maximum of one tenant, and
-CONNECTIONS_UNATTESTED that of all unattested processes. The ranks of a job start together, and each registers within
-milliseconds. A refused rank retries within a second."""
+"""Maximum number of connections, of all tenants together, that have not registered yet. Ranks of a job connect
+together, but each registers within milliseconds. A refused rank retries within a second."""
 
 CONNECTING_BURST = 512
+"""Number of new connections that a tenant may open at once."""
+
 CONNECTING_PER_SECOND = 32.0
-"""Average rate of a tenant's new connections; CONNECTING_BURST is the burst. Connections above this rate are refused
-before any data is read."""
+"""Number of new connections that a tenant may open per second on average. Further connections are refused before any
+data is read."""
 
 REFUSALS_BURST = 8
+"""Number of refusals of a tenant that may be reported at once."""
+
 REFUSALS_PER_SECOND = 8 / 60
-"""Average rate of a tenant's refusals that are reported with their reason; REFUSALS_BURST is the burst. All refusals
-are counted."""
+"""Number of refusals of a tenant that are reported per second on average, each with its reason. Further refusals are
+only counted."""
 
 FORGET_SECONDS = 60.0
-"""Time after which a tenant without connections is removed. In this time the token buckets of the tenant become
-full."""
+"""Time in seconds after which a tenant without connections is removed from memory. The tenant's rate limits (token
+buckets) are full again by then, so a new connection of the tenant starts from the same state."""
 
 
 class Allowance:
-    """Token bucket that allows `burst` tokens at once and `rate` tokens per second on average."""
+    """Token bucket: it allows `burst` tokens at once, and `rate` tokens per second on average.
+
+    Each token permits one connection, registration or reported refusal.
+    """
 
     __slots__ = ("_at", "_level")
 
@@ -107,13 +122,13 @@ class Allowance:
         return 0.0
 
     def is_full(self, now: float, rate: float, burst: float) -> bool:
-        """Return whether the bucket is full."""
+        """Return whether the bucket has all `burst` tokens."""
         return self._level is None or self._level + (now - self._at) * rate >= burst
 
 
 @dataclass(slots=True)
 class _Account:
-    """Current usage of one tenant."""
+    """Current connections, training processes and CPU time of one tenant."""
 
     connections: int = 0
     reporters: int = 0
@@ -126,10 +141,10 @@ class _Account:
 
 
 class Accounts:
-    """Usage of one step socket by tenant, and enforcement of the limits. Not thread-safe.
+    """Current connections, training processes and CPU time of each tenant of a step socket, checked against the limits.
 
-    A connection counts for the tenant that is known at connect time, a reporter for the tenant that is known after the
-    registration. now: time in seconds of any clock.
+    Not thread-safe. A connection counts for the tenant that is known at connect time, a training process for the tenant
+    that is known after the registration. now: time in seconds of any clock.
     """
 
     def __init__(self, quotas: Quotas) -> None:
@@ -142,7 +157,7 @@ class Accounts:
         return len(self._accounts)
 
     def connect(self, tenant: Tenant, now: float) -> None:
-        """Count a new connection until ``disconnect``. Raise ReporterError if a limit is reached."""
+        """Count a new connection of the tenant. ``disconnect`` ends this. Raise ReporterError if a limit is reached."""
         account = self._account(tenant, now)
         wait_seconds = account.connecting.take(now, CONNECTING_PER_SECOND, CONNECTING_BURST)
         if wait_seconds:
@@ -174,7 +189,11 @@ class Accounts:
         self._connections[tenant.attested] -= 1
 
     def register(self, tenant: Tenant, ring_slots: int, now: float) -> None:
-        """Count a new reporter until ``close`` and ``forget``. Raise ReporterError if a limit is reached."""
+        """Count a newly registered process against the limits of its tenant. Raise ReporterError if a limit is reached.
+
+        Call ``close`` when the connection of the process ends, and ``forget`` when its ring has been read completely.
+        Then the process is no longer counted.
+        """
         quotas = self.quotas
         account = self._account(tenant, now)
         most = quotas.reporters_of(tenant)
@@ -217,31 +236,32 @@ class Accounts:
         self._reporters[tenant.attested] += 1
 
     def close(self, tenant: Tenant) -> None:
-        """Count a reporter as closed after the end of its connection. Its ring may still contain unread records."""
+        """Count a process as closed, because its connection has ended. Its ring may still contain unread records."""
         account = self._accounts[tenant]
         account.reporters -= 1
         account.closed += 1
         self._reporters[tenant.attested] -= 1
 
     def forget(self, tenant: Tenant) -> None:
-        """Stop counting a closed reporter, whose ring was read completely."""
+        """Stop counting a closed process whose ring was read completely."""
         self._accounts[tenant].closed -= 1
 
     def may_report_refusal(self, tenant: Tenant, now: float) -> bool:
-        """Return whether to report another refusal of this tenant with its reason. All refusals are counted."""
+        """Return whether to log another refusal of this tenant with its reason. Refusals that are not logged are
+        counted."""
         return not self._account(tenant, now).refusals.take(now, REFUSALS_PER_SECOND, REFUSALS_BURST)
 
     def spend(self, tenant: Tenant, processor_seconds: float, now: float) -> None:
-        """Add CPU time that was used for this tenant."""
+        """Add CPU time, in seconds, that was used to serve this tenant."""
         self._account(tenant, now).processor_seconds += processor_seconds
 
     def spent(self, tenant: Tenant) -> float:
-        """Return the CPU seconds used for this tenant since the last ``settle``."""
+        """Return the CPU time in seconds used to serve this tenant since the last ``settle``."""
         account = self._accounts.get(tenant)
         return 0.0 if account is None else account.processor_seconds
 
     def settle(self, now: float) -> None:
-        """Reset ``spent`` of all tenants, and remove tenants that were idle for FORGET_SECONDS."""
+        """Reset the CPU time of all tenants, and remove tenants that were idle for FORGET_SECONDS."""
         idle = now - FORGET_SECONDS
         for tenant, account in list(self._accounts.items()):
             account.processor_seconds = 0.0
@@ -257,9 +277,10 @@ class Accounts:
 
 
 def fair_shares(wanted: Sequence[int], budget: int) -> list[int]:
-    """Return the share of each request in `wanted`: `budget` is divided by max-min fairness.
+    """Divide `budget` fairly among the requested amounts in `wanted`. Return what each request gets.
 
-    A request of at most budget / len(wanted) gets its full amount. Larger requests get equal shares of the rest.
+    The rule is max-min fairness. A request of at most budget / len(wanted) gets its full amount. Larger requests get
+    equal shares of the rest.
     """
     shares = [0] * len(wanted)
     left = budget

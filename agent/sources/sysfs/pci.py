@@ -16,7 +16,7 @@ from agent.sources.sysfs.sysfs import is_number, names_in, read_text
 NVIDIA = "0x10de"
 
 _GPU_CLASSES = ("0x0300", "0x0302")
-"""PCI classes of VGA and 3D controllers: first two bytes of the class (include/linux/pci_ids.h)."""
+"""PCI classes of VGA and 3D controllers, which are GPUs: first two bytes of the class (include/linux/pci_ids.h)."""
 
 _NIC_CLASSES = ("0x0200", "0x0207")
 """PCI classes of Ethernet and InfiniBand controllers. The class of a ConnectX depends on its link layer."""
@@ -29,7 +29,10 @@ AER_FILES = {
 
 
 class Function(NamedTuple):
-    """PCI function of a GPU or NIC. folder: its real path. kind: 'gpu' or 'nic'. driver: empty without a driver."""
+    """PCI function of a GPU or NIC.
+
+    folder: its path in sysfs, without symbolic links. kind: 'gpu' or 'nic'. driver: '' without a driver.
+    """
 
     device: PciDevice
     folder: str
@@ -39,10 +42,11 @@ class Function(NamedTuple):
 
 
 class FunctionFinder:
-    """Repeated listing of GPUs and NICs. The result is cached while the set of devices is the same."""
+    """Repeated listing of GPUs and NICs on the PCI bus. The result is kept while the set of devices is the same."""
 
     _THOROUGH = 16
-    """Number of calls of ``find`` after which the cache is dropped, since a driver may have been bound to a device."""
+    """Number of calls of ``find`` after which all devices are read again, because a driver may have been bound to a
+    device since the last read."""
 
     def __init__(self, sys_root: str) -> None:
         self._folder = f"{sys_root}/bus/pci/devices"
@@ -51,7 +55,10 @@ class FunctionFinder:
         self._times = 0
 
     def find(self) -> list[Function]:
-        """Return the functions sorted by address. Omit devices that are removed during the listing."""
+        """Return the PCI functions of GPUs and NICs, sorted by address.
+
+        Omit devices that are removed during the listing.
+        """
         self._times += 1
         addresses = names_in(self._folder)
         if addresses != self._addresses or self._times % self._THOROUGH == 0:
@@ -103,7 +110,10 @@ MOST_LANES = 32
 
 
 def parse_width(text: str) -> int | None:
-    """Return the number of lanes in a text such as '16'; None for 0, and for 63 and 255 (device is off the bus)."""
+    """Return the number of lanes in a text such as '16'; None for 0, 63 and 255.
+
+    63 and 255 mean that the device is off the bus.
+    """
     if not is_number(text):
         raise ValueError(f"{text[:40]!r} is not a link width")
     lanes = int(text)
@@ -111,9 +121,9 @@ def parse_width(text: str) -> int | None:
 
 
 def parse_aer(data: bytes) -> dict[str, int]:
-    """Parse a file aer_dev_*. Return the count of each error by its name in the kernel, without the total.
+    """Parse an AER file (aer_dev_*), and return the count of each PCIe error by its name in the kernel.
 
-    Raise SourceError for a malformed line.
+    The total is omitted. Raise SourceError for a malformed line.
     """
     counts: dict[str, int] = {}
     for line in data.split(b"\n"):

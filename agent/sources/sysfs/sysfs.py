@@ -8,7 +8,7 @@ import re
 from agent.sources.files import read_file
 
 _NOT_DISKS = ("loop", "ram", "zram", "fd")
-"""Name prefixes of block devices that are not disks: loop devices, memory and floppies."""
+"""Name prefixes of block devices that are not disks: loop devices, disks in memory, and floppy drives."""
 
 
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
@@ -35,7 +35,7 @@ def read_text(path: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether the text is an unsigned number of at most 64 bits in the kernel's form."""
+    """Return whether the text is an unsigned number of at most 64 bits, as the kernel writes it."""
     return text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64
 
 
@@ -58,7 +58,8 @@ def pci_address_of(path: str) -> str:
 
 
 def is_kernel_tree(sys_root: str) -> bool:
-    """Return whether this folder is the sysfs of the running kernel. If so, system calls reach the same devices."""
+    """Return whether `sys_root` is the sysfs of the running kernel, so that system calls and files concern the same
+    devices."""
     root = os.path.realpath(sys_root)
     try:
         mounts = read_file("/proc/self/mountinfo").decode("utf-8", "surrogateescape")
