@@ -12,7 +12,8 @@ from collections.abc import Hashable, Sequence
 import msgspec
 import numpy as np
 
-from agent.schema.catalog import BY_NAME, METRICS, RENAMED, Renamed
+from agent.schema.catalog import BY_NAME, METRICS, RENAMED, Metric, Renamed
+from agent.schema.errors import FrameError
 from agent.schema.frame import Column, Frame, Layout, Selection, check_fits, make_layout
 from agent.schema.wire import encode_frame, encode_layout, with_length
 from exporter.prometheus.series import gauge_text, labels_of, metric_of, render_of
@@ -30,9 +31,10 @@ _encode = msgspec.json.encode
 
 
 def frame_json(layout: Layout, frame: Frame) -> bytes:
-    """Return the frame as a JSON document.
+    """Return the frame as a JSON document. A column that is not in the catalogue is left out; a counter in /metrics
+    shows how many.
 
-    Raises FrameError if the frame does not fit the layout or a column is not in the catalogue.
+    Raises FrameError if the frame does not fit the layout.
     """
     check_fits(layout, frame)
     head = {
@@ -52,27 +54,32 @@ def frame_json(layout: Layout, frame: Frame) -> bytes:
     }
     series: list[bytes] = []
     for column, value in zip(layout.gauges, frame.gauges.tolist(), strict=True):
-        if value == value:  # only NaN differs from itself
-            metric_of(column, is_counter=False)
+        if value == value and _metric_of(column, is_counter=False) is not None:  # only NaN differs from itself
             text = gauge_text(value)
             series.append(_series(layout, column, f'"{text}"' if text.endswith("Inf") else text))
     for column, raw, valid in zip(layout.counters, frame.counters.tolist(), frame.counters_valid.tolist(), strict=True):
-        if valid:
-            metric = metric_of(column, is_counter=True)
+        if valid and (metric := _metric_of(column, is_counter=True)) is not None:
             text = render_of(metric)(raw)
             unit = f',"raw_unit":"{metric.integer_unit}"' if metric.integer_unit else ""
             series.append(_series(layout, column, f'{text},"raw":{raw}{unit}'))
     return _encode(head)[:-1] + b',"series":[' + b",".join(series) + b"]}"
 
 
+def _metric_of(column: Column, is_counter: bool) -> Metric | None:
+    try:
+        return metric_of(column, is_counter)
+    except FrameError:
+        return None
+
+
 def _series(layout: Layout, column: Column, value: str) -> bytes:
-    """Return the JSON entry of one series. `value` is JSON text, so that all numbers have the same format."""
+    """Return the JSON entry of one series. value: the number as JSON text."""
     labels = _encode(dict(labels_of(layout, column)))
     return b'{"name":%b,"labels":%b,"value":%b}' % (_encode(column.metric), labels, value.encode())
 
 
 def frame_messages(layout: Layout, frame: Frame) -> bytes:
-    """Return layout and frame in the wire format, each after its length."""
+    """Return the layout and the frame in the wire format. Each message begins with its length."""
     return with_length(encode_layout(layout)) + with_length(encode_frame(frame))
 
 
@@ -80,9 +87,9 @@ def wanted_metrics(text: str, renamed: Sequence[Renamed] = RENAMED) -> tuple[tup
     """Return the patterns of ``?metrics=a,b*``, and the patterns that match nothing in this build's catalogue.
 
     A pattern is a metric name, or a prefix with ``*``; '' selects all. A counter's name may be followed by labels,
-    ``gangwatch_nvlink_errors_total(gpu)``, ``gangwatch_rdma_pause_frames_total(device;direction)``: its series are then
-    summed by these labels. A client of another release may request unknown metrics: they are skipped and reported.
-    Raises ValueError for a malformed pattern, and if no pattern matches.
+    ``gangwatch_nvlink_errors_total(gpu)``, ``gangwatch_rdma_pause_frames_total(device;direction)``: its series are
+    then summed by these labels. Unknown metrics, which a client of another release may request, are skipped. Raises
+    ValueError for a malformed pattern, and if no pattern matches.
     """
     patterns = tuple(pattern for pattern in (part.strip() for part in text.split(",")) if pattern)
     names = [*(metric.name for metric in METRICS), *(one.old for one in renamed)]
@@ -118,9 +125,9 @@ def selection(layout: Layout, patterns: Sequence[str], renamed: Sequence[Renamed
     """Return the selected columns and their tiers. If several patterns match a column, the first one applies.
 
     A renamed metric also appears under its old name, if requested. The column of a sum has the labels by which it is
-    summed, and the label SUMMED with the number of summed columns. If this number changes, the sum is a new column, so
-    that readers compute no difference between the old and the new sum. Columns of different tiers are not summed,
-    because their sample times differ.
+    summed, and the label SUMMED with the number of summed columns. If this number changes, the sum is a new column,
+    so that readers do not compare it with the old sum. Columns of different tiers are not summed, because their
+    sample times differ.
     """
     olds: dict[str, list[str]] = {}
     for one in renamed:

@@ -1,4 +1,4 @@
-"""Publisher of a node: its server, TLS and passwords, and pushes, started and stopped together."""
+"""Publisher of a node's frames: HTTP server, TLS and passwords, and pushes, started and stopped together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agent.schema.frame import Frame, Layout
+from exporter.plugins.plugins import Plugins
 from exporter.prometheus.exposition import Settings
 from exporter.prometheus.text_format import Sample
-from exporter.push.push import Pusher, PushTarget
+from exporter.push.push import Pusher
+from exporter.push.target import PushTarget
 from exporter.server import ThreadedServer, agent_app
 
 # TLS, passwords and sinks are imported in functions: they take megabytes, and most agents use none of them.
@@ -21,7 +23,7 @@ Listener = Callable[[Layout, Frame], None]
 
 
 class Source(Protocol):
-    """Source of frames, such as a node."""
+    """Interface of a producer of frames, such as a node."""
 
     def newest(self) -> tuple[Layout, Frame] | None: ...
 
@@ -48,18 +50,23 @@ class Publisher:
         """
         self._source = source
         self.security = _security(web_config, readers) if web_config is not None else None
-        self._app = agent_app(source.newest, source.add_listener, settings=settings, own=self._own)
+        self._plugins = Plugins(settings.textfile_folder, settings.deny)
+        self._app = agent_app(
+            source.newest, source.add_listener, settings=settings, own=self._own, plugins=self._plugins
+        )
         self._pushers = _make_pushers(source, settings, targets)
         self._server = ThreadedServer(self._app, host, port, self.security)
         self.url = self._server.url
 
     def start(self) -> None:
+        self._plugins.start()
         self._server.start()
         for pusher in self._pushers:
             pusher.start()
 
     def stop(self) -> None:
         self._server.stop()
+        self._plugins.stop()
         for pusher in self._pushers:
             pusher.stop()
 
@@ -101,9 +108,11 @@ def _security(file: Path, readers: FrameReaders | None) -> Security:
 
 
 def _make_pushers(source: Source, settings: Settings, targets: Mapping[str, PushTarget]) -> list[Pusher]:
-    """Return a pusher for each target; sinks are imported only if needed."""
+    """Return a pusher for each target; only the modules of the sinks that are used are imported."""
     if not targets:
         return []
     from exporter.push.sinks import SINKS
 
-    return [Pusher(sink(), targets[sink.name], source, settings) for sink in SINKS if sink.name in targets]
+    return [
+        Pusher(make(targets[name]), targets[name], source, settings) for name, make in SINKS.items() if name in targets
+    ]

@@ -31,6 +31,7 @@ from exporter.serving.http_messages import Answer, Request, accepts_gzip, text_a
 from exporter.serving.listening import listen, url_of
 
 if TYPE_CHECKING:
+    from exporter.plugins.plugins import Plugins
     from exporter.security.security import Security
 
 Newest = Callable[[], tuple[Layout, Frame] | None]
@@ -40,7 +41,8 @@ Own = Callable[[], Iterable[Sample]]
 
 OLD_INTERVALS = 5
 OLD_SECONDS = 10.0
-"""The agent is unhealthy if the latest frame is older than OLD_INTERVALS intervals and older than OLD_SECONDS."""
+"""The agent counts as unhealthy only if its latest frame is older than this number of seconds, and also older than
+OLD_INTERVALS sampling intervals."""
 
 STREAM_FRAMES = 16
 """Maximum number of frames queued for a slow reader of /frames. If there are more, the oldest are dropped, which leaves
@@ -54,11 +56,12 @@ LEAST_STREAM_SECONDS = 10.0
 streams are kept, so that too many readers do not close each other's streams in turn."""
 
 HABIT_FRAMES = 3
-"""After this many requested frames in a row, the next frame is rendered in advance, when it is made and its numbers are
-still in the processor's caches. For slower scrapers nothing is rendered in advance."""
+"""If at least this number of consecutive frames were requested in one format, the next frame is rendered in this format
+before it is requested. If the requests skip frames, each frame is rendered at its request."""
 
 UNKNOWN_HEADER = "Gangwatch-Unknown-Metrics"
-"""Header of /frames responses: requested metrics that are not in this build's catalogue, but may be in another's."""
+"""Header of /frames responses. It lists the requested metrics that are not in this build's catalogue; another build may
+have them."""
 
 _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 
@@ -67,7 +70,7 @@ _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 
 
 class FrameStream:
-    """Queue of one reader of /frames: the latest frame, then all following; a layout precedes its frames."""
+    """Queue of one reader of /frames: the latest frame, then all later ones. A layout is sent before its frames."""
 
     def __init__(self, patterns: tuple[str, ...], closed: Callable[[FrameStream], None]) -> None:
         self._patterns = patterns
@@ -80,7 +83,7 @@ class FrameStream:
         self._source_id = ""
 
     def put(self, layout: Layout, frame: Frame) -> None:
-        """Queue a frame. Called from any thread; never blocks on the reader."""
+        """Queue a frame. Called from any thread; never waits for the reader."""
         with self._condition:
             # A frame made while the stream is opened arrives twice: as the latest and from the listener.
             if frame.seq > self._newest_seq:
@@ -117,8 +120,17 @@ class FrameStream:
 class AgentApp:
     """The agent's endpoints. Create it with ``agent_app``; ``close`` ends its streams. Thread-safe."""
 
-    def __init__(self, newest: Newest, add_listener: AddListener, clock: Clock, settings: Settings, own: Own) -> None:
+    def __init__(
+        self,
+        newest: Newest,
+        add_listener: AddListener,
+        clock: Clock,
+        settings: Settings,
+        own: Own,
+        plugins: Plugins | None,
+    ) -> None:
         self._newest = newest
+        self._plugins = plugins
         self._add_listener = add_listener
         self._clock = clock
         self._own = own
@@ -136,6 +148,8 @@ class AgentApp:
         """Apply other settings."""
         with self._lock:
             self._settings, self._expositions = settings, {}
+        if self._plugins is not None:
+            self._plugins.use(settings.textfile_folder, settings.deny)
 
     def healthy(self) -> bool:
         """Return whether frames are made, or the first frame is not due yet."""
@@ -181,14 +195,18 @@ class AgentApp:
         open_metrics = wants_open_metrics(request.headers.get("accept", ""))
         compress = accepts_gzip(request.headers)
         exposition = self._exposition(open_metrics)
-        body = exposition.body(*newest, compress=compress)
+        more = b""
+        if self._plugins is not None:
+            more = self._plugins.text(open_metrics, exposition.names(*newest), (("node", newest[0].node),))
+        body = exposition.body(*newest, compress=compress, more=more)
         self._remember(open_metrics, compress, newest[1].seq)
         vary = ("Vary", "Accept, Accept-Encoding")
         encoding = (("Content-Encoding", "gzip"),) if compress else ()
         return Answer(200, exposition.content_type, body, (*encoding, vary))
 
     def _remember(self, open_metrics: bool, compress: bool, seq: int) -> None:
-        """Record a requested frame. For a client that requests every frame, the next is rendered in advance."""
+        """Record that frame `seq` was requested in this format, so that later frames can be rendered before the
+        request."""
         with self._lock:
             newest, before = self._habits.get((open_metrics, compress), (0, 0))
             if seq != newest:
@@ -198,7 +216,7 @@ class AgentApp:
                 self._listen()
 
     def _render_ahead(self, layout: Layout, frame: Frame) -> bool:
-        """Render the formats that are expected to be requested; return whether there are any."""
+        """Render the frame in the formats of recent requests. Return whether there were such requests."""
         with self._lock:
             habits = [
                 key
@@ -207,7 +225,7 @@ class AgentApp:
             ]
         for open_metrics, compress in habits:
             try:
-                self._exposition(open_metrics).body(layout, frame, compress=compress)
+                self._exposition(open_metrics).prepare(layout, frame, compress)
             except FrameError:
                 pass  # the next request reports the error
         return bool(habits)
@@ -294,14 +312,16 @@ def agent_app(
     clock: Clock | None = None,
     settings: Settings = EVERYTHING,
     own: Own = _nothing,
+    plugins: Plugins | None = None,
 ) -> AgentApp:
     """Return the agent's endpoints for a node: ``agent_app(node.newest, node.add_listener)``.
 
-    newest: returns the latest frame and its layout, None before the first. add_listener: registers a callback for every
-    frame, from any thread, and returns a function that removes it. clock: the clock of the frames' timestamps. own:
-    additional samples for /metrics.
+    newest: returns the latest frame and its layout, None before the first. add_listener: registers a callback for
+    every frame, from any thread, and returns a function that removes it. clock: the clock of the frames' timestamps.
+    own: returns additional samples for /metrics. plugins: metrics of the process, plug-ins and text files, for
+    /metrics.
     """
-    return AgentApp(newest, add_listener, clock or SystemClock(), settings, own)
+    return AgentApp(newest, add_listener, clock or SystemClock(), settings, own, plugins)
 
 
 def wants_open_metrics(accept: str) -> bool:
@@ -349,7 +369,7 @@ class ThreadedServer:
         self._server = HttpServer(app, listener, self._guard)
 
     def start(self) -> None:
-        """Start serving. Earlier requests wait in the socket's backlog."""
+        """Start serving. Requests that clients sent before wait in the socket's backlog."""
         self._server.start()
 
     def stop(self) -> None:
@@ -358,7 +378,7 @@ class ThreadedServer:
         self._server.stop()
 
     def measures(self) -> Iterator[Sample]:
-        """Yield the server's own series."""
+        """Yield the metric samples of this server."""
         yield from self._server.measures()
         for status, count in sorted(self._guard.refused.items()):
             yield "gangwatch_exporter_requests_refused_total", (("status", str(status)),), count

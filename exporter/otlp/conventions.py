@@ -1,4 +1,4 @@
-"""Map from gangwatch's metrics to OpenTelemetry's hardware conventions, with attributes.
+"""Map from gangwatch's metrics to OpenTelemetry's hardware and Kubernetes conventions, with attributes.
 
 Semantic conventions 1.44 (development): hardware/common.md, gpu.md, network.md, temperature.md. They have no names for
 NVLink, clocks, occupancy, XIDs or throttling; those metrics keep gangwatch's names, with UCUM units.
@@ -25,16 +25,16 @@ _UCUM = {
 }
 
 PORT_ACTIVE = 4.0
-"""Number of the state Active in PortState of IBA 1.4 (gangwatch_rdma_port_state)."""
+"""Value of gangwatch_rdma_port_state for an active port (PortState in IBA 1.4)."""
 
 Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A metric under OpenTelemetry's name.
+    """OpenTelemetry's name and type for one of gangwatch's metrics.
 
-    is_sum: whether it is a Counter, or an UpDownCounter if it is not monotonic; otherwise it is a Gauge.
+    is_sum: True for a Counter or, if not `monotonic`, an UpDownCounter; False for a Gauge.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Convention:
 
 
 def _gpu(**more: str) -> Callable[[Labels, Labels], dict[str, str]]:
-    """Return the function that makes the attributes of a GPU or MIG instance.
+    """Return a function that makes OpenTelemetry's attributes of a GPU or MIG instance.
 
-    more: additional attributes; '__' in a name stands for '.'.
+    more: additional attributes; '__' in a name is replaced by '.'.
     """
     own = {name.replace("__", "."): value for name, value in more.items()}
 
@@ -140,7 +140,19 @@ CONVENTIONS: dict[str, Convention] = {
         value=lambda state: int(state == PORT_ACTIVE),
     ),
 }
-"""Conventions by gangwatch's metric name. A test checks that all names are in the catalogue."""
+"""OpenTelemetry's name, unit and attributes of a metric, by gangwatch's name of the metric. A test checks that all
+names are in the catalogue."""
+
+
+_KUBERNETES = {"namespace": "k8s.namespace.name", "pod": "k8s.pod.name", "container": "k8s.container.name"}
+"""Names of OpenTelemetry's Kubernetes conventions, by label."""
+
+
+def attribute_names(labels: Labels) -> dict[str, str]:
+    """Return the labels of one of gangwatch's metrics as attributes. An empty label of a pod is left out."""
+    if "pod" not in labels:
+        return dict(labels)
+    return {_KUBERNETES.get(name, name): value for name, value in labels.items() if value or name not in _KUBERNETES}
 
 
 def convention_of(metric: Metric) -> Convention | None:
@@ -148,5 +160,8 @@ def convention_of(metric: Metric) -> Convention | None:
 
 
 def unit_of(metric: Metric) -> str:
-    """Return the UCUM unit of a metric with gangwatch's name."""
-    return _UCUM.get(metric.unit, "1" if not metric.unit else metric.unit)
+    """Return the unit of one of gangwatch's metrics, in the notation of UCUM; '' for none.
+
+    Prometheus would append "_ratio" to the name of a gauge with the unit "1".
+    """
+    return _UCUM.get(metric.unit, metric.unit)

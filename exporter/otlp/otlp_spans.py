@@ -1,4 +1,4 @@
-"""OTLP traces over HTTP: spans as an ExportTraceServiceRequest, gzip-compressed, to /v1/traces.
+"""Push of spans by OTLP, by the SDK's exporter or in gangwatch's own encoding: an ExportTraceServiceRequest, over HTTP.
 
 https://opentelemetry.io/docs/specs/otlp/ and opentelemetry-proto 1.x (trace/v1/trace.proto; its field numbers are in
 the docstrings here).
@@ -7,12 +7,15 @@ the docstrings here).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 
 from agent.schema.span import Attributes, Link, Span, SpanEvent
-from exporter.otlp.otlp_metrics import attributes, compressed, partial_success
+from exporter.otlp.choice import uses_sdk
+from exporter.otlp.http_protocol import OtlpHttp, compressed
+from exporter.otlp.protobuf_form import attributes, scope
+from exporter.otlp.signals import TRACES
 from exporter.push import protobuf_writer
-from exporter.push.push import LATER
+from exporter.push.delivery import Delivery, HttpDelivery
+from exporter.push.target import PushTarget
 
 _INTERNAL = 1
 """Number of SPAN_KIND_INTERNAL, the kind of all spans."""
@@ -21,38 +24,38 @@ _OK, _ERROR = 1, 2
 """Numbers of STATUS_CODE_OK and STATUS_CODE_ERROR."""
 
 
-class OtlpSpans:
-    """Encoder of spans. resource: attributes of the sending process."""
+class OtlpSpans(OtlpHttp):
+    """Encoder of spans. resource: attributes of the sending process. compression: 'gzip' or 'none'."""
 
     name = "otlp_traces"
 
-    def __init__(self, resource: Mapping[str, str]) -> None:
-        # ResourceSpans: resource 1, scope_spans 2. ScopeSpans: scope 1, spans 2. Scope: name 1, version 2.
-        self._resource = protobuf_writer.block(1, attributes({"service.name": "gangwatch", **resource}, 1))
-        self._scope = protobuf_writer.block(
-            1, protobuf_writer.text(1, "gangwatch") + protobuf_writer.text(2, version("gangwatch"))
-        )
+    def __init__(self, resource: Mapping[str, str], compression: str = "gzip") -> None:
+        super().__init__(self.name, "spans", compression)
+        # ResourceSpans: resource 1, scope_spans 2. ScopeSpans: scope 1, spans 2.
+        self._attributes, self._resource = resource, protobuf_writer.block(1, attributes(resource, 1))
+        self._scope = scope()
 
-    def headers(self) -> Mapping[str, str]:
-        return {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", "User-Agent": "gangwatch"}
+    def delivery(self, target: PushTarget) -> Delivery[Sequence[Span]]:
+        """Return the delivery of spans by the SDK's exporter if that is chosen, else in gangwatch's encoding."""
+        if not uses_sdk(target):
+            return HttpDelivery(self, target, self.encode, "otlp", "traces_endpoint")
+        from exporter.otlp.sdk_delivery import SdkDelivery
+        from exporter.otlp.sdk_form import SdkSpans
+
+        return SdkDelivery(self.name, target, TRACES, SdkSpans(self._attributes).request, "traces_endpoint")
 
     def encode(self, spans: Sequence[Span]) -> bytes:
         """Return the body of one export request."""
         encoded = b"".join(protobuf_writer.block(2, _span(span)) for span in spans)
-        return compressed(protobuf_writer.block(1, self._resource + protobuf_writer.block(2, self._scope + encoded)))
-
-    def again(self, status: int) -> bool:
-        return status in LATER
-
-    def complaint(self, answer: bytes) -> str:
-        return partial_success(answer, "spans")
+        request = protobuf_writer.block(1, self._resource + protobuf_writer.block(2, self._scope + encoded))
+        return compressed(request, self._compression)
 
 
 def _span(span: Span) -> bytes:
     """Return a Span message.
 
-    Fields: trace_id 1, span_id 2, parent_span_id 4, name 5, kind 6, start 7, end 8, attributes 9, events 11, links 13,
-    status 15.
+    Field numbers: trace_id 1, span_id 2, parent_span_id 4, name 5, kind 6, start 7, end 8, attributes 9, events 11,
+    links 13, status 15.
     """
     return b"".join(
         (
@@ -72,17 +75,17 @@ def _span(span: Span) -> bytes:
 
 
 def _event(event: SpanEvent) -> bytes:
-    """Return an Event message. Fields: time_unix_nano 1, name 2, attributes 3."""
+    """Return an Event message. Field numbers: time_unix_nano 1, name 2, attributes 3."""
     return protobuf_writer.fixed64(1, event.wall_ns) + protobuf_writer.text(2, event.name) + _pairs(event.attributes, 3)
 
 
 def _link(link: Link) -> bytes:
-    """Return a Link message. Fields: trace_id 1, span_id 2, attributes 4."""
+    """Return a Link message. Field numbers: trace_id 1, span_id 2, attributes 4."""
     return protobuf_writer.block(1, link.trace_id) + protobuf_writer.block(2, link.span_id) + _pairs(link.attributes, 4)
 
 
 def _status(failed: str) -> bytes:
-    """Return a Status message. Fields: message 2, code 3."""
+    """Return a Status message. Field numbers: message 2, code 3."""
     return (
         protobuf_writer.text(2, failed) + protobuf_writer.integer(3, _ERROR)
         if failed
@@ -91,7 +94,8 @@ def _status(failed: str) -> bytes:
 
 
 def _pairs(pairs: Attributes, field: int) -> bytes:
-    """Return KeyValue messages (key 1, value 2). Fields of AnyValue: string_value 1, int_value 3, double_value 4."""
+    """Return the pairs as KeyValue messages. Field numbers: key 1, value 2; in AnyValue: string_value 1, int_value 3,
+    double_value 4."""
     encoded = b""
     for name, value in pairs:
         if isinstance(value, str):

@@ -1,7 +1,8 @@
 """Metric names of other exporters for existing dashboards: those of DCGM, node_exporter and rdma_exporter.
 
-They are derived from gangwatch's own series. The catalogue maps the names (``Metric.compatibility``); this module has
-the units and labels of each exporter.
+The values come from gangwatch's own series. The catalogue has the other exporter's name of each metric
+(``Metric.compatibility``). For metrics with several names in DCGM, see ``dcgm_fields``. Units and labels are converted
+to those of the other exporter.
 
 Sources: dcgm-exporter d5e5f51 (etc/*.csv, its templates), node_exporter a7dcc3a (collector/infiniband_linux.go,
 pressure_linux.go), rdma_exporter 461f67e (internal/collector).
@@ -12,16 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from agent.schema.catalog import BY_NAME, Metric
-from exporter.prometheus.derived_values import WINDOW_NS, Memory, Newest, Rises, Sums, Times
+from agent.schema.catalog import Metric
+from exporter.prometheus.dcgm_fields import CLOCK_EVENTS, MASKS, names_of
+from exporter.prometheus.derived_values import WINDOW_NS, Masks, Memory, Newest, Rises, Sums, Times
 from exporter.prometheus.series import Family, Labels, Render, Row, Series, View, render_of
 
 
 class Wanted(Protocol):
-    """The settings that compatibility names depend on."""
+    """Settings of the compatibility families."""
 
     @property
     def hostname_label(self) -> str: ...
+
+    @property
+    def pod_labels(self) -> bool: ...
 
 
 Make = Callable[[View, Wanted, Memory], Iterator[Family]]
@@ -30,72 +35,29 @@ Make = Callable[[View, Wanted, Memory], Iterator[Family]]
 
 
 def _whole(per: float) -> Render:
-    """Return a renderer of gauges in units of `per`, as integers like DCGM's 64-bit fields."""
+    """Return a function that renders a gauge, divided by `per`, as an integer, as DCGM does for 64-bit fields."""
     return lambda value: str(round(value / per))
 
 
 def _six(value: float) -> str:
-    """Return the value with six decimals, like DCGM's floating-point fields."""
+    """Return the value with six decimals, as DCGM renders floating-point fields."""
     return f"{value:.6f}"
 
 
 def _raw(value: float) -> str:
-    """Return a counter's integer as the driver reported it."""
+    """Return the integer of a counter as text, in the unit in which the driver reported it."""
     return str(int(value))
-
-
-_SPLIT: dict[str, tuple[str, dict[str, str]]] = {
-    "gangwatch_gpu_ecc_errors_total": (
-        "severity",
-        {"corrected": "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "uncorrected": "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"},
-    ),
-    "gangwatch_gpu_ecc_lifetime_errors_total": (
-        "severity",
-        {"corrected": "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", "uncorrected": "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL"},
-    ),
-    "gangwatch_gpu_retired_pages_total": (
-        "cause",
-        {"corrected": "DCGM_FI_DEV_RETIRED_SBE", "uncorrected": "DCGM_FI_DEV_RETIRED_DBE"},
-    ),
-    "gangwatch_gpu_remapped_rows_total": (
-        "cause",
-        {
-            "corrected": "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
-            "uncorrected": "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
-        },
-    ),
-    "gangwatch_gpu_throttle_seconds_total": (
-        "reason",
-        {
-            "power_cap": "DCGM_FI_DEV_POWER_VIOLATION",
-            "thermal_policy": "DCGM_FI_DEV_THERMAL_VIOLATION",
-            "sync_boost": "DCGM_FI_DEV_SYNC_BOOST_VIOLATION",
-            "board_limit": "DCGM_FI_DEV_BOARD_LIMIT_VIOLATION",
-            "low_utilization": "DCGM_FI_DEV_LOW_UTIL_VIOLATION",
-            "reliability": "DCGM_FI_DEV_RELIABILITY_VIOLATION",
-        },
-    ),
-}
-"""Metrics that correspond to several metrics of DCGM: the label that distinguishes them, and DCGM's name for each value
-of this label."""
-
-
-def _dcgm_name(metric: Metric, labels: Mapping[str, str]) -> str:
-    """Return DCGM's name of one series; '' if there is none. MIG instances have the same names as whole GPUs."""
-    if (split := _SPLIT.get(metric.name)) is not None:
-        return split[1].get(labels.get(split[0], ""), "")
-    whole = BY_NAME.get(metric.name.replace("gangwatch_gpu_mig_", "gangwatch_gpu_"), metric)
-    return whole.compatibility if whole.compatibility.startswith("DCGM_") else ""
 
 
 def _dcgm_render(name: str, metric: Metric) -> Render:
     """Return the renderer that converts to the unit of DCGM's metric `name`.
 
-    DCGM's units are MiB, MHz, percent, mJ and microseconds. Ratios of DCGM_FI_PROF_* are not converted.
+    DCGM's units are MiB, kB/s, MHz, percent, mJ and nanoseconds. Ratios of DCGM_FI_PROF_* are not converted.
     """
     if metric.kind == "counter":
-        # Otherwise the raw integer is in DCGM's unit: mJ, or a count.
-        return _microseconds if name.endswith("_VIOLATION") else _raw
+        return _raw  # the integer is in DCGM's unit: mJ, ns (since dcgm-exporter's #589), or a count
+    if name.endswith("_THROUGHPUT"):
+        return _whole(1000)
     if metric.unit == "ratio":
         return _six if name.startswith("DCGM_FI_PROF_") else _whole(0.01)
     if metric.unit == "bytes":
@@ -105,16 +67,13 @@ def _dcgm_render(name: str, metric: Metric) -> Render:
     return _six if metric.unit == "watts" else _whole(1)
 
 
-def _microseconds(nanoseconds: float) -> str:
-    return str(int(nanoseconds) // 1000)
-
-
 class _DcgmLabels:
-    """DCGM's labels of a GPU or of a MIG instance."""
+    """DCGM's labels of the GPUs and MIG instances of a layout."""
 
-    def __init__(self, view: View, hostname_label: str) -> None:
+    def __init__(self, view: View, wanted: Wanted) -> None:
         self._view = view
-        self._hostname = (hostname_label, view.node)
+        self._hostname = (wanted.hostname_label, view.node)
+        self._pods = wanted.pod_labels
         self._instances = {
             (labels["gpu"], labels["mig"]): labels
             for labels in (series.labels for series in view.of("gangwatch_gpu_mig_info"))
@@ -140,8 +99,9 @@ class _DcgmLabels:
             instance = self._instances.get((gpu, mig), {})
             pairs["GPU_I_PROFILE"] = instance.get("profile", "")
             pairs["GPU_I_ID"] = instance.get("gpu_instance", "")
-        owner = self._view.owner(labels)
+        owner = self._view.owner(labels) if self._pods else {}
         pairs.update({key: owner[key] for key in ("container", "namespace", "pod") if owner.get(key)})
+        pairs.update(self._view.pod_labels(owner))
         return tuple(sorted(pairs.items()))
 
 
@@ -151,25 +111,21 @@ def dcgm_address(pci_address: str) -> str:
     return f"{domain.rjust(8, '0')}:{rest}".upper() if colon else pci_address.upper()
 
 
-CLOCK_EVENTS = (
-    *("gpu_idle", "clocks_setting", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal"),
-    *("hw_power_brake", "display_clocks"),
-)
-"""Throttle reasons of gangwatch that are also values of the label of DCGM_EXP_CLOCK_EVENTS_COUNT."""
-
-
 def dcgm(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:
-    """Yield dcgm-exporter's series: those in the catalogue, and two series that dcgm-exporter counts itself."""
-    labels = _DcgmLabels(view, wanted.hostname_label)
+    """Yield the families with dcgm-exporter's names: those in the catalogue, and two that dcgm-exporter computes."""
+    labels = _DcgmLabels(view, wanted)
+    taken: set[tuple[str, Labels]] = set()
     families: dict[str, Family] = {}
     for metric, series in view.metrics():
         if not metric.name.startswith("gangwatch_gpu_"):
             continue
         for one in series:
             own = one.labels
-            name = _dcgm_name(metric, own)
-            named = labels.of(own) if name else None
-            if named is not None:
+            for name in names_of(metric, own):
+                named = labels.of(own)
+                if named is None or (name, named) in taken:
+                    continue
+                taken.add((name, named))
                 family = families.setdefault(name, Family(name, metric.kind, f"{metric.help} As DCGM prints it."))
                 family.rows.append(Row(named, one.source, _dcgm_render(name, metric)))
     yield from families.values()
@@ -177,6 +133,7 @@ def dcgm(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:
     yield _xid_errors(view, labels)
     yield _xid_counts(view, labels, memory)
     yield _clock_events(view, labels, memory)
+    yield from _clock_masks(view, labels)
 
 
 def _nvlink_bandwidth(view: View, labels: _DcgmLabels) -> Family:
@@ -198,7 +155,7 @@ def _nvlink_bandwidth(view: View, labels: _DcgmLabels) -> Family:
 
 
 def _xid_errors(view: View, labels: _DcgmLabels) -> Family:
-    """Return the latest XID of each GPU, which DCGM never resets; 0 if the GPU had no XID."""
+    """Return the latest XID of each GPU; 0 if the GPU had none. DCGM does not reset it either."""
     family = Family("DCGM_FI_DEV_XID_ERRORS", "gauge", "Value of the newest XID, 0 where there was none.")
     groups: dict[str, list[tuple[int, int]]] = {gpu: [] for gpu in view.gpus}
     for one in view.of("gangwatch_gpu_xid_newest_timestamp_seconds"):
@@ -242,10 +199,27 @@ def _clock_events(view: View, labels: _DcgmLabels, memory: Memory) -> Family:
     return family
 
 
+def _clock_masks(view: View, labels: _DcgmLabels) -> Iterator[Family]:
+    """Yield the bit mask of the active throttle reasons of each GPU, under DCGM's current and former name."""
+    groups: dict[str, list[tuple[int, int]]] = {}
+    for one in view.of("gangwatch_gpu_throttle_state"):
+        if (bit := CLOCK_EVENTS.get(one.labels["reason"])) is not None:
+            groups.setdefault(one.labels["gpu"], []).append((one.source, bit))
+    source = view.derive(Masks(list(groups.values())))
+    for name in MASKS:
+        family = Family(name, "gauge", "Bit mask of the reasons that hold the clock down, as DCGM prints it.")
+        for offset, gpu in enumerate(groups):
+            named = labels.of({"gpu": gpu})
+            if named is not None:
+                family.rows.append(Row(named, source + offset, _raw))
+        yield family
+
+
 # --- node_exporter ---------------------------------------------------------------------------------------------------
 
 _NODE_LABELS = {"node_infiniband_info": ("board_id", "device", "firmware_version", "hca_type")}
-"""Series of node_exporter that have fewer labels than gangwatch's series, and their labels."""
+"""Labels of a series of node_exporter, by the name of the series. gangwatch's own series has more labels, which are
+left out. A series that is not listed here keeps all labels."""
 
 
 def node_exporter(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:  # noqa: ARG001 - one signature
@@ -274,9 +248,9 @@ _DIRECTIONS = {"receive": "rx", "transmit": "tx"}
 
 
 def rdma_exporter(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:  # noqa: ARG001 - one signature
-    """Yield rdma_exporter's series of priority flow control, with durations in microseconds.
+    """Yield rdma_exporter's series of priority flow control (PFC pause frames), with durations in microseconds.
 
-    Link-level pause is left out.
+    Pause frames of the whole link are left out.
     """
     netdevs = {
         (labels["device"], labels["port"]): labels["netdev"]
@@ -301,4 +275,4 @@ def _row(series: Series, labels: Mapping[str, str], render: Render) -> Row:
 
 
 COMPATIBILITY: dict[str, Make] = {"dcgm": dcgm, "node_exporter": node_exporter, "rdma_exporter": rdma_exporter}
-"""Sets of names by the value of the `compatibility` setting."""
+"""For each value of the `compatibility` setting: the function that yields the families with that exporter's names."""

@@ -1,6 +1,6 @@
-"""Values derived from several columns or from earlier values, for compatibility names.
+"""Values of compatibility families that are computed from several columns or from earlier frames.
 
-Their history outlives a layout and is limited in time.
+Earlier values are kept for five minutes (WINDOW_NS), even if the layout of the frames changes.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import numpy as np
 from agent.schema.frame import Frame
 
 WINDOW_NS = 300_000_000_000
-"""dcgm-exporter's window of five minutes, for XIDs and clock events."""
+"""Time in ns over which XID errors and clock events are counted: five minutes, as in dcgm-exporter."""
 
 MOST_POINTS = 1024
-"""Maximum number of points per window: 300 s at one scrape per second, with reserve. If there are more, the oldest are
-dropped early."""
+"""Maximum number of earlier values that are kept per series. The window of 300 s needs 300 at one scrape per second. If
+there are more than the maximum, the oldest are dropped."""
 
 
 class Derived(Protocol):
-    """Values derived from a frame."""
+    """Interface of an object that computes values from each frame. outputs: number of values per frame."""
 
     outputs: int
 
     def update(self, frame: Frame) -> Sequence[float | int | None]:
-        """Return the values at this frame; None if absent."""
+        """Return the values for this frame. A value is None if it is absent."""
 
 
 class Memory:
-    """Recent points of each series in its window, by a key that identifies the series."""
+    """Samples of the last five minutes (WINDOW_NS) of each series, by a key that the caller chooses."""
 
     def __init__(self) -> None:
         self._points: dict[Hashable, deque[tuple[int, int]]] = {}
         self._began_ns: int | None = None
 
     def rise(self, key: Hashable, now_ns: int, value: int) -> int:
-        """Return the increase of a counter within the window.
+        """Add a counter's value and return its increase within the window.
 
         A counter that appears after the first frame is assumed to start from zero.
         """
@@ -60,7 +60,7 @@ class Memory:
         return value - began
 
     def times(self, key: Hashable, now_ns: int, active: bool) -> int:
-        """Return the number of frames within the window in which a state was active."""
+        """Add whether a state is active. Return the number of frames within the window in which it was active."""
         points = self._points.setdefault(key, deque(maxlen=MOST_POINTS))
         if active and (not points or points[-1][0] < now_ns):
             points.append((now_ns, 1))
@@ -70,10 +70,11 @@ class Memory:
 
 
 class Rises:
-    """Increases of counters within the window."""
+    """Increase of each counter within the window."""
 
     def __init__(self, memory: Memory, keys: Sequence[Hashable], counters: Sequence[int]) -> None:
-        """Create it. keys: one for each series. counters: indices of the series among the counter columns."""
+        """Select the counters. keys: one key for each series. counters: indices of the series among the counter
+        columns."""
         self.outputs = len(keys)
         self._memory, self._keys, self._counters = memory, list(keys), list(counters)
 
@@ -87,7 +88,7 @@ class Rises:
 
 
 class Times:
-    """Counts of active states within the window."""
+    """For each gauge of a state, the number of frames within the window in which the state was active."""
 
     def __init__(self, memory: Memory, keys: Sequence[Hashable], gauges: Sequence[int]) -> None:
         self.outputs = len(keys)
@@ -103,13 +104,14 @@ class Times:
 
 
 class Newest:
-    """Newest value of each group; 0 if no gauge of the group has a time."""
+    """Value of the latest event of each group of events, for example the code of a GPU's latest XID error.
+
+    The gauge of an event contains the time of its last occurrence. The value is 0 if no event of the group has
+    occurred.
+    """
 
     def __init__(self, groups: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Create it.
-
-        groups: for each output, pairs of a gauge column that contains a time, and the value for that time.
-        """
+        """Select the groups. groups: for each group, pairs of the index of an event's gauge and the event's value."""
         self.outputs = len(groups)
         self._groups = [list(group) for group in groups]
 
@@ -131,3 +133,20 @@ class Sums:
     def update(self, frame: Frame) -> list[float | None]:
         sums = [float(frame.gauges[one] + frame.gauges[other]) for one, other in self._pairs]
         return [None if np.isnan(value) else value for value in sums]
+
+
+class Masks:
+    """Bit masks of the states that are active. A mask is absent if no state of its group has a value."""
+
+    def __init__(self, groups: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Select the gauges. groups: for each mask, pairs of the index of a state's gauge (0 or 1) and the state's
+        bit."""
+        self.outputs = len(groups)
+        self._groups = [list(group) for group in groups]
+
+    def update(self, frame: Frame) -> list[int | None]:
+        masks: list[int | None] = []
+        for group in self._groups:
+            known = [(float(frame.gauges[at]), bit) for at, bit in group if not np.isnan(frame.gauges[at])]
+            masks.append(sum(bit for state, bit in known if state > 0) if known else None)
+        return masks

@@ -1,14 +1,14 @@
 """Exposition of a frame as Prometheus text or OpenMetrics, plain or compressed; only changed lines are rendered.
 
-The families are planned once per layout. Their lines (line_cache.py) are rendered only if a number changed, which
-hardly ever happens for the error counters of a healthy machine.
+The families are selected once per layout. Their lines (line_cache.py) are rendered only if a number has changed.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from agent.schema.frame import Frame, Layout, check_fits
 from exporter.prometheus.compatibility import COMPATIBILITY
 from exporter.prometheus.derived_values import Memory
 from exporter.prometheus.line_cache import Lines
-from exporter.prometheus.profiles import left_out_by
+from exporter.prometheus.profiles import Reason, left_out_by, matches
 from exporter.prometheus.series import Family, View, clean_families
 from exporter.prometheus.text_format import (
     OPEN_METRICS_TYPE,
@@ -30,15 +30,19 @@ from exporter.prometheus.text_format import (
     text_header,
 )
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the metrics page.
+    """Settings of /metrics.
 
     profile: 'default', the 1,200 most important series of a node, or 'full'. allow, deny: globs of metric names to
-    include regardless of the profile, and to exclude. series_limit: maximum number of series. compatibility: names of
-    COMPATIBILITY. hostname_label: spelling of DCGM's label. owner_labels: whether each series of a GPU has labels of
-    the GPU's user.
+    include regardless of the profile, and to exclude. series_limit: maximum number of series. compatibility: names
+    of COMPATIBILITY. hostname_label: spelling of DCGM's label. owner_labels: whether each series of a GPU has labels
+    of the GPU's owner. pod_labels: whether DCGM's series have the labels of the pod that uses the GPU. metrics:
+    families to publish instead of the profile's, with their help texts ('' for the catalogue's text); None for the
+    profile's families. textfile_folder: folder of *.prom files whose metrics are served too; '' for none.
     """
 
     profile: str = "full"
@@ -48,9 +52,22 @@ class Settings:
     compatibility: tuple[str, ...] = ()
     hostname_label: str = "Hostname"
     owner_labels: bool = False
+    pod_labels: bool = True
+    metrics: Mapping[str, str] | None = None
+    textfile_folder: str = ""
+
+    def left_out(self, name: str) -> Reason | None:
+        """Return why a family is omitted; None if it is published."""
+        if self.metrics is None:
+            return left_out_by(name, self.profile, self.allow, self.deny)
+        denied = left_out_by(name, "full", (), self.deny)
+        return denied or (None if name in self.metrics or matches(name, self.allow) else "profile")
 
 
 EVERYTHING = Settings()
+
+MOST_LOGGED = 64
+"""Maximum number of unknown metrics that an exposition logs, each once."""
 
 # --- plan ------------------------------------------------------------------------------------------------------------
 
@@ -58,7 +75,8 @@ EVERYTHING = Settings()
 def plan_families(
     view: View, settings: Settings, memory: Memory, renamed: Sequence[Renamed] = RENAMED
 ) -> tuple[list[Family], dict[str, int]]:
-    """Return the families to publish, fast ones first, and the number of omitted series by reason."""
+    """Return the families to publish, and the number of omitted series by reason. Families that are sampled most often
+    come first."""
     families = list(clean_families(view, settings.owner_labels))
     by_name = {family.name: family for family in families}
     for one in renamed:
@@ -71,13 +89,15 @@ def plan_families(
     taken: list[Family] = []
     room = settings.series_limit
     for family in families:
-        reason = left_out_by(family.name, settings.profile, settings.allow, settings.deny)
+        reason = settings.left_out(family.name)
         if reason is not None:
             left_out[reason] += len(family.rows)
             continue
         if len(family.rows) > room:
             left_out["limit"] += len(family.rows) - room
             family = Family(family.name, family.kind, family.help, family.unit, family.rows[:room])
+        if text := (settings.metrics or {}).get(family.name):
+            family = Family(family.name, family.kind, text, family.unit, family.rows)
         room -= len(family.rows)
         if family.rows:
             taken.append(family)
@@ -97,7 +117,7 @@ def _intervals(layout: Layout) -> dict[int, float]:
 
 
 class Exposition:
-    """One format of one agent's frames, rendered incrementally. Thread-safe."""
+    """Text of one agent's frames in one format (Prometheus text or OpenMetrics). Thread-safe."""
 
     def __init__(
         self,
@@ -106,7 +126,8 @@ class Exposition:
         own: Callable[[], Iterable[Sample]] = tuple,
         renamed: Sequence[Renamed] = RENAMED,
     ) -> None:
-        """Create it. own: additional samples, with names of the catalogue and without ``node``."""
+        """Create the exposition. own: returns additional samples, with names of the catalogue and without the label
+        ``node``."""
         self.content_type = OPEN_METRICS_TYPE if open_metrics else TEXT_TYPE
         self._settings = settings
         self._open_metrics = open_metrics
@@ -117,47 +138,96 @@ class Exposition:
         self._lock = threading.Lock()
         self._lines: Lines | None = None
         self._left_out: dict[str, int] = {}
+        self._missing: frozenset[str] = frozenset()
         self._rendered: tuple[str, int] | None = None
-        self._bodies: dict[bool, bytes] = {}
+        self._bodies: dict[bool, tuple[bytes, bytes]] = {}  # by compression: further families, and the whole
+        self._names: frozenset[str] = frozenset()
+        self._logged: set[str] = set()
         self._tail = b""
         self._own_shape: list[tuple[str, tuple[tuple[str, str], ...]]] = []
         self._own_lines: list[tuple[int, str]] = []
         self._renders = 0
         self._seconds = 0.0
 
-    def body(self, layout: Layout, frame: Frame, compress: bool = False) -> bytes:
-        """Return the frame's exposition, as one gzip member if compressed.
+    def body(self, layout: Layout, frame: Frame, compress: bool = False, more: bytes = b"") -> bytes:
+        """Return the frame's text for /metrics, as one gzip member if compressed.
 
-        Raises FrameError if the frame does not fit the layout or a column is not in the catalogue.
+        more: text of additional families, in the same format. Raises FrameError if the frame does not fit the
+        layout.
         """
         with self._lock:
-            key = frame.agent_id, frame.seq
-            if self._rendered != key or self._lines is None or self._lines.layout_id != frame.layout_id:
-                began = time.perf_counter()
-                self._render(layout, frame)
-                self._rendered, self._bodies = key, {}
-                self._renders += 1
-                self._seconds = time.perf_counter() - began
-            assert self._lines is not None
-            body = self._bodies.get(compress)
-            if body is None:
-                began = time.perf_counter()
-                body = self._lines.compressed(self._tail) if compress else b"".join((*self._lines.texts, self._tail))
-                self._bodies[compress] = body
-                self._seconds += time.perf_counter() - began
+            lines = self._lines_of(layout, frame)
+            kept = self._bodies.get(compress)
+            if kept is not None and kept[0] == more:
+                return kept[1]
+            began = time.perf_counter()
+            tail = self._tail + more + (b"# EOF\n" if self._open_metrics else b"")
+            body = lines.compressed(tail) if compress else b"".join((*lines.texts, tail))
+            self._bodies[compress] = more, body
+            self._seconds += time.perf_counter() - began
             return body
 
-    def _render(self, layout: Layout, frame: Frame) -> None:
+    def names(self, layout: Layout, frame: Frame) -> frozenset[str]:
+        """Return the names of the families that the text of this frame may contain, without those about the exporter.
+        Raises FrameError as ``body`` does."""
+        with self._lock:
+            self._lines_of(layout, frame)
+            return self._names
+
+    def prepare(self, layout: Layout, frame: Frame, compress: bool = False) -> None:
+        """Render the frame before it is requested; with `compress`, compress it too. Raises FrameError as ``body``
+        does."""
+        with self._lock:
+            lines = self._lines_of(layout, frame)
+            if compress:
+                lines.pack()
+
+    def _lines_of(self, layout: Layout, frame: Frame) -> Lines:
+        """Return the lines of this frame. If the previous call had the same frame, its lines are not rendered again."""
+        key = frame.agent_id, frame.seq
+        if self._lines is None or self._rendered != key or self._lines.layout_id != frame.layout_id:
+            began = time.perf_counter()
+            self._lines = self._render(layout, frame)
+            self._rendered, self._bodies = key, {}
+            self._renders += 1
+            self._seconds = time.perf_counter() - began
+        return self._lines
+
+    def _render(self, layout: Layout, frame: Frame) -> Lines:
         check_fits(layout, frame)
-        if self._lines is None or not self._lines.fits(layout, frame):
+        lines = self._lines
+        if lines is None or not lines.fits(layout, frame):
             view = View(layout, lambda source: not np.isnan(frame.gauges[source]))
             families, self._left_out = plan_families(view, self._settings, self._memory, self._renamed)
-            self._lines = Lines(layout, view, families, self._header)
-        self._lines.take(frame)
-        self._tail = self._own_text(layout.node, self._lines.series).encode("utf-8", "replace")
+            self._report(view.unknown)
+            self._log_missing({family.name for family in families})
+            self._names = frozenset(family.name for family in families)
+            lines = Lines(layout, view, families, self._header)
+        lines.take(frame)
+        self._tail = self._own_text(layout.node, lines.series).encode("utf-8", "replace")
+        return lines
+
+    def _report(self, unknown: Sequence[str]) -> None:
+        """Count and log the columns that are left out because this build's catalogue does not have them."""
+        self._left_out["catalogue"] = len(unknown)
+        for reason in unknown:
+            self._log_once(reason)
+
+    def _log_once(self, reason: str) -> None:
+        if reason not in self._logged and len(self._logged) < MOST_LOGGED:
+            self._logged.add(reason)
+            _log.warning("reason=%s: the series are left out of /metrics; this is a bug, please report it", reason)
+
+    def _log_missing(self, published: set[str]) -> None:
+        """Log which metrics of the metrics file have no series, if they are not the same as at the previous call."""
+        missing = frozenset(self._settings.metrics or ()) - published
+        if missing != self._missing:
+            self._missing = missing
+            if missing:
+                _log.info("metrics file: no series of %s", ", ".join(sorted(missing)))
 
     def _own_text(self, node: str, series: int) -> str:
-        """Return the exporter's own series, and OpenMetrics' end marker."""
+        """Return the text of the series about the exporter. series: number of published series."""
         samples: list[Sample] = [
             ("gangwatch_exporter_series", (), series),
             ("gangwatch_exporter_series_limit", (), self._settings.series_limit),
@@ -167,19 +237,42 @@ class Exposition:
                 ("gangwatch_exporter_series_left_out", (("reason", reason),), count)
                 for reason, count in self._left_out.items()
             ),
-            *self._own(),
+            *self._more_own(),
         ]
         shape = [sample[:2] for sample in samples]
         if shape != self._own_shape:
             # The lines stay the same between frames, so look each up only once.
             named = [(name, (*labels, ("node", node)), value) for name, labels, value in samples]
-            self._own_shape, self._own_lines = shape, sample_lines(named, self._header)
+            self._own_shape, self._own_lines = shape, self._lines_of_own(named)
         texts = [f"{start}{sample_text(samples[at][2])}\n" for at, start in self._own_lines]
-        return "".join(texts) + ("# EOF\n" if self._open_metrics else "")
+        return "".join(texts)
+
+    def _more_own(self) -> list[Sample]:
+        try:
+            return list(self._own())
+        except Exception as error:  # a bug in one of them does not affect the other series
+            self._log_once(f"{type(error).__name__}: {error}")
+            return []
+
+    def _lines_of_own(self, samples: list[Sample]) -> list[tuple[int, str]]:
+        """Return the lines of the samples as ``sample_lines`` does: (index in `samples`, text before the value).
+
+        A sample whose name or labels are not in the catalogue, or whose series is a duplicate, is left out and
+        logged.
+        """
+        good: list[int] = []
+        for at, sample in enumerate(samples):
+            try:
+                sample_lines([*(samples[one] for one in good), sample], self._header)
+                good.append(at)
+            except ValueError as error:
+                self._log_once(str(error))
+        return [(good[at], start) for at, start in sample_lines([samples[one] for one in good], self._header)]
 
 
 def expose(layout: Layout, frame: Frame, settings: Settings = EVERYTHING, open_metrics: bool = False) -> bytes:
-    """Return a frame's series without the exporter's own, for files and tests. Raises like ``Exposition.body``."""
+    """Return the text of a frame's series, without series about the exporter itself. Used for files and tests. Raises
+    FrameError if the frame does not fit the layout."""
     check_fits(layout, frame)
     view = View(layout, lambda source: not np.isnan(frame.gauges[source]))
     families, _ = plan_families(view, settings, Memory())

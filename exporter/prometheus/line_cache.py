@@ -1,14 +1,15 @@
 """Cache of the lines of one layout, plain and compressed; only changed lines are rendered.
 
-Everything but the numbers is rendered once. The text is stored in parts of some kilobytes. Unchanged parts are neither
-joined nor compressed again. This is possible because raw deflate streams that end at a byte boundary (Z_FULL_FLUSH) can
-be concatenated between gzip's head and tail (RFC 1951 section 3.2.4, RFC 1952 section 2.3).
+The text is stored in parts of some kilobytes. Unchanged parts are neither joined nor compressed again: raw deflate
+streams that end at a byte boundary (Z_FULL_FLUSH) can be concatenated into one gzip member (RFC 1951 section 3.2.4, RFC
+1952 section 2.3).
 
-Of thousands of numbers, hundreds change every second. One call writes all numbers of one format.
+All changed numbers of one format are rendered in one call.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,21 +20,13 @@ from agent.schema.frame import Frame, Layout
 from exporter.prometheus.derived_values import Derived
 from exporter.prometheus.series import Family, IntegerText, Render, View, gauge_text, gauge_texts, prefix
 
-SLOW_LEVEL = 1
+LEVEL = 1
 """Compression level of zlib. It takes two thirds of the time of level 6, at nine tenths of its compression. Scrapes use
 a local network."""
 
-try:
-    from isal import isal_zlib as deflate  # a third of zlib's time for this text, docs/adr/0018
-
-    FAST_LEVEL = 0  # half the time of level 1, for a third more bytes
-except ImportError:  # on a processor that it is not built for
-    import zlib as deflate  # type: ignore[no-redef]
-
-    FAST_LEVEL = SLOW_LEVEL  # zlib's 0 does not compress
-
 PART_BYTES = 16 * 1024
-"""Minimum size of a part in bytes: half of deflate's window, so that the split costs little compression."""
+"""Minimum size in bytes of a part, that is, a group of lines that is compressed separately. A part is half of deflate's
+window, so that the separation hardly increases the compressed size."""
 
 _GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
 """Header of a gzip member (RFC 1952): deflate, no flags, no time, fastest compression, unknown system."""
@@ -45,15 +38,16 @@ _Indexes = npt.NDArray[np.intp]
 
 
 _UNLIKE, _NO_LINE = -1, -2
-"""Kinds of columns: a column whose line has a different number format, and a column without a line."""
+"""Codes in ``_Alike.kinds``. _UNLIKE: the numbers of the column must be rendered one by one, because one of their
+formats has no function that renders many numbers. _NO_LINE: the column has no line in this group."""
 
 
 class _Alike:
-    """Lines whose numbers are written together, at most one line per column.
+    """Lines of different columns that are rendered together: one call for all numbers of the same format.
 
-    places: for each column, the index of its number among the pieces. parts: for each column, the part that contains
-    its line. kinds: for each column, an index into `writers`, or _UNLIKE or _NO_LINE. writers: functions that return
-    the texts of many numbers.
+    places: for each column, the index of its line's number in ``Lines._pieces``. parts: for each column, the part of
+    the text that contains its line. kinds: for each column, the index of its function in `writers`, or a code.
+    writers: one function per format, which renders many numbers.
     """
 
     def __init__(self, columns: int) -> None:
@@ -64,7 +58,7 @@ class _Alike:
 
 
 class Lines:
-    """The lines of one layout, each with its source column."""
+    """The text of all series of one layout. Each line contains the number of one column or derived value."""
 
     def __init__(self, layout: Layout, view: View, families: list[Family], header: Callable[[Family], str]) -> None:
         self.layout_id = layout.layout_id
@@ -99,21 +93,17 @@ class Lines:
         parts = len(self._bounds) - 1
         self._part_of = np.repeat(np.arange(parts), np.diff(self._bounds))
         self._texts: list[bytes] = [b""] * parts
-        self._deflated: list[bytes | None] = [None] * parts
+        self._deflated: list[bytes] = [b""] * parts  # empty: not compressed yet
         self._checks: list[int] = [0] * parts
         self._zeros = memoryview(b"")  # as many as the longest part has bytes
         self._dirty: _Mask = np.ones(parts, np.bool_)
-        self._was_dirty: _Mask = np.zeros(parts, np.bool_)
-        self._hurried: _Mask = np.zeros(parts, np.bool_)
         self._alike_gauges = self._find_alike(0, len(layout.gauges))
         self._alike_counters = self._find_alike(len(layout.gauges), len(layout.counters))
         self._gauges = np.full(len(layout.gauges), np.nan, np.float64)
         self._counters = np.zeros(len(layout.counters), np.uint64)
         self._valid: _Mask = np.zeros(len(layout.counters), np.bool_)
         self._structure_absent = b""
-        self._packers = [
-            deflate.compressobj(level, deflate.DEFLATED, -deflate.MAX_WBITS) for level in (SLOW_LEVEL, FAST_LEVEL)
-        ]
+        self._packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
 
     def _line(self, before: bytes, render: Render, family: int) -> None:
         self._prefixes.append(before)
@@ -122,7 +112,10 @@ class Lines:
         self._family_of.append(family)
 
     def _find_alike(self, first: int, columns: int) -> list[_Alike]:
-        """Return the lines whose numbers can be written together, in groups of at most one line per column."""
+        """Group the lines so that one call can render many numbers. A group has at most one line of each column.
+
+        first: source index of the first column. columns: number of columns.
+        """
         found = [_Alike(columns)]
         kinds: dict[Render, int] = {}
         for column in range(columns):
@@ -142,16 +135,16 @@ class Lines:
 
     @property
     def series(self) -> int:
-        """Return the number of lines with a number."""
+        """Return the number of series that have a value, one per sample line."""
         return sum(self._present)
 
     @property
     def texts(self) -> Sequence[bytes]:
-        """Return the exposition, in parts."""
+        """Text of all lines, as a list of parts of some kilobytes."""
         return self._texts
 
     def fits(self, layout: Layout, frame: Frame) -> bool:
-        """Return whether the lines still match the layout and its current owners."""
+        """Return whether the lines still match the layout and the current owners of its GPUs."""
         if layout.layout_id != self.layout_id:
             return False
         return not len(self._structure) or self._absent_of(frame) == self._structure_absent
@@ -190,9 +183,10 @@ class Lines:
     def _set_alike(
         self, layers: list[_Alike], columns: _Indexes, stays: _Mask, values: npt.NDArray[np.float64 | np.uint64]
     ) -> _Indexes:
-        """Write together the numbers of columns that have a common format and a value before and now (`stays`).
+        """Render the changed numbers, all numbers of one format in one call.
 
-        values: one per column. Returns the positions of the columns whose numbers must be written one by one.
+        columns: columns that have changed. values: their new values. stays: for each of them, whether the previous
+        frame and this one have a value. Return the positions in `columns` that the caller must render one by one.
         """
         pieces = self._pieces
         at_once = stays & (layers[0].kinds[columns] != _UNLIKE)
@@ -210,7 +204,10 @@ class Lines:
         return np.flatnonzero(~at_once)
 
     def _set(self, sources: list[int], values: Sequence[float | int | None]) -> None:
-        """Write numbers one by one, and add and remove lines."""
+        """Render values one by one. sources: source indices of their columns and derived values.
+
+        Add the lines of a source that now has a value, and remove the lines of a source that no longer has one.
+        """
         pieces, dirty, part_of = self._pieces, self._dirty, self._part_of
         for source, value in zip(sources, values, strict=True):
             for line in self._lines_of[source]:
@@ -245,40 +242,45 @@ class Lines:
                     pieces.append(b"\n")
                     break
             self._texts[part] = text = b"".join(pieces)
-            self._deflated[part] = None
+            self._deflated[part] = b""
             if len(text) > len(self._zeros):
                 self._zeros = memoryview(bytes(len(text) + PART_BYTES // 4))
-        # Compress parts that change at every scrape fast, and the others once with a better level.
-        self._hurried = self._was_dirty & dirty
-        self._was_dirty, self._dirty = dirty, np.zeros(len(dirty), np.bool_)
+        dirty.fill(False)
 
     def compressed(self, tail: bytes) -> bytes:
         """Return the text of all families, followed by `tail`, as one gzip member."""
-        pieces = [_GZIP_HEAD]
-        crc32, checks = deflate.crc32, self._checks
+        self.pack()
+        pieces = [_GZIP_HEAD, *self._deflated]
+        crc32, checks = zlib.crc32, self._checks
         check = size = 0
         for part, text in enumerate(self._texts):
             length = len(text)
             zeros = self._zeros[:length]
-            piece = self._deflated[part]
-            if piece is None:
-                piece = self._deflated[part] = self._deflate(text, bool(self._hurried[part]))
-                checks[part] = crc32(text) ^ crc32(zeros)
-            pieces.append(piece)
             # CRC(before + text) = CRC(before + zeros) ^ CRC(zeros) ^ CRC(text), all but the first from 0: the sum is
             # linear but for its start. Unchanged text, most of the total, is not read again.
             check = crc32(zeros, check) ^ checks[part]
             size += length
         check, size = crc32(tail, check), size + len(tail)
-        pieces += (self._deflate(tail, True), _DEFLATE_END)
+        pieces += (self._deflate(tail), _DEFLATE_END)
         pieces += (check.to_bytes(4, "little"), (size & 0xFFFFFFFF).to_bytes(4, "little"))
         return b"".join(pieces)
 
-    def _deflate(self, text: bytes, fast: bool) -> bytes:
-        packer = self._packers[fast]
+    def pack(self) -> None:
+        """Compress the parts that have changed, to make the next call of ``compressed`` fast."""
+        for part, text in enumerate(self._texts):
+            if not self._deflated[part]:
+                self._deflated[part] = self._deflate(text)
+                self._checks[part] = zlib.crc32(text) ^ zlib.crc32(self._zeros[: len(text)])
+
+    def _deflate(self, text: bytes) -> bytes:
         # After a full flush, the piece does not depend on earlier ones.
-        packed: bytes = packer.compress(text) + packer.flush(deflate.Z_FULL_FLUSH)
-        return packed
+        return self._packer.compress(text) + self._packer.flush(zlib.Z_FULL_FLUSH)
+
+
+def gzipped(body: bytes) -> bytes:
+    """Return the body as a gzip member."""
+    packer = zlib.compressobj(LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return packer.compress(body) + packer.flush()
 
 
 def _line_start(text: str) -> bytes:
@@ -286,10 +288,9 @@ def _line_start(text: str) -> bytes:
 
 
 def _writes_many(render: Render) -> bool:
-    """Return whether many numbers can be written at once with the result of `render`."""
+    """Return whether the numbers of many lines with this render function can be rendered in one call."""
     return render is gauge_text or isinstance(render, IntegerText)
 
 
 def _never(_: float) -> str:
-    """Return an empty text. This is the render function of header lines, which have no column."""
     return ""

@@ -100,13 +100,15 @@ Reason = Literal["profile", "deny"]
 
 
 def left_out_by(name: str, profile: str, allow: tuple[str, ...], deny: tuple[str, ...]) -> Reason | None:
-    """Return why the family is omitted; None if it is published. deny overrides allow, and allow the profile."""
-    if _matches(name, deny):
+    """Return why the family is omitted; None if it is published. `deny` overrides `allow`, and `allow` overrides the
+    profile."""
+    if matches(name, deny):
         return "deny"
-    if profile == "full" or _matches(name, allow):
+    if profile == "full" or matches(name, allow):
         return None
-    return "profile" if _matches(name, FULL_ONLY) else None
+    return "profile" if matches(name, FULL_ONLY) else None
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether one of the globs matches the name."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,8 +1,8 @@
-"""Families and series of an exposition, without numbers: names, labels and the sources of values.
+"""Families and series of /metrics without their values: names, labels, and the column that provides each value.
 
-A family is one metric with its source columns. Clean families are those of the catalogue; compatibility families are
-derived from them, with names for existing dashboards. Each row has its own render function, so that a column can
-appear in bytes and in MiB, independent of its collector.
+A family is one metric with its source columns. Clean families have gangwatch's names, compatibility families the
+names of other exporters. Each line has its own render function, so that a column can appear in bytes in one family
+and in MiB in another.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from agent.schema.catalog import BY_NAME, Metric
 from agent.schema.errors import FrameError
 from agent.schema.frame import Column, Layout
+from agent.schema.pod_label_names import metric_label
 from exporter.prometheus.derived_values import Derived
 
 Labels = tuple[tuple[str, str], ...]
@@ -28,9 +29,10 @@ Render = Callable[[float], str] | Callable[[int], str]
 
 
 def decimals_of(metric: Metric) -> int:
-    """Return the number of decimal digits of a counter's integer in the metric's unit: 9 for nanoseconds in seconds.
+    """Return the number of decimal digits of a counter's integer in the metric's unit: 9 if the integer counts
+    nanoseconds and the unit is seconds.
 
-    Raises ValueError for a scale that is neither a whole number nor 0.1, 0.01, ..., because numbers would be rounded.
+    Raises ValueError for a scale that is neither a whole number nor a power of 0.1.
     """
     if metric.scale >= 1 and metric.scale == int(metric.scale):
         return 0
@@ -62,9 +64,9 @@ def gauge_text(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IntegerText:
-    """Renderer of a counter's integer, multiplied by `times`, with `decimals` digits after the point.
+    """Render function of a counter: its integer multiplied by `times`, with `decimals` digits after the point.
 
-    Equal instances have the same format, so that many numbers can be written at once.
+    The numbers of equal instances can be rendered in one call.
     """
 
     times: int = 1
@@ -99,7 +101,7 @@ def _texts(values: Sequence[float | int]) -> list[bytes]:
 
 
 def render_of(metric: Metric) -> Render:
-    """Return the render function of the metric's own values."""
+    """Return the function that prints a value of the metric in the metric's unit."""
     if metric.kind != "counter":
         return gauge_text
     decimals = decimals_of(metric)
@@ -115,7 +117,10 @@ def labels_of(layout: Layout, column: Column) -> list[tuple[str, str]]:
 
 
 def metric_of(column: Column, is_counter: bool) -> Metric:
-    """Return the catalogue's metric of a column. Raises FrameError for an unknown name or another kind."""
+    """Return the catalogue's metric of a column.
+
+    Raises FrameError if the name is unknown, or if one is a counter and the other a gauge.
+    """
     metric = BY_NAME.get(column.metric)
     if metric is None:
         raise FrameError(f"{column.metric} is not in the catalogue")
@@ -126,7 +131,10 @@ def metric_of(column: Column, is_counter: bool) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One column of a layout. source: its index among all columns, gauges first, then counters."""
+    """One series: its column of a layout.
+
+    source: the column's index among all columns (gauges first, then counters).
+    """
 
     metric: Metric
     column: Column
@@ -139,7 +147,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of an exposition: its labels in printed order, its source column, and its render function."""
+    """One line of a family. It has labels in the order of the text, a source index of its value, and a render
+    function."""
 
     labels: Labels
     source: int
@@ -148,7 +157,7 @@ class Row:
 
 @dataclass(slots=True)
 class Family:
-    """One metric of an exposition. kind: as in Prometheus text, where info is a gauge."""
+    """One metric of /metrics with its lines. kind: type in the Prometheus text format ('gauge' for an info metric)."""
 
     name: str
     kind: str
@@ -158,29 +167,37 @@ class Family:
 
 
 class View:
-    """A layout as the source of families: its columns by metric, and the device facts of its `_info` columns.
+    """The columns of a layout by metric, with the labels of each GPU and its owners. Families are built from it.
 
-    present: returns whether a column has a value now. Owner columns without a value are ignored.
+    present: returns whether a column has a value now. Owners of GPUs whose column has no value are ignored.
     """
 
     def __init__(self, layout: Layout, present: Callable[[int], bool] = lambda _: True) -> None:
-        """Sort the columns. Raises FrameError for a column that is not in the catalogue."""
+        """Sort the columns. A column that is not in the catalogue is left out and listed in `unknown`."""
         self.layout = layout
         self.node = layout.node
+        self.unknown: list[str] = []
+        """For each column that is left out, the reason. Another release, or a bug in a collector, can add such a
+        column."""
         self.derived: list[tuple[int, Derived]] = []
         self._sources = len(layout.gauges) + len(layout.counters)
         self._present = present
         self._by_metric: dict[str, list[Series]] = {}
         for index, column in enumerate(layout.gauges):
-            self._add(Series(metric_of(column, False), column, index))
+            self._add(column, False, index)
         for index, column in enumerate(layout.counters, len(layout.gauges)):
-            self._add(Series(metric_of(column, True), column, index))
+            self._add(column, True, index)
 
-    def _add(self, series: Series) -> None:
-        self._by_metric.setdefault(series.metric.name, []).append(series)
+    def _add(self, column: Column, is_counter: bool, source: int) -> None:
+        try:
+            metric = metric_of(column, is_counter)
+        except FrameError as error:
+            self.unknown.append(str(error))
+            return
+        self._by_metric.setdefault(metric.name, []).append(Series(metric, column, source))
 
     def derive(self, derived: Derived) -> int:
-        """Add derived values, and return the source index of the first of them."""
+        """Add the values that `derived` computes from each frame. Return the source index of the first value."""
         first = self._sources
         self.derived.append((first, derived))
         self._sources += derived.outputs
@@ -188,7 +205,7 @@ class View:
 
     @property
     def sources(self) -> int:
-        """Return the number of columns and derived values."""
+        """Number of columns and derived values."""
         return self._sources
 
     def metrics(self) -> Iterator[tuple[Metric, list[Series]]]:
@@ -201,7 +218,7 @@ class View:
 
     @cached_property
     def gpus(self) -> Mapping[str, Mapping[str, str]]:
-        """Labels of gangwatch_gpu_info by GPU UUID."""
+        """Labels of each GPU's gangwatch_gpu_info series, by GPU UUID."""
         return {series.labels["gpu"]: series.labels for series in self.of("gangwatch_gpu_info")}
 
     @cached_property
@@ -217,22 +234,38 @@ class View:
     def owner(self, labels: Mapping[str, str]) -> Mapping[str, str]:
         """Return the only owner of the GPU or instance in these labels; empty if there is none or several.
 
-        If several processes share a GPU, none of them gets the values of the whole GPU. Other metrics contain the share
-        of each process.
+        The values of a shared GPU are assigned to none of its owners. Other metrics contain the share of each
+        process.
         """
         owners = self.owners.get((labels.get("gpu", ""), labels.get("mig", "")), [])
         return owners[0] if len(owners) == 1 else {}
 
-    def structure(self) -> list[int]:
-        """Return the columns whose presence affects labels.
+    @cached_property
+    def _pod_labels(self) -> Mapping[tuple[str, str], Mapping[str, str]]:
+        """Labels of metrics from the labels of pods: gangwatch_pod_label_info by (namespace, pod)."""
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        for series in self.of("gangwatch_pod_label_info"):
+            if self._present(series.source):
+                labels = series.labels
+                pod = labels["namespace"], labels["pod"]
+                found.setdefault(pod, {})[metric_label(labels["label"])] = labels["value"]
+        return found
 
-        If one of them appears or disappears, the families are built again.
+    def pod_labels(self, owner: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the labels that the pod of this owner adds to series, by label name; empty if there are none."""
+        return self._pod_labels.get((owner.get("namespace", ""), owner.get("pod", "")), {})
+
+    def structure(self) -> list[int]:
+        """Return the indices of the columns that name owners of GPUs, or labels of pods.
+
+        If one of them gets or loses its value, labels change, and the families must be built again.
         """
-        return [series.source for series in self.of("gangwatch_gpu_owner_info")]
+        names = ("gangwatch_gpu_owner_info", "gangwatch_pod_label_info")
+        return [series.source for name in names for series in self.of(name)]
 
 
 def clean_families(view: View, owner_labels: bool) -> Iterator[Family]:
-    """Yield the catalogue's own families. owner_labels: whether a GPU's series have labels of its user."""
+    """Yield the catalogue's own families. owner_labels: whether a GPU's series have labels of its owner."""
     for metric, series in view.metrics():
         render = render_of(metric)
         family = Family(metric.name, "gauge" if metric.kind == "info" else metric.kind, metric.help, metric.unit)
@@ -240,7 +273,8 @@ def clean_families(view: View, owner_labels: bool) -> Iterator[Family]:
         for one in series:
             labels = labels_of(view.layout, one.column)
             if joins:
-                labels = _with_owner(labels, view.owner(one.labels))
+                owner = view.owner(one.labels)
+                labels = _with_owner(labels, {**owner, **view.pod_labels(owner)})
             family.rows.append(Row(tuple(labels), one.source, render))
         yield family
 
@@ -258,6 +292,6 @@ def label_value(text: str) -> str:
 
 
 def prefix(name: str, labels: Iterable[tuple[str, str]]) -> str:
-    """Return a sample line up to its value."""
+    """Return the part of a sample line before its value: the name and the labels."""
     pairs = ",".join(f'{key}="{label_value(value)}"' for key, value in labels)
     return f"{name}{{{pairs}}} " if pairs else f"{name} "

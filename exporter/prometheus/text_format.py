@@ -1,6 +1,6 @@
-"""The text formats: headers of families, and samples by name.
+"""The text formats of Prometheus and OpenMetrics: headers of families, and samples by name.
 
-Names, help, kinds and units come from the catalogue. exposition.py renders the scrapes of an agent.
+Names, help, kinds and units come from the catalogue. For the text of an agent's frames see exposition.py.
 
 Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md
@@ -25,15 +25,16 @@ Sample = tuple[str, tuple[tuple[str, str], ...], float]
 
 
 def text_header(family: Family) -> str:
-    """Return HELP and TYPE in the text format."""
+    """Return the HELP and TYPE lines of a family in the Prometheus text format."""
     help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
     return f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.kind}\n"
 
 
 def open_metrics_header(family: Family) -> str:
-    """Return TYPE, UNIT and HELP in OpenMetrics, where counters and infos have a suffix that the family name lacks.
+    """Return the TYPE, UNIT and HELP lines of a family in OpenMetrics. There the family name of a counter or info lacks
+    the suffix (_total, _info).
 
-    A counter without ``_total``, such as DCGM's, is not allowed there: its type is unknown.
+    OpenMetrics does not allow counters without ``_total``, such as DCGM's. They get the type `unknown`.
     """
     name, kind = family.name, family.kind
     if kind == "counter":
@@ -80,7 +81,7 @@ def sample_lines(samples: Sequence[Sample], header: Callable[[Family], str] = te
 
 
 def sample_text(value: float) -> str:
-    """Return a sample's value as text; integers with all digits."""
+    """Return a sample's value as text. Integers are printed with all digits."""
     return str(int(value)) if isinstance(value, int) else gauge_text(float(value))
 
 
@@ -102,5 +103,5 @@ def _header(name: str, header: Callable[[Family], str]) -> str:
 
 
 def _family(metric: Metric) -> Family:
-    """Return the metric's family without rows."""
+    """Return an empty family for the metric: its name, type, help text and unit, without series."""
     return Family(metric.name, "gauge" if metric.kind == "info" else metric.kind, metric.help, metric.unit)

@@ -1,4 +1,4 @@
-"""Published columns of a layout as points: labels, and value and time per frame. The base of all push formats."""
+"""Points (labels, value and time) of the published columns, as input of all push formats."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.schema.catalog import Metric
+from agent.schema.errors import FrameError
 from agent.schema.frame import Column, Frame, Layout
 from exporter.prometheus.series import labels_of, metric_of
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One column. source: its index among gauges or counters. labels: as published, including ``node``."""
+    """One published column of a layout.
+
+    source: its index among gauges or counters. labels: as published, including ``node``.
+    """
 
     metric: Metric
     column: Column
@@ -26,19 +30,24 @@ class Points:
     """The columns of a layout with a wanted metric: gauges first, then counters."""
 
     def __init__(self, layout: Layout, wanted: Callable[[str], bool]) -> None:
-        """Select the columns. Raises FrameError for a column that is not in the catalogue."""
+        """Select the columns. A column that is not in the catalogue is left out; a counter in /metrics shows how
+        many."""
         self.layout = layout
         self.points: list[Point] = []
         for is_counter, columns in ((False, layout.gauges), (True, layout.counters)):
             for index, column in enumerate(columns):
-                if wanted(column.metric):
+                if not wanted(column.metric):
+                    continue
+                try:
                     metric = metric_of(column, is_counter)
-                    self.points.append(Point(metric, column, tuple(labels_of(layout, column)), index))
+                except FrameError:
+                    continue
+                self.points.append(Point(metric, column, tuple(labels_of(layout, column)), index))
 
     def values(self, frame: Frame) -> Iterator[tuple[int, float | int, int]]:
-        """Yield each point that has a value: position, value in the metric's unit, and wall time of the sample in ns.
+        """Yield (index in `points`, value in the metric's unit, wall time of the sample in ns) of each present value.
 
-        The value is an integer if the unit allows it without loss.
+        Counters are integers if no digit is lost.
         """
         offsets = frame.wall_ns - frame.monotonic_ns
         times = [int(sampled_ns) + offsets if sampled_ns else frame.wall_ns for sampled_ns in frame.tier_ns.tolist()]

@@ -1,4 +1,4 @@
-"""Writer of the Protocol Buffers wire format, for the messages used here: a library would need ten times the memory.
+"""Writer of the Protocol Buffers wire format. A library would need ten times the memory.
 
 https://protobuf.dev/programming-guides/encoding/: a field is a key (number << 3 | wire type) and a value; wire types
 are 0 varint, 1 eight bytes, 2 length and bytes. The tests read the output with Google's library.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from agent.schema.errors import ConfigError
+from agent.schema.errors import ExtraMissingError
 from agent.schema.frame import Frame, Layout, check_fits
 from exporter.push import protobuf_writer
+from exporter.push.delivery import Delivery, HttpDelivery
 from exporter.push.points import Points
+from exporter.push.target import PushTarget
 
 
 class RemoteWrite:
@@ -19,17 +21,18 @@ class RemoteWrite:
 
     name = "remote_write"
 
-    def __init__(self) -> None:
-        """Create it. Raises ConfigError if the compression library is not installed."""
+    def __init__(self, target: PushTarget) -> None:  # noqa: ARG002 - one signature
+        """Create the encoder. Raises ExtraMissingError if the compression library is not installed."""
         try:
             import cramjam
         except ImportError:
-            raise ConfigError(
-                "remote_write.endpoint: snappy is not installed: pip install 'gangwatch[remote-write]'"
-            ) from None
+            raise ExtraMissingError("remote_write.endpoint", "remote-write") from None
         self._compress = cramjam.snappy.compress_raw
         self._points: Points | None = None
         self._series: list[bytes] = []
+
+    def delivery(self, target: PushTarget, wanted: Callable[[str], bool]) -> Delivery[tuple[Layout, Frame]]:
+        return HttpDelivery(self, target, lambda item: self.encode(*item, wanted))
 
     def headers(self) -> Mapping[str, str]:
         return {

@@ -46,7 +46,7 @@ class FrameReaders:
         self._revocations = read_revocations(data, f"agent.revoked_file: {self._file}")
 
     def refusal(self, request: Request) -> Answer | None:
-        """Return the refusal of this request for frames; None to allow it."""
+        """Return an error response if this client may not read frames; None to allow the request."""
         certificate = request.certificate
         if certificate is None or not certificate.names & self._names:
             shown = ", ".join(sorted(certificate.names)) if certificate is not None and certificate.names else "none"

@@ -1,8 +1,7 @@
 """TLS and basic auth with a web configuration that is read again whenever one of its files changes.
 
-bcrypt is intentionally slow: tens of milliseconds, more than an agent uses per second otherwise. A correct password is
-cached as an HMAC with a key of this process, as long as its hash is in the file. Wrong passwords are not cached, and
-the number of attempts per address is limited.
+A bcrypt check takes tens of milliseconds. Therefore a correct password is cached as an HMAC with a key of this
+process, while its hash is in the file. Wrong passwords are not cached; attempts per address are limited.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ from exporter.serving.token_buckets import Bucket
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""Minimum interval between two checks of the files. A check calls stat(2) on each file."""
+"""The files of the web configuration are checked for changes at most once in this number of seconds. A check calls
+stat(2) on each file."""
 
 PLAIN = "GANGWATCH_PLAIN_HTTP"
 """Environment variable: 'yes' allows other hosts without TLS and passwords, for networks that are protected by other
@@ -49,7 +49,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 TRIES_PER_SECOND = 1.0
 TRIES_AT_ONCE = 10
-"""Burst of bcrypt checks per address. Requests with a cached password do not count."""
+"""Maximum number of passwords that one address may try in one burst. Requests with a cached password do not count."""
 
 MOST_ADDRESSES = 1024
 MOST_REMEMBERED = 128
@@ -124,9 +124,9 @@ class Passwords:
 class Security:
     """An active web configuration. Changed files are reloaded; an invalid change is logged and ignored.
 
-    proves: returns whether the application itself authenticates a request (by bearer token or session cookie), or
-    whether the request belongs to a login; None if the application checks nothing. readers: clients that may read
-    frames; None: all clients that may read metrics.
+    proves: returns whether a request needs no password, because the application authenticates it (bearer token,
+    session cookie or login); None if all requests need one. readers: clients that may read frames; None: all clients
+    that may read metrics.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Security:
         proves: Callable[[Request], bool] | None = None,
         readers: FrameReaders | None = None,
     ) -> None:
-        """Read the files. Raises ConfigError for one that can't be used."""
+        """Read the web configuration and its files. Raises ConfigError if one of them can't be used."""
         self._clock = clock
         self._proves = proves
         self._readers = readers
@@ -166,7 +166,8 @@ class Security:
 
     @property
     def has_frame_readers(self) -> bool:
-        """Whether a client can authenticate as a reader of frames: client certificates are requested and verified."""
+        """Whether some client can read frames. If only named readers may, client certificates must be requested and
+        verified."""
         tls = self._config.tls
         return self._readers is None or tls is None or tls.client_ca is not None
 
@@ -175,11 +176,12 @@ class Security:
 
     @property
     def hashed(self) -> int:
-        """Number of passwords that were checked with bcrypt."""
+        """Number of password checks with bcrypt."""
         return self._passwords.hashed
 
     def protects(self) -> str:
-        """Return which protection the server lacks if other hosts can reach it; '' if it lacks none."""
+        """Return what the server lacks to be reachable from other hosts (TLS, authentication); '' if it lacks
+        nothing."""
         if os.environ.get(PLAIN) == "yes":
             return ""
         if self._config.tls is None:
@@ -217,7 +219,7 @@ class Security:
         self._limit = Bucket(seconds, self._config.burst, self._clock()) if seconds else None
 
     def _look(self) -> None:
-        """Reload changed files, at most once in CHECK_SECONDS."""
+        """Reload the web configuration if one of its files has changed. Check this at most once in CHECK_SECONDS."""
         now = self._clock()
         if now - self._checked < CHECK_SECONDS:
             return
@@ -300,7 +302,8 @@ def _end_of(config: WebConfig) -> float | None:
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return values that change with the files, even if a symbolic link in the path changes (as in Kubernetes)."""
+    """Return a value for each file that differs after a change of the file, also if a symbolic link in its path has
+    changed (as in Kubernetes volumes)."""
     stamps: list[tuple[int, int, int] | None] = []
     for file in files:
         try:

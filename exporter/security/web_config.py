@@ -1,12 +1,12 @@
 """TLS and basic auth from a file in the exporter-toolkit's web configuration format.
 
-One file serves node_exporter, Prometheus and gangwatch alike. Format, as of exporter-toolkit 0.15:
+node_exporter and Prometheus can use the same file. Format, as of exporter-toolkit 0.15:
 https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md
 
 Settings that Python's ssl does not support are rejected: ``RequireAnyClientCert`` (an unverified certificate proves
 nothing), versions before TLS 1.2, and more than one entry of ``curve_preferences``. ``http2`` is accepted without
-effect: the server uses HTTP/1.1 only. A certificate, key or CA may be inline or in a file, with a path relative to the
-configuration's folder.
+effect: the server uses HTTP/1.1 only. A certificate, key or CA may be inline or in a file, with a path relative to
+the configuration's folder.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
 }
 _TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Ciphers of TLS 1.3. They are valid in the format's list, but neither Go nor OpenSSL can select them with this
-list."""
+"""Ciphers of TLS 1.3. They are accepted in `cipher_suites` without effect: Go and OpenSSL apply such a list only to
+TLS 1.2."""
 
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 
@@ -69,7 +69,7 @@ _HEADERS = {
 _BCRYPT = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-"""Units of Go's time.Duration; a duration has one unit, as in the format's examples."""
+"""Seconds of each unit of Go's time.Duration. A duration must have exactly one unit, as in the format's examples."""
 
 _TLS_KEYS = (
     *("cert", "key", "client_ca", "cert_file", "key_file", "client_ca_file", "client_auth_type"),
@@ -95,7 +95,11 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """Content of one file. users: bcrypt hashes by name. rate_seconds, burst: limit of requests; 0 is unlimited."""
+    """Content of one web configuration file.
+
+    users: bcrypt hashes of passwords, by user name. rate_seconds, burst: one request per `rate_seconds` seconds is
+    allowed, with bursts of at most `burst` requests; 0 disables the limit.
+    """
 
     file: Path
     tls: Tls | None = None
@@ -117,7 +121,7 @@ class WebConfig:
 
 
 def load_web_config(file: Path) -> WebConfig:
-    """Read the file. Raises ConfigError with file, key and reason."""
+    """Read a web configuration file. Raises ConfigError with the file, the key and the reason."""
     file = file.absolute()
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -136,7 +140,7 @@ def load_web_config(file: Path) -> WebConfig:
 
 
 class _Reading:
-    """Converter of the file's tree into a WebConfig. Every error names the file and the key."""
+    """Converter of a parsed web configuration file into a WebConfig. Every error names the file and the key."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -159,7 +163,8 @@ class _Reading:
         )
 
     def _section(self, tree: Any, name: str, known: tuple[str, ...] | None = None) -> dict[str, Any]:
-        """Return the mapping at `name`, '' for the whole file. known: allowed keys; None for any."""
+        """Return the section of the file at the key `name`; '' means the whole file. known: allowed keys; None for
+        any."""
         if tree is None:
             return {}
         if not isinstance(tree, dict):
@@ -348,7 +353,7 @@ def make_context(config: WebConfig) -> ssl.SSLContext | None:
 
 @contextmanager
 def _as_file(pem: str | Path) -> Iterator[str]:
-    """Yield a path from which `ssl` can load a chain (it reads files only); a text is put into a file in memory."""
+    """Yield a path from which `ssl` can load the certificates. A PEM text is written into a file in memory."""
     if isinstance(pem, Path):
         yield str(pem)
         return
@@ -369,5 +374,5 @@ def _no_password() -> str:
 
 
 def names_of(certificate: Mapping[str, Any]) -> frozenset[str]:
-    """Return the Subject Alternative Names of a verified peer's certificate, as from ``SSLSocket.getpeercert``."""
+    """Return the Subject Alternative Names in a verified certificate, as returned by ``SSLSocket.getpeercert``."""
     return frozenset(value for _, value in certificate.get("subjectAltName", ()))

@@ -1,7 +1,7 @@
 """Admission control as an ASGI middleware: handle, delay or refuse a request.
 
-Requests with the token are never delayed, so that an operator's commands work under any load. All others share the
-server: each peer has a limit on requests per second and on concurrent requests.
+Requests with the controller's token are never delayed, so that an operator's commands work under any load. Every
+other peer has a limit on requests per second and on concurrent requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exporter.serving.protocol import PEER, PLACE, Place, Worth
 from exporter.serving.token_buckets import Buckets
 
 TOKEN = "token"
-"""Peer name of all holders of the token."""
+"""Name of the peer that all clients with the token belong to."""
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -45,7 +45,7 @@ class Admission:
         self.answered = self.waited = 0
 
     def measures(self) -> Iterator[Sample]:
-        """Yield series of the catalogue."""
+        """Yield the metric samples of this middleware."""
         yield "gangwatch_http_requests_total", (), float(self.answered)
         yield "gangwatch_http_requests_waited_total", (), float(self.waited)
         yield "gangwatch_http_answering", (), float(len(self._answering))
@@ -94,9 +94,10 @@ class Admission:
                 place.value(Worth.IDLE)
 
     def _wait_seconds(self, peer: str) -> float:
-        """Return the delay of the peer's request in seconds.
+        """Return how many seconds the peer's request must wait to keep the rate limits.
 
-        If the delay is too long, the request takes no token from the buckets.
+        The request is counted in the rates unless it must wait longer than `most_wait_seconds`; the caller then
+        refuses it.
         """
         now_s, most = time.monotonic(), self._limits.most_wait_seconds
         own, total = self._rates.of(peer, now_s), self._all.of("", now_s)

@@ -1,11 +1,10 @@
 """HTTP/1.1 server of an agent: one thread per connection, requests without a body, responses as a whole or streamed.
 
-The agent does not use the controller's ASGI server: its event loop wakes ten times a second, which is half of the
-agent's processor budget, and asyncio takes an eighth of its memory (docs/adr/0012). An agent has a handful of clients
-with rare requests, each handled in a millisecond, so blocking threads are the smallest solution.
+The agent does not use the controller's ASGI server, which would take half of the agent's CPU budget and an eighth of
+its memory (docs/adr/0012). An agent has few clients and rare requests, for which blocking threads suffice.
 
-Invalid requests are refused before any processing: a header over 16 KiB, a body, a line that RFC 9112 does not allow.
-A refusal closes the connection, so that no request can be smuggled behind it.
+Invalid requests are refused before any processing: a header over 16 KiB, a body, a line that RFC 9112 does not
+allow. A refusal closes the connection, against request smuggling.
 """
 
 from __future__ import annotations
@@ -39,15 +38,16 @@ MOST_HEADER_BYTES = 16 * 1024
 """Maximum size of request line and headers together; nginx and Apache allow 8 KiB per line."""
 
 MOST_CONNECTIONS, MOST_CONNECTIONS_EACH = 128, 32
-"""Maximum number of open connections, in total and per peer (on loopback a user, elsewhere an address): twice the
-maximum number of streams. At the limit, an idle connection of the peer with the most connections is closed."""
+"""Maximum number of open connections, in total and per peer (on loopback a user, elsewhere an address). It is twice the
+maximum number of readers of /frames. At the limit, an idle connection of the peer with the most connections is
+closed."""
 
 CONNECTIONS_PER_SECOND = 50.0
-"""Rate of new connections per peer, with bursts of twice as many. Further connections are refused before they use a
-thread. Root and the agent's own user have no such limit: they could end the agent anyway."""
+"""Maximum rate of new connections per peer, with bursts of twice as many. Further connections are refused before they
+use a thread. Root and the agent's own user have no such limit: they could end the agent anyway."""
 
 REQUESTS_PER_SECOND = 100.0
-"""Rate of requests per peer, with bursts of twice as many; a scraper sends far fewer. Further requests are
+"""Maximum rate of requests per peer, with bursts of twice as many; a scraper sends far fewer. Further requests are
 delayed."""
 
 MOST_WAIT_SECONDS = 2.0
@@ -60,7 +60,7 @@ REQUEST_SECONDS = 10.0
 """Timeout of a request, from its first byte to its last, and of a TLS handshake."""
 
 SEND_SECONDS = 10.0
-"""Timeout of a client that reads nothing."""
+"""Time after which a client that reads nothing of its response is disconnected."""
 
 STREAM_POLL_SECONDS = 1.0
 """Interval at which an idle stream checks whether its reader is still connected."""
@@ -75,8 +75,8 @@ COMPLAIN_SECONDS = 60.0
 """Minimum interval of log lines about refusals, which are also counted."""
 
 _SILENT, _IDLE, _ANSWERING = range(3)
-"""Priorities of a connection, lowest first: no complete request yet; idle between two requests; request being
-answered."""
+"""Priorities of a connection; at the limit of connections, the lowest is closed first. _SILENT: the next request is not
+complete yet. _IDLE: between two requests. _ANSWERING: a request is being answered."""
 
 Application = Callable[[Request], Answer]
 """Function that handles one request. It is called from many threads."""
@@ -89,10 +89,13 @@ class Transport(Protocol):
         """Return the TLS context of the next connection; None for plain HTTP."""
 
     def admits(self, connection: ssl.SSLSocket) -> Certificate | None:
-        """Return the peer's certificate after a handshake, without names if it has sent none; None to refuse it."""
+        """Return the certificate of a client after the TLS handshake; None to refuse the client.
+
+        A client without a certificate gets one without names.
+        """
 
     def refusal(self, request: Request) -> Answer | None:
-        """Return the refusal of this request; None to allow it."""
+        """Return an error response if the request is not allowed; None to allow it."""
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Return the additional headers of every response."""
@@ -113,14 +116,14 @@ class HttpServer:
         self._connects = Buckets(CONNECTIONS_PER_SECOND)
         self._exempt = frozenset({"uid 0", f"uid {os.geteuid()}"})
         self.refused: Counter[str] = Counter()
-        """Connections and requests that were refused or ended early, by reason."""
+        """Number of connections and requests that were refused or ended early, by reason."""
         self._complained_s = -COMPLAIN_SECONDS
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._acceptor = threading.Thread(target=self._accept, name="http", daemon=True)
 
     def start(self) -> None:
-        """Start serving. Earlier requests wait in the socket's backlog."""
+        """Start serving. Requests that clients sent before wait in the socket's backlog."""
         self._acceptor.start()
 
     def stop(self) -> None:
@@ -147,7 +150,7 @@ class HttpServer:
             time.sleep(0.01)
 
     def measures(self) -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Yield series of the catalogue."""
+        """Yield the metric samples of this server."""
         yield "gangwatch_http_connections", (), float(len(self._connections))
         yield "gangwatch_http_connections_limit", (), float(self._connections.most)
         for reason, count in sorted(self.refused.items()):
@@ -187,7 +190,7 @@ class HttpServer:
                 self._forget(connection)
 
     def _wait_for_room(self, error: OSError) -> None:
-        """Handle a failure of accept(2): close an idle connection, and continue after a pause."""
+        """Handle a failed accept(2): close an idle connection, and wait before the next accept."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         if exhausted(error) and not poll.poll(1000 * ACCEPT_PAUSE_SECONDS):
@@ -278,11 +281,12 @@ class HttpServer:
         return self._send_stream(connection, answer, request, keep)
 
     def _is_current(self, connection: ClientConnection) -> bool:
-        """Return whether the connection's TLS settings are current; otherwise it is closed after its response."""
+        """Return whether the connection uses the current TLS settings. If not, the server closes it after the
+        response."""
         return self._transport is None or self._transport.context() is connection.context
 
     def _busy(self, connection: ClientConnection) -> Answer | None:
-        """Delay a peer that exceeds its rate; return a refusal if the delay would be too long."""
+        """Delay a request if its peer exceeds its rate. Return an error response if the delay would be too long."""
         with self._lock:
             now_s = time.monotonic()
             bucket = self._rates.of(connection.peer, now_s)
@@ -306,7 +310,8 @@ class HttpServer:
             return text_answer(500, "internal error, see the agent's log")
 
     def _read_head(self, connection: ClientConnection) -> bytes | None:
-        """Return a request's line and headers; None at the end. Raises BadRequestError, TimeoutError."""
+        """Return a request's line and headers; None if the client sends no further request. Raises BadRequestError,
+        TimeoutError."""
         data = connection.rest.lstrip(b"\r\n")
         deadline: float | None = None
         with self._lock:

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Guarded:
-    """ASGI middleware that passes on requests that `guard` admits, and adds headers."""
+    """ASGI middleware that adds headers to responses and refuses requests that `guard` does not admit."""
 
     def __init__(self, app: App, guard: Security | LoopbackOnly) -> None:
         self._app = app
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
             gate.end()
 
     def measures(self) -> Iterator[Sample]:
-        """Yield series of the catalogue. Thread-safe."""
+        """Yield the metric samples of this server. Thread-safe."""
         refused: Counter[str] = Counter(self._admission.refused)
         together: dict[str, float] = {}
         for gate in self._gates:  # TCP port and unix socket have different peers and limits
@@ -138,11 +138,11 @@ def create_server(
 ) -> tuple[Server, socket.socket]:
     """Return a server of `app`, not yet running, and its socket, which is already bound.
 
-    Run it with ``server.run(sockets=[socket])`` or, in a running loop, ``await server.serve(sockets=[socket])``. In the
-    main thread, both calls handle SIGINT and SIGTERM while running, and raise them again afterwards. The loop calls
-    ``closing`` when it begins to stop. limits: limits of connections and requests. holds_token: identifies requests
-    without limits. Raises ConfigError if the socket can't be bound, and for an address off loopback without TLS and
-    authentication.
+    Run it with ``server.run(sockets=[socket])`` or, in a running loop, ``await server.serve(sockets=[socket])``. In
+    the main thread, both calls handle SIGINT and SIGTERM while running, and raise them again afterwards. closing:
+    functions called when the server begins to stop. limits: limits of connections and requests. holds_token: returns
+    whether a request has the token and so no limits. Raises ConfigError if the socket can't be bound, and for an
+    address off loopback without TLS and authentication.
     """
     listener = listen(host, port, security)
     guard = security or LoopbackOnly()

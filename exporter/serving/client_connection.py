@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class ClientConnection:
-    """A client's connection."""
+    """A client's connection to an agent, with its unread input."""
 
     socket: socket.socket
     peer: str

@@ -1,4 +1,4 @@
-"""Handling of a lack of file descriptors, and the share of them for connections."""
+"""Limits for file descriptors: the number of connections that they allow, and detection of errors when none is left."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import errno
 import resource
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors of accept(2) and open(2): no descriptors in this process or machine, no memory for sockets."""
+"""Error numbers of accept(2) and open(2) for a lack of descriptors (in this process or machine) or of socket memory."""
 
 KEPT = 128
-"""Descriptors that are never used for connections: journal, logs, own sockets, started ranks."""
+"""Number of file descriptors that are reserved for the journal, the logs, the process's own sockets and started ranks.
+Connections never use them."""
 
 LEAST = 16
-"""Minimum number of connections, however few descriptors there are."""
+"""The process accepts at least this number of connections, even if it may open fewer file descriptors."""
 
 
 def exhausted(error: BaseException) -> bool:
@@ -21,7 +22,8 @@ def exhausted(error: BaseException) -> bool:
 
 
 def most_connections(wanted: int) -> int:
-    """Return the possible number of connections, at most `wanted`: half of the descriptors beyond KEPT.
+    """Return the maximum number of connections: `wanted`, or half of the process's descriptors (less KEPT) if that is
+    less.
 
     The other half is for sockets that the process opens itself, such as those to agents.
     """

@@ -1,8 +1,8 @@
 """The gate of the controller's server: it accepts connections, limits them per peer, and closes late ones.
 
-asyncio's listener accepts connections until there are no descriptors. The gate works in the same way (``add_reader``,
-``accept``) but checks its limits (`places`) first. It accepts every connection at once, even at the limit: in the
-kernel's queue, peers can't be distinguished, and a flood there would block all clients.
+asyncio's listener would accept connections until no descriptors are left. The gate accepts every connection too,
+since peers can't be distinguished in the kernel's queue. Then it checks its limits (`places`) and closes a
+connection if one is exceeded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from exporter.serving.protocol import BoundedProtocol, Worth
 from exporter.serving.token_buckets import Buckets
 
 ACCEPTED_AT_ONCE = 16
-"""Maximum number of connections to accept before the loop handles open ones. Accepting them takes two milliseconds."""
+"""Maximum number of connections to accept in a row, before the event loop serves the open ones. Accepting this number
+takes two milliseconds."""
 
 ACCEPT_PAUSE_SECONDS = 0.2
-"""Pause after accept(2) failed because of no descriptors and no connection could be closed."""
+"""Pause after accept(2) failed because there were no descriptors, and there was no connection to close."""
 
 LOOK_SECONDS = 1.0
 COMPLAIN_SECONDS = 60.0
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """An accepted connection. It has a TLS handshake first, then a protocol."""
+    """An accepted connection: first its TLS handshake, if there is TLS, then its HTTP protocol."""
 
     __slots__ = ("_gate", "handshake", "peer", "protocol")
 
@@ -50,11 +51,11 @@ class Connection:
         self.protocol: BoundedProtocol | None = None
 
     def value(self, worth: int) -> None:
-        """Set the priority of the connection (Worth)."""
+        """Set the priority of the connection, a value of protocol.Worth."""
         self._gate.places.value(self, worth)
 
     def gone(self) -> None:
-        """Remove the connection from the table after its end."""
+        """Remove this connection, which has ended, from the gate's table."""
         self._gate.places.drop(self)
 
     def malformed(self) -> None:
@@ -70,9 +71,10 @@ class Connection:
 
 
 class Gate:
-    """Listener on one socket. uvicorn closes it like asyncio's server.
+    """Listener on one socket, which uvicorn uses in place of asyncio's server.
 
-    context: returns the TLS context of the next connection; None for plain HTTP. make: creates a connection's protocol.
+    context: returns the TLS context of the next connection; None for plain HTTP. make: creates a connection's
+    protocol.
     """
 
     def __init__(
@@ -99,14 +101,14 @@ class Gate:
         self._paused: asyncio.TimerHandle | None = None
         self._complained_s: dict[str, float] = {}
         self.refused: Counter[str] = Counter()
-        """Connections that were refused or closed, by reason."""
+        """Number of connections that were refused or closed, by reason."""
         self.accepted = 0
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def measures(self) -> Iterator[Sample]:
-        """Yield series of the catalogue."""
+        """Yield the metric samples of this gate."""
         yield "gangwatch_http_connections", (), float(len(self.places))
         yield "gangwatch_http_connections_limit", (), float(self.places.most)
         yield "gangwatch_http_peers", (), float(self.places.peers())
@@ -115,7 +117,7 @@ class Gate:
     # --- uvicorn's interface -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop accepting."""
+        """Stop accepting connections."""
         if self._closed:
             return
         self._closed = True
@@ -209,7 +211,7 @@ class Gate:
         self._complain(reason, f"connections of {peer} are refused: {why}")
 
     def _make_room(self, error: OSError) -> None:
-        """Handle a failure of accept(2): close the connection with the lowest priority, or pause."""
+        """Handle a failed accept(2): close the connection with the lowest priority, or pause accepting."""
         self.refused["descriptors" if exhausted(error) else "accept"] += 1
         self._complain("accept", f"can't accept connections: {error}; {len(self.places)} are open")
         displaced = self.places.least(time.monotonic(), Worth.IDLE) if exhausted(error) else None
@@ -237,7 +239,7 @@ class Gate:
         return list(self.places)
 
     def _look(self) -> None:
-        """Close late connections, once a second."""
+        """Close the connections that have exceeded a deadline. Called once a second."""
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
         now_s = self._loop.time()
         for connection in self._connections():

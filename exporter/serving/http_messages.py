@@ -1,4 +1,7 @@
-"""HTTP/1.1 messages of an agent: requests without a body, responses as a whole or streamed. Pure."""
+"""HTTP/1.1 messages of an agent: requests without a body, and responses that are sent as a whole or as a stream.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from agent.schema.identity import Certificate
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
-"""RFC 9112 section 5: a token, a colon with nothing before it, and a value without control characters."""
+"""Pattern of a header line (RFC 9112 section 5): name, colon, and a value without control characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request, independent of its connection.
 
-    headers: by lower-case name; several of one name are joined by commas. old: HTTP/1.0, where the end of the
-    connection ends a response. certificate: the peer's verified certificate, without names if it has sent none; None
-    without TLS.
+    headers: by lower-case name; several of one name are joined by commas. old: whether the request uses HTTP/1.0, where
+    the server ends a response by closing the connection. certificate: the peer's verified certificate, without names if
+    the peer has sent none; None without TLS.
     """
 
     method: str
@@ -34,7 +37,7 @@ class Request:
 
 
 class Stream(Protocol):
-    """A body that is produced incrementally."""
+    """A response body that is produced part by part."""
 
     def next(self, timeout_seconds: float) -> bytes | None:
         """Return the next part of the body; empty after the timeout, None at the end."""
@@ -66,7 +69,8 @@ class BadRequestError(Exception):
 
 
 def parse_request(head: bytes, peer: str = "", certificate: Certificate | None = None) -> tuple[Request, bool]:
-    """Parse a request from its line and headers, without the empty line; also return whether to keep the connection.
+    """Parse a request from its line and headers, without the empty line. Return it, and whether to keep the connection
+    open.
 
     Raises BadRequestError if the request is invalid or has a body.
     """

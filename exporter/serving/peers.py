@@ -1,9 +1,9 @@
 """Identification of the peer of a connection, before it has sent anything.
 
-All local users have the address 127.0.0.1, so on loopback a peer is the user who owns the client's socket. The kernel
-reports the user over NETLINK_SOCK_DIAG (sock_diag(7)) in microseconds. A kernel without it reports the user in
-/proc/net/tcp. Elsewhere a peer is an address. For IPv6 it is the first 64 bits of the address, because one host has all
-addresses of a network of this size.
+All local users have the address 127.0.0.1, so on loopback a peer is the user who owns the client's socket. The
+kernel reports the user over NETLINK_SOCK_DIAG (sock_diag(7)) in microseconds. A kernel without it reports the user
+in /proc/net/tcp. Elsewhere a peer is an address. For IPv6 it is the first 64 bits of the address, because one host
+usually has a whole /64 network.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Peers:
         return self._look_up(host, port, plain(ours), our_port)
 
     def _ask(self, host: _Host, port: int, ours: _Host, our_port: int) -> int | None:
-        """Return the user of the socket from (host, port) to (ours, our_port); None if it is already closed."""
+        """Return the user who owns the client's socket (host, port) of a connection to (ours, our_port); None if it is
+        closed."""
         if self._diag is None:
             self._diag = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
             self._diag.settimeout(1.0)
@@ -132,10 +133,8 @@ class Peers:
 
 
 def reset(connection: socket.socket) -> None:
-    """Close the connection with a reset, which releases it at once: SO_LINGER of 0 (socket(7)).
-
-    Raises OSError if it is already disconnected.
-    """
+    """Reset the connection, so that the kernel releases it at once (SO_LINGER of 0, socket(7)). Raises OSError if the
+    connection is already closed."""
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     finally:
@@ -146,7 +145,7 @@ _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def plain(host: str) -> _Host:
-    """Return the IP address without its zone, and an IPv4-mapped address as IPv4.
+    """Return the IP address without its IPv6 zone, and an IPv4-mapped address as IPv4.
 
     Raises ValueError if the address is malformed.
     """
@@ -157,7 +156,7 @@ def plain(host: str) -> _Host:
 
 
 def of_address(host: _Host) -> str:
-    """Return the peer name of this address."""
+    """Return the name of the peer with this address: the address itself, or its IPv6 network."""
     if host.version == 4:
         return str(host)
     return str(ipaddress.ip_network((host.packed[:8] + b"\0" * 8, 64)))

@@ -1,7 +1,7 @@
 """Protocol of the controller's connections: uvicorn's HTTP/1.1 over h11, with a deadline for each step.
 
-uvicorn limits the size of a request's head and the idle time; for everything else it waits without a limit
-(docs/adr/0034). Here the gate checks each connection once a second and closes late ones.
+uvicorn alone limits only the size of a request's headers and the idle time (docs/adr/0034). Here the gate checks
+each connection once a second and closes those that have exceeded a deadline.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ UNIX_PEER = "uid:"
 """Prefix of the name of a unix socket's client; the user id follows it."""
 
 _BYTES_ACKED = struct.Struct("=Q")
-"""Format of tcpi_bytes_acked, at byte 120 of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
+"""Format of the number of bytes that the client has acknowledged: the field tcpi_bytes_acked at byte 120 of struct
+tcp_info (linux/tcp.h, since Linux 4.1)."""
 
 PLACE = "gangwatch_place"
 """Key in the ASGI scope's state: the connection of the request, as registered at the gate."""
 
 
 class Place(Protocol):
-    """A connection as registered at the gate."""
+    """Interface to the gate, through which the protocol reports events of its connection."""
 
     peer: str
 
     def value(self, worth: int) -> None:
-        """Set the priority of the connection."""
+        """Set the priority of the connection, a value of ``Worth``."""
 
     def gone(self) -> None:
-        """Remove the connection from the table after its end."""
+        """Remove the ended connection from the gate's table of connections."""
 
     def malformed(self) -> None:
         """Count a malformed request."""
 
 
 class Worth(IntEnum):
-    """Priority of a connection: at the limit, the lowest is closed first."""
+    """Priority of a connection. At the limit of connections, the gate closes a connection of the lowest priority."""
 
     SILENT = 0  # no complete request received yet
     IDLE = 1  # between two requests
@@ -77,11 +78,13 @@ class BoundedProtocol(H11Protocol):
         self._place = place
         self._admits = admits
         self._since_s = self.loop.time()
-        """Start of the current step."""
+        """Monotonic time at which the current step of the connection began, for example the wait for the headers."""
         self._head_begun = True
-        """Whether HEAD_SECONDS applies: before the first request's head, or after the first bytes of a later head."""
+        """Whether the timeout HEAD_SECONDS applies: for the first request from the start of the connection, for a later
+        request from its first byte."""
         self._held_up: tuple[int, int, float] | None = None
-        """For a slow client: bytes read so far, bytes queued, and the time of this measurement."""
+        """Latest progress of a client that has not received the whole response: bytes acknowledged by the client, bytes
+        queued, and the time of the measurement. None if no bytes are queued."""
         self._lingering_bytes: int | None = None
         """Number of bytes that may still be read of a request that was answered early; None otherwise."""
 
@@ -142,7 +145,7 @@ class BoundedProtocol(H11Protocol):
                 self.transport.close()
 
     def _give_up(self) -> bool:
-        """Discard the application's response; return whether another response can be sent instead."""
+        """Discard the application's response. Return whether an error response can be sent instead."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             # As uvicorn does after a disconnect: further output of the application is dropped.
@@ -160,7 +163,8 @@ class BoundedProtocol(H11Protocol):
     # --- the gate ----------------------------------------------------------------------------------------------------
 
     def look(self, now_s: float) -> str:
-        """Close the connection if it is late; return the reason for the counter, or ''."""
+        """Close the connection if it has exceeded a deadline. Return the reason, which a metric counts; otherwise
+        ''."""
         transport: asyncio.Transport | None = self.transport
         if transport is None:  # the TLS handshake has a separate deadline
             return ""

@@ -9,7 +9,10 @@ MOST_BUCKETS = 4096
 
 
 class Bucket:
-    """A token bucket of size `burst`. One token is added every `seconds` seconds."""
+    """A token bucket, which limits a rate: each request takes a token. It holds at most `burst` tokens.
+
+    One token is added every `seconds` seconds.
+    """
 
     __slots__ = ("_at", "_burst", "_seconds", "_tokens")
 
@@ -26,12 +29,18 @@ class Bucket:
         return True
 
     def wait_seconds(self, now: float) -> float:
-        """Return the seconds until a token is available, after the tokens taken in advance; 0 if one is available."""
+        """Return the seconds until a token is available; 0 if one is available now.
+
+        If tokens were taken in advance (``owe``), the time includes their replacement.
+        """
         self._fill(now)
         return max(0.0, (1.0 - self._tokens) * self._seconds)
 
     def owe(self) -> None:
-        """Take a token in advance; the caller must wait for it."""
+        """Take a token, in advance if none is available.
+
+        The caller must delay its request by the seconds that ``wait_seconds`` returned before this call.
+        """
         self._tokens -= 1.0
 
     def _fill(self, now: float) -> None:
@@ -40,7 +49,7 @@ class Bucket:
 
 
 class Buckets:
-    """Token buckets of recent peers."""
+    """Token buckets of the peers that have sent requests recently, one per peer."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second
