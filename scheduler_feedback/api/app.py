@@ -69,7 +69,7 @@ _STATUS: tuple[tuple[type[GangwatchError], int], ...] = (
 
 
 def create_api(controller: Control, more: Sequence[Route] = ()) -> Starlette:
-    """Return the application. It is stateless. more: routes to add, with the same authentication."""
+    """Return the ASGI application of one controller. more: routes to add, with the same authentication."""
     state, journal, changes = StateEndpoints(controller), JournalEndpoints(controller), ChangeEndpoints(controller)
     jobs = jobs_route(state.list_jobs, changes.submit)
     api = (jobs, *state.routes(), *journal.routes(), *changes.routes())

@@ -1,4 +1,4 @@
-"""Documents that the API returns, built from the state. Pure. They never contain the jobs' environments.
+"""Functions that build the JSON documents of the API from the state. No document contains a job's environment.
 
 core/disclosure.py defines which fields a reader may see.
 """
@@ -30,8 +30,11 @@ Document = dict[str, Any]
 def job_document(
     state: State, job: Job, verdicts: list[Document] | None = None, reasons: State | None = None
 ) -> Document:
-    """Return the document of a job with its newest attempt and all verdicts about it. verdicts: their documents, if
-    known. reasons: the state from which to explain why the job is pending, if it is not `state`."""
+    """Return the document of a job with its newest attempt and all verdicts about it.
+
+    verdicts: the documents of these verdicts; None: they are computed here. reasons: a state with a scheduling index,
+    to compute why the job is pending; None: `state`.
+    """
     spec = job.spec
     if verdicts is None:
         verdicts = [verdict for verdict in verdicts_document(state) if verdict["job"] == job.job_id]
@@ -78,7 +81,7 @@ def job_document(
 def jobs_document(
     state: State, active: bool, states: Container[str] | None = None, user: str = "", queue: str = ""
 ) -> list[Document]:
-    """Return all jobs, including probes of gangwatch, in order of submission.
+    """Return the documents of jobs and probes, in the order of submission.
 
     active: leave out ended jobs. states: only jobs in one of these states; None for any. user, queue: '' for any.
     """
@@ -96,7 +99,7 @@ def jobs_document(
 
 
 def waiting_because(state: State, job: Job) -> str:
-    """Return why the job is pending; '' for other jobs. Only a pending job needs the state's scheduling index."""
+    """Return why the job is pending, as a sentence; '' for other jobs."""
     return why_waits(state, job) if job.state is JobState.PENDING else ""
 
 
@@ -108,7 +111,7 @@ def run_seconds(state: State, job: Job) -> float:
 
 
 def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = None) -> Document:
-    """Return a verdict with the decision about it and an operator's review (None: not reviewed)."""
+    """Return the document of a verdict, with the decision about it and the review of an operator."""
     case = state.open_decisions.get(verdict.verdict_id)
     return {
         "job": verdict.gang,
@@ -125,13 +128,13 @@ def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = 
 
 
 def verdicts_document(state: State) -> list[Document]:
-    """Return all active verdicts, then past ones, newest first."""
+    """Return the documents of all active verdicts, then of past verdicts, the newest first."""
     active = [verdict_document(state, verdict) for verdict in state.verdicts.values()]
     return active + [verdict_document(state, past.verdict, past) for past in reversed(state.past_verdicts)]
 
 
 def nodes_document(state: State) -> list[Document]:
-    """Return the documents of all nodes, each with the jobs on it, by name."""
+    """Return the documents of all nodes, sorted by name, each with the jobs on the node."""
     on_node: dict[str, dict[str, int]] = {name: {} for name in state.nodes}
     for job in state.jobs.values():
         if job.state.holds_slots:
@@ -146,7 +149,7 @@ def present_nodes(state: State) -> list[str]:
 
 
 def with_agent_status(nodes: list[Document], statuses: Mapping[str, AgentStatus]) -> list[Document]:
-    """Add each agent's status to the nodes: {"age_seconds", "silent", "words"}, or None if the agent is unknown."""
+    """Add the agent's status to each node's document: {"age_seconds", "silent", "words"}; None if not known."""
     return [node | {"agent": _agent_document(statuses.get(node["node"]))} for node in nodes]
 
 
@@ -165,7 +168,7 @@ def silent_agents(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> 
 
 
 def node_document(node: Node, jobs: Mapping[str, int]) -> Document:
-    """Return the document of a node with the jobs on it. jobs: number of ranks by job."""
+    """Return the document of a node. jobs: number of ranks on the node, by job id."""
     return {
         "node": node.name,
         "state": node.state.value,
@@ -186,7 +189,7 @@ def node_document(node: Node, jobs: Mapping[str, int]) -> Document:
 
 
 def left_on(state: State, node: str) -> Document:
-    """Return the jobs that hold slots of the node, whether each may be moved, and whether actions are enabled."""
+    """Return the jobs that hold slots of the node, and whether a drain can move each of them."""
     found = state.nodes.get(node)
     return {
         "state": found.state.value if found is not None else "removed",
@@ -215,7 +218,7 @@ def queue_document(state: State) -> Document:
 
 
 def waiting_document(job: Job, reasons: State) -> Document:
-    """Return the document of a pending job. reasons: the state from which to explain why the job is pending."""
+    """Return the document of a pending job. reasons: a state with a scheduling index, to compute why it is pending."""
     return {
         "job": job.job_id,
         "name": job.spec.name,
@@ -227,7 +230,7 @@ def waiting_document(job: Job, reasons: State) -> Document:
 
 
 def queue_frame(state: State) -> Document:
-    """Return the queue's document without its jobs."""
+    """Return the document of the queue without the list of jobs."""
     return {
         "frozen": state.frozen,
         "frozen_by": state.frozen_by,
@@ -239,7 +242,7 @@ def queue_frame(state: State) -> Document:
 
 
 def decision_document(decision: Decision) -> Document:
-    """Return the document of a migration decision."""
+    """Return the document of a decision to move a gang."""
     document: Document = msgspec.to_builtins(decision)
     return document
 
@@ -265,7 +268,7 @@ def placement_of(recorded: RecordedAction) -> tuple[Slot, ...]:
 
 
 def journal_document(row: JournalRow) -> Document:
-    """Return one cycle, for a replay. It omits the jobs' environments: no decision depends on them."""
+    """Return the journal's document of one cycle, for a replay. It omits environments, on which no decision depends."""
     return {
         "cycle": row.cycle,
         "now_ns": row.now_ns,

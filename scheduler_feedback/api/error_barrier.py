@@ -1,4 +1,4 @@
-"""The barrier around the API and the pages: a bug in a handler fails one request, and is logged once."""
+"""Error handling around the API and the pages: a bug in a handler fails only one request, and is logged once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def part_of(path: str) -> str:
 
 
 class HalfAnsweredError(Exception):
-    """The rest of a response is not available, and its beginning was already sent. Not a bug."""
+    """Error: the rest of a response is not available, but its beginning was already sent. It is not a bug."""
 
 
 class Barrier:
@@ -85,9 +85,9 @@ def _answer(part: str, error: Exception) -> Response:
 async def ended_by_bug(
     stream: AsyncIterator[bytes], failures: PartFailures, part: str, again: bool = False
 ) -> AsyncIterator[bytes]:
-    """Yield the stream's chunks. A bug ends the stream without an error; readers of events reconnect.
+    """Yield the chunks of a stream. A bug ends the stream without an error, so that browsers reconnect.
 
-    again: raise the error again to break the connection, so that no client takes half a document for a whole one.
+    again: raise the error again, which breaks the connection, so that no client mistakes a part for the whole document.
     """
     try:
         async for chunk in stream:

@@ -1,4 +1,4 @@
-"""Streams of entries as they are written. Each entry has a number, so that a reader can resume."""
+"""Streams of new log entries. Each entry has a number, from which a reader can resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_AT_ONCE = 200
 
 
 class Source(Protocol):
-    """The parts of a controller that a stream needs."""
+    """Attributes of a controller that a stream uses."""
 
     snapshot_reader: SnapshotReader
     subscribers: Subscribers
@@ -28,14 +28,13 @@ class Source(Protocol):
 
 
 async def newest_entry(source: Source, peer: str) -> int:
-    """Return the number of the newest entry."""
+    """Return the number of the newest journal entry."""
     newest = source.subscribers.newest
     return newest if newest is not None else await source.snapshot_reader.read(peer, source.store.newest_entry_id)
 
 
 async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[Written], bool]:
-    """Return the entries after the entry of this number, oldest first, and whether more entries are available at
-    once."""
+    """Return (entries with a higher number, the oldest first; whether more of them are available now)."""
     recent = source.subscribers.after(entry_id)
     if recent is not None:
         return recent, False
@@ -50,7 +49,7 @@ async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[
 async def stream(
     source: Source, subscription: Subscription, peer: str, since: int, has_access: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[bytes]:
-    """Yield the entries after number `since`, and then each new one, until the subscription ends.
+    """Yield the entries after number `since`, and then each new entry, until the subscription ends.
 
     has_access: returns whether the reader still has access: a token may be revoked while its stream is open.
     """

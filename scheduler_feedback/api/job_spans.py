@@ -1,4 +1,4 @@
-"""Traces: each job as a tree of spans, built from its story. Pure; exporters send them.
+"""Traces for OpenTelemetry: each job as a tree of spans (named periods of time), built from its story.
 
 ::
 
@@ -10,8 +10,8 @@
         checkpoint             from the stop request until all processes had ended
         migration, preemption  from the decision until the next attempt ran
 
-Spans are emitted when they end: a job that runs for weeks has spans of past events, but no root span yet. Ids are
-derived from the job and the time, so that a restarted controller continues the same trace.
+Exporters send the spans. Spans are emitted when they end: a job that runs for weeks has spans of past events, but no
+root span yet. Ids are derived from the job and the time, so that a restarted controller continues the same trace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MOST_EVENTS = 128
 """Maximum number of events per span: the default limit of OpenTelemetry's SDKs (EventCountLimit)."""
 
 MOST_LINKS = 10
-"""Maximum number of linked jobs that a job waited for. The jobs that are expected to end first are linked."""
+"""Maximum number of links from the span of a job's wait to the jobs that held the slots. The jobs that are expected to
+end first get the links."""
 
 _STARTS = frozenset({"started", "backfilled"})
 _MOVES = {
@@ -40,11 +41,11 @@ _SPANNED = _STARTS | {"submitted", "waits", "pending", "running", "stopping", "v
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts about a job that its trace needs."""
+    """Name, submission time and attributes of a job, for its trace."""
 
     name: str
     submitted_ns: int
-    """Time of submission; part of the trace's id."""
+    """Time of submission, in ns. The id of the trace depends on it."""
     attributes: Attributes = ()
 
 
@@ -59,23 +60,23 @@ class _Open:
 
 @dataclass(slots=True)
 class _Life:
-    """A job's open spans and events."""
+    """Spans and events of a job that were not emitted yet."""
 
     job_id: str
     about: About
     begun_ns: int
     opened: dict[str, _Open] = field(default_factory=dict)
-    """Open spans, by a key that is unique while they are open."""
+    """Spans that have begun and not ended, by a key that is unique among them."""
     events: list[SpanEvent] = field(default_factory=list)
     running_id: bytes = b""
 
 
 class Traces:
-    """Converter of entries into spans. It holds the open spans of each job that has not ended.
+    """Converter of log entries into spans. It stores the open spans of each job that has not ended.
 
-    about: returns the known facts about a job; None if the job is forgotten. earlier: returns a job's entries before
-    the entry of this number, for a job that began before this converter. held_up_by: returns the jobs whose slots a job
-    waits for.
+    about: returns name, submission time and attributes of a job; None if the job is no longer known. earlier: returns a
+    job's entries before the entry of this number, for a job that began before this converter. held_up_by: returns the
+    jobs whose slots a job waits for.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ def _verdict_of(entry: Entry) -> str:
 
 
 def _verdict(entry: Entry) -> _Open:
-    """Return a verdict's span, from the first evidence on, with all evidence as attributes."""
+    """Return the open span of a verdict. It starts at the first evidence, and has all evidence as attributes."""
     first, _, _ = dict(entry.detail).get("window_wall_ns", "").partition("..")
     start_ns = int(first) if first.isdecimal() else entry.wall_ns
     return _Open(

@@ -18,15 +18,15 @@ MOST_A_PAGE = 1000
 """Maximum number of items that a request may ask for at once."""
 
 VOLATILE_SECONDS = 0.5
-"""Interval in which a volatile value, such as the age of a frame, is treated as unchanged."""
+"""Seconds for which a response with changing values, such as the age of a frame, may be cached."""
 
 PEER, TOKEN = "gangwatch_peer", "token"
-"""PEER is the key of the ASGI scope's state under which the server stores the peer: a user of this machine, an address,
-or a token's holder."""
+"""PEER: key under which the server stores the peer in the state of the ASGI scope. A peer is the source of a request: a
+user of this machine, an address, or TOKEN for the holder of a token."""
 
 
 def peer_of(request: Request) -> str:
-    """Return the peer that the request's load is counted for."""
+    """Return the name of the peer (user, address or token) for which the request's load is counted."""
     known = request.scope.get("state", {}).get(PEER)
     if known is not None:
         return str(known)
@@ -34,19 +34,19 @@ def peer_of(request: Request) -> str:
 
 
 def key_of(request: Request) -> str:
-    """Return the cache key of a response: the request, and the reader's rights."""
+    """Return the cache key of a response, from the reader's rights and the request's path and query."""
     reader = principal_of(request)
     rights = (reader.role.word, reader.user) if reader.logged_in else ()
     return f"{rights} {request.url.path}?{request.url.query}"
 
 
 def key_of_now(request: Request) -> str:
-    """Return ``key_of`` for a response that also contains volatile values, such as the age of a frame."""
+    """Return the cache key of a response with values that change all the time. It is valid for VOLATILE_SECONDS."""
     return f"{key_of(request)} {int(time.monotonic() / VOLATILE_SECONDS)}"
 
 
 def page_of(request: Request) -> tuple[int | None, Mark | None]:
-    """Return the number of requested items (None: all), and the mark to continue after. Raises RefusedError."""
+    """Return (number of requested items, None for all; mark of the item to continue after). Raises RefusedError."""
     most = number_of(request, "limit", None, 1, MOST_A_PAGE)
     text = request.query_params.get("continue")
     if text is None:
@@ -58,7 +58,7 @@ def page_of(request: Request) -> tuple[int | None, Mark | None]:
 
 
 def entry_of(mark: Mark | None) -> int:
-    """Return the number of the entry after which a story continues. Raises RefusedError."""
+    """Return the number of the entry after which a story continues. Raises RefusedError for an invalid mark."""
     if mark is None:
         return 0
     if len(mark) != 1 or not isinstance(mark[0], int):
@@ -73,7 +73,7 @@ def next_link(request: Request, mark: str) -> str:
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events. ended: called when the response ends, whatever the reason."""
+    """A response of server-sent events. ended: function that is called when the response ends for any reason."""
 
     def __init__(self, content: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
         super().__init__(content, headers={"cache-control": "no-store"}, media_type="text/event-stream")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 MAX_TAIL_BYTES = 4 * 1024 * 1024
-"""Maximum size of one response, because lines may have any length."""
+"""Maximum size of one response in bytes, because lines may have any length."""
 
 _BLOCK_BYTES = 64 * 1024
 

@@ -1,4 +1,4 @@
-"""Requests that the API accepts: origin checks, and bodies validated field by field. Refusals name the valid values."""
+"""Checks of requests to the API: their origin, and each field of their bodies. Refusals name the valid values."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from scheduler_feedback.core.job import Dependency, Group, JobSpec, Packing
 from scheduler_feedback.core.plain_text import misleading
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Limit of a request body. A submission contains an environment, which execve(2) limits to about twice this size."""
+"""Maximum size of a request body in bytes. The largest are submissions with a long environment."""
 
 
 MOST_PRIORITY = 0
-"""Highest priority for submitters: as with Slurm's --nice, users may lower a job's priority and operators raise it."""
+"""Highest priority that submitters may set. Only operators may set a higher one, as with Slurm's --nice."""
 
 
 class RefusedError(GangwatchError):
-    """A refused request. status: the HTTP status. The text gives the reason, and what would be accepted."""
+    """Error for a refused request. status: the HTTP status. Its text says why, and what would be accepted."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -68,7 +68,7 @@ def _is_loopback(host: str, port: int | None) -> bool:
 
 
 def submitted_by(spec: JobSpec, who: Principal) -> JobSpec:
-    """Return the specification with the authenticated user, whatever user it contains. Operators may submit for others.
+    """Return the specification with the authenticated user as its user. Operators may submit for other users.
 
     Raises AccessError if the priority requires an operator: a job with a high priority starts before other users' jobs,
     and may preempt them.
@@ -124,7 +124,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint_timeout_seconds: Annotated[float, Meta(gt=0, le=1e9)] = 60.0
 
     def spec(self) -> JobSpec:
-        """Return the job specification. Raises RefusedError naming the invalid field."""
+        """Return the job specification. Raises RefusedError with the name of an invalid field."""
         if self.working_directory and not self.working_directory.startswith("/"):
             raise RefusedError(400, f"working_directory: {self.working_directory!r} is not an absolute path")
         for field, text in (
@@ -143,7 +143,7 @@ def _check_plain(field: str, text: str) -> None:
 
 
 class Reason(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of an operator's command: user and reason, both recorded in the story."""
+    """Body of an operator's command. The user and the reason are recorded in the story."""
 
     by: _Words = ""
     reason: _Words = ""
@@ -156,7 +156,7 @@ class Reason(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NodeReason(Reason, forbid_unknown_fields=True):
-    """Body of a command for a node."""
+    """Body of an operator's command for a node, such as quarantine or maintenance."""
 
     drain: bool = False
     """Whether maintenance of the node also moves its restartable jobs away."""
@@ -166,7 +166,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 async def body_of(request: Request, kind: type[Body]) -> Body:
-    """Read the body of a POST request. Raises RefusedError naming the invalid field."""
+    """Read and check the body of a POST request. Raises RefusedError with the name of an invalid field."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         # This also stops other sites' pages from posting a plain form.
         raise RefusedError(415, "Content-Type must be application/json")
@@ -187,7 +187,7 @@ async def body_of(request: Request, kind: type[Body]) -> Body:
 
 
 def number_of(request: Request, name: str, default: int | None, least: int, most: int) -> int | None:
-    """Return a whole number from the query. Raises RefusedError naming the parameter."""
+    """Return a parameter of the query as a whole number. Raises RefusedError if it is not from `least` to `most`."""
     text = request.query_params.get(name)
     if text is None:
         return default

@@ -1,4 +1,4 @@
-"""Stories: the stored entries of a job, merged with those of the nodes that it ran on."""
+"""Stories: the stored log entries of a job, merged with the entries of the nodes on which it ran."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _LARGEST = 2**63 - 1  # of an SQLite integer
 class Story:
     """A job's story, read in pages. Its methods read from disk, and raise StoreError.
 
-    For each node it includes the entries from the start of an attempt there to the start of the next attempt: what
-    happens to a node after a gang was moved away belongs to the gang's story.
+    It includes each node's entries from the start of an attempt on the node to the start of the next attempt. So it
+    also shows what happened to a node after the gang was moved away.
     """
 
     def __init__(self, store: Reader, job_id: str) -> None:
@@ -21,7 +21,7 @@ class Story:
         self._parts: list[tuple[str, int, int]] | None = None
 
     def page(self, after: int, most: int) -> list[documents.Document]:
-        """Return at most `most` entries after the entry of this number, oldest first; empty for an unknown job."""
+        """Return at most `most` entries with a number above `after`, the oldest first; empty for an unknown job."""
         return [documents.entry_document(one) for one in self._store.entries_of_all(self._wanted(), after, most)]
 
     def newest(self, most: int) -> list[documents.Document]:
@@ -30,7 +30,7 @@ class Story:
         return [documents.entry_document(one) for one in found]
 
     def _wanted(self) -> list[tuple[str, int, int]]:
-        """Return the subjects whose entries belong to the story, each with its first and last cycle."""
+        """Return the job and nodes whose entries belong to the story: (subject, first cycle, last cycle) for each."""
         if self._parts is None:
             begun = [one for one in self._store.actions_of(self._job_id) if documents.placement_of(one)]
             ended = self._store.end_of(self._job_id)

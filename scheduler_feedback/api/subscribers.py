@@ -1,4 +1,4 @@
-"""Open event streams: limits per peer, and the newest entries.
+"""Open event streams of pages and tools, their limits per peer, and the newest entries in memory.
 
 The newest entries stay in memory, so that an up-to-date stream does not read the journal. With a hundred open pages no
 page reads a new entry from disk, and each entry is encoded once.
@@ -26,20 +26,20 @@ MOST_STREAMS_EACH = 64
 """Maximum number of event streams of one peer: enough for twenty users behind one proxy, with three pages each."""
 
 LEAST_SECONDS = 10.0
-"""Age in seconds from which a stream may be closed to make room: when its peer opens one stream too many, or when all
-places are taken and a peer with fewer streams opens one. The reader of the closed stream then reconnects. Younger
-streams are kept, so that many simultaneous readers do not close each other's streams in a circle."""
+"""Minimum age in seconds of a stream that is closed to make room for another. This happens when its peer opens one
+stream too many, or when the maximum is reached and a peer with fewer streams opens one. The reader of the closed stream
+reconnects. Younger streams are kept, so that many readers do not close each other's streams again and again."""
 
 MOST_KEPT = 1024
 """Number of newest entries kept in memory; a stream that is further behind reads the journal."""
 
 
 class FullError(Exception):
-    """No further stream can be opened now; the text gives the reason."""
+    """Error: no further stream can be opened now. Its text gives the reason."""
 
 
 class Written:
-    """An entry, with its encoding as an event, created on first use."""
+    """A log entry, with its encoding as a server-sent event, which is created on first use."""
 
     __slots__ = ("_event", "numbered")
 
@@ -62,7 +62,7 @@ def event_of(numbered: NumberedEntry) -> bytes:
 
 
 class Subscription:
-    """One open stream. ended: whether the stream must end."""
+    """One open event stream. ended: whether the stream must end."""
 
     __slots__ = ("_loop", "ended", "wake")
 
@@ -77,7 +77,7 @@ class Subscription:
         self.wake.set()
 
     def rouse(self) -> None:
-        """Wake the stream. May be called from any thread."""
+        """Wake the stream, so that it sends new entries. May be called from any thread."""
         try:
             self._loop.call_soon_threadsafe(self.wake.set)
         except RuntimeError:
@@ -85,8 +85,10 @@ class Subscription:
 
 
 class Subscribers:
-    """All open event streams, woken when entries were written. ``wrote`` may be called from any thread, other methods
-    only from the event loop that serves the streams."""
+    """All open event streams, which are woken when entries are written.
+
+    ``wrote`` may be called from any thread, most other methods only from the event loop that serves the streams.
+    """
 
     def __init__(
         self,
@@ -107,13 +109,13 @@ class Subscribers:
         return len(self._open)
 
     def measures(self) -> Iterator[Sample]:
-        """Yield metrics. May be called from any thread."""
+        """Yield metric samples about the streams. May be called from any thread."""
         yield "gangwatch_event_streams", (), float(len(self._open))
         yield "gangwatch_event_streams_refused_total", (), float(self._refused)
         yield "gangwatch_event_streams_displaced_total", (), float(self._displaced)
 
     def open(self, peer: str) -> Subscription:
-        """Open a stream for the peer. Raises FullError."""
+        """Open a stream for the peer. Raises FullError if no more streams are allowed."""
         if self.closed:
             raise FullError("the controller is stopping")
         found = Subscription()
@@ -144,7 +146,7 @@ class Subscribers:
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def wrote(self, entries: Sequence[NumberedEntry]) -> None:
-        """Add entries that were written durably, and wake all streams."""
+        """Add entries that were written to disk, and wake all streams."""
         with self._lock:
             newest = self._written[-1].numbered.entry_id if self._written else -1
             if entries[0].entry_id != newest + 1:  # the first entry, or a gap because of a bug: read the journal
@@ -160,12 +162,12 @@ class Subscribers:
 
     @property
     def newest(self) -> int | None:
-        """The number of the newest entry; None if no entry was written since the start."""
+        """Number of the newest entry; None if no entry was written since the start of the controller."""
         with self._lock:
             return self._written[-1].numbered.entry_id if self._written else None
 
     def after(self, entry_id: int) -> list[Written] | None:
-        """Return the entries after the entry of this number; None if only the journal has them."""
+        """Return the entries with a higher number; None if some of them are only in the journal."""
         with self._lock:
             if entry_id < self._before or self._before < 0:
                 return None

@@ -27,11 +27,17 @@ class RunningCycle(Protocol):
     """Interface of the running cycle to a backend. Any thread may call its methods."""
 
     def ask(self, question: Callable[[State], _T], /) -> Future[_T]:
-        """Run the question on the state between two cycles. It must not change the state or keep parts of it."""
+        """Call the function `question` with the cycle's state, between two cycles; the future returns its result.
+
+        The function must not change the state or keep parts of it.
+        """
         ...
 
     def request(self, make: Callable[[State], Event], /) -> Future[Event]:
-        """Process an event like a user request. The future returns the event once the event is durable."""
+        """Build an event from the cycle's state with `make`, and process it like a user request.
+
+        The future returns the event once the journal has stored it.
+        """
         ...
 
     def cycles(self) -> int:
@@ -59,14 +65,14 @@ class Backend(ABC):
     # --- start and stop ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect. Raises BackendError if that is not possible; then the controller does not start."""
+        """Connect to the system. Raises BackendError if that is not possible; then the controller does not start."""
 
     def effective_policy(self, configured: Policy) -> Policy:
         """Return the configured policy with the parts that the system itself defines, such as its queues."""
         return configured
 
     def rebuild_state(self, policy: Policy, now_ns: int) -> State | None:
-        """Return the state as the system has it, if the journal may be out of date; None to continue the journal."""
+        """Return the state read from the system, if the journal may be out of date; None to continue the journal."""
         return None
 
     def attach(self, cycle: RunningCycle, failures: PartFailures) -> None:
@@ -76,7 +82,7 @@ class Backend(ABC):
         """End the work that ``attach`` began. The cycle's thread may still call the backend until ``stop``."""
 
     def stop(self) -> None:
-        """Disconnect, and leave running jobs and operations as they are. Safe without ``start``."""
+        """Disconnect, and leave running jobs and operations as they are. May be called without ``start``."""
 
     # --- the cycle's thread ------------------------------------------------------------------------------------------
 
@@ -103,15 +109,15 @@ class Backend(ABC):
     # --- telemetry ---------------------------------------------------------------------------------------------------
 
     def translate_frame(self, layout: AnyLayout, frame: Frame) -> tuple[AnyLayout, Frame]:
-        """Return layout and frame with the cycle's names of gangs instead of the agent's. Called by the feed's
-        thread."""
+        """Return layout and frame with the agent's names of gangs replaced by the cycle's. Called by the feed's
+        thread.
+        """
         return layout, frame
 
     def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:
         """Return whether the node may report a gang that the cycle did not place; None if the backend cannot decide.
 
-        received_ns: monotonic time of the report; the backend may not know yet what happened since. Any thread calls
-        it.
+        received_ns: monotonic time of the report; the backend's data may be older. Any thread may call it.
         """
         return None
 
@@ -120,5 +126,7 @@ class Backend(ABC):
         return events
 
     def measures(self) -> Iterable[Sample]:
-        """Return the backend's own metrics, which the catalogue must have. Any thread may call it."""
+        """Return samples of the backend's own metrics, which the catalogue of metrics must define. Any thread may call
+        it.
+        """
         return ()

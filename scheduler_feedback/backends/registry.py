@@ -19,12 +19,12 @@ class BackendSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BackendType(NamedTuple):
-    """A backend of the registry. Its classes are given as text, 'module:name', because most commands import neither."""
+    """A backend of the registry. Its classes are given as 'module:name', and imported only when needed."""
 
     backend: str
-    """The backend's subclass of Backend."""
+    """Class of the backend, a subclass of Backend, as 'module:name'."""
     section: str = ""
-    """The backend's subclass of BackendSection; '' if the configuration file does not select the backend."""
+    """Class of the configuration section, as 'module:name'; '' if the configuration file cannot select the backend."""
 
 
 BACKENDS: dict[str, BackendType] = {

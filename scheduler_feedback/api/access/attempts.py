@@ -1,4 +1,4 @@
-"""Limits on wrong credentials, per peer and for all peers together."""
+"""Limits on the number of wrong credentials, for each client (peer) and for all clients together."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 PER_SECOND, AT_ONCE = 1.0, 10
-"""Limit of wrong credentials of one peer, per second and at once: enough for a user who mistypes. A guesser gets 86,400
-tries a day."""
+"""Maximum number of wrong credentials from one peer, per second and in a burst. This is enough for a user who mistypes,
+and allows an attacker 86,400 guesses a day."""
 
 ALL_PER_SECOND, ALL_AT_ONCE = 20.0, 100
-"""Limit of wrong credentials of all peers together, per second and at once, against a guesser with many addresses."""
+"""Maximum number of wrong credentials from all peers, per second and in a burst. An attacker may use many addresses."""
 
 MOST_PEERS = 4096
-"""Maximum number of remembered peers; the least recently used one is dropped first."""
+"""Maximum number of peers with a counter. The least recently used counter is dropped first."""
 
 
 class _Bucket:
@@ -40,7 +40,7 @@ class _Bucket:
 
 
 class Attempts:
-    """Counters of wrong credentials by peer; an IPv6 peer counts by its /64 network. Safe for several threads."""
+    """Counters of wrong credentials by peer. All addresses of an IPv6 /64 network are one peer. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -30,11 +30,11 @@ from agent.schema.errors import StoreError
 from scheduler_feedback.core.state_metrics import Sample
 
 FILE_BYTES, FILES = 64 * 1024 * 1024, 10
-"""Size of a file in bytes, and number of older files: two million lines in all, at 300 bytes a line."""
+"""Maximum size of a log file in bytes, and number of older files that are kept: two million lines in all."""
 
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 10.0, 200
-"""Limit on lines about refused anonymous requests. Refusals above it are counted, and the next line has the count: a
-flood must not rotate all other lines out."""
+"""Maximum number of lines about refused anonymous requests, per second and in a burst. Further refusals are counted in
+the next line, so that a flood of requests does not rotate all other lines out."""
 
 _MOST_TEXT = 500
 _log = logging.getLogger(__name__)
@@ -53,15 +53,15 @@ class Line(msgspec.Struct, omit_defaults=True):
     method: str
     path: str
     about: dict[str, Any] = {}
-    """Subject of the request (job, node, ...)."""
+    """Object of the request, for example {"job": "j-000042"}."""
     status: int = 0
     error: str = ""
     suppressed: int = 0
-    """Number of earlier refusals without a line."""
+    """Number of refusals before this line that got no line of their own."""
 
 
 class Audit:
-    """Audit log in a file, or on standard output if there is no path. Safe for several threads."""
+    """Audit log in a file, or on standard output if there is no path. Thread-safe."""
 
     def __init__(
         self,
@@ -85,8 +85,10 @@ class Audit:
         self._complained = self._stuck = False
 
     def begin(self) -> None:
-        """Open the file early, before the process runs out of descriptors. A failure is only logged: each write tries
-        again, and refuses the change if it fails too."""
+        """Open the file at the start, while the process has free descriptors. A failure is only logged.
+
+        Each write tries to open the file again, and the change is refused if that fails too.
+        """
         with self._lock:
             try:
                 self._open(0)
@@ -103,7 +105,7 @@ class Audit:
         return datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def has_room(self) -> bool:
-        """Return whether a refused anonymous request gets a line. If not, count the refusal."""
+        """Return whether a refused anonymous request gets a line in the log. If not, count the refusal."""
         with self._lock:
             now = self._clock()
             self._room = min(REFUSALS_AT_ONCE, self._room + (now - self._filled) * REFUSALS_PER_SECOND)
@@ -149,7 +151,7 @@ class Audit:
                 self._descriptor = None
 
     def _open(self, more: int) -> int:
-        """Return the file's descriptor, with room for `more` bytes; open the file again if it was moved away."""
+        """Return the descriptor of a file with room for `more` bytes. Rotate or open the file again if necessary."""
         if self.path is None:
             return 1
         if self._descriptor is not None:

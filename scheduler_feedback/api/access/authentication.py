@@ -1,4 +1,4 @@
-"""Authentication: from a request to a principal.
+"""Authentication: determines the user (principal) of a request.
 
 A request proves its user in one of three ways, tried in this order:
 
@@ -23,58 +23,62 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from scheduler_feedback.api.access.attempts import Attempts
 from scheduler_feedback.api.access.oidc import Issuer, Oidc
 from scheduler_feedback.api.access.oidc_login import CodeFlow, fetch
 from scheduler_feedback.api.access.principal import LOG_IN, AccessError, Principal, Role
 from scheduler_feedback.api.access.sessions import Session, Sessions
-from scheduler_feedback.api.access.token_review import Reviewing, TokenReviews
 from scheduler_feedback.api.access.tokens import Tokens
 from scheduler_feedback.core.state_metrics import Sample
+
+if TYPE_CHECKING:  # of the extras `oidc` and `kubernetes`
+    import aiohttp
+
+    from scheduler_feedback.api.access.token_review import Reviewing, TokenReviews
 
 MOST_BEARER_BYTES = 16 * 1024
 MOST_COOKIE_BYTES = 8 * 1024
 CSRF_HEADER = "x-gangwatch-csrf"
 UNIX_PEER = "uid:"
-"""Prefix of the peer of a unix socket connection; no TCP peer's address begins with it."""
+"""Prefix of the name of a peer on the unix socket. No address of a TCP peer begins with it."""
 
 LOGIN_PATHS = ("/login/oidc", "/static/")
 """Paths that the login page needs. Their responses contain nothing about jobs."""
 
 REASONS = ("token", "session", "intent", "attempts")
-"""Reasons of refusals: a wrong token; an ended session; a cookie without the page's CSRF token; too many wrong
-tokens."""
+"""Reasons of refusals: wrong token; ended session; cookie without the page's CSRF token; too many wrong tokens."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCredentials:
-    """The parts of a request that identify its user."""
+    """Headers and connection data of a request, from which its user is determined."""
 
     method: str
     headers: Mapping[str, str]
-    """Header values by lower-case name."""
+    """Headers of the request: values by lower-case name."""
     peer: str
     secure: bool
     """Whether the connection uses TLS."""
     port: int
     source: str = ""
-    """Source that wrong tokens are counted for: on loopback, the user that the server determined; '' to count for the
-    peer."""
+    """Name under which the request's wrong tokens are counted. On loopback it is the user of the connection. '': they
+    are counted under the name of the peer."""
 
 
 def cookie_name(secure: bool, port: int) -> str:
-    """Return the name of the session's cookie. With TLS its prefix makes the browser enforce Secure, Path=/ and no
-    Domain (RFC 6265bis, 4.1.3.2). The port is part of it, because the controllers of one host share their cookies."""
+    """Return the name of the session's cookie. It contains the port, because controllers of one host share cookies.
+
+    With TLS its prefix makes the browser enforce Secure, Path=/ and no Domain (RFC 6265bis, 4.1.3.2).
+    """
     return f"__Host-gangwatch-{port}" if secure else f"gangwatch-{port}"
 
 
 class Authentication:
-    """Authentication of requests. Used in one event loop; its tokens and sessions may be used from any thread."""
+    """Authentication of requests. Use it in one event loop. Its tokens and sessions may be used from any thread."""
 
     def __init__(
         self,
@@ -86,7 +90,9 @@ class Authentication:
         closed: bool = False,
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        """closed: whether the server refuses requests without a login. trust: certificate authorities for the provider.
+        """Prepare the ways to log in.
+
+        closed: refuse requests without a login. trust: certificate authorities of the identity provider.
 
         Raises ConfigError if [oidc] is invalid.
         """
@@ -95,15 +101,19 @@ class Authentication:
         self.sessions = sessions or Sessions()
         self.attempts = Attempts(clock)
         self.refused: Counter[str] = Counter()
-        """Refused requests, by reason."""
+        """Number of refused requests, by reason (see REASONS)."""
         self._session: aiohttp.ClientSession | None = None
         self.oidc = Oidc(issuer, self._fetch) if issuer is not None else None
         by_page = self.oidc is not None and self.oidc.issuer.redirect_url
         self.code_flow = CodeFlow(self.oidc, self._http) if self.oidc is not None and by_page else None
-        self.reviews = TokenReviews(reviewing) if reviewing is not None else None
+        self.reviews: TokenReviews | None = None
+        if reviewing is not None:
+            from scheduler_feedback.api.access.token_review import TokenReviews
+
+            self.reviews = TokenReviews(reviewing)
 
     async def close(self) -> None:
-        """Close the connections to providers."""
+        """Close the connections to identity providers."""
         if self.reviews is not None:
             await self.reviews.close()
         if self._session is not None:
@@ -119,7 +129,7 @@ class Authentication:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def identify(self, credentials: RequestCredentials) -> Principal:
-        """Return the user of the request. Raises AccessError for a wrong proof."""
+        """Return the user of the request. Raises AccessError for a wrong credential."""
         scheme, _, given = credentials.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return (await self.credential(given.strip(), credentials.peer, credentials.source))[0]
@@ -130,10 +140,11 @@ class Authentication:
         return Principal(peer=credentials.peer)
 
     async def credential(self, token: str, peer: str, source: str = "") -> tuple[Principal, str, str]:
-        """Return the token's user, and the source and key that a session stores to check it again.
+        """Return (user of the token, kind of the token, key). A session stores kind and key to check the token again.
 
-        source: user that wrong tokens are counted for, '' for the peer. Raises AccessError: 401 for a wrong token, 403
-        for a user without a role, 429 after too many wrong tokens, 503 if the token cannot be checked now.
+        Argument source: name under which a wrong token is counted; '' for the name of the peer. Raises AccessError: 401
+        for a wrong token, 403 for a user without a role, 429 after too many wrong tokens, 503 if the token cannot be
+        checked now.
         """
         over = self.attempts.exhausted(source or peer)
         # A right token of gangwatch is accepted while others at the address guess: 256 bits cannot be guessed.
@@ -168,7 +179,7 @@ class Authentication:
         raise AccessError(401, f"the token is not known here, was revoked or has expired: {LOG_IN}")
 
     def proves(self, path: str, headers: Mapping[str, str]) -> bool:
-        """Return whether the request has a proof that is checked later, or is part of a login."""
+        """Return whether the request contains a credential (which is checked later), or is part of a login."""
         if path == "/login" or path.startswith(LOGIN_PATHS):
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -181,7 +192,7 @@ class Authentication:
         )
 
     def is_operators(self, authorization: str) -> bool:
-        """Return whether an Authorization header holds an operator's token: such requests are not rate limited."""
+        """Return whether an Authorization header contains an operator's token. Such requests are not rate limited."""
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer" or len(given) > MOST_BEARER_BYTES:
             return False
@@ -191,7 +202,7 @@ class Authentication:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def open_session(self, principal: Principal, source: str, key: str) -> tuple[str, Session]:
-        """Open a session after a login; return the id for the cookie, and the session."""
+        """Open a session after a login. Return the session id, for the cookie, and the session."""
         return self.sessions.open(principal.user, source, key, principal.means, principal.role)
 
     def session_of(self, credentials: RequestCredentials) -> Session | None:
@@ -213,10 +224,10 @@ class Authentication:
         return principal
 
     def _require_intent(self, credentials: RequestCredentials, session: Session) -> None:
-        """Raise AccessError unless a page of gangwatch sent the request: browsers send cookies with any site's request.
+        """Raise AccessError if another web site may have sent the request, because browsers always add the cookie.
 
-        The request needs the session's CSRF token, which only these pages contain, in a header, which no form can send.
-        If the browser names the site of origin, it must be this one.
+        The request needs the session's CSRF token, which only pages of gangwatch contain, in a header, which no form
+        can send. If the browser names the site of origin, it must be this one.
         """
         site = credentials.headers.get("sec-fetch-site", "same-origin")
         if site not in ("same-origin", "none") or not self.sessions.intends(
@@ -246,6 +257,8 @@ class Authentication:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _http(self) -> aiohttp.ClientSession:
+        import aiohttp  # of the extra `oidc`
+
         if self._session is None:
             # No cookies and no proxy settings: the documents are public, and the addresses are configured.
             connector = aiohttp.TCPConnector(ssl=self._trust if self._trust is not None else True)
@@ -279,7 +292,7 @@ def session_id(credentials: RequestCredentials) -> str | None:
 
 
 def _by_uid(peer: str) -> Principal:
-    """Return the user of a unix socket connection: root and the controller's uid are operators."""
+    """Return the user of a unix socket connection. root and the controller's own user are operators."""
     uid = int(peer.removeprefix(UNIX_PEER))
     if uid not in (0, os.geteuid()):
         return Principal(means=f"local socket, uid {uid}", peer=peer)

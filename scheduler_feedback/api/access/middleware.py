@@ -1,6 +1,6 @@
 """Middleware that authenticates each request before any route, and writes the audit log.
 
-It wraps the whole application, metrics included, so that no route can miss it. A handler reads the principal with
+It wraps the whole application and its metrics, so every route is authenticated. A handler reads the principal with
 ``principal_of``, and adds fields to the audit log's line with ``note``.
 """
 
@@ -22,7 +22,7 @@ from scheduler_feedback.api.access.authentication import SAFE_METHODS, Authentic
 from scheduler_feedback.api.access.principal import AccessError, Principal
 
 OPEN_PATHS = ("/healthz", "/readyz", "/static/")
-"""Paths without authentication: their responses contain nothing about jobs, and probes have no login."""
+"""Paths without authentication. Their responses contain nothing about jobs, and health probes have no login."""
 
 NEVER_REFUSED = frozenset({"/api/freeze", "/logout"})
 """Changes that are allowed while the audit log is not writable, because they are safe."""
@@ -32,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 def principal_of(request: Request) -> Principal:
-    """Return the user of the request; an anonymous principal without the middleware, as in tests of one handler."""
+    """Return the user of the request. Without this middleware, as in some tests, the user is anonymous."""
     found: Principal = request.scope.get(_PRINCIPAL) or Principal()
     return found
 
 
 async def current_principal(request: Request, authentication: Authentication) -> Principal:
-    """Return the current user of a request with an endless response; anonymous if the proof is no longer valid."""
+    """Return the user of a request whose response is a stream; anonymous if the credential is no longer valid."""
     try:
         return await authentication.identify(credentials_of(request.scope))
     except AccessError:
@@ -46,27 +46,27 @@ async def current_principal(request: Request, authentication: Authentication) ->
 
 
 def note(request: Request, **about: Any) -> None:
-    """Add fields to the audit log's line. Operators read them: pass names, never secrets."""
+    """Add fields to the request's line in the audit log. Pass names, never secrets."""
     request.scope.setdefault(_NOTES, {}).update(about)
 
 
 def refusal(request: Request, reason: str) -> None:
-    """Set the reason of a refusal in the audit log's line."""
+    """Set the reason of a refusal in the request's line in the audit log."""
     request.scope[f"{_NOTES}.error"] = reason
 
 
 def sensitive(request: Request) -> None:
-    """Mark this read, of a job's output or of the journal, for the audit log."""
+    """Request a line in the audit log for this read of a job's output or of the journal."""
     request.scope[f"{_NOTES}.sensitive"] = True
 
 
 def signed(request: Request, principal: Principal) -> None:
-    """Set the user in the audit log's line after a login."""
+    """Set the user in the request's line in the audit log, after a login."""
     request.scope[_PRINCIPAL] = principal
 
 
 def credentials_of(scope: Scope) -> RequestCredentials:
-    """Return the parts of an ASGI request that identify its user. Repeated headers are joined (RFC 9110, 5.3)."""
+    """Return the headers and connection data from which the user of an ASGI request is determined."""
     headers: dict[str, str] = {}
     for key, value in scope["headers"]:
         name, text = key.decode("latin-1").lower(), value.decode("latin-1")
@@ -84,7 +84,7 @@ def credentials_of(scope: Scope) -> RequestCredentials:
 
 
 class AccessMiddleware:
-    """ASGI middleware around one controller's application."""
+    """ASGI middleware that authenticates the requests to one controller and writes the audit log."""
 
     def __init__(self, app: ASGIApp, authentication: Authentication, audit: Audit) -> None:
         self._app = app
@@ -123,8 +123,7 @@ class AccessMiddleware:
         await self._watched(scope, receive, send, changes, identifier)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send, changes: bool, identifier: str) -> None:
-        """Run the application, and write the audit log before the response is sent, so that a client then finds the
-        line."""
+        """Run the application, and write the line in the audit log before the response is sent."""
         written = False
 
         async def write(status: int) -> None:
@@ -164,7 +163,7 @@ class AccessMiddleware:
         )
 
     async def _write(self, line: Line, unknown: bool) -> None:
-        """Append a line about an answered request. A failure is logged and counted."""
+        """Append a line about an answered request to the audit log. A failure is logged and counted."""
         if unknown and not self._audit.has_room():
             return
         try:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agent.schema.errors import ConfigError
+from agent.schema.errors import ConfigError, ExtraMissingError
 from scheduler_feedback.api.access.principal import AccessError, Role
 from scheduler_feedback.core.plain_text import misleading
 
@@ -33,8 +33,8 @@ MOST_TOKEN_BYTES = 16 * 1024
 
 MOST_DOCUMENT_BYTES, MOST_KEYS = 1024 * 1024, 100
 KEYS_SECONDS, AGAIN_SECONDS, STALE_SECONDS = 600.0, 30.0, 86_400.0
-"""Age at which keys are fetched again, minimum interval of fetches, and age up to which keys stay valid if the issuer
-does not respond."""
+"""Times for the issuer's keys: age at which they are fetched again, minimum interval between two fetches, and age up to
+which they are used if the issuer does not respond."""
 
 FETCH_SECONDS = 5.0
 LEEWAY_SECONDS = 30.0
@@ -44,7 +44,7 @@ LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
 _log = logging.getLogger(__name__)
 Fetch = Callable[[str], Awaitable[bytes]]
-"""Returns the content of a URL. Raises OSError or TimeoutError."""
+"""Function that returns the content of a URL. Raises OSError or TimeoutError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Issuer:
     issuer: str
     client_id: str
     roles: Mapping[str, Role]
-    """Roles by the name of a group in the token."""
+    """Role of the members of a group, by the name of the group in the token."""
     default_role: Role = Role.ANONYMOUS
-    """Role of authenticated users in none of the groups; ANONYMOUS: refused."""
+    """Role of users who are in none of the groups. ANONYMOUS means that they are refused."""
     user_claim: str = "sub"
     groups_claim: str = "groups"
     algorithms: Sequence[str] = ("RS256", "ES256")
@@ -66,7 +66,7 @@ class Issuer:
     scopes: Sequence[str] = ("openid", "profile", "groups")
 
     def check(self) -> None:
-        """Raise ConfigError naming the invalid key."""
+        """Raise ConfigError with the name of the invalid key if the configuration is invalid."""
         for key, url in (("issuer", self.issuer), ("redirect_url", self.redirect_url)):
             if url and not is_safe(url):
                 raise ConfigError(f"oidc.{key}: {url!r} is neither https nor a loopback address with http")
@@ -87,7 +87,7 @@ def is_safe(url: str) -> bool:
 
 
 class Metadata(msgspec.Struct):
-    """The used fields of the discovery document (OpenID Connect Discovery 1.0, 3)."""
+    """Fields of the provider's discovery document that gangwatch uses (OpenID Connect Discovery 1.0, 3)."""
 
     issuer: str
     jwks_uri: str
@@ -97,17 +97,17 @@ class Metadata(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The user of a token."""
+    """The user whom an ID token names."""
 
     user: str
     role: Role
     expires: float
-    """Time of expiry, in seconds since the epoch."""
+    """Time at which the token expires, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A public key of the issuer. algorithm: the only one that the key allows; None for any."""
+    """A public key of the issuer. algorithm: the only signature algorithm for this key; None for any."""
 
     key: Any
     kind: str
@@ -115,7 +115,7 @@ class _Key:
     algorithm: str | None
 
     def fits(self, algorithm: str) -> bool:
-        """Return whether the key can be used with this algorithm (RFC 7518, 3.1; RFC 8037, 3.1)."""
+        """Return whether the key can verify a signature of this algorithm (RFC 7518, 3.1; RFC 8037, 3.1)."""
         if self.algorithm not in (None, algorithm):
             return False
         if algorithm[0] in "RP":
@@ -132,7 +132,7 @@ _CURVES = {
 
 
 class Oidc:
-    """Checks of one issuer's tokens. Used in one event loop."""
+    """Verifier of the ID tokens of one issuer. Use it in one event loop."""
 
     def __init__(
         self,
@@ -140,11 +140,12 @@ class Oidc:
         fetch: Fetch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError if PyJWT is not installed or the configuration is invalid."""
+        """Check the configuration. Raises ConfigError if it is invalid, or if the extra is not installed."""
         try:
+            import aiohttp  # noqa: F401 - oidc_login.py and authentication.py need it
             import jwt
         except ImportError:
-            raise ConfigError("[oidc] needs PyJWT: pip install 'gangwatch[oidc]'") from None
+            raise ExtraMissingError("[oidc]", "oidc") from None
         issuer.check()
         self.issuer = issuer
         self._jwt = jwt
@@ -167,7 +168,7 @@ class Oidc:
         return claims.get("iss") == self.issuer.issuer
 
     async def check(self, token: str, nonce: str | None = None) -> Identity:
-        """Return the user of the token. nonce: the nonce of the login that requested the token. Raises AccessError."""
+        """Verify the token and return its user. nonce: the nonce of the login that requested it. Raises AccessError."""
         if len(token) > MOST_TOKEN_BYTES:
             raise AccessError(401, f"the token is longer than {MOST_TOKEN_BYTES} bytes")
         key, algorithm = await self._key_for(token)
@@ -249,7 +250,7 @@ class Oidc:
         return key if key is not None and key.fits(algorithm) else None
 
     async def _refresh(self) -> None:
-        """Fetch the keys, unless they were requested recently. Raises AccessError (503) if there are none."""
+        """Fetch the issuer's keys, unless they were requested recently. Raises AccessError (503) if there are none."""
         async with self._fetching:
             now = self._clock()
             if now - self._tried >= AGAIN_SECONDS:
@@ -264,7 +265,7 @@ class Oidc:
                 raise AccessError(503, f"the identity provider {self.issuer.issuer} cannot be reached; try again soon")
 
     async def metadata(self) -> Metadata:
-        """Return the provider's addresses. Raises AccessError (503)."""
+        """Return the provider's discovery document with its addresses. Raises AccessError (503) without one."""
         try:
             return await self._discover()
         except (OSError, TimeoutError, ConfigError) as error:
@@ -289,7 +290,7 @@ class Oidc:
         return self._metadata
 
     def _read_keys(self, content: bytes) -> dict[str, _Key]:
-        """Return the usable signature keys, by name. Unusable ones are skipped: a provider may publish newer kinds."""
+        """Return the keys that can verify signatures, by name. Keys of unknown kinds are skipped."""
         try:
             listed = msgspec.json.decode(content)["keys"]
             if not isinstance(listed, list):

@@ -14,27 +14,30 @@ import secrets
 import time
 from collections.abc import Callable
 from hmac import compare_digest
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-import aiohttp
 import msgspec
 
 from scheduler_feedback.api.access.oidc import FETCH_SECONDS, MOST_DOCUMENT_BYTES, Identity, Oidc
 from scheduler_feedback.api.access.principal import AccessError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 UNDER_WAY_SECONDS = 600.0
 """Time after which an unfinished login expires: enough for a user to enter a password and a second factor."""
 
 
 class _UnderWay(msgspec.Struct, frozen=True):
-    """A login that the provider has not finished."""
+    """Data of a login that has begun at the provider and has not finished."""
 
     state: str
     nonce: str
     verifier: str
     following: str
     until: float
-    """Time of expiry, in seconds since the epoch."""
+    """Time at which the unfinished login expires, in seconds since the epoch."""
 
 
 _under_way = msgspec.json.Decoder(_UnderWay)
@@ -45,7 +48,7 @@ class _Tokens(msgspec.Struct):
 
 
 class CodeFlow:
-    """Browser logins with one provider. Used in one event loop."""
+    """Browser logins at one identity provider. Use it in one event loop."""
 
     def __init__(
         self, oidc: Oidc, session: Callable[[], aiohttp.ClientSession], wall: Callable[[], float] = time.time
@@ -56,8 +59,10 @@ class CodeFlow:
         self._key = secrets.token_bytes(32)
 
     async def begin(self, following: str) -> tuple[str, str]:
-        """Return the address to redirect the browser to, and the cookie that it must send back. following: the path to
-        open after the login."""
+        """Return the address to which the browser is redirected, and the cookie that the browser must send back.
+
+        following: path to open after the login.
+        """
         issuer, metadata = self._oidc.issuer, await self._oidc.metadata()
         if not metadata.authorization_endpoint or not metadata.token_endpoint:
             raise AccessError(503, f"the identity provider {issuer.issuer} does not support browser logins")
@@ -77,7 +82,7 @@ class CodeFlow:
         return f"{metadata.authorization_endpoint}{joint}{urlencode(query)}", self._sealed(begun)
 
     async def end(self, state: str, code: str, cookie: str) -> tuple[Identity, str]:
-        """Return the user, and the path to open next. cookie: the one of ``begin``. Raises AccessError."""
+        """Finish a login. Return the user, and the path to open next. cookie: from ``begin``. Raises AccessError."""
         begun = self._opened(cookie)
         if begun is None or not compare_digest(begun.state.encode(), state.encode("utf-8", "surrogateescape")):
             raise AccessError(401, "this browser did not start this login, or too long ago: start again at /login")
@@ -89,8 +94,7 @@ class CodeFlow:
         return f"{body}.{_encoded(hmac.digest(self._key, body.encode(), 'sha256'))}"
 
     def _opened(self, cookie: str) -> _UnderWay | None:
-        """Return the unfinished login that a cookie contains; None if the login has expired or the cookie is not
-        valid."""
+        """Return the unfinished login that a cookie contains; None if it has expired or the cookie is not valid."""
         body, _, seal = cookie.partition(".")
         right = _encoded(hmac.digest(self._key, body.encode("utf-8", "surrogateescape"), "sha256"))
         if not compare_digest(right.encode(), seal.encode("utf-8", "surrogateescape")):
@@ -99,7 +103,9 @@ class CodeFlow:
         return begun if self._wall() <= begun.until else None
 
     async def _redeem(self, code: str, verifier: str) -> str:
-        """Return the ID token for the code."""
+        """Exchange the code of a finished login for an ID token, and return the token."""
+        import aiohttp  # of the extra `oidc`
+
         issuer, metadata = self._oidc.issuer, await self._oidc.metadata()
         form = {
             "grant_type": "authorization_code",
@@ -144,7 +150,9 @@ async def bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def fetch(session: aiohttp.ClientSession, url: str) -> bytes:
-    """Return the document at the URL. Raises OSError or TimeoutError."""
+    """Return the content of the document at the URL. Raises OSError or TimeoutError."""
+    import aiohttp  # of the extra `oidc`
+
     timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS)
     try:
         async with session.get(url, timeout=timeout, allow_redirects=False) as response:

@@ -1,4 +1,4 @@
-"""Principals: the user of a request, the proof, and the role's rights."""
+"""Principals: the user of a request, how the user was authenticated, and the rights of the user's role."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Principal:
     """The user's name as in jobs; '' for the state folder's token and for a request without a login."""
     role: Role = Role.ANONYMOUS
     means: str = "not logged in"
-    """The proof: 'token ci', 'OpenID Connect', 'Kubernetes', 'local socket, uid 1000'."""
+    """How the user was authenticated, such as 'token ci', 'OpenID Connect' or 'local socket, uid 1000'."""
     peer: str = ""
     """Address of the client, as seen by the server."""
     by_cookie: bool = False
-    """Whether the proof was a cookie. Browsers send cookies on their own, so changes also need the page's CSRF
-    token."""
+    """Whether a cookie authenticated the user. Browsers send cookies without being asked, so changes also need the
+    page's CSRF token."""
 
     @property
     def logged_in(self) -> bool:
@@ -62,7 +62,7 @@ class Principal:
 
     @property
     def name(self) -> str:
-        """Name to display: 'ana (submitter)', 'operator', 'nobody'."""
+        """Name of the principal on pages and in messages, such as 'ana (submitter)' or 'operator'."""
         return f"{self.user} ({self.role.word})" if self.user else self.role.word
 
     def owns(self, user: str) -> bool:
@@ -74,21 +74,21 @@ class Principal:
         return self.role >= Role.OPERATOR or self.owns(user)
 
     def require(self, role: Role, what: str) -> None:
-        """Raise AccessError: 401 if not logged in, 403 if the role is too low."""
+        """Raise AccessError if the role is too low: 401 if the user is not logged in, else 403."""
         if not self.logged_in:
             raise AccessError(401, f"{what} requires the role {role.word}: {LOG_IN}")
         if self.role < role:
             raise AccessError(403, f"{what} requires the role {role.word}; you are {self.name}")
 
     def require_own(self, user: str, what: str) -> None:
-        """Require the job's owner as submitter, or the role operator. Raise AccessError otherwise."""
+        """Raise AccessError unless this is an operator, or a submitter and the job's own user."""
         self.require(Role.SUBMITTER, what)
         if not self.sees(user):
             whose = f"is a job of {user}" if user else "has no user"
             raise AccessError(403, f"{what} requires the role operator: it {whose}; you are {self.name}")
 
     def signature(self, claimed: str) -> str:
-        """Return the user to name in the journal and the story.
+        """Return the user name that is written to the journal and the story.
 
         claimed: the name that the request contains. This name is used only with the state folder's token, which several
         users share.

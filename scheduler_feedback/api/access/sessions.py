@@ -16,18 +16,17 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 
 LIFE_SECONDS, IDLE_SECONDS = 12 * 3600.0, 2 * 3600.0
-"""Maximum age of a session, and maximum time without a request. OWASP's Session Management Cheat Sheet recommends idle
-times of 15 to 30 minutes for applications of low risk, and some hours in all. A page on a wall display sends a request
-every second and is never idle."""
+"""Maximum age of a session, and maximum time without a request, in seconds. OWASP's Session Management Cheat Sheet
+recommends idle times of 15 to 30 minutes for applications of low risk, and some hours in all. A page on a wall display
+sends a request every second and is never idle."""
 
 MOST_SESSIONS, MOST_OF_ONE = 10_000, 32
-"""Maximum number of sessions in all, and per credential or user; the oldest session is dropped first."""
+"""Maximum number of sessions: in all, and of one credential or user. The oldest session is dropped first."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One login. key, source: the credential that opened the session. The credential is checked again at each
-    request."""
+    """One login of a browser. source and key identify the credential, which is checked again at each request."""
 
     user: str
     source: str
@@ -40,7 +39,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions. Safe for several threads. clock: monotonic seconds."""
+    """All open sessions. Thread-safe. clock: returns monotonic seconds."""
 
     def __init__(
         self,
@@ -57,8 +56,10 @@ class Sessions:
         return len(self._by_id)
 
     def open(self, user: str, source: str, key: str, means: str, role: int) -> tuple[str, Session]:
-        """Open a session; return its id, for the cookie, and the session. Each login has a new id, which stops session
-        fixation."""
+        """Open a session. Return its id, for the cookie, and the session.
+
+        Each login has a new id, which prevents session fixation.
+        """
         identifier, now = secrets.token_urlsafe(32), self._clock()
         session = Session(user, source, key, secrets.token_urlsafe(32), now, now, means, role)
         with self._lock:
@@ -72,7 +73,7 @@ class Sessions:
         return identifier, session
 
     def find(self, identifier: str) -> Session | None:
-        """Return the session of this id and mark it as used; None if there is none or it has ended."""
+        """Return the session with this id, and record that it is in use; None if there is none or it has ended."""
         now = self._clock()
         with self._lock:
             # Look up the hash: neither timing nor a copy of the keys in memory reveals an id.

@@ -30,10 +30,10 @@ from scheduler_feedback.core.plain_text import misleading
 GROUP, RESOURCE, VERB = "gangwatch.io", "roles", "use"
 
 YES_SECONDS, NO_SECONDS = 60.0, 10.0
-"""Time for which an accepted and a refused review are cached."""
+"""Seconds for which the review of a valid token, and of an invalid token, is cached."""
 
 MOST_KEPT, MOST_ASKED = 4096, 32
-"""Maximum number of cached reviews, and maximum number of concurrent reviews."""
+"""Maximum number of cached reviews, and of reviews that run at the same time."""
 
 MOST_TOKEN_BYTES = 16 * 1024
 
@@ -43,15 +43,15 @@ _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 @dataclass(frozen=True, slots=True)
 class Reviewing:
-    """Configuration of token reviews."""
+    """Configuration of the review of tokens by the Kubernetes API server."""
 
     access: Access = field(repr=False)
     audiences: Sequence[str] = ()
-    """Audiences that tokens must be issued for; (): the API server itself."""
+    """Audiences for which a token must have been issued; (): the audience of the API server."""
     roles: Mapping[str, Role] = field(default_factory=dict)
-    """Roles by the name of a user or a group."""
+    """Roles that the configuration grants, by the name of a user or group."""
     access_review: bool = True
-    """Whether the API server's RBAC grants roles too."""
+    """Whether the RBAC of the Kubernetes cluster also grants roles."""
 
 
 class _User(msgspec.Struct, frozen=True):
@@ -86,14 +86,14 @@ _ACCESS_REVIEW = msgspec.json.Decoder(_AccessReview)
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """The user of a token. The user is '' if the token is not valid."""
+    """Result of a review: the user and role of a token. The user is '' if the token is not valid."""
 
     user: str
     role: Role
 
 
 class TokenReviews:
-    """Reviews of tokens by the API server. Used in one event loop."""
+    """Reviews of tokens by the Kubernetes API server, with a cache. Use it in one event loop."""
 
     def __init__(self, reviewing: Reviewing, clock: Callable[[], float] = time.monotonic) -> None:
         self._reviewing = reviewing
@@ -110,7 +110,7 @@ class TokenReviews:
         self._client = None
 
     def knows(self, token: str) -> bool:
-        """Return whether the token was valid in its last review."""
+        """Return whether the last review of this token found it valid."""
         return _digest(token) in self._right
 
     async def check(self, token: str) -> Reviewed:
@@ -164,7 +164,7 @@ class TokenReviews:
             raise AccessError(503, f"the API server did not answer the token review: {error}") from None
 
     async def _role(self, client: Client, user: _User) -> Role:
-        """Return the highest role that the configuration or RBAC grants."""
+        """Return the highest role that the configuration or the cluster's RBAC grants to the user."""
         configured = self._reviewing.roles
         role = max(
             (configured.get(one, Role.ANONYMOUS) for one in (user.username, *user.groups)), default=Role.ANONYMOUS

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One [[token]] entry of a file."""
+    """One [[token]] entry of a token file: the name, user, role, hash and expiry of a token."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     role: str
@@ -77,7 +77,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def make_token() -> str:
-    """Return a new token: 256 random bits."""
+    """Return a new random token of 256 bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -129,7 +129,7 @@ def _check(file: Path, entry: TokenEntry) -> None:
 
 
 def write_entries(entries: Sequence[TokenEntry]) -> bytes:
-    """Encode a token file. TOML accepts JSON's strings and RFC 3339's times."""
+    """Return the content of a token file with these entries, as TOML."""
     lines = ["# Written by `gangwatch token`. It holds hashes. A token is shown once, when it is created.\n"]
     for entry in entries:
         lines.append("\n[[token]]\n")
@@ -145,7 +145,7 @@ def _quoted(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A recognised token. key: identifies the token in later checks (``Tokens.current``)."""
+    """User and role of a valid token. key: identifies the token in later checks (``Tokens.current``)."""
 
     user: str
     role: Role
@@ -157,8 +157,11 @@ _Stamp = tuple[int, int, int, int] | None
 
 
 class _TokenFile:
-    """A token file, read again when it changes. A file that cannot be read is logged once, and its former tokens stay
-    valid. A missing file has no tokens."""
+    """A token file, which is read again when it changes.
+
+    If the file cannot be read, this is logged once, and the tokens of the last reading stay valid. A missing file has
+    no tokens.
+    """
 
     def __init__(self, file: Path, optional: bool) -> None:
         self.file = file
@@ -200,7 +203,7 @@ _STATE_KEY = "state:"
 
 
 class Tokens:
-    """The state folder's token, and the token files. Safe for several threads."""
+    """All valid tokens: the state folder's token, and the tokens of the token files. Thread-safe."""
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ class Tokens:
         own_file: Path | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """own_file: written by `gangwatch token`; it may be absent. Raises ConfigError for an unusable file."""
+        """Read the token files. own_file: file that `gangwatch token` writes; may be absent. Raises ConfigError."""
         self._state_file = state_token
         self._wall = wall
         self._lock = threading.Lock()
@@ -220,7 +223,7 @@ class Tokens:
         self._state = ""
 
     def state_token(self) -> str:
-        """Return the token in its file; '' if the file cannot be read, and then no token matches."""
+        """Return the state folder's token; '', which matches no request, if its file cannot be read."""
         with self._lock:
             try:
                 status = self._state_file.stat()
@@ -232,7 +235,7 @@ class Tokens:
             return self._state
 
     def guessable(self, token: str) -> bool:
-        """Return whether the token may be a guess of a short state folder's token that a person chose."""
+        """Return whether this text may be a guess of the state folder's token, which is short if a person chose it."""
         return not is_token(token) and 0 < len(self.state_token()) < GUESSABLE_LENGTH
 
     def find(self, token: str) -> Known | None:
@@ -243,7 +246,7 @@ class Tokens:
         return self._entry(hash_of(token)) if is_token(token) else None
 
     def current(self, key: str) -> Known | None:
-        """Return the current rights of the token with this key; None if it was rotated, revoked or has expired."""
+        """Return user and role of the token with this key; None if the token was rotated, revoked or has expired."""
         if key.startswith(_STATE_KEY):
             state = self.state_token()
             valid = bool(state) and compare_digest(key, _STATE_KEY + hash_of(state))
@@ -261,6 +264,6 @@ class Tokens:
         return Known(entry.owner, ROLES[entry.role], f"token {entry.name}", digest)
 
     def failures(self) -> list[str]:
-        """Return why the newest change of a token file is not loaded, one text per file."""
+        """Return, for each token file that cannot be loaded, a text with the reason."""
         with self._lock:
             return [file.failure for file in self._files if file.failure]

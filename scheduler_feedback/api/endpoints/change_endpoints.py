@@ -24,13 +24,13 @@ from scheduler_feedback.policies.nodes.draining import why_not_removed
 
 
 class ChangeEndpoints:
-    """Endpoints that turn a user's request into an event. The cycle's thread checks it against the current state."""
+    """Endpoints that turn a user's request into an event, which the cycle's thread checks against the current state."""
 
     def __init__(self, controller: Control) -> None:
         self._controller = controller
 
     def routes(self) -> Iterator[Route]:
-        """Yield the routes. ``submit`` shares its path with the list of jobs."""
+        """Yield the routes of this class, except ``submit``, which shares its path with the list of jobs."""
         yield route("/api/jobs/{job}/cancel", self._cancel, Role.SUBMITTER, "cancelling a job", "POST")
         for path, post, what in (
             ("/api/nodes/{node}/{command}", self._command_node, "commanding a node"),
@@ -133,19 +133,18 @@ class ChangeEndpoints:
 
 
 def _signed(request: Request, reason: Reason) -> str:
-    """Return the user to name in the story. The audit log also has the name and the reason that the request
-    contains."""
+    """Return the user that the story names, and note the name and the reason of the request for the audit log."""
     note(request, **{key: text for key, text in (("claimed", reason.by), ("reason", reason.reason)) if text})
     return principal_of(request).signature(reason.by)
 
 
 def _known(state: State, job_id: str) -> bool:
-    """Return whether a job or an array has that id."""
+    """Return whether the state has a job or an array with this id."""
     return job_id in state.jobs or bool(array_members(state, job_id))
 
 
 def _is_known(state: State, verdict_id: str) -> bool:
-    """Return whether the id is of a known verdict: active, past, or recorded with a node or a decision."""
+    """Return whether the id belongs to a known verdict, active or past, or one recorded with a node or a decision."""
     return (
         verdict_id in state.verdicts
         or verdict_id in state.judged

@@ -1,4 +1,4 @@
-"""Endpoints that read what was recorded: stories, the journal, logs of ranks, and new entries as they are written."""
+"""Endpoints that read records: stories, the journal, logs of ranks, and new log entries."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from scheduler_feedback.api.subscribers import FullError
 from scheduler_feedback.core.job import Job
 
 STORY_SLICE, JOURNAL_SLICE, JOURNAL_BLOCKS = 200, 200, 16
-"""Maximum numbers that one read fetches: entries of a story, cycles of the journal, and blocks of the journal."""
+"""Maximum number of items that one read fetches: entries of a story, cycles of the journal, blocks of the journal."""
 
 DEFAULT_TAIL, MAX_TAIL = 100, 10_000
-"""Number of log lines that a request gets without `tail`, and the maximum number of lines."""
+"""Number of log lines in a response: the default, and the maximum that `tail` may request."""
 
 
 class JournalEndpoints:
@@ -39,7 +39,7 @@ class JournalEndpoints:
         self._controller = controller
 
     def routes(self) -> Iterator[Route]:
-        """Yield the routes."""
+        """Yield the routes of this class."""
         yield route("/api/jobs/{job}/story", self._job_story)
         yield route("/api/nodes/{node}/story", self._node_story)
         yield route("/api/events", self._events)
@@ -63,7 +63,7 @@ class JournalEndpoints:
     async def _story(
         self, request: Request, page: Callable[[int, int], Sequence[documents.Document]], unknown: RefusedError
     ) -> Response:
-        """Return entries, oldest first: a page if the request has a limit, else all of them, read in pieces."""
+        """Return the entries of a story, the oldest first: one page if the request has a limit, else all entries."""
         reader, peer = self._controller.snapshot_reader, peer_of(request)
         most, mark = page_of(request)
         after = entry_of(mark)

@@ -20,7 +20,7 @@ from scheduler_feedback.core.state import State
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 FRESH = {"cache-control": "private, no-cache"}
-"""Header of responses that only the client itself may store, and must revalidate before each use."""
+"""Header of responses that only the client may cache. It must ask the server again before each use."""
 
 
 def route(path: str, endpoint: Endpoint, role: Role = Role.ANONYMOUS, what: str = "", method: str = "GET") -> Route:
@@ -49,12 +49,12 @@ def _guarded(endpoint: Endpoint, role: Role, what: str = "") -> Endpoint:
 
 
 def json_response(document: Any, status: int = 200) -> Response:
-    """Return the document as JSON that no one may store."""
+    """Return the document as a JSON response that must not be cached."""
     return Response(msgspec.json.encode(document), status, {"cache-control": "no-store"}, media_type="application/json")
 
 
 def tagged(request: Request, answer: Answer) -> Response:
-    """Return the answer as a response, or status 304 if the client already has it."""
+    """Return the answer as a response, or status 304 if the client has the current version."""
     headers = FRESH | {"etag": answer.tag}
     if answer.tag in (tag.strip() for tag in request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)
@@ -62,12 +62,12 @@ def tagged(request: Request, answer: Answer) -> Response:
 
 
 def no_job(job_id: str) -> RefusedError:
-    """Return the refusal of a request about an unknown job."""
+    """Return the error for a request about an unknown job."""
     return RefusedError(404, f"no job {job_id}")
 
 
 def job_of(state: State, request: Request) -> Job:
-    """Return the job that the path names. Raises RefusedError."""
+    """Return the job that the request's path names. Raises RefusedError if there is no such job."""
     job_id: str = request.path_params["job"]
     if job_id not in state.jobs:
         raise no_job(job_id)

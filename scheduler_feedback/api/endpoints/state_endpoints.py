@@ -32,13 +32,13 @@ from scheduler_feedback.part_failures import in_words
 
 
 class StateEndpoints:
-    """Endpoints that read the state from snapshots."""
+    """Endpoints that read the state, from snapshots of it."""
 
     def __init__(self, controller: Control) -> None:
         self._controller = controller
 
     def routes(self) -> Iterator[Route]:
-        """Yield the routes. ``list_jobs`` shares its path with the submission of jobs."""
+        """Yield the routes of this class, except ``list_jobs``, which shares its path with the submission of jobs."""
         reading: dict[str, Callable[[Listing, Request], Any]] = {
             "/api/jobs/{job}": lambda listing, request: shown(
                 _job_document(listing, job_of(listing.state, request)), principal_of(request)
@@ -100,7 +100,10 @@ class StateEndpoints:
         return endpoint
 
     async def _list(self, request: Request, lister: Lister, frame: Frame | None = None) -> Response:
-        """Return a page of the list if the request has a limit, else the whole list."""
+        """Return a page of the list if the request has a limit, else the whole list.
+
+        lister: returns a part of the list. frame: the document around the list; None for a list alone.
+        """
         most, mark = page_of(request)
         reader, peer = self._controller.snapshot_reader, peer_of(request)
         try:
@@ -118,7 +121,7 @@ class StateEndpoints:
         return response
 
     async def list_jobs(self, request: Request) -> Response:
-        """Return the jobs that the query selects."""
+        """Return a response with the jobs that the request's query selects."""
         active = bool(number_of(request, "active", 0, 0, 1))
         states, given = None, request.query_params
         if "state" in given:
@@ -144,7 +147,7 @@ class StateEndpoints:
             "silent_agents": documents.silent_agents(self._controller.shared_agent_statuses(), listing.present),
             "step_seconds": {job: speed.seconds for job, speed in known.items()},
             "last_step_ns": {job: speed.end_ns for job, speed in known.items()},
-            "troubles": [in_words(trouble) for trouble in self._controller.failures.troubles()],
+            "troubles": self._controller.troubles(),
         }
 
     async def _pace(self, request: Request) -> Response:
@@ -184,7 +187,7 @@ def _left_on(listing: Listing, request: Request) -> documents.Document:
 
 
 def shown_to(reader: Principal, lister: Lister) -> Lister:
-    """Return the list of jobs as this reader may see it."""
+    """Return a function that lists the same jobs, without the fields that this reader may not see."""
 
     def shown_list(listing: Listing, mark: Mark | None, most: int) -> Slice:
         part = lister(listing, mark, most)
@@ -194,5 +197,5 @@ def shown_to(reader: Principal, lister: Lister) -> Lister:
 
 
 def shown(document: documents.Document, reader: Principal) -> documents.Document:
-    """Return a job's document as this reader may see it."""
+    """Return a job's document without the fields that this reader may not see."""
     return document if reader.sees(document["user"]) else hide(document)

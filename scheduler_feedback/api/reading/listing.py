@@ -1,4 +1,7 @@
-"""Lists of one snapshot, computed once for all readers of that version. Only for the thread of reads."""
+"""Lists of jobs, nodes and verdicts of one state snapshot, cached for all API requests.
+
+Only the thread that computes answers may use them.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,24 @@ from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.queue import order
 
 REASONS_PAUSE = 10
-"""Time for which the reasons of an older snapshot are reused, as a multiple of the time to build its scheduling
-index."""
+"""A scheduling index that took T seconds to build explains pending jobs for 10 T seconds, also those of newer
+snapshots. So at most about a tenth of the time is spent on building."""
 
 
 @dataclass(slots=True)
 class _Indexed:
-    """A state with its scheduling index."""
+    """A state whose scheduling index was built."""
 
     state: State
     until_s: float
-    """Time, in monotonic seconds, until which the state also provides reasons for newer snapshots."""
+    """Time, in monotonic seconds, until which this state also explains pending jobs of newer snapshots."""
 
 
 class Reasons:
-    """Copies of the state for the reasons why jobs are pending.
+    """Cache of a state with scheduling index, from which the API explains why jobs are pending.
 
-    A reason needs the scheduling index. Building the index takes 45 ms for 10,000 jobs, so several lists share one. In
-    a large cluster a reason may be half a second older than its list.
+    Building the index takes 45 ms for 10,000 jobs, so several snapshots share one index. In a large cluster an
+    explanation may therefore be half a second older than its list.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -44,7 +47,7 @@ class Reasons:
         self._newest: _Indexed | None = None
 
     def of(self, state: State) -> State:
-        """Return the state itself, or an earlier one with the same settings whose index exists."""
+        """Return a state with a scheduling index: an earlier state with the same policy, or this state."""
         newest, now_s = self._newest, self._clock()
         if newest is not None and (
             newest.state is state
@@ -54,7 +57,7 @@ class Reasons:
         return self.exactly(state)
 
     def exactly(self, state: State) -> State:
-        """Return the state itself, with its index."""
+        """Build the scheduling index of this state if necessary, and return the state."""
         if self._newest is None or self._newest.state is not state:
             begun_s = self._clock()
             _ = index_of(state).plan
@@ -64,7 +67,7 @@ class Reasons:
 
 
 class Listing:
-    """One snapshot, and values derived from it for all lists."""
+    """One snapshot of the state, with cached lists and other derived values."""
 
     def __init__(self, snapshot: Snapshot, reasons: Reasons) -> None:
         self.version = snapshot.version
@@ -73,11 +76,11 @@ class Listing:
 
     @property
     def reasons(self) -> State:
-        """The state that explains why jobs are pending."""
+        """A state with a scheduling index, from which the API explains why jobs are pending."""
         return self._reasons.of(self.state)
 
     def reasons_for(self, job: Job) -> State:
-        """Return the state that explains why this job is pending. For other jobs no index is built."""
+        """Return the state from which the API explains why this job is pending; for other jobs, `state` itself."""
         return self.reasons if job.state is JobState.PENDING else self.state
 
     @cached_property
@@ -103,7 +106,7 @@ class Listing:
 
     @cached_property
     def on_node(self) -> dict[str, dict[str, int]]:
-        """Number of ranks per job that hold slots, by node."""
+        """Number of ranks of each job on each node: {node: {job id: ranks}}."""
         found: dict[str, dict[str, int]] = {name: {} for name in self.state.nodes}
         for job in self.state.jobs.values():
             if job.state.holds_slots:
@@ -114,7 +117,7 @@ class Listing:
 
     @cached_property
     def verdicts_of(self) -> dict[str, list[tuple[Verdict, PastVerdict | None]]]:
-        """Verdicts by job: active ones, then past ones, newest first."""
+        """Verdicts by job id: first active verdicts, then past verdicts, the newest first."""
         found: dict[str, list[tuple[Verdict, PastVerdict | None]]] = {}
         for verdict in self.state.verdicts.values():
             found.setdefault(verdict.gang, []).append((verdict, None))
@@ -123,7 +126,7 @@ class Listing:
         return found
 
     def explain(self, job_id: str) -> Explanation | None:
-        """Explain the job's situation; None if there is no such job."""
+        """Return the explanation of the job's present state; None if there is no such job."""
         older = self.reasons
         if older is not self.state and not _is_same(self.state.jobs.get(job_id), older.jobs.get(job_id)):
             older = self._reasons.exactly(self.state)
@@ -131,8 +134,10 @@ class Listing:
 
 
 def _is_same(job: Job | None, before: Job | None) -> bool:
-    """Return whether a job is unchanged, so that an earlier explanation still holds. Array ids count as unchanged
-    jobs."""
+    """Return whether the job is the same in both states, so that an explanation from the earlier state still applies.
+
+    Both arguments are None for an array, which counts as unchanged.
+    """
     if job is None or before is None:
         return job is before
     return (job.state, job.attempt, job.stop_reason) == (before.state, before.attempt, before.stop_reason)

@@ -1,4 +1,4 @@
-"""Lists in pages. Each page continues where the previous one ended, even if the list has changed. Pure.
+"""Lists in pages. Each page continues where the previous page ended, even if the list has changed.
 
 A mark identifies the last item of a page, not its position: an ended or new job does not shift the other jobs. If the
 last item is gone, the next page starts after its former place. An item may then appear twice, but none is left out.
@@ -26,7 +26,7 @@ from scheduler_feedback.feed.agent_reporting import AgentStatus
 Document = dict[str, Any]
 
 Mark = list[int | str]
-"""The end of a page; each list has its own format."""
+"""Mark of the last item of a page. Each kind of list has its own format."""
 
 MOST_MARK_BYTES = 1024
 
@@ -34,16 +34,16 @@ _mark = msgspec.json.Decoder(Mark)
 
 
 class MarkError(ValueError):
-    """The text is not a mark of this list."""
+    """Error: the text is not a mark of this list."""
 
 
 def mark_text(mark: Mark) -> str:
-    """Encode the mark for a query."""
+    """Return the mark as text for the query of a URL."""
     return base64.urlsafe_b64encode(msgspec.json.encode(mark)).decode().rstrip("=")
 
 
 def read_mark(text: str) -> Mark:
-    """Decode a mark. Raises MarkError for text that ``mark_text`` did not write."""
+    """Return the mark that ``mark_text`` has encoded. Raises MarkError for any other text."""
     if len(text) > MOST_MARK_BYTES or not text.isascii():
         raise MarkError("too long, or not ASCII")
     try:
@@ -54,14 +54,15 @@ def read_mark(text: str) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a list. mark: the mark to continue after; None at the end of the list."""
+    """A part of a list. mark: identifies the last item, after which the next part begins; None if this is the last
+    part."""
 
     items: list[Document]
     mark: Mark | None
 
 
 Lister = Callable[[Listing, Mark | None, int], Slice]
-"""Returns a list's items after a mark (None: from the start), at most the given number. Raises MarkError."""
+"""Function that returns a number of items of a list after a mark (None: from the start). Raises MarkError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Wanted:
 
 
 def jobs(wanted: Wanted) -> Lister:
-    """Return the list of jobs in order of submission, including probes of gangwatch."""
+    """Return a function that lists the wanted jobs and probes, in the order of submission."""
 
     def lister(listing: Listing, mark: Mark | None, most: int) -> Slice:
         every = listing.jobs
@@ -127,7 +128,7 @@ def _after_job(every: Sequence[Job], mark: Mark | None) -> int:
 
 
 def nodes(statuses: Callable[[], Mapping[str, AgentStatus]]) -> Lister:
-    """Return the list of nodes with the jobs on them, by name. statuses: returns each agent's status, by node."""
+    """Return a function that lists the nodes with their jobs, by name. statuses: returns the agents' status by node."""
 
     def lister(listing: Listing, mark: Mark | None, most: int) -> Slice:
         names, first = listing.nodes, 0
@@ -142,7 +143,7 @@ def nodes(statuses: Callable[[], Mapping[str, AgentStatus]]) -> Lister:
 
 
 def verdicts(listing: Listing, mark: Mark | None, most: int) -> Slice:
-    """Return active verdicts, then past ones, newest first."""
+    """Return a part of the list of verdicts: active verdicts, then past verdicts, the newest first."""
     state = listing.state
     every: list[tuple[Mark, Verdict, PastVerdict | None]] = []
     active = sorted(state.verdicts.values(), key=lambda one: (one.first_wall_ns, one.verdict_id))
@@ -159,7 +160,7 @@ def verdicts(listing: Listing, mark: Mark | None, most: int) -> Slice:
 
 
 def decisions(listing: Listing, mark: Mark | None, most: int) -> Slice:
-    """Return the decided migrations, oldest first."""
+    """Return a part of the list of decisions to move gangs, the oldest first."""
     every, first = listing.state.decisions, 0
     if mark is not None:
         (decision_id,) = _fields(mark, str)
@@ -173,7 +174,11 @@ def decisions(listing: Listing, mark: Mark | None, most: int) -> Slice:
 
 
 def waiting(listing: Listing, mark: Mark | None, most: int) -> Slice:
-    """Return the pending jobs in scheduling order. If the mark's job has started, continue at its former place."""
+    """Return a part of the list of pending jobs, in scheduling order.
+
+    The mark also contains the position of the last item. If that job has started in the meantime, the list continues
+    from the position.
+    """
     every, first = listing.waiting, 0
     if mark is not None:
         place, job_id = _fields(mark, int, str)
@@ -185,7 +190,7 @@ def waiting(listing: Listing, mark: Mark | None, most: int) -> Slice:
 
 
 def _fields(mark: Mark, *kinds: type) -> Any:
-    """Return the mark's fields. Raises MarkError if their types do not match."""
+    """Return the fields of the mark. Raises MarkError if they do not have the types `kinds`."""
     if len(mark) != len(kinds) or not all(isinstance(field, kind) for field, kind in zip(mark, kinds, strict=True)):
         raise MarkError("it is from another list")
     return mark

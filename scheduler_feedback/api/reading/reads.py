@@ -1,7 +1,7 @@
-"""One thread for all work on behalf of readers, shared fairly between peers.
+"""One thread that computes the answers for all readers, shared fairly between peers (clients).
 
 Python runs one thread at a time, so work for readers takes CPU time from the scheduler on any thread. One thread for
-all readers, which rests as long as it works, leaves the cycle, the detectors and the server at least half of a CPU.
+all readers, which pauses as long as it works, leaves at least half of a CPU to the cycle, detectors and server.
 Work comes in pieces of a few milliseconds (a page of a list, one job). The peer that has used the least time is next,
 so a peer with a thousand requests delays each piece of another peer by at most one piece.
 """
@@ -21,17 +21,16 @@ from agent.schema.errors import GangwatchError
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 MOST_WAITING = 64
-"""Maximum number of queued pieces of work per peer. A browser sends six requests at once; more queued pieces come from
-a program that does not wait for responses."""
+"""Maximum number of queued pieces of work of one peer. A browser sends only six requests at once."""
 
 REST = 1.0
-"""Seconds of rest for each second of work."""
+"""Seconds for which the thread pauses after each second of work."""
 
 _T = TypeVar("_T")
 
 
 class BusyError(GangwatchError):
-    """A peer has too many queued reads."""
+    """Error: a peer has too many queued reads."""
 
 
 @dataclass(slots=True)
@@ -42,11 +41,11 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Peer:
-    """The queue of one peer."""
+    """Queued work of one peer, and the time that its work took."""
 
     spent: float
-    """Seconds that the peer's pieces of work took since its queue was last empty. A new queue starts with the minimum
-    of the other peers."""
+    """Seconds of work that count for this peer; the peer with the lowest number is served first. A peer whose queue was
+    empty begins with the lowest number of the other peers, not with 0, so that it is not preferred for long."""
 
     waiting: deque[_Piece] = field(default_factory=deque)
 
@@ -54,7 +53,7 @@ class _Peer:
 class Reads:
     """A worker thread for readers. ``run`` may be called from any event loop; the first call starts the thread.
 
-    rest: seconds of rest per second of work; 0 for work that waits for a disk and does not hold Python's lock.
+    rest: seconds of pause per second of work; 0 for work that mostly waits for a disk.
     """
 
     def __init__(self, name: str, rest: float = REST) -> None:
@@ -68,10 +67,10 @@ class Reads:
         self._seconds = 0.0
 
     async def run(self, peer: str, make: Callable[[], _T], patient: bool = False) -> _T:
-        """Run `make` on the thread; return its result.
+        """Run `make` on the thread for readers, and return its result.
 
-        Raises BusyError if the peer has too many queued pieces. patient: do not raise BusyError, for later pieces
-        of one answer.
+        Raises BusyError if the peer has too many queued pieces, unless `patient` is set, as for the later pieces of one
+        answer.
         """
         answer: Future[_T] = Future()
         with self._condition:
@@ -91,7 +90,7 @@ class Reads:
         return await asyncio.wrap_future(answer)
 
     def close(self) -> None:
-        """Stop working, and refuse queued work."""
+        """Stop the thread, and refuse the queued work."""
         with self._condition:
             self._closed = True
             waiting = [piece for peer in self._peers.values() for piece in peer.waiting]
@@ -102,7 +101,7 @@ class Reads:
                 piece.answer.set_exception(BusyError("the controller is stopping"))
 
     def measures(self) -> Iterator[Sample]:
-        """Yield metrics."""
+        """Yield metric samples about the reads."""
         of = (("of", self._name),)
         yield "gangwatch_reads_total", of, float(self._made)
         yield "gangwatch_reads_refused_total", of, float(self._refused)
@@ -135,7 +134,7 @@ class Reads:
                 time.sleep(took * self._rest)
 
     def _next(self) -> tuple[str, _Piece] | None:
-        """Return the next piece of a read, and the peer that asked for it; None once closed."""
+        """Wait for queued work. Return (peer, work) of the peer that has used the least time; None once closed."""
         with self._condition:
             while not self._closed:
                 ready = [(peer.spent, name) for name, peer in self._peers.items() if peer.waiting]

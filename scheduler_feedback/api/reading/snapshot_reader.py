@@ -1,4 +1,4 @@
-"""The entry point for reads of the state and the journal."""
+"""Entry point for all reads of the state and the journal by the API and the pages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from scheduler_feedback.api.reading.state_snapshots import Snapshot, Snapshots
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 SNAPSHOT_SECONDS = 5.0
-"""Longest wait for the cycle's thread to publish its state. If the thread is blocked for longer, by a disk for example,
-the last snapshot is used; its now_ns shows its age."""
+"""Maximum seconds to wait for a new snapshot. If the cycle's thread is blocked for longer, for example by a disk, the
+last snapshot is used. Its now_ns shows its age."""
 
 SLICE = 100
-"""Items of a list computed in one piece: about a millisecond of work."""
+"""Number of items of a list that are computed in one piece of work, which takes about a millisecond."""
 
 MOST_ANSWERS, MOST_ANSWER_BYTES = 512, 32 * 1024 * 1024
-"""Maximum number and total size of cached answers, which are reused while the state does not change."""
+"""Maximum number, and maximum total size in bytes, of cached answers. They are reused until the state changes."""
 
 _T = TypeVar("_T")
 
@@ -40,7 +40,7 @@ class Answer:
 
 
 class SnapshotReader:
-    """Answers from the newest snapshot. Call its methods from the event loop that serves the API."""
+    """Reader of the newest snapshot, with a cache of answers. Call its methods from the event loop of the API."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
@@ -58,15 +58,17 @@ class SnapshotReader:
         self._stories.close()
 
     def measures(self) -> Iterator[Sample]:
-        """Yield metrics. May be called from any thread."""
+        """Yield metric samples about the reads. May be called from any thread."""
         yield from self._documents.measures()
         yield from self._stories.measures()
 
     # --- of the state ------------------------------------------------------------------------------------------------
 
     async def ask(self, peer: str, question: Callable[[Listing], _T]) -> _T:
-        """Return the result of `question` for a state that is no older than this call. Raises BusyError, and any error
-        of `question`."""
+        """Return the result of `question` for a state that is no older than this call.
+
+        Raises BusyError, and any error of `question`.
+        """
         snapshot = await self._fresh()
         return await self._documents.run(peer, lambda: question(self._listed(snapshot)))
 
@@ -75,14 +77,17 @@ class SnapshotReader:
         return await self._documents.run(peer, make)
 
     async def document(self, peer: str, key: str, question: Callable[[Listing], Any]) -> Answer:
-        """Return the result of `question` as JSON. key: identifies the question and the reader's rights; equal keys
-        share an answer until the state changes. Raises BusyError, and any error of `question`."""
+        """Return the result of `question` as JSON, from the cache if possible.
+
+        key: identifies the question and the reader's rights. Requests with equal keys share an answer until the state
+        changes. Raises BusyError, and any error of `question`.
+        """
         return await self._answer(peer, key, lambda listing: (question(listing), None))
 
     async def page(
         self, peer: str, key: str, lister: Lister, mark: Mark | None, most: int, frame: Frame | None = None
     ) -> Answer:
-        """Return a page of a list. Raises the errors of ``document``, and MarkError."""
+        """Return a page of a list as JSON. Raises BusyError, MarkError, and any error of the lister."""
 
         def question(listing: Listing) -> tuple[Any, Mark | None]:
             part = lister(listing, mark, most)
@@ -127,7 +132,7 @@ class SnapshotReader:
             return self._snapshots.newest
 
     def _listed(self, snapshot: Snapshot) -> Listing:
-        """Return the snapshot as lists. Call it on the thread of reads."""
+        """Return the lists of this snapshot. Call it on the thread for readers."""
         listing = self._listing
         if listing is None or listing.version < snapshot.version:
             listing = self._listing = Listing(snapshot, self._reasons)
@@ -192,25 +197,26 @@ class SnapshotReader:
     # --- of the journal and of files ---------------------------------------------------------------------------------
 
     async def read(self, peer: str, reading: Callable[[], _T], patient: bool = False) -> _T:
-        """Return the result of `reading`, which may wait for the disk. patient: do not refuse if many reads are
-        queued."""
+        """Return the result of `reading`, which may wait for the disk. patient: never raise BusyError."""
         return await self._stories.run(peer, reading, patient)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """JSON document that contains a long list, which is encoded separately."""
+    """JSON document around a long list. The list is encoded separately, in pieces."""
 
     field: str
-    """The field that contains the list."""
+    """Name of the field that contains the list."""
 
     document: Callable[[Listing], dict[str, Any]]
-    """Returns the document with an empty list."""
+    """Function that returns the document with an empty list."""
 
     @property
     def gap(self) -> bytes:
-        """The list's field in the document's JSON while the list is empty. No text in the document can contain these
-        bytes, because quotation marks in texts are escaped."""
+        """The encoded key with its empty list, such as '"jobs":[]', into which the items are inserted.
+
+        No text in the document can contain these bytes, because quotation marks in texts are escaped.
+        """
         return b'"%b":[]' % self.field.encode()
 
     def around(self, listing: Listing, items: list[Any]) -> dict[str, Any]:

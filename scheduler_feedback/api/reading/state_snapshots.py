@@ -19,31 +19,30 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.core.state_copy import frozen
 
 PAUSE = 20
-"""Minimum interval of snapshots, as a multiple of the time that the last one took."""
+"""Minimum time between two snapshots, as a multiple of the time that the last snapshot took to make."""
 
 READ_SECONDS = 2.0
-"""For this long after a read, every changed state is published at once, so that the next read need not wait."""
+"""Seconds after a read in which every changed state is published, so that the next read need not wait."""
 
 _NONE_NS = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after a cycle. Readers must not change it."""
+    """A copy of the state after a cycle. Readers must not change it."""
 
     version: int
-    """Increases with every snapshot of a changed state; snapshots of one version are the same object."""
+    """Version of the state: a number that increases with every snapshot of a changed state."""
 
     state: State
-    """Only one thread may use its scheduling index (why a job is pending): the first question builds the index, and
-    questions about free slots try placements in it."""
+    """The copied state. Only one thread may use its scheduling index, because reads of the index also change it."""
 
 
 class Snapshots:
-    """The newest snapshot. Call ``changed`` and ``publish`` on the cycle's thread, other methods on any thread."""
+    """Publisher of the newest snapshot. Only the cycle's thread may call ``changed`` and ``publish``."""
 
     def __init__(self, state: State, clock: Clock, wake: Callable[[], None]) -> None:
-        """wake: makes the cycle's thread call ``publish`` soon."""
+        """Start with this state. wake: function that makes the cycle's thread call ``publish`` soon."""
         self._clock = clock
         self._wake = wake
         self._lock = threading.Lock()
@@ -55,7 +54,7 @@ class Snapshots:
 
     @property
     def version(self) -> int:
-        """The version of the current state, published or not."""
+        """Version of the current state, even if it is not published yet."""
         return self._version
 
     @property
@@ -64,7 +63,7 @@ class Snapshots:
         return self._seconds
 
     def fresh(self) -> Future[Snapshot]:
-        """Return a snapshot that is no older than this call."""
+        """Return a future with a snapshot that is no older than this call."""
         found: Future[Snapshot] = Future()
         with self._lock:
             self._read_ns = self._clock.monotonic_ns()
@@ -82,18 +81,18 @@ class Snapshots:
     # --- the cycle's thread ------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """Mark the state as changed. Call it before the response to the request that changed it."""
+        """Record that the state has changed. Call it before the response to the request that made the change."""
         with self._lock:
             self._version += 1
 
     def wait_seconds(self, most: float) -> float:
-        """Return how many seconds the thread may wait before it should call ``publish``, at most `most`."""
+        """Return how many seconds the cycle's thread may wait before it calls ``publish``, at most `most`."""
         if not self._waiting:
             return most
         return min(max(0.0, (self._due_ns - self._clock.monotonic_ns()) / 1e9), most)
 
     def publish(self, state: State, needed: bool = False) -> None:
-        """Publish a snapshot if the state has changed, there are readers, and the last one is old enough.
+        """Publish a snapshot if the state has changed, there are readers, and the last snapshot is old enough.
 
         needed: publish without readers too, because a change was answered and the next reader must see it.
         """

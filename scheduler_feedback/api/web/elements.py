@@ -15,7 +15,7 @@ PLACES = (("/", "Overview"), ("/jobs", "Jobs"), ("/nodes", "Nodes"))
 
 
 def panel(title: str, part: str, parts: Mapping[str, Markup], note: Child = None) -> Markup:
-    """Render a section around the named part, which the stream updates. note: next to the title."""
+    """Render a section with a title around the named part of the page. note: text next to the title."""
     return tag(
         "section",
         tag("header", tag("h2", title, id=f"{part}-title"), note),
@@ -26,20 +26,22 @@ def panel(title: str, part: str, parts: Mapping[str, Markup], note: Child = None
 
 
 def live(part: str, parts: Mapping[str, Markup], class_: str = "") -> Markup:
-    """Render the named part, which the stream updates."""
+    """Render the named part of the page, which the event stream updates."""
     return tag("div", parts[part], id=part, data_part=True, class_=class_ or None)
 
 
 TROUBLES = "troubles"
-"""Name of the part of every page that lists failed parts of the controller and agents that are not reporting."""
+"""Name of the banner on every page about failed parts of the controller and agents that are not reporting."""
 
 MOST_SILENT = 5
-"""Maximum number of stale agents named in the banner; the list of nodes shows all."""
+"""Maximum number of agents that the banner names as not reporting. The list of nodes shows all of them."""
 
 
 def troubles(broken: list[str], silent: Sequence[Mapping[str, Any]] = ()) -> Markup:
-    """Render the banner of failed parts and stale agents; empty if there is nothing to report. silent: {"node",
-    "since_ns"}, longest silence first."""
+    """Render the banner of failed parts and of agents that are not reporting; empty if there are none.
+
+    broken: names of failed parts. silent: {"node", "since_ns"} of each agent, the longest outage first.
+    """
     lines = [tag("p", one) for one in broken]
     if silent:
         named: list[Child] = []
@@ -53,14 +55,14 @@ def troubles(broken: list[str], silent: Sequence[Mapping[str, Any]] = ()) -> Mar
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The reader of a page."""
+    """The user who reads a page. The name is empty without a login."""
 
     name: str = ""
     """Name of the logged-in user; '' if not logged in."""
     csrf: str = ""
     """The session's token against cross-site requests; '' without a session."""
     here: str = "/"
-    """Path of the page, to return to after a login."""
+    """Path of the page, to which the browser returns after a login."""
 
 
 def page(
@@ -72,8 +74,11 @@ def page(
     modules: tuple[str, ...] = (),
     visitor: Visitor = Visitor(),
 ) -> Markup:
-    """Render a whole page. here: the page's entry in PLACES. stream: the path of the page's events. scripts, modules:
-    files that the page loads in addition to the files of every page. visitor: the reader of the page."""
+    """Render a whole page.
+
+    here: the page's entry in PLACES. stream: path of the page's event stream. scripts, modules: files that the page
+    loads in addition to the files of every page. visitor: the reader of the page.
+    """
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -177,8 +182,7 @@ def _dialog(visitor: Visitor) -> Markup:
 
 
 def table(caption: str, columns: tuple[str, ...], rows: list[Markup], empty: str) -> Markup:
-    """Render a table that scrolls sideways. On a narrow screen each row is a block, and each cell has its column's name
-    before it: every column stays visible."""
+    """Render a table. On a narrow screen each row is a block, in which the column's name is before each cell."""
     if not rows:
         return tag("p", empty, class_="empty")
     head = tag("tr", [tag("th", name, scope="col") for name in columns])
@@ -187,8 +191,7 @@ def table(caption: str, columns: tuple[str, ...], rows: list[Markup], empty: str
 
 
 def row(key: str, cells: tuple[Child, ...], columns: tuple[str, ...], class_: str = "") -> Markup:
-    """Render a table row; its first cell is the row's header. key: unique on the page, to identify the row in
-    updates."""
+    """Render a table row, whose first cell is its header. key: unique name of the row on the page, for updates."""
     first, *others = cells
     return tag(
         "tr",

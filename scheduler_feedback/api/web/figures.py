@@ -14,14 +14,14 @@ COLOURS = 8
 """Number of colours of jobs (page.css defines as many). Jobs of the same colour are distinguished by their names."""
 
 LANE, MOST_HEIGHT, LEAST_HEIGHT = 13, 72, 22
-"""Height of a slot, and largest and smallest height of a node's row, in pixels."""
+"""Heights in pixels: of a slot, and the largest and smallest height of a node's row."""
 
 FOLDED_HEIGHT, FOLDED_MOST, FOLDED_LEAST = 900, 200, 30
-"""Height of all folded rows together, and largest and smallest height of one row, in pixels."""
+"""Heights in pixels, if a row is a group of nodes: of all rows together, and the largest and smallest of one row."""
 
 
 def colour_of(job: str) -> int:
-    """Return the number of a job's colour, below COLOURS; jobs with adjacent numbers have different colours."""
+    """Return the number of a job's colour, 0 to COLOURS - 1. Jobs with adjacent ids have different colours."""
     digits = "".join(filter(str.isdecimal, job))
     return (int(digits[-9:]) if digits else sum(job.encode())) % COLOURS
 
@@ -141,7 +141,7 @@ _STEPS = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600,
 
 
 def _ticks(from_ns: int, until_ns: int) -> list[int]:
-    """Return about five round points in time."""
+    """Return about five points in time with round values, for the labels of the time axis."""
     span = (until_ns - from_ns) / 1e9
     step_ns = next((step for step in _STEPS if span / step <= 6), 86400) * 1_000_000_000
     return list(range(-(-from_ns // step_ns) * step_ns, until_ns, step_ns))
@@ -152,7 +152,7 @@ def _tick_name(at_ns: int, span_ns: int) -> str:
 
 
 def _in_words(drawn: Document) -> str:
-    """Describe the drawing in words, for screen readers too."""
+    """Return a sentence that describes the timetable, also for screen readers."""
     head = drawn["reserved_for"]
     if head is None:
         return "No job is waiting for slots." if drawn["names"] else "All slots are free."
@@ -192,7 +192,7 @@ def _legend(drawn: Document) -> Markup | None:
 
 
 def tiles(drawn: list[Document]) -> Markup:
-    """Draw each node as a tile in the colour of its state; the title names the node. The list below shows details."""
+    """Draw each node as a tile in the colour of its state, with the node's name as the tile's title."""
     bad = sum(tile["bad"] for tile in drawn)
     nodes = sum(tile["nodes"] for tile in drawn)
     label = f"{words.count(nodes, 'node')}, {bad or 'none'} of them not healthy"

@@ -19,17 +19,17 @@ from scheduler_feedback.core.telemetry.pace import Speed
 Document = dict[str, Any]
 
 MOST_PAST = 20
-"""Maximum number of past verdicts that the page shows, newest first."""
+"""Maximum number of past verdicts that the page shows."""
 
 MOST_PLACED = 512
-"""Maximum number of nodes in the collapsed list of all ranks; `gangwatch jobs --json` lists all of them."""
+"""Maximum number of nodes in the collapsed list of ranks. `gangwatch jobs --json` lists all nodes."""
 
 
 def parts(job: Document, story: Sequence[Document], pace: Document | None, now_ns: int) -> dict[str, Markup]:
     """Render the parts that the stream updates, by name.
 
-    story: the newest entries, newest first. pace: the document of paces.summary. now_ns: wall time, which the end of
-    the last step is compared with.
+    story: the newest entries, newest first. pace: the document of paces.summary. now_ns: wall time, for the age of the
+    last step.
     """
     active = [verdict for verdict in job["verdicts"] if verdict["standing"]]
     past = [verdict for verdict in job["verdicts"] if not verdict["standing"]]
@@ -78,11 +78,11 @@ def main(made: Mapping[str, Markup], has_pace: bool) -> Markup:
 
 
 _HEAT = ("as its peers", "1.1 times", "1.3 times", "2 times or more")
-"""Labels of the colours of the map of ranks, --heat-0 to --heat-3 in page.css."""
+"""Labels of the colours in the map of ranks: how slow a rank is (--heat-0 to --heat-3 in page.css)."""
 
 
 def _charts(has_pace: bool) -> Markup:
-    """Render the elements that pace.js draws into."""
+    """Render the empty elements in which the script pace.js draws the charts."""
     heat = [tag("li", tag("span", class_=f"swatch heat{at}"), words_) for at, words_ in enumerate(_HEAT)]
     return tag(
         "section",
@@ -190,11 +190,11 @@ _IN_WORDS = {
     Progress.LEARNING: ("not known yet", "too few steps so far", ""),
     Progress.UNREPORTED: ("not known", "no step reported so far", ""),
 }
-"""Value, note and tone of the figure that shows the job's speed."""
+"""Text, note and colour of the field that shows the job's speed, by its progress."""
 
 
 def _step(progress: Progress, speed: Speed, now_ns: int) -> Markup:
-    """Render the step time against the usual one, and the age of the last step."""
+    """Render the step time, compared with the usual step time, and the age of the last step."""
     known = speed.usual_seconds == speed.usual_seconds
     usual = f"usually {words.seconds(speed.usual_seconds)}" if known else ""
     took = words.seconds(speed.seconds)
@@ -306,7 +306,7 @@ def _verdicts(active: Sequence[Document], past: Sequence[Document], none: Markup
 
 
 def _ranks(job: Document, pace: Document | None) -> Markup:
-    """Render the ranks that matter most, worst first."""
+    """Render the ranks with verdicts and the slowest ranks as a list, the worst first."""
     accused = set(job["accused"])
     rows = [
         elements.row(
@@ -344,7 +344,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _placements(placed: Sequence[RankRecord]) -> Markup:
-    """Render the nodes of all ranks, collapsed; empty if the list of ranks above is complete."""
+    """Render the collapsed list of the nodes of all ranks; empty if the page already lists every rank."""
     if len(placed) <= MOST_RANKS:
         return Markup("")
     items, listed = [], 0

@@ -12,15 +12,15 @@ from scheduler_feedback.core.telemetry.pace import Speed
 Document = dict[str, Any]
 
 ARRIVAL_SECONDS = 2.0
-"""Longest delay until the controller knows of a step: agents send frames every second, evaluated twice a second."""
+"""Maximum delay in seconds until the controller receives a step. Agents send frames every second."""
 
 UNKNOWN_SECONDS = 60.0
-"""Minimum time for which the page shows that a detector found no cause, even if the mean step time is close to the
-usual one. A detector reports this once per episode."""
+"""Seconds for which the page shows a job as slow after a detector has reported slowness without a cause. The detector
+reports it once, and the mean step time may look normal although the job is slow."""
 
 
 class Progress(StrEnum):
-    """Progress of a job as the page shows it."""
+    """Progress of a job in one word, as the page shows it."""
 
     ENDED = "ended"
     NOT_RUNNING = "not running"  # pending, starting or stopping
@@ -33,14 +33,14 @@ class Progress(StrEnum):
 
     @property
     def noteworthy(self) -> bool:
-        """Whether the job is listed before others."""
+        """Whether lists show the job before other jobs."""
         return self in (Progress.HELD_UP, Progress.STALLED, Progress.SLOW)
 
 
 def progress_of(
     state: str, attempt: int, held_up: bool, speed: Speed | None, now_ns: int, unknown_ns: int | None = None
 ) -> Progress:
-    """Return the progress of a job in that state.
+    """Return the progress of a job from its state and its speed.
 
     held_up: whether a verdict about the job is active. speed: speed of the newest attempt with received steps, None if
     there is no such attempt. now_ns: wall time. unknown_ns: when a detector last reported slowness without a cause,
@@ -62,7 +62,7 @@ def progress_of(
 
 
 def is_stalled(speed: Speed, now_ns: int) -> bool:
-    """Return whether more time has passed since the last step than a step usually takes."""
+    """Return whether the time since the last step is longer than normal for the job."""
     return (now_ns - speed.end_ns) / 1e9 > speed.gap_seconds + ARRIVAL_SECONDS
 
 

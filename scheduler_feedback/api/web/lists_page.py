@@ -20,7 +20,7 @@ NODE_FILTERS = ("", *(state.value for state in NodeState), "absent")
 def job_parts(
     listed: Document, query: Mapping[str, str], speeds: Mapping[str, Speed], now_ns: int
 ) -> dict[str, Markup]:
-    """Render the list of jobs that the stream updates. speeds: by job, as of now_ns."""
+    """Render the list of jobs, which the event stream updates. speeds: speed of each job at now_ns, by job id."""
     table = overview.running("Jobs, newest first", listed["jobs"], speeds, now_ns, "No matching jobs.")
     return {"jobs": join((table, elements.pager("/jobs", query, listed["page"], listed["pages"])))}
 
@@ -36,7 +36,7 @@ def job_main(made: Mapping[str, Markup], query: Mapping[str, str]) -> Markup:
 
 
 def node_parts(listed: Document, query: Mapping[str, str]) -> dict[str, Markup]:
-    """Render the tiles and the list of nodes that the stream updates."""
+    """Render the tiles and the list of nodes, which the event stream updates."""
     columns = ("Node", "State", "Telemetry", "Slots", "Since", "Until", "Reason")
     rows = [
         elements.row(

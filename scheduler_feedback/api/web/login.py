@@ -23,14 +23,14 @@ from scheduler_feedback.api.web.page_responses import HEADERS as PAGE_HEADERS
 from scheduler_feedback.api.web.page_responses import visitor_of
 
 MOST_FORM_BYTES = 64 * 1024
-"""Maximum size of the form's body in bytes: a token has at most 16 KiB."""
+"""Maximum size of the login form's body in bytes. A token has at most 16 KiB."""
 
 _LOCAL = re.compile(r"/(?![/\\])[^\s\\\x00-\x1f]{0,500}")
 """Pattern of a path on this server. Browsers treat '//host' and '/\\host' as addresses of another server."""
 
 
 class LoginSource(Protocol):
-    """The parts of a controller that the login needs."""
+    """Attributes of a controller that the login uses."""
 
     access: Authentication
 
@@ -55,8 +55,10 @@ class Login:
         return self._page(request, following(request.query_params.get("next", "")))
 
     async def _log_in(self, request: Request) -> Response:
-        """Log in with the form, or with {"token": ...} as JSON. Always open a new session, so that an attacker's
-        session ends."""
+        """Log in with the form, or with {"token": ...} as JSON.
+
+        A login always opens a new session, so that an attacker's session is not used.
+        """
         check_origin(request)
         # Another site must not log its visitor in under an account of its choice. Browsers send this header with every
         # POST; a request without it does not come from a browser.
@@ -199,13 +201,13 @@ def _cookie_of(request: Request) -> tuple[str, bool]:
 
 
 def _login_cookie(request: Request) -> tuple[str, bool]:
-    """Return the name of the cookie of an unfinished login, and whether the cookie requires TLS."""
+    """Return (name of the cookie for an unfinished login, whether the cookie requires TLS)."""
     name, secure = _cookie_of(request)
     return f"{name}-login", secure
 
 
 async def _given(request: Request) -> tuple[str, str, bool]:
-    """Return the token, the path to open next, and whether a form was sent. Raise AccessError for any other body."""
+    """Return (token, path to open next, whether a form was sent). Raise AccessError for any other body."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     content = bytearray()
     async for part in request.stream():
@@ -225,8 +227,7 @@ async def _given(request: Request) -> tuple[str, str, bool]:
 
 
 def _plain(text: str) -> str:
-    """Return an error's name as in RFC 6749, 4.1.2.1, or 'an error', because anyone can put other text into the
-    address."""
+    """Return the text if it is an error's name (RFC 6749, 4.1.2.1), else 'an error'."""
     return text if re.fullmatch(r"[a-z_]{1,60}", text) else "an error"
 
 

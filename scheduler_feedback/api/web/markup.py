@@ -6,24 +6,28 @@ import html
 from collections.abc import Iterable
 
 VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
-"""Elements without an end tag (https://html.spec.whatwg.org/multipage/syntax.html#void-elements), as far as used
-here."""
+"""Names of the used HTML elements that have no end tag.
+
+See https://html.spec.whatwg.org/multipage/syntax.html#void-elements."""
 
 
 class Markup(str):
-    """Text that is markup. Only this module creates it; any other str is text and gets escaped."""
+    """Text that is already HTML. Only this module creates it. Any other text is escaped."""
 
     __slots__ = ()
 
 
 Child = object
-"""Child of an element. Markup is inserted as it is, None and False add nothing, an iterable adds its items, anything
-else adds its text."""
+"""Content of an element. Markup is inserted as it is, None and False add nothing, and an iterable adds its items. Any
+other object adds its escaped text."""
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
-    """Return one element. A '_' at the end of an attribute's name is dropped; any other '_' becomes '-' (class_,
-    aria_label). None and False omit the attribute; True writes it without a value."""
+    """Return one HTML element with these children and attributes.
+
+    A '_' at the end of an attribute's name is dropped, and any other '_' becomes '-' (class_, aria_label). None and
+    False omit the attribute. True writes it without a value.
+    """
     written = "".join(
         f" {key}" if value is True else f' {key}="{html.escape(str(value))}"'
         for key, value in ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
@@ -35,7 +39,7 @@ def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Return the children one after the other."""
+    """Return these children as HTML, one after the other."""
     return Markup("".join(_written(child) for child in children))
 
 

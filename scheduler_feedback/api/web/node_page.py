@@ -15,8 +15,10 @@ Document = dict[str, Any]
 
 
 def parts(node: Document, story: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int) -> dict[str, Markup]:
-    """Render the parts that the stream updates, by name. story: the newest entries, newest first. speeds: by job, as of
-    now_ns."""
+    """Render the parts of the page that the event stream updates, by name.
+
+    story: the newest entries, newest first. speeds: speed of each job at now_ns, by job id.
+    """
     verdicts = [tag("li", card(verdict, brief=True)) for verdict in node["verdicts"]]
     return {
         "head": _head(node),

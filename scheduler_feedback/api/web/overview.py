@@ -18,8 +18,10 @@ Document = dict[str, Any]
 def parts(
     overview: Document, latest: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int
 ) -> dict[str, Markup]:
-    """Render the parts that the stream updates, by name. latest: entries, newest first. speeds: by job, as of
-    now_ns."""
+    """Render the parts of the page that the event stream updates, by name.
+
+    latest: entries, newest first. speeds: speed of each job at now_ns, by job id.
+    """
     return {
         "summary": _summary(overview),
         "notice": _notice(overview),
@@ -78,7 +80,7 @@ def _summary(overview: Document) -> Markup:
 
 
 def _verdict_figure(overview: Document) -> Markup:
-    """Render the number of active verdicts, and of slow jobs without one."""
+    """Render the number of active verdicts, and the number of slow jobs without a verdict."""
     total, unexplained = overview["verdicts_total"], _unexplained(overview)
     slow = f"{words.count(unexplained, 'job')} slow or without steps" if unexplained else ""
     note = ", ".join(filter(None, ("active now" if total else "none active", slow)))
@@ -115,7 +117,7 @@ def figure(name: str, value: Child, note: Child, tone: str = "", meter: tuple[in
 
 
 def _notice(overview: Document) -> Markup:
-    """Render the notice that actions are frozen or that the mode is observe; empty otherwise."""
+    """Render a notice if actions are frozen or the mode is observe; empty otherwise."""
     notices: list[Markup] = []
     if overview["frozen"]:
         by = f" by {overview['frozen_by']}" if overview["frozen_by"] else ""
@@ -175,7 +177,7 @@ _JOB_COLUMNS = ("Job", "Name", "State", "Ranks", "Step", "Run time", "Queue", "S
 
 
 def running(caption: str, jobs: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int, empty: str) -> Markup:
-    """Render jobs as a table. speeds: speed of each job by its id, as of now_ns (wall time)."""
+    """Render jobs as a table. speeds: speed of each job at now_ns, by job id. empty: text if there are no jobs."""
     rows = []
     for job in jobs:
         speed = speeds.get(job["job"])
@@ -188,7 +190,7 @@ def running(caption: str, jobs: Sequence[Document], speeds: Mapping[str, Speed],
                     words.job_link(job["job"], job["name"]),
                     job["name"],
                     words.state(job["state"]),
-                    job["size"],
+                    words.size(job["size"], job["running_ranks"]),
                     words.seconds(speed.seconds) if speed is not None and here else "–",
                     _run_time(job),
                     job["queue"],
@@ -285,7 +287,7 @@ def _ended(overview: Document) -> Markup:
 
 
 def story(entries: Sequence[Document], name: str, with_subject: bool = False) -> Markup:
-    """Render entries as a list, in the order given."""
+    """Render log entries as a list, in the given order."""
     if not entries:
         return tag("p", "Nothing yet.", class_="empty")
     items = []
@@ -316,8 +318,7 @@ def story(entries: Sequence[Document], name: str, with_subject: bool = False) ->
 
 
 MOST_TEXT = 240
-"""Maximum number of characters of an entry that the page shows; it collapses the rest, such as the node list of a large
-gang."""
+"""Maximum number of characters of an entry that the page shows. The rest is collapsed."""
 
 
 def _text(entry: Document, name: str) -> Child:

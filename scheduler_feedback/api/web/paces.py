@@ -15,28 +15,28 @@ from scheduler_feedback.core.telemetry.telemetry import Float32Array
 Document = dict[str, Any]
 
 MOST_LINES = 16
-"""Maximum number of ranks that each have a line. For a larger gang, lines show the slowest, the median, and other
-quantiles."""
+"""The chart has one line per rank in gangs of at most this many ranks. In larger gangs it has lines for the fastest and
+slowest rank, the median, the 90 % quantile, and ranks with a verdict."""
 
 MOST_ACCUSED = 8
-"""Maximum number of ranks with a verdict that have a line in addition."""
+"""In the chart of a large gang, at most this many ranks with a verdict get a line of their own."""
 
 MOST_BANDS = 512
-"""Maximum number of rows of the map of all ranks. In a larger gang several ranks share a row, which shows the worst of
-them."""
+"""Maximum number of rows in the map of all ranks. In a larger gang several ranks share a row, which shows the worst."""
 
 MOST_SLOWEST = 16
-"""Maximum number of ranks that `summary` names, slowest first."""
+"""Maximum number of slowest ranks that `summary` names."""
 
 UNSETTLED_NS = 2_000_000_000
-"""Time in which the newest row may still grow: steps of its second arrive with the frames of the next second."""
+"""Age in ns below which the newest row (one second of steps) is left out. Until then, later frames may add steps to
+it."""
 
 
 def summary(pace: Pace) -> Document | None:
-    """Return the current speed from the newest rows; None if there are no rows.
+    """Return the current speed of the gang and its ranks, from the newest seconds of steps; None if there are no steps.
 
-    slowest: the ranks with the largest own time relative to their peers, slowest first. own_seconds, ratios: own time,
-    and own time over the peers' median, by rank.
+    slowest: the ranks with the largest own time relative to their peers, slowest first. own_seconds: own part of a step
+    by rank. ratios: own part divided by the peers' median, by rank.
     """
     if not len(pace.sequence):
         return None
@@ -55,7 +55,7 @@ def summary(pace: Pace) -> Document | None:
 
 
 def _mean(values: Float32Array) -> Float32Array:
-    """Return the mean of the finite values: [k, n] -> [n]; NaN where there is none."""
+    """Return the mean of the finite values of each rank; NaN for a rank without one. values: float32 [steps, ranks]."""
     known = np.isfinite(values)
     count = known.sum(axis=0)
     total = np.where(known, values, 0).sum(axis=0, dtype=np.float64)
@@ -64,7 +64,7 @@ def _mean(values: Float32Array) -> Float32Array:
 
 
 class _ByRank:
-    """Values by rank, looked up one at a time: a page shows few of 100,000 ranks."""
+    """Values by rank, which are looked up one at a time, because a page shows few of 100,000 ranks."""
 
     def __init__(self, ranks: IntArray, values: Float32Array) -> None:
         self._ranks = ranks
@@ -78,14 +78,18 @@ class _ByRank:
 
 
 def document(pace: Pace, accused: Sequence[int], now_ns: int | None = None, until_ns: int | None = None) -> Document:
-    """Return the document of the rows that the page draws. accused: ranks that have a line even in a large gang.
+    """Return the data of the charts of step times. Each second in which steps were completed is one row of the data.
 
-    sequence: number of the last row, to continue from. at: seconds since 1970, step: newest step number, seconds and
-    slowest_seconds: mean and longest time of a step, one value per row. lines: [{name, values}], the longest own
-    seconds in the row. bands: names of the map's rows; cells: base64 of uint8 [rows, bands], the worst own time over
-    its peers' in hundredths. gap: seconds without a step from which the page shows a gap. now: seconds since 1970 of
-    this response. until: where the time axis ends, in seconds since 1970; None for now. now_ns: leave out a row that
-    may still grow. until_ns: when the job ended.
+    Arguments: accused: ranks that have a line even in a large gang. now_ns: leave out the newest row if it may still
+    change; None: never. until_ns: when the job ended.
+
+    Fields with one value per row: at: seconds since 1970. step: newest step number. seconds and slowest_seconds: mean
+    and longest time of a step. lines: [{name, values}], the longest own part of a step in seconds. cells: base64 of
+    uint8 [rows, bands], the colours of the map of ranks: the worst own part in hundredths of the peers'.
+
+    Other fields: sequence: number of the last row, from which the next request continues. bands: names of the map's
+    bands, one or several ranks each. gap: seconds without a step from which the page shows a gap. now: seconds since
+    1970 of this response. until: where the time axis ends, in seconds since 1970; None for now.
     """
     settled = len(pace.sequence)
     if now_ns is not None and settled and now_ns - int(pace.at_ns[-1]) < UNSETTLED_NS:
@@ -143,5 +147,5 @@ def _band(ranks: IntArray, nodes: tuple[str, ...], first: int, share: int) -> st
 
 
 def _short(values: Float32Array) -> list[float]:
-    """Round to four digits: enough for a drawing, and half the bytes."""
+    """Return the values rounded to four digits, which is enough for a drawing and halves the size."""
     return [float(f"{value:.4g}") for value in values.tolist()]

@@ -1,4 +1,4 @@
-"""Renderings of pages. Readers of the same page share each rendering, and the stories in it."""
+"""Renderings of pages. Readers of the same page share each rendering and its stories."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from scheduler_feedback.core.disclosure import hide
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
 from scheduler_feedback.feed.agent_reporting import AgentStatus
 from scheduler_feedback.journal.store import Reader
-from scheduler_feedback.part_failures import PartFailures, in_words
+from scheduler_feedback.part_failures import PartFailures
 
 RENDER_SECONDS = 1.0
-"""Interval between two renderings while no entry is written; agents send frames at the same interval."""
+"""Seconds between two renderings of a page while no log entry is written. Agents send frames at this interval."""
 MOST_KEPT = 64
-"""Maximum number of renderings kept for streams of the same page. Streams are limited to the same number."""
+"""Maximum number of pages whose newest rendering is kept for other readers."""
 
 MOST_ENTRIES, MOST_LATEST = 200, 20
-"""Maximum number of entries of a story, and of the overview."""
+"""Maximum number of entries that a page shows: of a story, and of the latest events on the overview."""
 
 
 class Source(Protocol):
-    """The parts of a controller that the pages need."""
+    """Methods and attributes of a controller that the pages use."""
 
     snapshot_reader: SnapshotReader
     subscribers: Subscribers
@@ -51,26 +51,28 @@ class Source(Protocol):
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
     async def shared_speeds(self) -> Mapping[str, Speed]: ...
     def shared_agent_statuses(self) -> Mapping[str, AgentStatus]: ...
+    def troubles(self) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Page and filter that a reader has open."""
+    """The page that a reader has open, with its filter."""
 
     kind: str
-    """'overview', 'jobs', 'nodes', 'job' or 'node'."""
+    """Kind of the page: 'overview', 'jobs', 'nodes', 'job' or 'node'."""
     name: str = ""
-    """Name of the job or node; '' for other kinds. The fields below narrow a list."""
+    """Name of the job or node; '' for other kinds of pages."""
     state: str = ""
     words: str = ""
     page: int = 1
     all_jobs: bool = False
-    """For a job's page: whether the reader may see the private fields of every job, or only of jobs of `user`."""
+    """For a job's page: whether the reader may see the private fields of every job. If False, only of the jobs of
+    `user`."""
     user: str = ""
 
     @property
     def query(self) -> dict[str, str]:
-        """Query parameters that narrow the list."""
+        """Query parameters that filter the list of jobs or nodes."""
         return {key: value for key, value in (("state", self.state), ("words", self.words)) if value}
 
     @property
@@ -85,7 +87,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A page's parts at one point in time; for a job also the ranks with a verdict and the end time."""
+    """Parts of a page as HTML, all from one time. For a job's page also the ranks with a verdict and the end of the
+    job."""
 
     parts: dict[str, Markup]
     accused: tuple[int, ...] = ()
@@ -94,7 +97,7 @@ class Rendering:
 
 
 class PageRenderer:
-    """Renderings of pages, shared by the readers of the same page."""
+    """Renderer of pages. Readers of the same page share its renderings."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -102,8 +105,11 @@ class PageRenderer:
         self._stories: OrderedDict[str, tuple[int, list[documents.Document]]] = OrderedDict()
 
     async def render(self, view: View, not_before_s: float, peer: str) -> Rendering:
-        """Return the page as rendered after `not_before_s` (monotonic). The cost counts for the peer, unless a
-        rendering for another reader can be used. Raise RefusedError if there is no such page."""
+        """Return a rendering of the page that is not older than `not_before_s` (monotonic seconds).
+
+        The work counts for the peer, unless a rendering for another reader can be used. Raise RefusedError if there is
+        no such page.
+        """
         kept = self._renderings.get(view)
         if kept is None or kept[0] < not_before_s:
             task = asyncio.ensure_future(self._render_page(view, peer))
@@ -117,7 +123,7 @@ class PageRenderer:
 
     async def _render_page(self, view: View, peer: str) -> Rendering:
         rendered = await self._render_parts(view, peer)
-        troubles = [in_words(one) for one in self._source.failures.troubles()]
+        troubles = self._source.troubles()
         silent = await self._source.snapshot_reader.ask(
             peer, lambda listing: documents.silent_agents(self._source.shared_agent_statuses(), listing.present)
         )
@@ -196,7 +202,7 @@ class PageRenderer:
         return [documents.entry_document(entry) for entry in reversed(entries)]
 
     def _story(self, subject: str) -> list[documents.Document]:
-        """Return the newest entries, newest first. Read them again only after new entries were written."""
+        """Return the newest log entries of the subject, newest first. They are read again only after new entries."""
         store = self._source.store
         newest = self._source.subscribers.newest
         if newest is None:

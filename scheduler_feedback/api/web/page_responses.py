@@ -1,4 +1,4 @@
-"""Responses of the pages: HTML with its security headers, the reader of a page, and static files."""
+"""Responses for pages: HTML with security headers, and static files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 def visitor_of(request: Request, access: Authentication) -> elements.Visitor:
-    """Return the reader of the page that this request is for."""
+    """Return the user who requests the page, for display on the page."""
     principal = principal_of(request)
     session = access.session_of(credentials_of(request.scope)) if principal.by_cookie else None
     name = principal.name if principal.logged_in else ""
@@ -38,13 +38,13 @@ def visitor_of(request: Request, access: Authentication) -> elements.Visitor:
 
 
 def html(markup: Markup, status: int = 200) -> Response:
-    """Return the page as a response that no one may store."""
+    """Return the page as a response that must not be cached."""
     return Response(markup, status, {**HEADERS, "cache-control": "no-store"}, media_type="text/html")
 
 
 @cache
 def _files() -> dict[str, tuple[bytes, str, str]]:
-    """Return content, type and tag of every file that a page may load, by name."""
+    """Return (content, content type, ETag) of every file that a page may load, by file name."""
     found = {}
     for folder in ("static", "vendored"):
         for path in (_FOLDER / folder).iterdir():
@@ -55,7 +55,7 @@ def _files() -> dict[str, tuple[bytes, str, str]]:
 
 
 async def static_file(request: Request) -> Response:
-    """Return the script, style or picture that the path names. Raises RefusedError."""
+    """Return the script, style or picture that the path names. Raises RefusedError if there is no such file."""
     check_origin(request)
     file = _files().get(request.path_params["name"])
     if file is None:

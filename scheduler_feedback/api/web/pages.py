@@ -35,13 +35,13 @@ from scheduler_feedback.api.web.page_responses import html, static_file, visitor
 from scheduler_feedback.journal.store import NumberedEntry
 
 GATHER_SECONDS = 0.1
-"""Delay after a new entry, so that one rendering shows what one or two cycles write."""
+"""Seconds to wait after a new entry before a page is rendered, so that one rendering shows several new entries."""
 
 HEARTBEAT_SECONDS = 15.0
 """Interval of heartbeats on an idle stream. Proxies usually close a connection after 60 s without data."""
 
 MOST_NEWS = 3
-"""Maximum number of entries announced to a screen reader at a time."""
+"""Maximum number of new entries that one announcement to a screen reader contains."""
 
 NEWS = frozenset(
     {
@@ -61,7 +61,7 @@ NEWS = frozenset(
 
 
 class Pages:
-    """All pages of one controller."""
+    """Routes and event streams of all pages of one controller."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -115,8 +115,7 @@ class Pages:
         return endpoint
 
     async def _stream(self, view: View, subscription: Subscription, request: Request) -> AsyncIterator[bytes]:
-        """Yield events for changed parts until the reader's rights change. The browser then reconnects with new
-        rights."""
+        """Yield an event for each changed part, until the reader's rights change. Then the browser reconnects."""
         peer, rights = peer_of(request), _rights(principal_of(request))
         try:
             yield b"retry: 1000\n\n"
@@ -152,7 +151,10 @@ class Pages:
             self._source.subscribers.remove(subscription)
 
     async def _drawing(self, name: str, rendered: Rendering, drawn: _Drawn, peer: str) -> documents.Document | None:
-        """Return the rows that the page's drawings lack; None without new rows. `whole`: draw from the beginning."""
+        """Return the data of the charts that the page does not have yet; None if there is none.
+
+        Field `whole`: whether the page must draw its charts again from the start.
+        """
         pace = await run_in_threadpool(self._source.pace_of, name, drawn.sequence)
         if pace is None:
             return None
@@ -170,14 +172,18 @@ class Pages:
 
 @dataclass(slots=True)
 class _Drawn:
-    """The rows that a stream has sent: (attempt, ranks, accused, end) of the drawing, and the last row's sequence."""
+    """Record of the chart data that a stream has sent: of which attempt, and up to which row.
+
+    of: (attempt, number of ranks, ranks with a verdict, end of the job). sequence: number of the last row that was
+    sent.
+    """
 
     of: tuple[int, int, tuple[int, ...], int | None] | None = None
     sequence: int = -1
 
 
 def _view(kind: str, request: Request) -> View:
-    """Return the view of a request. Raise RefusedError if its page is not a number."""
+    """Return the page and filter that a request asks for. Raise RefusedError if its page number is not valid."""
     if kind == "job":
         reader = principal_of(request)
         everything = reader.role >= Role.OPERATOR
@@ -225,7 +231,7 @@ def _event(name: str, document: documents.Document) -> bytes:
 
 
 def _news(view: View, entries: list[NumberedEntry]) -> str:
-    """Return the text of the entries to announce on that page; '' for none."""
+    """Return the text about new entries that a screen reader announces on this page; '' if there is none."""
     subject = {"job": view.name, "node": f"node:{view.name}"}.get(view.kind)
     announced = [one.entry for one in entries if one.entry.kind in NEWS and subject in (None, one.entry.subject)]
     words = [f"{entry.subject.removeprefix('node:')}: {entry.text}" for entry in announced[-MOST_NEWS:]]
@@ -233,8 +239,7 @@ def _news(view: View, entries: list[NumberedEntry]) -> str:
 
 
 async def _due(subscription: Subscription) -> float:
-    """Wait until the next rendering is due; return the earliest time (monotonic) of a rendering that is recent
-    enough."""
+    """Wait until the next rendering is due. Return the time (monotonic) before which a rendering is too old."""
     try:
         await asyncio.wait_for(subscription.wake.wait(), RENDER_SECONDS)
     except TimeoutError:

@@ -22,13 +22,13 @@ from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
 
 MOST_ROWS = 24
-"""Maximum number of nodes that each have a row; more nodes are folded."""
+"""Maximum number of nodes with a row each. In a larger cluster a row is a group of nodes."""
 
 MOST_FOLDED = 40
-"""Maximum number of racks or spines that each have a row; if there are more, nodes are grouped by state."""
+"""Maximum number of racks or spines with a row each. If there are more, nodes are grouped by state."""
 
 MOST_BARS = 40
-"""Maximum number of jobs that each have a bar in a folded row: those with the most slots. The others share one bar."""
+"""Maximum number of jobs with a bar each in the row of a group: those with the most slots. The others share a bar."""
 
 LEAST_SPAN_NS, MOST_SPAN_NS = 60_000_000_000, 24 * 3600 * 1_000_000_000
 PAST_SHARE = 0.2
@@ -37,8 +37,7 @@ PAST_SHARE = 0.2
 _DIGITS = re.compile(r"([0-9]+)")
 
 GRAIN = 240
-"""Number of steps of the time axis. The axis moves by whole steps, so that an unchanged timetable renders to the same
-bytes."""
+"""Number of steps of the time axis. The axis moves by whole steps, so that an unchanged timetable is not sent again."""
 
 
 def of_state(state: State) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def of_state(state: State) -> dict[str, Any]:
 
 
 def _rows(state: State) -> tuple[str, dict[str, str]]:
-    """Return the type of the rows ('rack', 'spine', 'state'; '' for nodes), and the name of the row of each node."""
+    """Return (type of the rows: 'rack', 'spine', 'state', or '' for nodes; name of each node's row)."""
     nodes = state.nodes.values()
     if len(state.nodes) <= MOST_ROWS:
         return "", {name: name for name in state.nodes}
@@ -99,7 +98,7 @@ def _rows(state: State) -> tuple[str, dict[str, str]]:
 
 
 def _empty_rows(state: State, row_of: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return each row with its nodes and slots, and without bars, in natural order."""
+    """Return the rows with their nodes and slots, still without bars of jobs, sorted by name."""
     rows: dict[str, dict[str, Any]] = {
         name: {"node": name, "nodes": 0, "slots": 0, "states": {}, "bars": []}
         for name in sorted(set(row_of.values()), key=natural)
@@ -114,7 +113,7 @@ def _empty_rows(state: State, row_of: dict[str, str]) -> dict[str, dict[str, Any
 
 
 def _fill(rows: dict[str, dict[str, Any]], holding: Iterable[Job], ends: dict[str, int], ahead: set[str]) -> None:
-    """Add the bars of each row that is a node: one for each run of adjacent slots."""
+    """Add bars to the rows of single nodes: for each job one bar for each group of adjacent slots."""
     for job in holding:
         of_node: dict[str, list[Slot]] = {}
         for rank in job.ranks:
@@ -147,7 +146,7 @@ def _fold(
     ends: dict[str, int],
     ahead: set[str],
 ) -> None:
-    """Add the bars of each folded row. The job that ends last is at the bottom, so that slots get free at the top."""
+    """Add bars to the rows of groups of nodes. The job that ends last is at the bottom."""
     held: dict[str, list[tuple[str, int]]] = {name: [] for name in rows}
     for job in holding:
         for name, slots in Counter(row_of.get(rank.slot.node, "") for rank in job.ranks).items():
@@ -170,19 +169,19 @@ def _fold(
 
 
 def _end_ns(state: State, job: Job) -> int:
-    """Return when the job is expected to end; the current time if that time has passed."""
+    """Return when the job is expected to end, in ns; the current time if it is overdue."""
     releases = index_of(state).ends_of.get(job.job_id, ())
     return max([release.at_ns for release in releases] + [state.now_ns])
 
 
 @lru_cache(maxsize=1 << 16)
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key that orders node-2 before node-10."""
+    """Return a sort key that compares numbers in names by value: node-2 comes before node-10."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part)
 
 
 def _window(now_ns: int, reserved_ns: int | None, ends: Iterable[int]) -> tuple[int, int]:
-    """Return the start and end of the time axis: some of the past, and the whole wait for the reservation."""
+    """Return (start, end) of the time axis, in ns. It shows some past, and all time until the reservation."""
     ahead_ns = max((end - now_ns for end in ends), default=0)
     if reserved_ns is not None:
         ahead_ns = max(min(ahead_ns, 3 * (reserved_ns - now_ns)), int(1.5 * (reserved_ns - now_ns)))
@@ -216,7 +215,7 @@ def _whole(job: Job, slots: int, ends: dict[str, int], ahead: set[str]) -> dict[
 
 
 def _runs(slots: Iterable[Slot]) -> Iterator[tuple[int, int]]:
-    """Return (first, count) of each run of adjacent slots."""
+    """Yield (number of the first slot, number of slots) of each group of adjacent slots."""
     numbers = sorted(slot.slot for slot in slots)
     for _, members in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         run = [number for _, number in members]

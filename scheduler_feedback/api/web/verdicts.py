@@ -14,11 +14,11 @@ from scheduler_feedback.api.web.markup import Markup, join, tag
 Document = dict[str, Any]
 
 STRONGEST = 4
-"""Number of pieces of evidence that a job's page shows at once; the others are below a collapsed heading."""
+"""Number of pieces of evidence that a job's page shows. The others are collapsed."""
 
 
 def short(verdict: Document) -> Markup:
-    """Render a verdict for a line of a list."""
+    """Render a verdict in short form, for a line of a list."""
     return tag("span", verdict["short"], class_=f"accusation {tone_of(verdict)}")
 
 
@@ -28,13 +28,13 @@ def tone_of(verdict: Document) -> Tone:
 
 
 def headline(verdict: Document) -> str:
-    """Return the sentence about a verdict without its confidence, which the card shows separately."""
+    """Return a sentence about the verdict, without its confidence."""
     claim = str(verdict["sentence"]).rpartition(", confidence ")[0]
     return f"R{claim[1:]}" if claim.startswith("rank") else claim
 
 
 def card(verdict: Document, brief: bool = False) -> Markup:
-    """Render a verdict and its evidence. brief: collapse the evidence, and link to the job."""
+    """Render a verdict with its evidence. brief: collapse the evidence, and add a link to the job."""
     gang, row = verdict["job"], row_of(verdict["kind"])
     title = tag("h3", headline(verdict))
     facts = [
@@ -109,7 +109,7 @@ def _evidence(verdict: Document, shown: int) -> Markup:
 
 
 _MEASURES = {"unrest_of_others": "spread of the other ranks' step times"}
-"""Names on the page of measures whose published name is not plain."""
+"""Texts that the page shows for measures whose field names are not plain."""
 
 
 def _table(verdict: Document, items: Sequence[Document], caption: str) -> Markup:

@@ -1,4 +1,4 @@
-"""Views: bounded documents of the state, for the pages and for `gangwatch top`. Pure.
+"""Views: documents of limited size about the state, for the pages and for `gangwatch top`.
 
 All readers share one thread, and each view is computed there from a snapshot. A view therefore counts all jobs and
 nodes, but describes only as many as fit on a screen.
@@ -31,14 +31,13 @@ from scheduler_feedback.policies.queue import order
 Document = dict[str, Any]
 
 MOST_RUNNING, MOST_WAITING, MOST_ENDED, MOST_VERDICTS, MOST_TROUBLED = 30, 20, 8, 12, 20
-"""Maximum lengths of the lists of the overview: about a screen. The pages of jobs and of nodes list all of them."""
+"""Maximum lengths of the lists on the overview, which fit on about one screen. Other pages list all items."""
 
 PAGE = 50
 """Number of jobs or nodes on one page of a list."""
 
 MOST_RANKS = 24
-"""Maximum number of ranks that a job's page lists: first those with a verdict, then failed ranks, then the slowest,
-then the lowest numbers. The nodes of all ranks are folded away below the list."""
+"""Maximum number of ranks that a job's page lists: ranks with a verdict first, then failed ranks, then the slowest."""
 
 _WORST_FIRST = {
     name: position
@@ -49,8 +48,8 @@ _WORST_FIRST = {
 def overview(state: State, speeds: Mapping[str, Speed], now_ns: int, reasons: State | None = None) -> Document:
     """Return the document of the overview page and of `gangwatch top`.
 
-    speeds: speed of each gang. now_ns: wall time, which the end of the last step is compared with. reasons: the state
-    that explains why jobs are pending and when they end, if it is not `state`.
+    speeds: speed of each gang, by job id. now_ns: wall time, for the age of the last step. reasons: a state with a
+    scheduling index, to compute why jobs are pending and when they end; None: `state`.
     """
     jobs = state.jobs.values()
     running = [job for job in jobs if job.state.holds_slots]
@@ -130,12 +129,13 @@ def _wait(state: State, job: Job) -> Document:
 
 
 def brief(job: Job, verdicts: Iterable[Verdict]) -> Document:
-    """Return the document of a job for a line of a list."""
+    """Return a short document of a job, for a line of a list."""
     return {
         "job": job.job_id,
         "name": job.spec.name,
         "state": job.state.value,
         "size": job.spec.ranks,
+        "running_ranks": len(job.ranks) if job.state.holds_slots else 0,
         "queue": job.spec.queue,
         "user": job.spec.user,
         "kind": job.spec.kind.value,
@@ -151,12 +151,12 @@ def brief(job: Job, verdicts: Iterable[Verdict]) -> Document:
 
 
 def run_seconds(job: Job) -> float | None:
-    """Return the run time of all ended attempts in seconds; None if no attempt has run."""
+    """Return the total run time of the job's ended attempts in seconds; None if no attempt has run."""
     return job.run_ns / 1e9 if job.run_ns else None
 
 
 def in_short(verdict: Verdict) -> Document:
-    """Return the document of a verdict within a line of a list."""
+    """Return a short document of a verdict, for a line of a list."""
     return {
         "verdict_id": verdict.verdict_id,
         "kind": verdict.kind.value,
@@ -174,8 +174,10 @@ def in_short(verdict: Verdict) -> Document:
 
 
 def jobs_page(state: State, wanted: str, words: str, page: int) -> Document:
-    """Return a page of jobs, newest first. wanted: a state, 'active', or '' for all. words: part of an id, name, user
-    or queue; '' for any."""
+    """Return the document of one page of jobs, the newest first.
+
+    wanted: a state, 'active', or '' for all. words: part of an id, name, user or queue; '' for any.
+    """
     words = words.casefold()
     found = [
         job
@@ -193,8 +195,7 @@ def _names(job: Job) -> tuple[str, ...]:
 
 
 def nodes_page(state: State, wanted: str, words: str, page: int) -> Document:
-    """Return a page of nodes, worst first, and the tiles. In a large cluster a tile shows the worst of several
-    nodes."""
+    """Return the document of one page of nodes, the worst first, and the tiles of all nodes."""
     words = words.casefold()
     named = sorted(state.nodes.values(), key=lambda node: timetable.natural(node.name))
     found = [
@@ -214,7 +215,7 @@ def nodes_page(state: State, wanted: str, words: str, page: int) -> Document:
 
 
 MOST_TILES = 480
-"""Tiles in the drawing of all nodes; in a larger cluster several nodes share a tile."""
+"""Maximum number of tiles in the drawing of all nodes. In a larger cluster several nodes share a tile."""
 
 
 def _tiles(named: Sequence[Node]) -> list[Document]:
@@ -230,7 +231,7 @@ def _tiles(named: Sequence[Node]) -> list[Document]:
 
 
 def node_row(node: Node) -> Document:
-    """Return the document of a node for a line of a list."""
+    """Return a short document of a node, for a line of a list."""
     return {
         "node": node.name,
         "state": node_state(node),
@@ -253,11 +254,11 @@ def job_page(
     reasons: State | None = None,
     explained: Callable[[str], Explanation | None] | None = None,
 ) -> Document | None:
-    """Return a job with its verdicts and, if it is pending, the reason; None if there is no such job.
+    """Return the document of a job with its verdicts and why it is pending; None if there is no such job.
 
-    slowest: the slowest ranks, listed after ranks with a verdict. reasons: the state that explains why the job is
-    pending, if it is not `state`. explained: returns the full explanation; None to compute it from `state`. In the
-    document, `placed` lists every rank of the newest attempt.
+    slowest: the slowest ranks, which the page lists after ranks with a verdict. reasons: a state with a scheduling
+    index, to compute why the job is pending; None: `state`. explained: returns the full explanation; None to compute it
+    from `state`. In the document, `placed` lists every rank of the newest attempt.
     """
     job = state.jobs.get(job_id)
     if job is None:
@@ -301,7 +302,7 @@ def _explained(state: State, job: Job, explained: Callable[[str], Explanation | 
 
 
 def node_page(state: State, name: str) -> Document | None:
-    """Return a node and the jobs on it; None if there is no such node."""
+    """Return the document of a node with its jobs; None if there is no such node."""
     node = state.nodes.get(name)
     if node is None:
         return None

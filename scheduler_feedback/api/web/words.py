@@ -1,4 +1,4 @@
-"""Text of numbers, times and names on the pages."""
+"""Functions that format numbers, times, states and names for the pages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TONES = {
     **dict.fromkeys(("failed", "quarantine", "absent"), BAD),
     **dict.fromkeys(("cancelled", "maintenance"), QUIET),
 }
-"""Colour of each state. The page always writes the state as well."""
+"""Colour of each state of a job or node. The page also shows the state as a word."""
 
 
 def state(word: str) -> Markup:
-    """Render a state as a dot and its name."""
+    """Render the state of a job or node as a coloured dot and its name."""
     return tag("span", word, class_=f"state {TONES.get(word, QUIET)}")
 
 
@@ -30,8 +30,13 @@ def node_state(node: Node) -> str:
     return node.state.value if node.present else "absent"
 
 
+def size(ranks: int, running: int) -> str:
+    """Return the number of ranks, as '2 of 6' for an elastic gang that runs with 2 ranks and asks for 6."""
+    return f"{running} of {ranks}" if running not in (0, ranks) else str(ranks)
+
+
 def seconds(value: float | None) -> str:
-    """Format a duration: '84 ms', '1.32 s', '42 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+    """Format a duration in seconds, such as '84 ms', '42 s', '3 min 20 s' or '3 d 4 h'."""
     if value is None:
         return "–"
     if value < 0.9995:
@@ -49,8 +54,10 @@ def seconds(value: float | None) -> str:
 
 
 def instant(wall_ns: int | None, how: str = "") -> Markup:
-    """Render a point in time. how: '' for the time of day; with 'ago', 'in' or 'for' the page's script replaces the
-    time of day by the time since or until then."""
+    """Render a point in time as the time of day.
+
+    how: with 'ago', 'in' or 'for' the page's script shows the time since or until this point instead; '' for neither.
+    """
     if wall_ns is None:
         return Markup("–")
     at = wall_ns / 1e9
@@ -62,15 +69,14 @@ def instant(wall_ns: int | None, how: str = "") -> Markup:
 
 
 def telemetry(agent: Mapping[str, Any] | None) -> Markup:
-    """Render how recent a node agent's samples are. agent: the API's document about the agent; None if there is
-    none."""
+    """Render the age of the newest samples from a node's agent. agent: its API document; None if there is none."""
     if agent is None:
         return Markup("–")
     return tag("span", agent["words"], class_=f"state {BAD if agent['silent'] else GOOD}")
 
 
 def job_link(job: str, name: str = "") -> Markup:
-    """Render a link to the job's page. The link holds the id, so that it keeps the focus when the list changes."""
+    """Render a link to the job's page. name: text of the link; '' for the job's id."""
     return tag("a", job, href=f"/jobs/{quote(job, safe='')}", title=name or None)
 
 
@@ -88,7 +94,7 @@ def percent(share: float) -> str:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Format ascending whole numbers as ranges: '0–2, 5'."""
+    """Format ascending whole numbers as ranges, such as '0–2, 5'."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:

@@ -28,7 +28,7 @@ _NOBODY = "\0"
 
 
 class AdvisorBackend(ClusterBackend):
-    """Backend that only advises."""
+    """Backend that observes the gangs of another scheduler and only advises it."""
 
     def __init__(self, folder: Path, settings: KubernetesSettings) -> None:
         super().__init__(folder, replace(settings, probes=None, memory=None), _NOBODY)

@@ -37,10 +37,10 @@ LEADS = "gangwatch_leads"
 """Metric: 1 on the leading controller, 0 on a standby. The Prometheus target of a standby is up, so no alert fires."""
 
 FOLLOW_SECONDS = 0.5
-"""Interval of the checks for changed agents and queues."""
+"""Seconds between two checks for changed agents and queues."""
 
 REQUEST_SECONDS = 10.0
-"""How long a change of the queues waits for the cycle before it is sent again."""
+"""Seconds that a change of the queues waits for the cycle before it is sent again."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,10 +64,10 @@ class ClusterBackend(Backend):
 
     @abstractmethod
     def _watching(self, client: Client) -> Mapping[str, Watch[Any]]:
-        """Return the watches, by name."""
+        """Return the watches of the cluster's objects, by name."""
 
     def _once_synced(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """Return work to run once, after all watches have listed."""
+        """Return coroutines to run once, after all watches have listed their objects."""
         return ()
 
     def _advice(self) -> Advice | None:
@@ -76,16 +76,16 @@ class ClusterBackend(Backend):
 
     @abstractmethod
     def gangs(self) -> list[Gang]:
-        """Return the gangs whose waiting is published."""
+        """Return the gangs for which the backend writes on Kubernetes objects why they are pending."""
 
     @abstractmethod
     def know(self, job_id: str, key: str) -> None:
-        """Record a gang that the core already has, because its state was rebuilt from the API's objects."""
+        """Record a gang that the cycle already has, because its state was rebuilt from the API's objects."""
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect and list everything once. Raises BackendError if that takes too long."""
+        """Connect, and list all watched objects. Raises BackendError if that takes too long."""
         self._connection.start()
 
     def stop(self) -> None:
@@ -122,7 +122,7 @@ class ClusterBackend(Backend):
         return state
 
     def attach(self, cycle: RunningCycle, failures: PartFailures) -> None:
-        """Publish the state, save the part of it that no object has, and follow the cluster's agents and queues."""
+        """Start to publish the state on objects, to save the rest in a ConfigMap, and to follow agents and queues."""
         may_act = self._settings.may_act
         publisher = Publisher(
             self.client, self.cache, self.gangs, cycle.ask, may_act, self._advice(), evicts=self._settings.evicts

@@ -1,4 +1,4 @@
-"""The Kubernetes backend: carries out the core's decisions about gangs over the API server, and reports the results.
+"""The Kubernetes backend: carries out the cycle's decisions about gangs over the API server, and reports the results.
 
 The cycle's thread calls it; a thread with an event loop watches and writes. They share the informer cache,
 the attempts (under its lock) and a list of events. ``apply`` and ``observe`` use only these, so neither waits for the
@@ -16,7 +16,9 @@ from scheduler_feedback.backends.kubernetes.api_server.client import Client
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
 from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import AttemptLifecycle
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
+    UNKNOWN_FAILURE,
     Attempt,
+    Member,
     Phase,
     adopt,
     place_of,
@@ -27,8 +29,10 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
 from scheduler_feedback.backends.kubernetes.cluster_backend import ClusterBackend
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
+from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.translate import (
+    BEYOND,
     Gang,
     group_of,
     resource_of,
@@ -41,6 +45,7 @@ from scheduler_feedback.core.events import (
     CancelRequested,
     Event,
     NodeSeen,
+    RankFailed,
     Submitted,
 )
 from scheduler_feedback.core.job import JobKind
@@ -145,7 +150,10 @@ class KubernetesBackend(ClusterBackend):
         return attempt
 
     def _key_of(self, key: tuple[str, int]) -> str:
-        """Return the key of the attempt's gang or probe; '' if there is neither."""
+        """Return the key of the gang of this attempt (job id, number).
+
+        For a job that is no known gang, return the key of its probe pod, or '' if there are no probes.
+        """
         known = self._keys.get(key[0], "")
         return known if known or self._probes is None else self._probes.key_of(*key)
 
@@ -171,7 +179,7 @@ class KubernetesBackend(ClusterBackend):
             return events
 
     def _clear_probes(self) -> None:
-        """Delete pods of probes that the core no longer has: ended ones, and those of an earlier controller."""
+        """Delete probe pods that the cycle does not have: pods of ended probes, and of an earlier controller."""
         for pod in self.cache.probes():
             key = (pod.metadata.uid, 0)
             if pod.metadata.key in self._by_gang or pod.metadata.deletion_timestamp or self._connection.busy(key):
@@ -180,7 +188,7 @@ class KubernetesBackend(ClusterBackend):
                 self._connection.go(key, self._lifecycle.delete_probe(pod))
 
     def _scan_nodes(self) -> list[Event]:
-        """Return the changed nodes, and new slot numbers for gangs whose node no longer has their old ones."""
+        """Return events for changed nodes, and for gangs that get new slot numbers because their old ones are gone."""
         changed = self.cache.seen_changes()
         slots = self._slots_now | {node.node: node.slots for node in changed}
         self._slots_now = {}
@@ -196,7 +204,7 @@ class KubernetesBackend(ClusterBackend):
     def _scan_gangs(self) -> list[Event]:
         """Submit new gangs and cancel deleted ones."""
         events: list[Event] = []
-        dirty = sorted(self.cache.take_dirty(), reverse=True)
+        dirty = [key for key in sorted(self.cache.take_dirty(), reverse=True) if not self._is_of_group(key)]
         while dirty:
             key = dirty.pop()
             if key in self._by_gang:
@@ -223,8 +231,18 @@ class KubernetesBackend(ClusterBackend):
                     events.append(Submitted(gang.job_id, gang.spec, gang.array_of, gang.array_index))
         return events
 
+    def _is_of_group(self, key: str) -> bool:
+        """Return whether this is a pod that only its group may make a gang of one, and has not.
+
+        A change of its volumes marks the pod itself, too.
+        """
+        pod = self.cache.pods.get(key)
+        if pod is None or not group_of(pod) or pod.metadata.annotation(BEYOND):
+            return False
+        return key not in self._gangs and key not in self._submitted
+
     def know(self, job_id: str, key: str) -> None:
-        """Record a gang that the core already has, because its state was rebuilt from the API's objects."""
+        """Record a gang that the cycle already has, because its state was rebuilt from the API's objects."""
         with self.cache.lock:
             self._submitted[key], self._keys[job_id] = job_id, key
 
@@ -274,11 +292,15 @@ class KubernetesBackend(ClusterBackend):
             return []
         events = scan_attempt(attempt, pods)
         if attempt.phase is Phase.BOUND and any(member.hole for member in attempt.members):
-            self._fill_holes(key, attempt, pods)
+            events += self._fill_holes(key, attempt, pods)
         return events
 
-    def _fill_holes(self, key: tuple[str, int], attempt: Attempt, pods: dict[str, Pod]) -> None:
-        """Bind the replacements of lost pods in the places of the lost ones."""
+    def _fill_holes(self, key: tuple[str, int], attempt: Attempt, pods: dict[str, Pod]) -> list[Event]:
+        """Bind replacement pods in the places of lost pods.
+
+        If the node of a place takes the pod no longer, for example because it is drained, the gang must be placed
+        again: return the failure of the lost pod's rank, or undo a start.
+        """
         taken = {member.uid for member in attempt.members}
         fresh = [
             pod
@@ -298,6 +320,8 @@ class KubernetesBackend(ClusterBackend):
             found = next((pod for pod in same if pod.metadata.key == name), None) or next(iter(same), None)
             if found is None:
                 continue
+            if why := self.cache.why_not(constraint_of(found), member.node):
+                return self._place_again(key, attempt, member, why)
             fresh.remove(found)
             self.cache.dirty_gangs.add(found.metadata.key)  # until now it may have been one more than the gang needs
             member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
@@ -305,3 +329,14 @@ class KubernetesBackend(ClusterBackend):
             self.cache.assume(found, member.node)
             work = self._lifecycle.bind_in_place(attempt, member)
             self._connection.go((f"{key[0]}/{member.ranks.start}", key[1]), work)
+        return []
+
+    def _place_again(self, key: tuple[str, int], attempt: Attempt, member: Member, why: str) -> list[Event]:
+        if attempt.failure:
+            return []  # reported already
+        attempt.failure = f"pod {member.name} was lost, and {member.node} takes no other: {why}"
+        if attempt.reported:
+            return [RankFailed(*key, member.ranks.start if len(member.ranks) else 0, UNKNOWN_FAILURE)]
+        attempt.phase = Phase.UNDOING
+        self._connection.go(key, self._lifecycle.undo(attempt))
+        return []

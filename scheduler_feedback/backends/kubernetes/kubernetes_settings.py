@@ -13,21 +13,21 @@ from scheduler_feedback.backends.kubernetes.objects.translate import SCHEDULER, 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """Connection to a cluster, and what gangwatch does in it."""
+    """Settings of the connection to a cluster, and of what gangwatch does in the cluster."""
 
     access: Access
     scheduler: str = SCHEDULER
-    """schedulerName of the pods to place."""
+    """schedulerName of the pods that gangwatch places."""
     labels: TopologyLabels = field(default_factory=TopologyLabels)
     may_act: Callable[[], bool] = lambda: True
-    """Returns whether this process leads; checked before each write. Any thread may call it."""
+    """Returns whether this process is the leader; called before each write. Any thread may call it."""
     rebuilds: bool = True
     """Whether to build the first state from the API's objects: another controller may have led since this folder was
     last used."""
     memory: tuple[str, str] | None = None
-    """Namespace and name of the ConfigMap for usage and run times; None saves none."""
+    """Namespace and name of the ConfigMap that stores the use of queues and run times; None stores nothing."""
     agents: str = ""
-    """URL of an agent, with {} for its pod's dashed address; '' reads no agents."""
+    """URL of an agent, with {} in place of its pod's address with dashes ('10-0-0-5'); '' if no agents are read."""
     evicts: bool = False
     """Whether the quarantine taint has the effect NoExecute, which evicts pods."""
     probes: Probes | None = None
@@ -37,4 +37,4 @@ class KubernetesSettings:
     device_taints: bool = False
     """Whether the advisor writes DeviceTaintRules."""
     settled_seconds: float = SETTLED_SECONDS
-    """How long a gang's pods must be unchanged before the advisor observes it."""
+    """Seconds for which a gang's pods must be unchanged before the advisor observes the gang."""

@@ -2,14 +2,14 @@
 
 ::
 
-    STATE/jobs/JOB/ATTEMPT/          created whole (by rename) with attempt.json in it
+    STATE/jobs/JOB/ATTEMPT/          created atomically (by rename) with attempt.json in it
         attempt.json                 input of the shims
         decision                     'go' or 'abort', the reason on the next line; the first writer decides
         stop.json                    {signal, grace_seconds, why, reason}; the first writer decides; has
                                      {command, timeout_seconds} under checkpoint if the job is saved first
         saved.json                   {exit_code, seconds, reason} of that command
         shim-NODE.log                messages of the shim: empty unless something is wrong
-        NODE/                        created whole with shim.json in it: only this shim serves the node
+        NODE/                        created atomically with shim.json in it: only this shim serves the node
             shim.json                {pid, start_time, boot_id, cgroup}
             ready.json | refused.json    it can start its ranks | {reason}
             start-RANK.json          {rank, pid, start_time, slot, wall_ns}
@@ -46,7 +46,7 @@ _MODE = 0o600  # an attempt's environment may contain the submitter's secrets
 
 
 def _temporary(folder: str) -> str:
-    """Return a new path in the folder, also different from files that a crash has left."""
+    """Return a random path for a temporary file in the folder, different from files that remain after a crash."""
     return f"{folder}/.{os.urandom(8).hex()}.new"
 
 
@@ -75,7 +75,7 @@ def encode(value: dict[str, Any]) -> bytes:
 
 
 def write(path: str, value: dict[str, Any], durable: bool = False) -> None:
-    """Write the record atomically. durable: it survives a power failure once this returns. Raises OSError."""
+    """Write the record atomically. durable: sync it to disk before this returns. Raises OSError."""
     folder = os.path.dirname(path)
     temporary = _temporary(folder)
     try:
@@ -89,7 +89,7 @@ def write(path: str, value: dict[str, Any], durable: bool = False) -> None:
 
 
 def claim(path: str, content: bytes) -> bool:
-    """Create the file with this content if it does not exist; of concurrent calls one returns True. Raises OSError."""
+    """Create the file if it does not exist. Of several concurrent calls, only one returns True. Raises OSError."""
     folder = os.path.dirname(path)
     temporary = _temporary(folder)
     try:
@@ -107,7 +107,7 @@ def claim(path: str, content: bytes) -> bool:
 def create_folder(path: str, files: dict[str, bytes], durable: bool = False) -> bool:
     """Create a folder with these files (at least one) atomically; False if it exists. Raises OSError.
 
-    rename(2) replaces an empty folder and fails for a non-empty one, and these are never empty.
+    It uses rename(2), which replaces an empty folder and fails for a folder with files. These folders are never empty.
     """
     parent = os.path.dirname(path)
     temporary = _temporary(parent)
@@ -138,7 +138,7 @@ def _discard(path: str) -> None:
 
 
 def read(path: str) -> dict[str, Any] | None:
-    """Return the record; None if there is none, or if a machine crash left one that was not durable."""
+    """Return the record in the file; None if there is no file, or if its content is incomplete after a crash."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read())
@@ -148,7 +148,7 @@ def read(path: str) -> dict[str, Any] | None:
 
 
 def decide(folder: str, decision: str, reason: str) -> bool:
-    """Decide whether the attempt starts, unless it is already decided. Raises OSError."""
+    """Write the decision 'go' or 'abort', unless there already is one. Return whether this call wrote it."""
     return claim(f"{folder}/{DECISION}", decision_text(decision, reason))
 
 
@@ -157,7 +157,7 @@ def decision_text(decision: str, reason: str) -> bytes:
 
 
 def decision(folder: str) -> tuple[str, str] | None:
-    """Return ('go' or 'abort', reason); None while undecided. An unreadable file means 'abort'."""
+    """Return ('go' or 'abort', reason); None if nothing is decided yet. Unknown content means 'abort'."""
     try:
         with open(f"{folder}/{DECISION}", encoding="utf-8", errors="replace") as file:
             word, _, reason = file.read().partition("\n")

@@ -1,8 +1,8 @@
-"""The checkpoint command: the job's own program that saves it, run before the stop signal.
+"""The checkpoint command: a program of the job that saves a checkpoint, run before the stop signal.
 
 The shim of the gang's first node runs it next to rank 0: with rank 0's environment, in the job's folder, in its own
-session, with its own log. The shims of the other nodes wait for the record of its end. It has a time limit; the signal
-and the grace period follow whatever its result. Standard library only: see local_processes.py.
+session, with its own log. The shims of the other nodes wait for the record of its end. It has a time limit. The
+signal and the grace period follow even if the command fails. Standard library only: see local_processes.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RECORD_SECONDS = 2.0  # after the time limit, for the first node's record to re
 
 
 class Checkpoint:
-    """A save in progress. `over`: it has ended, here or on the gang's first node, or its time limit is reached."""
+    """A running checkpoint command. over: whether the command has ended or has reached its time limit."""
 
     def __init__(
         self, plan: rank_launch.Plan, folder: str, node: str, request: dict[str, Any], cgroup: str | None
@@ -57,13 +57,13 @@ class Checkpoint:
         os.close(log)
 
     def ended(self, code: int) -> None:
-        """Record the command's exit. code: as a shell counts."""
+        """Record that the command has exited. code: its exit code; 128 + n for signal n."""
         self.pid = None
         if not self.over:
             self._end(code, "")
 
     def poll(self) -> None:
-        """End the command if its time limit is reached; check whether the first node has recorded its end."""
+        """Update `over`, and kill the command at its time limit. On other nodes, check the first node's record."""
         late = time.monotonic() - self._began - self._seconds
         if self.over:
             return
@@ -93,7 +93,7 @@ def _execute(
     log: int,
     cgroup: str | None,
 ) -> NoReturn:
-    """In the child: execute the command."""
+    """Execute the command in the forked child process. Never returns."""
     try:
         if local_processes.settle(parent, log, directory, cgroup):
             local_processes.become(program, command, environment)

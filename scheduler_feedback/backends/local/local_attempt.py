@@ -1,4 +1,4 @@
-"""One attempt from the controller's side: reads events from its files, decides its start, cleans up dead shims."""
+"""The controller's part of one attempt: decide its start, read events from its files, clean up after dead shims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scheduler_feedback.backends.local import attempt_files, local_processes, rank_launch, shim
+from scheduler_feedback.backends.local import attempt_files, local_processes, process_trees, rank_launch, shim
 from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
@@ -22,15 +22,15 @@ from scheduler_feedback.core.events import (
 
 
 class FollowedAttempt:
-    """Follows one attempt folder from one controller process; what it has reported is kept in memory.
+    """Reader of the folder of one attempt, which returns each event once.
 
-    Everything else is on disk: another process that follows the same folder reaches the same end.
+    Only the events that it has already returned are in memory. Another controller process can continue from the files.
     """
 
     def __init__(
         self, folder: Path, job_id: str, attempt: int, now_seconds: float, start_shim: Callable[[Path, str], None]
     ) -> None:
-        """now_seconds: monotonic. start_shim: starts a shim for an attempt folder and a node."""
+        """Read the plan. now_seconds: monotonic time. start_shim: called with folder and node to start a shim."""
         self.folder = folder
         self.job_id = job_id
         self.attempt = attempt
@@ -63,9 +63,9 @@ class FollowedAttempt:
         reason: str,
         checkpoint: Mapping[str, Any] | None = None,
     ) -> None:
-        """Stop the attempt: an undecided start is aborted, and a running gang is stopped by its shims.
+        """Stop the attempt: abort it if its start is not decided, else request the stop from its shims.
 
-        checkpoint: the command that saves it first, and its time limit.
+        checkpoint: the command that saves a checkpoint first, and its time limit.
 
         Only the first request counts. Raises OSError if it could not be written.
         """
@@ -78,7 +78,7 @@ class FollowedAttempt:
         self._stop_requested = True
 
     def poll(self, now_seconds: float, timeout_seconds: float) -> list[Event]:
-        """Do the controller's part and return the events since the last call.
+        """Decide the start if it is due, clean up after dead shims, and return the events since the last call.
 
         timeout_seconds: time limit for a shim to report whether its node is ready.
         """
@@ -104,7 +104,7 @@ class FollowedAttempt:
         return decided[1] if decided is not None and decided[0] == attempt_files.ABORT else None
 
     def _decide(self, now_seconds: float, timeout_seconds: float) -> None:
-        """Decide 'go' once every node is ready; abort when one refuses or the time limit is reached."""
+        """Decide 'go' once every node is ready. Decide 'abort' if a node refuses or the time limit is reached."""
         if self._plan is None:
             attempt_files.decide(str(self.folder), attempt_files.ABORT, "the start was never carried out")
             return
@@ -169,7 +169,7 @@ class FollowedAttempt:
         return events
 
     def _follow_node(self, plan: rank_launch.Plan, node: str) -> None:
-        """Record the node's end; clean up the node if its shim died without ending."""
+        """Read whether the attempt has ended on the node. If its shim died before that, clean up the node."""
         about = self._shim(node)
         # Check the process before the record: a shim that ends in between has written it by then.
         alive = about is not None and _is_alive(about)
@@ -207,7 +207,7 @@ class FollowedAttempt:
         )
 
     def _checkpointed(self, request: dict[str, Any] | None) -> Checkpointed | None:
-        """Return the result of the checkpoint command; None if there was none."""
+        """Return the result of the checkpoint command; None if no command was requested."""
         if request is None or "checkpoint" not in request:
             return None
         saved = attempt_files.read(f"{self.folder}/{attempt_files.SAVED}")
@@ -238,11 +238,11 @@ class FollowedAttempt:
     # --- after a shim's death ----------------------------------------------------------------------------------------
 
     def _clean_up(self, plan: rank_launch.Plan, node: str, about: dict[str, Any]) -> None:
-        """Kill what a dead shim has left on its node and write its last records; may need several calls.
+        """Kill the remaining processes of a dead shim, and write its last records. May need several calls.
 
-        Its ranks died with it (the kernel's parent-death signal). Their children are found by the cgroup, by descent
-        from a rank, and by the environment that every process of the attempt was given. (Without a cgroup, a process
-        that has left its parents and cleared its environment is not found.)
+        The kernel killed the ranks with their shim (parent-death signal). Children of the ranks are found by the
+        cgroup, by descent from a rank, and by the environment that every process of the attempt was given.
+        (Without a cgroup, a process that has left its parents and cleared its environment is not found.)
         """
         same_boot = about.get("boot_id") == local_processes.boot_id()
         reason = (
@@ -282,17 +282,14 @@ class FollowedAttempt:
         ]
 
     def _kill_leftovers(self, plan: rank_launch.Plan, node: str, cgroup: str | None) -> bool:
-        """Kill everything that is left of the attempt on the node; return whether there was anything."""
-        left = {
-            stat.pid: stat
-            for stat in local_processes.with_environment(tuple(_assignments(rank_launch.marks(plan, node))))
-        }
+        """Kill all remaining processes of the attempt on the node. Return whether there were any."""
+        left = {stat.pid: stat for stat in process_trees.with_environment(rank_launch.marks(plan, node))}
         for rank_file in self._rank_files(plan, node):
             record = attempt_files.read(rank_file)
             stat = None if record is None else local_processes.read_stat(record["pid"])
             if record is not None and stat is not None and stat.start_time == record["start_time"] and not stat.gone:
                 left[stat.pid] = stat
-        left |= {stat.pid: stat for stat in local_processes.descendants(set(left)) if not stat.gone}
+        left |= {stat.pid: stat for stat in process_trees.descendants(left)}
         for stat in left.values():
             local_processes.send_signal(stat.pid, stat.start_time, signal.SIGKILL)
         if cgroup is not None and local_processes.cgroup_occupied(cgroup):
@@ -302,7 +299,7 @@ class FollowedAttempt:
 
 
 def _is_alive(about: dict[str, Any]) -> bool:
-    """Return whether the shim in shim.json still runs."""
+    """Return whether the shim that wrote this shim.json still runs."""
     return about["boot_id"] == local_processes.boot_id() and local_processes.is_alive(about["pid"], about["start_time"])
 
 
@@ -314,10 +311,6 @@ def _ranks_seen(plan: rank_launch.Plan, starts: dict[int, dict[str, Any] | None]
     )
 
 
-def _assignments(variables: dict[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in variables.items()]
-
-
 def _last_change_ns(folder: Path) -> int:
-    """Return the last write to the folder: the only trace of the end after a machine crash."""
+    """Return when a file of the folder was last written: the best known end of an attempt after a machine crash."""
     return max((entry.stat().st_mtime_ns for entry in folder.iterdir()), default=0)

@@ -1,8 +1,8 @@
 """The local backend: nodes are sets of slots of this machine, and jobs are real processes.
 
 The controller starts one shim (shim.py) for each node and attempt; after that it only reads and writes files
-(attempt_files.py). It may crash at any moment: any process that follows the same state folder later reaches the same
-end. Jobs run as the controller's user, with the controller's limits.
+(attempt_files.py). It may crash at any moment: a later controller with the same state folder continues its work. Jobs
+run as the controller's user, with the controller's limits.
 
 A job's environment is the submitter's, from the specification, on top of a small base from the controller (``_BASE``).
 The variables with a rank's place override both. A job gets nothing else of the controller's environment.
@@ -44,7 +44,7 @@ _SHIM = Path(__file__).with_name("shim.py")
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """A node of this machine. devices: GPU UUID of each slot, empty on a node of CPU slots."""
+    """A virtual node of this machine. devices: GPU UUID of each slot; empty if the slots are processors."""
 
     name: str
     slots: int
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 
 class LocalBackend(Backend):
-    """Backend for this machine. One thread calls it."""
+    """Backend that runs jobs as processes of this machine. Only one thread may call it."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class LocalBackend(Backend):
         decision_timeout_seconds: float = 60.0,
         use_cgroups: bool = True,
     ) -> None:
-        """Follow the attempts of a state folder.
+        """Open a state folder, to start and follow the attempts in it.
 
-        ready_timeout_seconds: for all shims of a gang to respond. decision_timeout_seconds: how long a ready shim waits
-        for a controller. use_cgroups: kill by cgroup if the machine allows it, not only by descent.
+        ready_timeout_seconds: time limit for all shims of a gang to respond. decision_timeout_seconds: time for which a
+        ready shim waits for the decision to start. use_cgroups: kill jobs by their cgroup if the machine allows it.
         Raises BackendError for an invalid node.
         """
         self._state_folder = state_folder.absolute()
@@ -199,7 +199,7 @@ class LocalBackend(Backend):
         followed.stop(action.signal, action.grace_seconds, action.why.value, reason, checkpoint)
 
     def _check(self, action: StartGang) -> None:
-        """Refuse a start that is invalid on every node. Raises BackendError that says why."""
+        """Check that the start is valid for this backend. Raises BackendError with the reason if it is not."""
         _check_name("job", action.job_id)
         spec, name = action.spec, f"{action.action_id} ({action.job_id})"
         if not spec.command:
@@ -234,7 +234,7 @@ class LocalBackend(Backend):
         )
 
     def _reap(self) -> None:
-        """Collect shims that have ended. Those of an earlier controller are children of init."""
+        """Collect the exit status of this controller's ended shims, so that no zombie processes remain."""
         for pid in list(self._children):
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)
@@ -265,7 +265,7 @@ class LocalBackend(Backend):
             attempt_files.create_folder(str(folder), {attempt_files.DECISION: text}, durable=True)
 
     def _find_strays(self, held: Iterable[tuple[str, int]]) -> None:
-        """Find running attempts that are not held: an attempt has rank files while it has processes."""
+        """Find, by their rank files, attempts that run although they are not in `held`."""
         known = {*held, *self._strays}
         for path in (self._state_folder / "ranks").glob("*/*.json"):
             job_id, attempt, _ = path.stem.rsplit(".", 2) if path.stem.count(".") > 1 else ("", "", "")
@@ -291,14 +291,14 @@ class LocalBackend(Backend):
                 del self._strays[key]
 
     def _log_once(self, text: str) -> None:
-        """Log a failed read or write once; it is retried at every call."""
+        """Log a failed read or write, unless the same text was logged before."""
         if text not in self._failures:
             self._failures.add(text)
             _log.warning("%s", text)
 
 
 def _check_name(what: str, name: str) -> str:
-    """Return the name if it is a valid file name. Dots are for members of an array: 'j-000001.7'."""
+    """Return the name if it is a valid file name, such as 'j-000001.7', else raise BackendError."""
     if not _NAME.match(name):
         raise BackendError(f"{what} {name!r}: a name has letters, digits, '_' and '-', in parts separated by dots")
     return name

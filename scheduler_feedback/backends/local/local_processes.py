@@ -1,8 +1,8 @@
-"""Processes of this machine: identity, descent, and termination.
+"""Functions for processes of this machine: identify them, signal them, and end the descendants of a shim.
 
 A pid alone does not identify a process: within one boot, pid and start time together do (field 22 of /proc/PID/stat, in
 clock ticks since boot). Standard library only, and little of it: the shim imports this file by its folder in a bare
-interpreter, whose start-up time adds to a gang's.
+interpreter, whose start-up time adds to a gang's. process_trees.py has what only the controller needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Stat:
-    """Some fields of /proc/PID/stat. start_time: clock ticks since boot."""
+    """State of a process, from /proc/PID/stat. start_time: in clock ticks since boot."""
 
     __slots__ = ("parent", "pid", "start_time", "state")
 
@@ -37,7 +37,7 @@ class Stat:
 
     @property
     def gone(self) -> bool:
-        """Whether it no longer runs: a zombie that waits for its parent (Z), or dead (X, x)."""
+        """Whether the process no longer runs: it is a zombie (Z) or dead (X, x)."""
         return self.state in ("Z", "X", "x")
 
 
@@ -56,7 +56,7 @@ def parse_stat(text: bytes) -> Stat:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """Return the process's current state; None if there is none."""
+    """Return the current state of the process; None if there is no process with this pid."""
     try:
         descriptor = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -70,13 +70,13 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def start_time(pid: int) -> int | None:
-    """Return the start time of the process, in clock ticks since boot; None if there is none."""
+    """Return the start time of the process, in clock ticks since boot; None if there is no such process."""
     stat = read_stat(pid)
     return None if stat is None else stat.start_time
 
 
 def is_alive(pid: int, start_time: int) -> bool:
-    """Return whether exactly this process still runs; a zombie does not."""
+    """Return whether the process with this pid and start time still runs. A zombie does not run."""
     stat = read_stat(pid)
     return stat is not None and stat.start_time == start_time and not stat.gone
 
@@ -94,9 +94,9 @@ def boot_id() -> str:
 
 
 def send_signal(pid: int, start_time: int, number: int) -> bool:
-    """Signal exactly this process; return False if it has ended or we may not signal it.
+    """Signal the process with this pid and start time. Return False if it has ended or may not be signalled.
 
-    The descriptor pins the process before its start time is compared, so that a recycled pid is never signalled.
+    A pidfd refers to the process before its start time is compared, so that no later process with its pid is signalled.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -118,31 +118,12 @@ def all_pids() -> list[int]:
     return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
 
 
-def descendants(ancestors: set[int]) -> list[Stat]:
-    """Return all current descendants of these pids, without them, parents before children."""
-    children: dict[int, list[Stat]] = {}
-    for pid in all_pids():
-        stat = read_stat(pid)
-        if stat is not None:
-            children.setdefault(stat.parent, []).append(stat)
-    found: list[Stat] = []
-    seen = set(ancestors)
-    waiting = list(ancestors)
-    while waiting:
-        for stat in children.get(waiting.pop(), ()):
-            if stat.pid not in seen:
-                seen.add(stat.pid)
-                found.append(stat)
-                waiting.append(stat.pid)
-    return found
-
-
 def kill_descendants(number: int = signal.SIGKILL) -> None:
-    """Signal every descendant of the caller, each as soon as it is found.
+    """Send a signal to every descendant of the calling process, to each as soon as it is found.
 
-    One pass misses processes forked during it: a subreaper repeats it until wait(2) reports that no child is left. A
-    process that only forks and exits leaves a direct child of the caller, which is signalled within microseconds of
-    being read. (A pid is not recycled so soon: the kernel first uses all others.)
+    Processes that are forked during the call may be missed. So the shim repeats the call until wait(2) reports that no
+    child is left. A pid cannot belong to another process in the short time between its reading and the signal, because
+    the kernel uses all other pids first.
     """
     family = {os.getpid()}
     for pid in all_pids():
@@ -157,41 +138,24 @@ def kill_descendants(number: int = signal.SIGKILL) -> None:
                 pass
 
 
-def with_environment(markers: tuple[str, ...]) -> list[Stat]:
-    """Return live processes that were started with all these NAME=VALUE in their environment, if it is readable."""
-    wanted = {marker.encode(errors="surrogateescape") for marker in markers}
-    found = []
-    for pid in all_pids():
-        stat = read_stat(pid)
-        if stat is None or stat.gone:
-            continue
-        try:
-            with open(f"{PROC}/{pid}/environ", "rb") as file:
-                environment = set(file.read().split(b"\0"))
-        except OSError:
-            continue
-        if wanted <= environment:
-            found.append(stat)
-    return found
-
-
 def become_subreaper() -> None:
-    """Make the caller the new parent of orphaned descendants instead of init (prctl(2), Linux 3.4)."""
+    """Make the calling process the new parent of its orphaned descendants, instead of init (prctl(2), Linux 3.4)."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"PR_SET_CHILD_SUBREAPER: {os.strerror(number)}")
 
 
 def die_with_parent(parent: int) -> bool:
-    """Let the kernel kill the caller when its parent's thread ends; return False if the parent has already ended."""
+    """Make the kernel kill this process when its parent ends. Return False if the parent has already ended."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     return os.getppid() == parent
 
 
 def settle(parent: int, log: int, directory: str, cgroup: str | None) -> bool:
-    """In a child of the shim: start a session, set output, folder and cgroup; return False if the shim has ended.
+    """Prepare a forked child of the shim: start a session, set output, folder and cgroup.
 
-    From then on the kernel kills the child with the shim. Raises OSError if the folder cannot be entered.
+    Afterwards the kernel kills the child when the shim ends. Return False if the shim has already ended. Raises OSError
+    if the folder cannot be entered.
     """
     os.setsid()
     if not die_with_parent(parent):
@@ -208,7 +172,7 @@ def settle(parent: int, log: int, directory: str, cgroup: str | None) -> bool:
 
 
 def become(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
-    """In a child: execute the program with default signal handling. Raises OSError if that fails."""
+    """Replace the calling child process by the program, with default signal handling. Raises OSError on failure."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, and exec inherits that
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -219,9 +183,10 @@ def become(program: str, command: list[str], environment: dict[str, str]) -> NoR
 
 
 def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
-    """Return the folder of the caller's cgroup (v2), from /proc/self/mountinfo (proc_pid_mountinfo(5)) and cgroup.
+    """Return the folder of this process's cgroup (v2), from the texts of /proc/self/mountinfo and /proc/self/cgroup.
 
-    None if no v2 hierarchy is mounted, or if the mount does not contain the caller's cgroup.
+    None if no cgroup v2 hierarchy is mounted, or if the mount does not contain the cgroup. See
+    proc_pid_mountinfo(5).
     """
     own = next((line[3:] for line in membership.split("\n") if line.startswith("0::")), None)
     if own is None or own.startswith("/.."):
@@ -239,14 +204,14 @@ def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
 
 
 def _unescape(field: str) -> str:
-    """Decode space, tab, line end and backslash, which are octal in mountinfo."""
+    """Decode the octal codes that mountinfo uses for space, tab, line end and backslash."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         field = field.replace(code, character)
     return field
 
 
 def own_cgroup() -> str | None:
-    """Return the folder of the caller's cgroup (v2), or None."""
+    """Return the folder of this process's cgroup (v2); None if there is none."""
     try:
         with open(f"{PROC}/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             mountinfo = file.read()
@@ -279,7 +244,7 @@ def join_cgroup(folder: str) -> None:
 
 
 def kill_cgroup(folder: str) -> None:
-    """Send SIGKILL to everything in the cgroup and below, including concurrent forks."""
+    """Kill all processes in the cgroup and its sub-cgroups, also those that are forked during the call."""
     try:
         descriptor = os.open(f"{folder}/cgroup.kill", os.O_WRONLY)
     except OSError:
@@ -293,7 +258,7 @@ def kill_cgroup(folder: str) -> None:
 
 
 def cgroup_occupied(folder: str) -> bool:
-    """Return whether a process is left in the cgroup or below (cgroup.events, 'populated')."""
+    """Return whether the cgroup or one of its sub-cgroups still contains a process (cgroup.events, 'populated')."""
     try:
         with open(f"{folder}/cgroup.events", encoding="ascii") as file:
             return "populated 1" in file.read()
@@ -302,7 +267,7 @@ def cgroup_occupied(folder: str) -> bool:
 
 
 def remove_cgroup(folder: str) -> None:
-    """Remove the cgroup and the job's cgroups in it, except for occupied ones."""
+    """Remove the cgroup and its sub-cgroups, except those that still contain processes."""
     for path, _, _ in os.walk(folder, topdown=False):
         try:
             os.rmdir(path)
@@ -314,7 +279,7 @@ def remove_cgroup(folder: str) -> None:
 
 
 def exit_code(status: int) -> int:
-    """Convert a wait status as a shell does: 128 + n for signal n."""
+    """Return the exit code for a status of wait(2), as a shell does: 128 + n for signal n."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -330,7 +295,7 @@ def close_descriptors() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error in one line, with its file."""
+    """Return the error as one line of text, with the file that it is about."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Input of a rank: its place in the gang, its environment, its program. Pure, except for the lookup of the program.
+"""Inputs for the start of a rank: its place in the gang, its environment, and its program.
 
 A plan is the content of attempt.json: the fields of StartGang, and ``state_folder``, ``environment`` (the base below
 the submitter's), ``nodes`` (by name: ``devices``, ``socket``), ``master_address``, ``master_port``, ``use_cgroups``,
@@ -28,7 +28,7 @@ def nodes_of(plan: Plan) -> list[str]:
 
 
 def marks(plan: Plan, node: str) -> dict[str, str]:
-    """Return the variables that identify the attempt on this node; only its processes have all of them."""
+    """Return the environment variables that identify processes of the attempt on this node."""
     return {
         "GANGWATCH_JOB": plan["job_id"],
         "GANGWATCH_ATTEMPT": str(plan["attempt"]),
@@ -38,12 +38,14 @@ def marks(plan: Plan, node: str) -> dict[str, str]:
 
 
 def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
-    """Return a rank's environment: the base, overridden by the submitter's, overridden by the rank's place.
+    """Return a rank's environment: base variables, then the submitter's, then those of the rank.
+
+    Later variables replace earlier ones.
 
     The names are torchrun's (pytorch.org/docs/stable/elastic/run.html, "Environment Variables"). On a CPU slot the math
     libraries get one thread unless the submitter sets another number; each would otherwise use the whole machine.
-    GANGWATCH_NODES: the gang's nodes with their ranks ('n1:4,n2:4'), the format of `mpirun --host`. GANGWATCH_ROLE: of
-    the rank's group. GANGWATCH_ARRAY_INDEX: of an array's member. The last two are set only if there is one.
+    GANGWATCH_NODES: the gang's nodes with their ranks ('n1:4,n2:4'), the format of `mpirun --host`. GANGWATCH_ROLE:
+    role of the rank's group, if it has one. GANGWATCH_ARRAY_INDEX: index of the job in its array, if it is in one.
     """
     local = ranks_on(plan, node)
     nodes = nodes_of(plan)
@@ -85,28 +87,28 @@ def group_of(plan: Plan, rank: int) -> Mapping[str, Any] | None:
 
 
 def command_of(plan: Plan, rank: int) -> list[str]:
-    """Return the rank's command: its group's if that has one, else the job's."""
+    """Return the rank's command: the command of its group if there is one, else the command of the job."""
     group = group_of(plan, rank)
     command: list[str] = (group["command"] if group is not None else None) or plan["spec"]["command"]
     return command
 
 
 def name_of_command(plan: Plan, rank: int) -> str:
-    """Return a name of that command for messages that every user may read."""
+    """Return a name for the rank's command that contains no private text, for messages that every user may read."""
     group = group_of(plan, rank)
     return f"the command of group {group['role']}" if group is not None and group["command"] else "the command"
 
 
 def working_directory(plan: Plan, environment: Mapping[str, str]) -> str:
-    """Return the folder in which ranks start: the submitted one, else the home folder."""
+    """Return the folder in which ranks start: the folder that the user submitted, else the home folder."""
     return plan["spec"]["working_directory"] or environment.get("HOME") or "/"
 
 
 def find_program(command: str, environment: Mapping[str, str], directory: str, of: str = "the command") -> str:
-    """Return the path of the program, as execvp(3) finds it from the working directory. of: whose program it is.
+    """Return the path of the program, found as by execvp(3). of: name of the command for the error message.
 
-    Raises OSError that says why not. Every user may read that in the job's story, so it does not quote the user's text:
-    the page shows command and folder only to the job's user.
+    Raises OSError if the program cannot be executed. Every user may read its message in the job's story, so the message
+    contains neither the command nor the folder, which are private.
     """
     if not os.path.isdir(directory):
         raise FileNotFoundError("the working directory does not exist")

@@ -7,12 +7,12 @@ files (attempt_files.py). Run as a file, in a bare interpreter, as the leader of
 
 1. It creates its folder (only one shim of a node succeeds) and records whether its ranks could start.
 2. It waits for the gang's decision: no rank starts unless every node is ready. After a timeout it decides to abort.
-3. It forks every rank and holds it; once all ranks of the node are recorded, it releases all. If one cannot be
-   executed, the gang is stopped on every node.
+3. It forks every rank, and each waits. Once all ranks of the node are recorded, they execute their programs. If one
+   cannot, the gang is stopped on every node.
 4. It waits for its children, for a stop request, and for deadlines. A failed rank stops the gang on every node, even
    without a controller.
 5. Once its ranks have exited, it ends everything else of the job. As a subreaper it inherits processes that called
-   setsid or lost their parent, so the attempt has ended exactly when wait(2) has no child left.
+   setsid or lost their parent, so the attempt has ended when wait(2) has no child left.
 
 The stop signal goes to the ranks' own processes (launchers such as torchrun forward it to their workers). SIGCONT to
 all processes follows, because a stopped process could not handle the signal. After the grace period, everything is
@@ -47,7 +47,7 @@ _SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signa
 
 
 def poke(folder: str, nodes: Iterable[str]) -> None:
-    """Make the attempt's shims on these nodes read their folder now."""
+    """Send a signal to the attempt's shims on these nodes, so that they read their folder at once."""
     for node in nodes:
         about = attempt_files.read(f"{folder}/{node}/{attempt_files.SHIM}")
         if about is not None and about["boot_id"] == local_processes.boot_id():
@@ -55,7 +55,7 @@ def poke(folder: str, nodes: Iterable[str]) -> None:
 
 
 class Shim:
-    """One node's part of one attempt, from its folder to its last record."""
+    """The shim of one attempt on one node: it starts the ranks, waits for them, and records their ends."""
 
     def __init__(self, folder: str, node: str) -> None:
         plan = attempt_files.read(f"{folder}/{attempt_files.ATTEMPT}")
@@ -107,7 +107,7 @@ class Shim:
     # --- before the start --------------------------------------------------------------------------------------------
 
     def report_readiness(self) -> None:
-        """Record whether the ranks could be started, after trying everything that can fail beforehand."""
+        """Check programs, folders and logs of the ranks, and record whether the ranks can be started."""
         try:
             environment = self.environments[self.ranks[0]]
             self.directory = rank_launch.working_directory(self.plan, environment)
@@ -131,7 +131,7 @@ class Shim:
             attempt_files.write(f"{self.own}/{attempt_files.READY}", {})
 
     def paths(self, rank: int) -> tuple[str, str]:
-        """Return the paths of the rank's file for the node's agent, and of its log."""
+        """Return (path of the rank's file for the node's agent, path of the rank's log)."""
         state_folder, job_id, attempt = self.plan["state_folder"], self.plan["job_id"], self.plan["attempt"]
         return (
             attempt_files.rank_file(state_folder, self.node, job_id, attempt, rank),
@@ -139,7 +139,7 @@ class Shim:
         )
 
     def wait_for_decision(self) -> bool:
-        """Return whether the gang starts. After a timeout, or a request to end, the shim decides to abort."""
+        """Wait for the decision, and return whether the gang starts. After a timeout the shim decides to abort."""
         deadline = time.monotonic() + self.plan["decision_timeout_seconds"]
         while (decided := attempt_files.decision(self.folder)) is None:
             self.wait_for_signal(0.1)
@@ -160,7 +160,7 @@ class Shim:
     # --- the start ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Fork and hold every rank, record and release all; then check whether each has executed its program."""
+        """Fork all ranks and record them, then let them execute their programs, and check whether each has done so."""
         gate, release = os.pipe()
         results: dict[int, int] = {}
         try:
@@ -195,7 +195,7 @@ class Shim:
             self.stop_all("SIGKILL", 0.0, "start-failed", self.failure)
 
     def about(self, pid: int, rank: int) -> dict[str, Any]:
-        """Return the content of the rank's file (for the node's agent)."""
+        """Return the content of the rank's file, by which the node's agent finds the rank's process."""
         return {
             "gang": self.plan["job_id"],
             "attempt": self.plan["attempt"],
@@ -208,7 +208,7 @@ class Shim:
         }
 
     def become_rank(self, rank: int, gate: int, error_pipe: int) -> NoReturn:
-        """In the child: execute the rank once released, or write the error to the pipe. It dies with the shim."""
+        """In the forked child, wait for a byte from `gate`, then execute the rank's program. Errors go to the pipe."""
         try:
             if local_processes.settle(self.pid, self.logs[rank], self.directory, self.cgroup) and os.read(gate, 1):
                 local_processes.become(
@@ -222,7 +222,7 @@ class Shim:
     # --- while it runs -----------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Run until no process of the attempt is left on the node."""
+        """Watch the ranks, and stop them on request, until no process of the attempt is left on the node."""
         again = _KILL_AGAIN_SECONDS[0]
         while self.reap():
             self.write_records()
@@ -246,7 +246,7 @@ class Shim:
                 again = min(2 * again, _KILL_AGAIN_SECONDS[1])
 
     def reap(self) -> bool:
-        """Record every child that has ended; return whether any is left."""
+        """Record the exit of every rank that has ended. Return whether any child process is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -271,7 +271,7 @@ class Shim:
                 self.stop_all(spec["checkpoint_signal"], spec["grace_seconds"], "rank-failed", reason, **about)
 
     def check_stop_request(self) -> None:
-        """Begin to stop, once, if a signal to the shim or a file in the attempt's folder requests it."""
+        """Begin to stop the ranks if a signal to the shim or a file in the attempt's folder requests it."""
         if self.stopping:
             return
         request = attempt_files.read(f"{self.folder}/{attempt_files.STOP}")
@@ -283,14 +283,14 @@ class Shim:
             self.stop_all(spec["checkpoint_signal"], spec["grace_seconds"], "shim-ended", reason)
 
     def stop_all(self, signal_name: str, grace_seconds: float, why: str, reason: str, **more: object) -> None:
-        """Stop the gang on every node; on this one at once, even if the request cannot be written to disk."""
+        """Stop the gang on every node. On this node it stops even if the request cannot be written to disk."""
         request = {"signal": signal_name, "grace_seconds": grace_seconds, "why": why, "reason": reason, **more}
         self.unwritten.append((f"{self.folder}/{attempt_files.STOP}", request, True))
         self.begin_stop(request)
         self.write_records()
 
     def begin_stop(self, request: dict[str, Any]) -> None:
-        """Run the checkpoint command, if requested and ranks are left; then signal."""
+        """Start the checkpoint command if one is requested and ranks are running. Else signal the ranks at once."""
         self.stopping = True
         wanted = request.get("checkpoint")
         if wanted is None or not self.running:
@@ -300,7 +300,7 @@ class Shim:
         self.saving = checkpoint_command.Checkpoint(self.plan, self.folder, self.node, wanted, self.cgroup), request
 
     def save(self) -> None:
-        """Continue the stop once the gang is saved or the save has failed."""
+        """If the checkpoint command has ended, record its result and signal the ranks."""
         if self.saving is None:
             return
         saving, request = self.saving
@@ -326,11 +326,11 @@ class Shim:
     # --- records -----------------------------------------------------------------------------------------------------
 
     def keep(self, name: str, value: dict[str, Any], durable: bool = True) -> None:
-        """Queue a record of this node until it is on disk."""
+        """Add a record of this node to the queue of ``write_records``. durable: sync it to disk."""
         self.unwritten.append((f"{self.own}/{name}", value, durable))
 
     def write_records(self) -> None:
-        """Write the queued records in order; after an error the rest is retried later."""
+        """Write the queued records in order. After an error, the remaining records are written in a later call."""
         while self.unwritten:
             path, value, durable = self.unwritten[0]
             try:
@@ -350,7 +350,7 @@ class Shim:
             del self.unwritten[0]
 
     def end(self) -> None:
-        """Write the node's last records: exits first, then remove the rank files, then the end."""
+        """Write the exits of the ranks, remove the rank files, and then record the end of the attempt on this node."""
         self.save()  # the command and the last rank may have ended at the same time
         wall_ns = time.time_ns()
         self.flush_records()
@@ -372,13 +372,13 @@ class Shim:
             self.write_records()
 
     def wait_for_signal(self, seconds: float) -> None:
-        """Sleep until a signal arrives, at most this long."""
+        """Sleep until a signal arrives, at most this many seconds."""
         information = signal.sigtimedwait(_SIGNALS, seconds)
         if information is not None and information.si_signo in (signal.SIGTERM, signal.SIGINT):
             self.end_requested = True
 
     def complain(self, text: str) -> None:
-        """Write a message once to the shim's log."""
+        """Write a message to the shim's log, unless it was written before."""
         if text not in self.complaints:
             self.complaints.add(text)
             try:

@@ -1,14 +1,15 @@
-"""The probe: measures whether a slot gets its run time, before a quarantined node is used again.
+"""Probe of a node in quarantine: measures for which share of the time a process on a slot is suspended.
 
-It runs as our job on the node (``python -I -S slot_probe.py --seconds 2``), does fixed work in a loop and prints one
-JSON document. It exits with 0 if the slot is sound, 1 if it is not or cannot be measured, 2 for bad arguments.
+It runs as a job of gangwatch on the node (``python -I -S slot_probe.py --seconds 2``), does fixed work in a loop and
+prints one JSON document. It exits with 0 if the slot is sound, 1 if it is not or cannot be measured, 2 for bad
+arguments.
 
 Its wall time has four parts: run time (CLOCK_PROCESS_CPUTIME_ID), waiting for a processor (run-queue wait, second field
 of /proc/self/schedstat), time that the hypervisor took from its processor (steal, /proc/stat), and the rest. It never
-sleeps and reads no disk, so in the rest it was not running although it could: stopped by a signal, a tracer or a
-freezer. The probe judges this share of the whole run. A busy machine and a bandwidth limit cause run-queue wait, and a
-busy host causes steal; none of them fails a node. Steal is only known by processor; the probe takes the largest value
-of its allowed processors, an error in the node's favour.
+sleeps and reads no disk. So during the rest it was suspended by a signal, a tracer or a freezer. The probe fails if
+this share of the run is too large. A busy machine and a bandwidth limit cause run-queue wait, and a busy host causes
+steal; neither fails a node. Steal is only known by processor; the probe uses the largest value of its allowed
+processors, which favours the node.
 
 It does not judge devices or the processor's speed: `iterations_per_cpu_second` is printed for comparison.
 """
@@ -20,7 +21,7 @@ import sys
 import time
 
 MAX_SUSPENDED_SHARE = 0.1
-"""Above this a node fails: a rank stopped for a tenth of its time makes its gang 1 / (1 - 0.1) - 1 = 11 % slower. Other
+"""Maximum share of the wall time for which the probe may be stopped. At 0.1 a gang is 11 % slower. Other
 unexplained time is small in comparison: below 0.0002 of 2 s on an idle machine, with six busy processes on two
 processors, and with half the processor taken by a bandwidth limit (measured on Linux 6.18)."""
 
@@ -28,13 +29,13 @@ _CHUNK_ITERATIONS = 20_000  # about a millisecond: much shorter than the run, mu
 
 
 class Unmeasurable(Exception):  # noqa: N818  (a result, not a failure of the program)
-    """The kernel does not provide a needed value."""
+    """Error: the kernel does not provide a value that the probe needs."""
 
 
 def parse_schedstat(text: str) -> int:
     """Return the run-queue wait in /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
 
-    Raises Unmeasurable if the kernel does not count it (all zero for a process that has run).
+    Raises Unmeasurable if the kernel does not count it: then all values are zero although the process has run.
     """
     fields = text.split()
     if len(fields) != 3 or fields[0] == fields[2] == "0":
@@ -43,7 +44,7 @@ def parse_schedstat(text: str) -> int:
 
 
 def parse_steal(text: str, processors: set[int]) -> dict[int, int]:
-    """Return the stolen clock ticks of each of these processors, from /proc/stat (field 8, proc_stat(5))."""
+    """Return the clock ticks that the hypervisor took from each of these processors, from /proc/stat (field 8)."""
     steal = {}
     for line in text.split("\n"):
         fields = line.split()
@@ -55,12 +56,12 @@ def parse_steal(text: str, processors: set[int]) -> dict[int, int]:
 
 
 def suspended_share(wall_seconds: float, cpu_seconds: float, waited_seconds: float, stolen_seconds: float) -> float:
-    """Return the share of the wall time that none of the others explains, in 0..1."""
+    """Return the share of the wall time, 0 to 1, without run time, run-queue wait and steal."""
     return min(1.0, max(0.0, (wall_seconds - cpu_seconds - waited_seconds - stolen_seconds) / wall_seconds))
 
 
 def measure(seconds: float) -> dict[str, float]:
-    """Work for this long and measure where the time went. Raises Unmeasurable."""
+    """Compute for this many seconds, and return the parts of the elapsed time. Raises Unmeasurable."""
     processors = os.sched_getaffinity(0)
     tick_seconds = 1 / os.sysconf("SC_CLK_TCK")
     _work(_CHUNK_ITERATIONS)  # so that first accesses to memory are not measured

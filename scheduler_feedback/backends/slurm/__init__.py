@@ -7,6 +7,6 @@ slurm_names          conversion to the cycle's names            slurm_audit     
 consent              what job owners allow                      changed_objects      changes to be undone later
 desired_state        what the cycle requests of Slurm           requeue              moves one job off a bad node
 pending_verdicts     verdicts that wait for a snapshot          requeue_state        jobs being moved, and their limits
-cycle_queries        questions to the cycle's state             probe_reservation    measures a drained node
+cycle_queries        queries of the cycle's state             probe_reservation    measures a drained node
 agent_announcements  URLs of the nodes' agents                  section              its configuration
 """

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class Announcements:
-    """Folder with one record a node. template: URL of an agent, with '{node}' for the node's name."""
+    """Folder with one record for each node. template: URL of an agent, with '{node}' in place of the node's name."""
 
     def __init__(self, folder: Path, template: str) -> None:
         self._folder, self._template = folder, template

@@ -14,7 +14,7 @@ from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 
 class AuditedCommands:
-    """Executor of changes in Slurm. job_read: called with each job that is read on its own."""
+    """Executor of changes in Slurm. job_read: called with each job that is read singly from Slurm."""
 
     def __init__(
         self, commands: Commands, audit: Audit, path: Path, job_read: Callable[[int, SlurmJob | None], None]
@@ -26,7 +26,10 @@ class AuditedCommands:
         self._job_read = job_read
 
     def remember(self) -> None:
-        """Save the record of our changes before changing Slurm. Raises BackendError: then nothing may be changed."""
+        """Save the record of gangwatch's changes. Call it before each change in Slurm.
+
+        Raises BackendError; the caller must then not make the change.
+        """
         memory.write(self._path, self.touched)
 
     async def do(
@@ -49,7 +52,7 @@ class AuditedCommands:
         return output.decode(errors="replace")
 
     async def job(self, number: int) -> SlurmJob | None:
-        """Return the job as it is now; None if it no longer exists. Raises BackendError."""
+        """Read one job from Slurm and return it; None if it no longer exists. Raises BackendError if the read fails."""
         found = await self.commands.job(number)
         self._job_read(number, found)
         return found

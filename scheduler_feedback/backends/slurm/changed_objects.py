@@ -1,6 +1,6 @@
-"""Record of our changes in Slurm that must be undone, in a file that is written before each change.
+"""Record of gangwatch's changes in Slurm that must be undone. The file is written before each change.
 
-Our drains can also be recognised by their reason; the original weight of a node is in this file alone.
+Drains by gangwatch can also be recognised by their reason; only this file has a node's original weight.
 """
 
 from __future__ import annotations
@@ -15,60 +15,61 @@ from scheduler_feedback.core.formats import FORMATS, version_key
 
 
 class Weighed(msgspec.Struct):
-    """Weight of a node before our change, and after it."""
+    """Weights of a node before and after a change by gangwatch."""
 
     own: int
     """The node's weight before our change."""
 
     ours: int
-    """The weight that we set."""
+    """The node's weight after our change."""
 
 
 class Moving(msgspec.Struct):
     """A job that is being requeued."""
 
     attempt: int
-    """The attempt that the requeue ends."""
+    """Number of the attempt that the requeue ends."""
 
     avoided: list[str] = []
     """Nodes to add to the job's --exclude."""
 
     requeued: bool = False
     kept: str = ""
-    """Name of the reservation that holds its next nodes; '' for none."""
+    """Name of the reservation for the nodes of the job's next attempt; '' if there is none."""
 
     user: str = ""
-    """Owner, which identifies the job; '' in a file of an older release."""
+    """Owner of the job, to recognise it if Slurm reuses its number; '' in a file of an older release."""
 
     submitted_seconds: float = 0.0
 
 
 class Touched(msgspec.Struct):
-    """All changes to undo, and all operations in progress."""
+    """Record of all changes in Slurm that must be undone, and of all operations in progress."""
 
     drained: dict[str, str] = {}
-    """Node -> episode for which it was drained."""
+    """Drained nodes: name of the node -> id of the quarantine (``DesiredNode.episode``) for which gangwatch drained
+    it."""
 
     weighed: dict[str, Weighed] = {}
-    """Nodes whose weight was changed, by name."""
+    """Nodes whose weight gangwatch changed: name of the node -> its weights."""
 
     excluded: dict[str, list[str]] = {}
-    """Job -> nodes that we added to its --exclude."""
+    """Job number -> nodes that gangwatch added to the job's --exclude."""
 
     moving: dict[str, Moving] = {}
-    """Moves in progress, by job."""
+    """Jobs that are being requeued, by job number."""
 
     reserved: dict[str, str] = {}
-    """Node -> name of the reservation for its probe."""
+    """Name of a node -> name of the reservation in which a probe measures the node."""
 
     minimum_reader: str = ""
-    """First release that can undo everything recorded here; '' for any."""
+    """Oldest release of gangwatch that can undo every change in this record; '' means any release."""
 
 
 def read(path: Path) -> Touched:
     """Return the record in the file; an empty one if there is no file.
 
-    Raises BackendError if it cannot be read, or if it needs a newer release.
+    Raises BackendError if the file cannot be read, or if it needs a newer release.
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Touched)
@@ -88,7 +89,7 @@ def read(path: Path) -> Touched:
 
 
 def write(path: Path, touched: Touched) -> None:
-    """Replace the file durably. Raises BackendError if that fails: then nothing may be changed."""
+    """Save the record to the file durably. If this raises BackendError, make no change in Slurm."""
     temporary = path.with_suffix(".new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -17,19 +17,19 @@ _T = TypeVar("_T")
 
 
 class Ask(Protocol):
-    """Type of ``CycleThread.ask``."""
+    """Type of ``CycleThread.ask``: runs a function on the cycle's state and returns a future of the result."""
 
     def __call__(self, question: Callable[[State], _T], /) -> Future[_T]: ...
 
 
 class Cycle:
-    """Access to the cycle. ask: None until the cycle runs."""
+    """Access to the cycle's state. ask: None until the cycle runs."""
 
     def __init__(self) -> None:
         self.ask: Ask | None = None
 
     async def asked(self, question: Callable[[State], _T], otherwise: _T) -> _T:
-        """Return the answer; `otherwise` if there is no cycle, or if it does not answer in time."""
+        """Return the result of the question; `otherwise` if no cycle runs, or if it does not respond in time."""
         if self.ask is None:
             return otherwise
         try:
@@ -39,5 +39,5 @@ class Cycle:
             return otherwise
 
     async def frozen(self) -> bool:
-        """Return whether actions are frozen; True also if the cycle does not answer."""
+        """Return whether actions are frozen; True also if the cycle does not respond."""
         return await self.asked(lambda state: state.frozen, True)

@@ -1,4 +1,4 @@
-"""Desired state: what the cycle requests of Slurm for nodes and external jobs, read from the cycle's state. Pure."""
+"""Desired state: what the cycle requests of Slurm for nodes and external jobs, read from the cycle's state. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DesiredNode:
     state: NodeState
     why: str
     episode: str
-    """Differs each time that the node enters a state."""
+    """Id of the node's present stay in this state; a new one each time that the node enters a state."""
 
     slowdown: float = 1.0
     verdict: str = ""
@@ -31,7 +31,7 @@ class DesiredNode:
     """Facts of the verdict that led to this state, a sentence each."""
 
     probed: bool = False
-    """Whether one of our probes must run on it now."""
+    """Whether a probe of gangwatch must run on the node now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,16 @@ class DesiredState:
     acts: bool = False
     frozen: bool = False
     nodes: dict[str, DesiredNode] = field(default_factory=dict)
-    """By name; every other node is healthy."""
+    """Desired state by node name. Every node that is not listed must be healthy."""
 
     known: frozenset[str] = frozenset()
-    """Nodes that the cycle has."""
+    """Names of all nodes in the cycle's state."""
 
     advice: dict[str, DesiredNode] = field(default_factory=dict)
-    """What `act` would do, by node."""
+    """In mode `advise`: the state in which `act` would put each accused node, by node name."""
 
     moves: dict[str, str] = field(default_factory=dict)
-    """External jobs that `act` would move: job id -> why."""
+    """In mode `advise`: external jobs that `act` would move, as job id -> reason."""
 
 
 def desired_state_of(state: State) -> DesiredState:
@@ -67,7 +67,9 @@ def desired_state_of(state: State) -> DesiredState:
 
 
 def avoided_by(state: State, job_id: str) -> tuple[str, ...]:
-    """Return the names of the nodes that the job's next attempt must avoid: the unhealthy ones, and its own list."""
+    """Return the nodes that the job's next attempt must avoid: suspect and quarantined nodes, and those that the job
+    excludes.
+    """
     job = state.jobs.get(job_id)
     named = job.excluded_nodes if job is not None else ()
     doubtful = (name for name, node in state.nodes.items() if node.state in (NodeState.SUSPECT, NodeState.QUARANTINE))

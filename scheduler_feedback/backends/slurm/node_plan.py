@@ -1,4 +1,4 @@
-"""The plan: changes that make Slurm's state equal to the desired state, from one snapshot. Pure and level-triggered.
+"""The plan: changes that make Slurm's state equal to the desired state, from one snapshot. Level-triggered; no I/O.
 
 It compares the actual with the desired state. So the next scan finds every lost change (a weight that `scontrol
 reconfigure` dropped, a failed command, a controller that crashed between two commands) and plans it again; a change
@@ -35,17 +35,18 @@ from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay
 
 FEATURE = "gangwatch_"
 MOST_WEIGHT = 0xFFFFFFF0
-"""Slurm accepts weights below INFINITE, 0xffffffff (slurm.h); this leaves a margin."""
+"""Largest weight that gangwatch sets. Slurm accepts weights below INFINITE, 0xffffffff (slurm.h)."""
 
 WEIGHT_A_SLOWDOWN = 1000
-"""Weight added for each 100 % of slowdown; Slurm takes the nodes with the lowest weight first (slurm.conf(5))."""
+"""Added to a node's weight for each 100 % of slowdown, so that Slurm uses slow nodes last: it starts jobs on the nodes
+of lowest weight first (slurm.conf(5))."""
 
 MOST_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change to make."""
+    """One change to make in Slurm."""
 
     action: str
     """Name of the change in the audit log."""
@@ -54,17 +55,17 @@ class Change:
     """Node or job to change."""
 
     command: tuple[str, ...]
-    """Argument list; empty if only the record of our changes is updated."""
+    """The command with its arguments; empty if only the record of our changes is updated."""
 
     why: str
     episode: str = ""
     verdict: str = ""
     evidence: tuple[str, ...] = ()
     weighs: tuple[int, int] | None = None
-    """For a change of weight: the node's own weight and the new one."""
+    """The node's own weight and its new weight, if the change sets a weight; otherwise None."""
 
     nodes: tuple[str, ...] = ()
-    """For an exclusion: the nodes added."""
+    """Nodes that the change adds to a job's --exclude; empty for other changes."""
     partitions: tuple[str, ...] = ()
 
 
@@ -73,13 +74,13 @@ class Plan:
     """Result of comparing the snapshot with the desired state."""
 
     changes: list[Change] = field(default_factory=list)
-    """In the order of execution."""
+    """Changes to make, in the order of execution."""
 
     withheld: list[tuple[Change, str]] = field(default_factory=list)
-    """Changes that are not made, and why."""
+    """Changes that are not made, each with the reason."""
 
     advised: list[Change] = field(default_factory=list)
-    """What `act` would do, in `advise`."""
+    """Changes that mode `act` would make. They are listed in mode `advise` only."""
 
     released: list[str] = field(default_factory=list)
     """Quarantined nodes that an operator has resumed."""
@@ -90,8 +91,8 @@ def plan(
 ) -> Plan:
     """Return the changes to make.
 
-    share: largest fraction of a partition's nodes that gangwatch may have drained. comments: whether to write node
-    comments. now_seconds: since the epoch.
+    share: largest fraction of a partition's nodes that gangwatch may have drained at one time. comments: whether to
+    write node comments. now_seconds: present time, in seconds since the epoch.
     """
     found = Plan()
     if desired.frozen:
@@ -117,7 +118,7 @@ def plan(
 
 
 class _Drains:
-    """Budget of nodes that may still be drained in each partition."""
+    """Number of nodes that may still be drained in each partition."""
 
     def __init__(self, snapshot: Snapshot, touched: Touched, share: float) -> None:
         self._room: dict[str, int] = {}
@@ -190,12 +191,15 @@ def _advise(found: Plan, node: SlurmNode, goal: DesiredNode | None, drains: _Dra
 
 
 def weight_for(own: int, slowdown: float) -> int:
-    """Return the weight of a node with this slowdown: Slurm takes slower nodes later."""
+    """Return the weight for a node with this slowdown. Slurm starts jobs on nodes of higher weight last.
+
+    own: the node's weight before gangwatch changed it. slowdown: 1.2 means 20 % slower.
+    """
     return min(own + max(1, round(WEIGHT_A_SLOWDOWN * (slowdown - 1))), MOST_WEIGHT)
 
 
 def features_for(goal: DesiredNode) -> tuple[str, ...]:
-    """Return the features for job constraints: the node's state, and its slowdown rounded down to 10 %."""
+    """Return the node features that job constraints can name: the state, and the slowdown rounded down to 10 %."""
     step = int(round((goal.slowdown - 1) * 100, 6) // 10 * 10)
     return (f"{FEATURE}{goal.state.value}", *((f"{FEATURE}slow_{step}",) if step >= 10 else ()))
 
@@ -234,7 +238,7 @@ def _weigh(found: Plan, node: SlurmNode, goal: DesiredNode | None, touched: Touc
 
 
 def _comment(found: Plan, node: SlurmNode, goal: DesiredNode | None, acts: bool) -> None:
-    """Set the node's comment; an operator's comment is left alone."""
+    """Plan the node's new comment, unless an operator has written the present one."""
     if node.comment and not is_ours(node.comment):
         return
     if goal is None:
@@ -252,7 +256,8 @@ def _comment(found: Plan, node: SlurmNode, goal: DesiredNode | None, acts: bool)
 
 
 def _exclusions(found: Plan, desired: DesiredState, snapshot: Snapshot, touched: Touched, now_seconds: float) -> None:
-    """Exclude doubtful nodes from pending gangs that have opted in, where the node would cost more than it adds.
+    """Exclude suspect and probation nodes from pending gangs that have opted in, if a node would cost the gang more
+    time than it saves.
 
     One slow node slows the whole gang. But a gang that avoids it may wait longer, while other nodes stay idle. The
     cycle's rule for its own gangs (``slow_slots_pay``) decides: a slow node is better than a long wait. Nodes are never
@@ -289,15 +294,18 @@ def _exclusions(found: Plan, desired: DesiredState, snapshot: Snapshot, touched:
 
 
 def _shuns(job: SlurmJob, goal: DesiredNode, patience: float) -> bool:
-    """Return whether the gang runs better without the node; always true if the verdict is not slowness."""
+    """Return whether the gang should avoid the node. A slow node is used if avoiding it would cost more time.
+
+    patience: how long the gang would wait for other nodes, as a fraction of its time limit.
+    """
     return goal.slowdown <= 1 or not slow_slots_pay(1, job.least_nodes, goal.slowdown, patience)
 
 
 def patience_of(job: SlurmJob, snapshot: Snapshot, barred: Collection[str], now_seconds: float) -> float:
-    """Return how long the gang waits for nodes that are not barred, as a fraction of its time limit.
+    """Return how long the gang would wait for nodes if it avoided the barred ones, as a fraction of its time limit.
 
-    Assumes that it is the next to start, and that running jobs use their whole limit. Nodes with a job that has no
-    limit are not counted.
+    Assumes that the gang is the next to start, and that running jobs use their whole time limit. A node with a job
+    without a time limit does not count.
     """
     if job.time_limit_seconds is None:
         return 0.0

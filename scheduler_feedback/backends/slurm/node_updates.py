@@ -19,7 +19,7 @@ from scheduler_feedback.backends.slurm.slurm_names import number_of
 
 
 class NodeUpdater:
-    """Brings Slurm's nodes and pending jobs into the desired state."""
+    """Executor of the plan: it brings Slurm's nodes and pending jobs into the desired state."""
 
     def __init__(self, audited: AuditedCommands, settings: SlurmSection, clock: Clock) -> None:
         self._audited, self._settings, self._clock = audited, settings, clock
@@ -65,9 +65,10 @@ class NodeUpdater:
         return found.released
 
     async def _stale(self, change: Change, snapshot: Snapshot) -> str:
-        """Return why a planned change of a job no longer applies; '' if the job is as the snapshot has it.
+        """Return why a planned change of a job no longer applies; '' if the job has not changed since the snapshot.
 
-        A snapshot may be 30 s old, and the commands before this one take time. Raises BackendError.
+        A snapshot may be 30 s old, and the commands before this one take time. Raises BackendError if the job cannot
+        be read.
         """
         if change.action not in ("exclude", "include"):
             return ""
@@ -102,7 +103,7 @@ class NodeUpdater:
         return True
 
     async def _make(self, change: Change) -> None:
-        """Record what must be undone later, run the command, and delete the record of what it undid."""
+        """Record the change, run its command, and delete the records of earlier changes that the command undid."""
         touched, name = self._audited.touched, change.target
         if change.action == "drain":
             touched.drained[name] = change.episode

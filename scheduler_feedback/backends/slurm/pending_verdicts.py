@@ -1,8 +1,8 @@
-"""Detector results in the cycle's names, held until the cycle can judge them.
+"""Detector results with the cycle's job names, held until the cycle can evaluate them.
 
-The cycle must first know the gang, which a snapshot provides. A verdict also needs a listing of Slurm's whole queue
-that is newer than itself: the cycle weighs a slow node against the jobs that wait for it. Results of one gang keep
-their order.
+The cycle must first have the gang, which a snapshot provides. A verdict also needs a listing of Slurm's whole queue
+that is newer than the verdict: the cycle compares the cost of a slow node with the wait of pending jobs. Results of one
+gang keep their order.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.verdict import Verdict
 
 HELD_BACK_SECONDS = 120.0
-"""How long a result of an unknown gang is held until a snapshot has that gang."""
+"""Seconds for which a result of an unknown gang is held until a snapshot has that gang."""
 
 
 class PendingVerdicts:
-    """Queue of held results. ``take`` runs on the watch's thread, ``free`` on the cycle's. Times: monotonic seconds."""
+    """Queue of held results. The detection thread calls ``take``; the cycle's thread calls ``free``. Times are
+    monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held_back: deque[tuple[float, Event]] = deque()
         self.wants_queue = False
-        """Whether a verdict is held until the whole queue is listed."""
+        """Whether a held verdict needs a new listing of the whole queue."""
 
     def take(self, events: Sequence[Event], known: Collection[str], now: float) -> list[Event]:
-        """Return the results that the cycle may have at once and hold the others. known: gangs of the cycle's state."""
+        """Hold verdicts and results of unknown gangs; return all other results. known: gangs in the cycle's state."""
         ready: list[Event] = []
         with self._lock:
             kept = {gang_of(event) for _, event in self._held_back}
@@ -46,11 +48,14 @@ class PendingVerdicts:
 
     @property
     def waiting(self) -> bool:
-        """Whether a held result needs an early scan."""
+        """Whether any result is held. If so, the next scan starts early."""
         return bool(self._held_back)
 
     def free(self, known: Collection[str], listed_seconds: float, now: float) -> list[Event]:
-        """Release the results that the cycle can judge. listed_seconds: when the newest listing of the queue began."""
+        """Return the held results whose gang is in the cycle's state, and keep the others.
+
+        A verdict is returned only after a later listing of the queue. listed_seconds: when the newest listing began.
+        """
         free: list[Event] = []
         with self._lock:
             kept: deque[tuple[float, Event]] = deque()

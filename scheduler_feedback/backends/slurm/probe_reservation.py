@@ -1,4 +1,4 @@
-"""Probes of drained nodes: the node is resumed inside our reservation, so that nothing else starts on it."""
+"""Probes of drained nodes: the node is resumed inside a reservation, so that no other job starts on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 
 FAILED = 1
-"""Exit code of a probe whose exit code Slurm does not report."""
+"""Exit code that a probe gets if Slurm reports none."""
 
 
 def reservation_of(node: str) -> str:
@@ -30,7 +30,8 @@ def reservation_of(node: str) -> str:
 class Probe:
     """One probe of one node.
 
-    number: its job, once submitted. exit_code: set when it has ended. reported: whether the cycle knows that it runs.
+    number: Slurm's number of the probe's job, once it is submitted. exit_code: set when the job has ended. reported:
+    whether the cycle has received the event that the probe runs.
     """
 
     def __init__(self, audited: AuditedCommands, action: StartGang) -> None:
@@ -43,7 +44,9 @@ class Probe:
         self.failure = ""
 
     async def run(self) -> None:
-        """Reserve, resume, probe, drain, release. An error becomes the probe's failure, and the node stays drained."""
+        """Probe the node in a reservation, drain it again, and delete the reservation. An error counts as a failed
+        probe.
+        """
         try:
             await self._run()
         except BackendError as error:
@@ -90,7 +93,9 @@ class Probe:
 
 
 class Probes:
-    """Probes in progress, by job and attempt. The loop's thread starts and ends them; the cycle's thread queries."""
+    """Probes in progress, by job and attempt. The event loop starts and ends them; the cycle's thread reads their
+    events.
+    """
 
     def __init__(self, audited: AuditedCommands) -> None:
         self._audited = audited
@@ -104,14 +109,14 @@ class Probes:
         return attempt in self._by_attempt
 
     def begin(self, action: StartGang) -> None:
-        """Start a probe; starting it again does nothing."""
+        """Start the probe of this action, unless it has been started already."""
         key = action.job_id, action.attempt
         if key not in self._by_attempt:
             self._by_attempt[key] = probe = Probe(self._audited, action)
             self._keep(probe.run())
 
     def end(self, action: StopGang) -> None:
-        """Cancel the probe's job; the probe's own polling reports the result."""
+        """Cancel the probe's job in Slurm. The running probe then reports the result."""
         probe = self._by_attempt.get((action.job_id, action.attempt))
         if probe is not None and probe.number is not None:
             self._keep(self._cancel(str(probe.number), action.reason))
@@ -123,7 +128,7 @@ class Probes:
             _log.warning("scancel %s: %s", number, error)
 
     def events_of(self, job_id: str, attempt: int) -> list[Event]:
-        """Return the events about a probe for the cycle, and drop the probe once it has ended."""
+        """Return the events of a probe that the cycle does not have yet, and drop the probe once it has ended."""
         probe = self._by_attempt[job_id, attempt]
         if probe.exit_code is not None:
             del self._by_attempt[job_id, attempt]

@@ -1,4 +1,4 @@
-"""Requeue of one job: it saves, leaves its nodes, and starts again at once without the accused ones.
+"""Requeue of one job: the job saves, leaves its nodes, and starts again at once without the accused nodes.
 
 ::
 
@@ -39,24 +39,25 @@ from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Sl
 from scheduler_feedback.backends.slurm.slurm_names import why_not
 
 LOOK_SECONDS = 0.5
-"""Polling interval for the job that is being moved."""
+"""Seconds between two reads of the job that is being moved."""
 
 SETTLED_SECONDS = 1.5
-"""Time between the end of the job's last process and its next start. slurmd revokes credentials by whole seconds: it
-takes one made in the second in which the job ended for one of the old attempt, and kills the new one. Slurm itself
-waits two minutes. Half a second is for clock differences."""
+"""Seconds between the end of the job's last process and the job's next start. slurmd revokes credentials by whole
+seconds. If the new credential is made in the same second in which the job ended, slurmd takes it for an old one and
+kills the new attempt. Half a second is for clock differences. Slurm itself waits two minutes."""
 
 RETRY_SECONDS = 2.0
 KEPT = "gangwatch_job_"
 KEPT_SECONDS = 300.0
-"""Maximum seconds by which the reservation outlasts a save: our process may die before it deletes the reservation."""
+"""Seconds for which the reservation continues after a save. So it ends even if our process dies before deleting it."""
 
 PATIENCE_SECONDS = 600.0
-"""Longest outage of slurmctld during a requeue; after a longer one the requeue continues when the job is seen again."""
+"""Longest outage of slurmctld, in seconds, that a requeue waits for. After a longer one, the requeue continues when a
+scan sees the job again."""
 
 
 class LeftError(Exception):
-    """The attempt has ended or the job has gone, without our doing; the message says what was found."""
+    """Error: the job must not be moved. Its attempt has ended, it no longer exists, or its owner no longer consents."""
 
 
 class Requeue:
@@ -86,7 +87,7 @@ class Requeue:
     async def run(self, avoided: tuple[str, ...], evidence: tuple[str, ...] = (), place: tuple[str, ...] = ()) -> str:
         """Move the job and return the result in words. Raises BackendError if the move could not be completed.
 
-        place: nodes for its next attempt; may be empty.
+        avoided: nodes that the next attempt must avoid. place: nodes for the next attempt; may be empty.
         """
         try:
             return await self._run(avoided, evidence, place)
@@ -121,7 +122,7 @@ class Requeue:
     # --- 1 -----------------------------------------------------------------------------------------------------------
 
     async def _look(self) -> SlurmJob:
-        """Return the job; retry while slurmctld does not respond. Raises LeftError if the job is gone."""
+        """Read the job from Slurm; retry while slurmctld does not respond. Raises LeftError if the job is gone."""
         began = time.monotonic()
         while True:
             try:
@@ -136,7 +137,7 @@ class Requeue:
             return job
 
     async def _allowed(self, job: SlurmJob) -> OptIn:
-        """Return what the job declares now. Raises LeftError if it may not be touched."""
+        """Return what the job's owner declares now. Raises LeftError if the job must not be signalled or requeued."""
         if is_another(self._meant, self._attempt, job):
             raise LeftError(f"number {self._number} is now another job, of {job.user}")
         opted = await self._consent(job)
@@ -154,7 +155,10 @@ class Requeue:
     # --- 2 and 7 -----------------------------------------------------------------------------------------------------
 
     async def _keep(self, place: tuple[str, ...], opted: OptIn) -> str:
-        """Make the reservation, after recording it, and return its name; '' if there is none."""
+        """Reserve the nodes of the job's next attempt and return the reservation's name; '' if none was made.
+
+        The reservation is recorded first.
+        """
         if not place:
             return ""
         name = f"{KEPT}{self._target}"
@@ -188,7 +192,7 @@ class Requeue:
     # --- 3 -----------------------------------------------------------------------------------------------------------
 
     async def _save(self) -> None:
-        """Signal the job; return when it has exited or its grace time is over. Both lead to a requeue."""
+        """Send the checkpoint signal, and wait until the job has exited or its grace time is over."""
         opted = await self._allowed(self._still(await self._look()))
         if not opted.signal:
             return
@@ -209,7 +213,9 @@ class Requeue:
     # --- 5 and 6 -----------------------------------------------------------------------------------------------------
 
     async def _requeue(self, evidence: tuple[str, ...]) -> None:
-        """Requeue exactly once: the restart count shows whether a command that failed or hung has taken effect."""
+        """Requeue the job exactly once. Its restart count shows whether a command that failed or hung has taken
+        effect.
+        """
         began = time.monotonic()
         while (job := await self._look()).restarts == self._attempt:
             if job.state == "CANCELLED":

@@ -24,16 +24,16 @@ from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
 
 ROOM_SECONDS = 5.0
-"""Interval between checks whether one more job may be moved."""
+"""Seconds between two checks whether the limits allow one more move."""
 
 _log = logging.getLogger(__name__)
 
 
 class Moves:
-    """Jobs being moved, by number and attempt. Runs on the loop's thread.
+    """Jobs being moved, by number and attempt. Used in the event loop.
 
-    consent: reads what a job declares now. snapshot: returns the newest one. audit_once: writes to the audit. moved:
-    called after each move.
+    consent: returns what a job's owner declares now. snapshot: returns the newest snapshot. audit_once: writes an
+    audit line. moved: called after each move.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class Moves:
         return bool(self._under_way)
 
     def stop(self, action: StopGang, number: int, job: SlurmJob | None) -> None:
-        """Start a stop; starting it again does nothing. job: as in the snapshot, None if it is not there."""
+        """Begin to cancel or move an attempt, unless this has begun already. job: from the snapshot; None if not
+        there.
+        """
         self._begin(action, number, who(job) if job is not None else ("", 0.0))
 
     def _begin(self, action: StopGang, number: int, meant: tuple[str, float]) -> None:
@@ -101,7 +103,7 @@ class Moves:
         self._moved()
 
     async def _move(self, action: StopGang, number: int, meant: tuple[str, float]) -> None:
-        """Move the job once the limits allow it. The round that this wakes drains the node."""
+        """Move the job once the limits allow it. Afterwards, the backend's next round drains the node."""
         while why := self._no_room(number):
             command = ("scontrol", "requeue", str(number))
             self._audit_once(Change("requeue", str(number), command, why), f"withheld: {why}")
@@ -122,7 +124,7 @@ class Moves:
         self._moved()
 
     def _no_room(self, number: int) -> str:
-        """Return why one more job may not be moved now; '' if it may. One move at a time is always allowed."""
+        """Return which limit forbids one more move now; '' if none does. One move at a time is always allowed."""
         now, most = time.monotonic(), self._settings.requeues_per_hour
         while self._began_at and now - self._began_at[0] > 3600.0:
             self._began_at.popleft()
@@ -146,7 +148,7 @@ class Moves:
 
 
 def _of_move(state: State, job_id: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return nodes to avoid, the evidence of the verdicts behind the move, and the nodes for the next attempt."""
+    """Return three lists for a move: nodes to avoid, evidence of the verdicts, and nodes for the job's next attempt."""
     job = state.jobs.get(job_id)
     place = tuple(sorted({slot.node for slot in job.claim})) if job is not None else ()
     evidence = [

@@ -16,15 +16,15 @@ _log = logging.getLogger(__name__)
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One change, or one that was not made."""
+    """One line of the audit: a change, whether it was made, and why."""
 
     wall_ns: int
-    """Wall time of the command."""
+    """Wall time of the command, in nanoseconds since the epoch."""
 
     action: str
     target: str
     outcome: str
-    """'done', 'would' (advise), 'withheld: why', 'failed: why'."""
+    """Result: 'done', 'would' (in mode `advise`), 'withheld: REASON' or 'failed: REASON'."""
 
     why: str = ""
     verdict: str = ""
@@ -33,7 +33,7 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class Audit:
-    """Appends to the audit file. counts: lines by (action, first word of the outcome)."""
+    """Writer of the audit file. counts: number of lines by (action, first word of the outcome)."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
@@ -65,7 +65,7 @@ class Audit:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """Yield the lines, oldest first. Skips damaged lines (from a full disk); a missing file has none."""
+    """Yield the lines of the audit file, oldest first; nothing if there is no file. Skip damaged lines (full disk)."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

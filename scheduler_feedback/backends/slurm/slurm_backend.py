@@ -8,9 +8,9 @@ round of that loop is::
     3  compare the snapshot with the desired state and change what differs    (node_plan.py)
 
 The interval between scans is 30 s while all nodes are healthy. It is 5 s while a node is not healthy or a job is being
-moved, and a new verdict triggers a scan. These scans list the whole queue, because the cycle weighs a slow node against
-the jobs that wait for it. A failed scan changes nothing: the old snapshot stays, and the backend never concludes from
-half an answer that a job has ended or a node is lost.
+moved, and a new verdict triggers a scan. These scans list the whole queue, because the cycle compares the cost of a
+slow node with the wait of pending jobs. A failed scan changes nothing: the old snapshot stays in use. So an incomplete
+response never makes a job look ended or a node look lost.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ from scheduler_feedback.part_failures import PartFailures
 
 ROUND_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-"""Interval between scans while Slurm does not respond."""
+"""Seconds between two scans while Slurm does not respond."""
 
 SHORTEST_INTERVAL_SECONDS = 1.0
-"""Shortest interval between two scans."""
+"""Shortest time between two scans, in seconds."""
 
 REPORT_AGAIN_SECONDS = 5.0
 
@@ -79,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 class SlurmBackend(Backend):
-    """Backend for Slurm."""
+    """Backend for a cluster on which Slurm queues, places and starts the jobs."""
 
     submit_with = (
         "Slurm schedules the jobs of this cluster: submit with `sbatch`, or with `gangwatch slurm submit`, which also "
@@ -93,7 +93,7 @@ class SlurmBackend(Backend):
         settings: SlurmSection | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Raises BackendError if the record of our changes to Slurm cannot be read."""
+        """Read the record of gangwatch's changes to Slurm. Raises BackendError if it cannot be read."""
         self._clock = clock or SystemClock()
         self._settings = settings or SlurmSection()
         agents = self._settings.agents
@@ -137,12 +137,15 @@ class SlurmBackend(Backend):
     # --- start and stop ----------------------------------------------------------------------------------------------
 
     def start(self, wait_seconds: float = FIRST_SCAN_SECONDS) -> None:
-        """Start the thread and wait for the first snapshot. Without one the controller logs an error and waits."""
+        """Start the thread, and wait up to wait_seconds for the first snapshot.
+
+        It returns also without one. The controller then logs an error and schedules nothing until a snapshot arrives.
+        """
         self._thread.start()
         self._scanned.wait(wait_seconds)
 
     def attach(self, cycle: RunningCycle, failures: PartFailures) -> None:  # noqa: ARG002
-        """Begin to ask the cycle for the desired state."""
+        """Attach the running cycle. The backend asks it for the desired state from now on."""
         self._cycle.ask = cycle.ask
         self._wake_up()
 
@@ -203,16 +206,19 @@ class SlurmBackend(Backend):
     # --- verdicts ----------------------------------------------------------------------------------------------------
 
     def translate_events(self, events: Sequence[Event]) -> list[Event]:
-        """Return detector results in the cycle's names; ``observe`` returns the rest after a snapshot."""
+        """Return, with the cycle's job names, the detector results that need no newer snapshot.
+
+        Verdicts and results of unknown gangs are held; ``observe`` returns them after a later snapshot.
+        """
         ready = self._pending_verdicts.take(events, self._holding, time.monotonic())
         if self._pending_verdicts.waiting:
             self._scan_soon()
         return ready
 
     def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:
-        """Return whether the node may report a gang. Slurm knows the nodes of a job, but not which rank runs where.
+        """Return whether the node may report a gang. Slurm lists a job's nodes, but not which rank runs on which.
 
-        received_ns: when the report arrived; a job that is absent from an older snapshot may have started since.
+        received_ns: when the report arrived. A job that an older snapshot lacks may have started since.
         """
         number = number_of(gang)
         if number is None:
@@ -257,7 +263,9 @@ class SlurmBackend(Backend):
     # --- the cycle's thread ------------------------------------------------------------------------------------------
 
     def _known(self) -> Snapshot:
-        """Return the newest snapshot. Raises BackendError while Slurm does not respond: then it is too old to use."""
+        """Return the newest snapshot. Raises BackendError while Slurm does not respond, because the snapshot may be
+        too old.
+        """
         if self._trouble or self._snapshot is None:
             raise BackendError(self._trouble)
         return self._snapshot
@@ -282,7 +290,7 @@ class SlurmBackend(Backend):
         return [AttemptEnded(job_id, attempt, (), reason=ended, all_exited_with=code)]
 
     def _call(self, work: Callable[[], None]) -> None:
-        """Run it on the loop's thread. Raises BackendError if that thread has ended."""
+        """Run `work` in the event loop. Raises BackendError if the loop's thread has ended."""
         if self._loop is None or self._stopping or not self._thread.is_alive():
             raise BackendError("the Slurm backend's thread is not running")
         self._loop.call_soon_threadsafe(work)
@@ -351,7 +359,7 @@ class SlurmBackend(Backend):
     # --- scans -------------------------------------------------------------------------------------------------------
 
     async def _scan(self, now: float) -> None:
-        """Take a new snapshot. Raises BackendError, and then the old one stays."""
+        """Take a new snapshot. If this raises BackendError, the old snapshot stays in use."""
         began_ns = self._clock.monotonic_ns()
         listed_nodes = await self._commands.nodes()
         listing = await self._commands.running()
@@ -381,13 +389,13 @@ class SlurmBackend(Backend):
         self._scanned.set()
 
     def _with_those_known(self, listed: Nodes) -> dict[str, SlurmNode]:
-        """Return the nodes; a node whose record was refused keeps its last known record and is not gone."""
+        """Return the listed nodes, and the last known record of each node whose new record was refused."""
         before = self._snapshot.nodes if self._snapshot is not None else {}
         kept = {one.key: before[one.key] for one in listed.refused if isinstance(one.key, str) and one.key in before}
         return {**kept, **listed.records}
 
     def _job_read(self, number: int, job: SlurmJob | None) -> None:
-        """Update one job of the snapshot after it was read on its own."""
+        """Replace one job of the snapshot after this job alone was read from Slurm."""
         if self._snapshot is not None:
             jobs = dict(self._snapshot.jobs)
             jobs.pop(number, None)

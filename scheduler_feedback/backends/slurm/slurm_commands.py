@@ -20,7 +20,8 @@ from scheduler_feedback.backends.slurm.parsing.parse_text import Gpus
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Nodes, Refused, SlurmJob
 
 MOST_OUTPUT_BYTES = 256 * 1024 * 1024
-"""`squeue --json` prints 3 KiB a job (22.05.8); MaxJobCount is 10,000 by default and rarely above 50,000."""
+"""Maximum output of a command. `squeue --json` prints 3 KiB a job (22.05.8); Slurm keeps 10,000 jobs by default
+(MaxJobCount), rarely above 50,000."""
 
 MOST_ERROR_BYTES = 4096
 
@@ -28,15 +29,16 @@ JSON_JOBS = (21, 8)
 """First release whose squeue and sinfo support --json (release notes of 21.08)."""
 
 JSON_NODES = (23, 2)
-"""First release whose scontrol supports it (release notes of 23.02); from then on sinfo's JSON lists no nodes."""
+"""First release whose scontrol supports --json (release notes of 23.02). From this release on, sinfo's JSON lists no
+nodes."""
 
 GPUS_A_LISTING = 20
-"""Maximum number of jobs whose GPUs are requested with one text listing, a request each; later listings request the
-others."""
+"""Maximum number of jobs whose GPUs are read after one text listing, with one request for each job. The other jobs'
+GPUs are read after later listings."""
 
 DOUBTFUL_A_LISTING = 5
-"""Maximum number of jobs requested again: jobs with names made to cause doubt must not use up the requests for the
-others."""
+"""Maximum number of jobs whose GPUs are read again after one listing, because an earlier output was ambiguous. A job's
+name can imitate a list of GPUs and so make it ambiguous; such jobs have a limit of their own."""
 
 _FILTERS = ("SQUEUE_", "SINFO_")
 """Environment variables that filter, sort or format a user's squeue (squeue(1), ENVIRONMENT VARIABLES)."""
@@ -50,10 +52,10 @@ _VERSION = re.compile(r"\b(\d+)\.(\d+)(?:\.\d+)?")
 
 
 class Commands:
-    """Runs Slurm's commands, one or several at a time, on one event loop.
+    """Runner of Slurm's commands, one or several at a time, in one event loop.
 
-    folder: where the programs are; None: on PATH. configuration: slurm.conf; None for the default path. text: use the
-    text forms in every version. requests: calls so far that slurmctld had to answer.
+    folder: where the programs are; None: on PATH. configuration: path of slurm.conf; None for the default path. text:
+    use the text output in every version. requests: number of calls so far that slurmctld had to answer.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class Commands:
         self.requests = 0
 
     async def run(self, *command: str, given: str | None = None) -> bytes:
-        """Return standard output. Raises BackendError if the command cannot start, fails, hangs or prints too much."""
+        """Run a command and return its standard output. Raises BackendError if it cannot start, fails, hangs or prints
+        too much.
+        """
         self.requests += 1
         return await self._run(command, given)
 
@@ -153,13 +157,16 @@ class Commands:
         return parse_json.nodes(await self.run("scontrol", "show", "nodes", "--json"), "scontrol show nodes --json")
 
     async def _columns(self, *options: str) -> Jobs:
-        """Return the jobs without GPUs, from two listings; jobs that are in only one of them are left out."""
+        """Return the jobs, without their GPUs, from two listings. Omit a job that only one of the listings has."""
         squeue = ("squeue", "--noheader", "--all", "--states=all", *options)
         output = await self.run(*squeue, f"--Format={columns.FORMAT}")
         return columns.jobs(output, columns.places(await self.run(*squeue, f"--format={columns.PLACES_FORMAT}")))
 
     async def _jobs_in_columns(self) -> Jobs:
-        """Return the jobs. Requests GPUs once an attempt, first of the jobs never requested before."""
+        """Return the jobs with their GPUs.
+
+        In each call, GPUs are read only for some new attempts and ambiguous outputs.
+        """
         listed = await self._columns()
         holding = {number: job for number, job in listed.records.items() if job.runs and job.gpus_wanted and job.nodes}
         self._gpus = {
@@ -185,7 +192,7 @@ class Commands:
         return Jobs(records, (*listed.refused, *refused), unread)
 
     async def _ask_gpus(self, job: SlurmJob) -> Gpus | None:
-        """Return the job's GPUs; None if they are ambiguous or the job is gone. Moves the job to the end of `_gpus`."""
+        """Read a job's GPUs and record them in `_gpus`. Return None if the output is ambiguous or the job is gone."""
         try:
             output = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(job.number))
         except BackendError as error:
@@ -198,18 +205,18 @@ class Commands:
         return found
 
     async def running(self) -> str:
-        """Return a line for each job that holds nodes or is leaving them; it differs when anything of them changes.
+        """Return one line for each job that uses nodes or is releasing them. A change of any such job changes the text.
 
-        The output has some bytes a job; the whole queue costs slurmctld and us a hundred times as much.
+        It has a few bytes for each job: listing the whole queue costs a hundred times as much.
         """
         return _decoded(
             await self.run("squeue", "--noheader", "--states=R,CG,CF,S,ST", "--array", "--format=%A|%T|%N|%k")
         )
 
     async def job(self, number: int) -> SlurmJob | None:
-        """Return one job as it is now; None if slurmctld no longer has it. Raises BackendError if it cannot be read.
+        """Read one job now and return it; None if slurmctld no longer has it. Raises BackendError if it cannot be read.
 
-        The job has no GPUs if they are in doubt.
+        The returned job has no GPUs if Slurm's output does not show clearly which ones it has.
         """
         try:
             listed = await self._columns(f"--jobs={number}")
@@ -240,7 +247,7 @@ _Attempt = tuple[int, float, tuple[str, ...]]
 
 
 def _attempt(job: SlurmJob) -> _Attempt:
-    """Return a key that changes when the job may have other GPUs, or when its number belongs to another job."""
+    """Return a key of the job's attempt. It changes when the job may have other GPUs, or another job has its number."""
     return job.restarts, job.submitted_seconds, job.nodes
 
 
@@ -273,7 +280,7 @@ async def _head(stream: asyncio.StreamReader, most: int) -> bytes:
 
 
 def _kill(pid: int) -> None:
-    """Kill the command and its children: it leads a separate session."""
+    """Kill the command and its children, which share its session."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:

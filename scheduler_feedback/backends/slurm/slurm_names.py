@@ -1,7 +1,7 @@
-"""Conversion between Slurm's names and the cycle's, for nodes, jobs and gangs. Pure.
+"""Conversion between Slurm's names and the cycle's, for nodes, jobs and gangs. No I/O.
 
-A slot is a GPU. An external gang has as many "ranks" as it holds GPUs, in the order of its nodes. The number of tasks
-that use them is up to the job; the agents know it, and a verdict names a task by the number from srun.
+A slot is a GPU. An external gang has as many "ranks" as it holds GPUs, in the order of its nodes. The job decides how
+many tasks use them. Agents report these tasks, and a verdict names a task by srun's number.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ OURS = "gangwatch: "
 """Prefix of every reason and comment that we write; it identifies them, also after a restart."""
 
 MOST_NAME = 200
-"""Characters of a job's name that are kept: the limit of the controller's own jobs."""
+"""Maximum length of a job's name, in characters; the rest is cut. The controller's own jobs have the same limit."""
 
 _GANG = re.compile(r"slurm-(\d+)(?:\.\w+)?\Z")
 
 
 def job_id_of(number: int) -> str:
-    """Return the cycle's name of a job: the name of the agents' gang without the step."""
+    """Return the cycle's name of the job with this Slurm number: 'slurm-7' for 7."""
     return f"slurm-{number}"
 
 
@@ -40,12 +40,12 @@ def number_of(job_id: str) -> int | None:
 
 
 def is_ours(text: str) -> bool:
-    """Return whether we wrote this reason or comment of a node."""
+    """Return whether gangwatch wrote this reason or comment of a node."""
     return text.startswith(OURS.strip())
 
 
 def usable(node: SlurmNode) -> bool:
-    """Return whether the node could take a job; a drain by us does not count, so that the cycle keeps the node."""
+    """Return whether the node could run a job. A drain by gangwatch is ignored, so that the cycle keeps the node."""
     if node.states & OUT:
         return False
     return not node.drained or is_ours(node.reason)
@@ -56,9 +56,9 @@ def node_seen(node: SlurmNode) -> NodeSeen:
 
 
 def host_waits(jobs: Iterable[SlurmJob], moving: Collection[str]) -> HostWaits:
-    """Return the demand of pending jobs, by partition and size, each with the shortest limit.
+    """Return the jobs that wait only for nodes: for each partition and number of GPUs, the shortest time limit.
 
-    moving: jobs that we have requeued.
+    moving: numbers of the jobs that gangwatch is requeueing; they do not count.
     """
     shortest: dict[tuple[str, int], float | None] = {}
     for job in jobs:
@@ -72,7 +72,7 @@ def host_waits(jobs: Iterable[SlurmJob], moving: Collection[str]) -> HostWaits:
 
 
 def external_job(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted | None:
-    """Return the event of a running job; None if it holds no GPUs of known nodes."""
+    """Return the event that reports a running job to the cycle; None if it holds no GPUs of known nodes."""
     placement: list[Slot] = []
     for name, indices in zip(job.nodes, job.gpus, strict=True):
         node = nodes.get(name)

@@ -1,6 +1,6 @@
 """The connection to the API server: a thread with an event loop that runs the watches and the queued work.
 
-The cycle's thread starts and stops it and queues work, and never waits for the result.
+The cycle's thread starts and stops the connection and queues work, but never waits for results.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ _SYNC_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
 Key = tuple[str, int]
-"""Key of queued work; work with the same key runs one after another."""
+"""Key of queued work, usually of one attempt. Pieces of work with the same key run one after the other."""
 
 _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """Thread, client and watches. watching: returns the watches of a client, by name. once_synced: returns work to run
-    once, after all watches have listed. may_write: returns whether we lead; checked before every write."""
+    """Connection to the API server: a thread, a client and the watches.
+
+    watching: returns the watches of a client, by name. once_synced: returns work to run once, after all watches have
+    listed their objects. may_write: returns whether this controller is the leader; checked before every write.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Connection:
     # --- from any thread ---------------------------------------------------------------------------------------------
 
     def start(self, timeout_seconds: float = _SYNC_SECONDS) -> None:
-        """Connect and list everything once. Raises BackendError if that takes too long."""
+        """Connect, and list the objects of all watches. Raises BackendError if that takes too long."""
         self._thread = threading.Thread(target=self._main, name="kubernetes", daemon=True)
         self._thread.start()
         if not self._ready.wait(timeout_seconds + 1):

@@ -8,9 +8,7 @@ callers handle them differently: after ``UnreachableError`` it is unknown whethe
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import os
 import socket
 import ssl
 import tempfile
@@ -21,20 +19,17 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-import yaml
 
 from agent.schema.errors import BackendError, ConfigError
-
-_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Path of a pod's service account: https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/"""
+from scheduler_feedback.backends.kubernetes.api_server.exec_credentials import Credential, CredentialError, ExecPlugin
 
 _REQUEST_SECONDS = 15.0
 _AT_ONCE = 64
-"""Maximum number of concurrent requests, not counting watches. A wait at this limit costs a tenth of a wait for a
-connection in aiohttp. All pods of a cluster may have to be deleted at once."""
+"""Maximum number of concurrent requests, not counting watches. Further requests wait, which costs a tenth as
+much as waiting for a connection in aiohttp. All pods of a cluster may have to be deleted at once."""
 
 _CLOSING_SECONDS = 0.25
-"""Wait after closing the session, because aiohttp returns before its TLS connections are closed:
+"""Seconds to wait after closing the session, because aiohttp returns before its TLS connections are closed:
 https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
 
 _KEPT_ALIVE = {
@@ -53,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class UnreachableError(BackendError):
-    """The server sent no response, or asked to retry later. It is unknown whether the request took effect."""
+    """The server sent no response, or requested a later retry. It is unknown whether the request took effect."""
 
 
 class NotLeadingError(BackendError):
@@ -61,7 +56,9 @@ class NotLeadingError(BackendError):
 
 
 class RefusedError(BackendError):
-    """Refusal by the server. code: of HTTP, or of the Status object; reason: one word ('Conflict', 'Gone')."""
+    """Refusal by the server. code: HTTP status, or the code of the Status object. reason: one word, such as
+    'Conflict'.
+    """
 
     def __init__(self, what: str, code: int, reason: str, message: str) -> None:
         super().__init__(f"{what}: {message or reason or code}")
@@ -90,22 +87,36 @@ class Access:
     """PEM of the server's certificate authority; '' for the system's authorities."""
 
     certificate: str = ""
-    """Client certificate."""
+    """Client certificate in PEM; '' for none."""
 
     key: str = ""
-    """Key of the client certificate."""
+    """Private key of the client certificate, in PEM; '' for none."""
 
     namespace: str = "default"
+    plugin: ExecPlugin | None = None
+    """Program that returns the token or the client certificate; None if both are known."""
 
-    def context(self) -> ssl.SSLContext | bool:
-        """Return the TLS context. Raises ConfigError if a certificate is invalid."""
+    proxy: str = ""
+    """URL of an HTTP proxy, with user and password if it needs them; '' for none."""
+
+    server_name: str = ""
+    """Name in the server's certificate, if it is not the host of `url`; '' if it is."""
+
+    def context(self, credential: Credential | None = None) -> ssl.SSLContext | bool:
+        """Return the TLS context, with the client certificate of the plugin's credential if it has one.
+
+        Raises ConfigError if a certificate is invalid.
+        """
         if not self.url.startswith("https:"):
             return True
+        certificate, key = self.certificate, self.key
+        if credential is not None and credential.certificate:
+            certificate, key = credential.certificate, credential.key
         try:
             context = ssl.create_default_context(cadata=self.ca or None)
-            if self.certificate:
+            if certificate:
                 with tempfile.NamedTemporaryFile() as pair:  # the ssl module reads certificates only from files
-                    pair.write(f"{self.certificate}\n{self.key}".encode())
+                    pair.write(f"{certificate}\n{key}".encode())
                     pair.flush()
                     context.load_cert_chain(pair.name)
         except (ssl.SSLError, OSError, ValueError) as error:
@@ -122,68 +133,6 @@ class Access:
             raise BackendError(f"{self.token_file}: {error}") from error
 
 
-def in_cluster() -> Access | None:
-    """Return a pod's access to its own cluster's API server; None outside a cluster."""
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
-    if not host or not port or not (_SERVICE_ACCOUNT / "token").exists():
-        return None
-    host = f"[{host}]" if ":" in host else host
-    return Access(
-        f"https://{host}:{port}",
-        token_file=_SERVICE_ACCOUNT / "token",
-        ca=(_SERVICE_ACCOUNT / "ca.crt").read_text(),
-        namespace=(_SERVICE_ACCOUNT / "namespace").read_text().strip(),
-    )
-
-
-def from_kubeconfig(path: Path) -> Access:
-    """Return the access in the current context of a kubeconfig; supports tokens and certificates.
-
-    Raises ConfigError with the file and the key.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
-        context = _named(document, "contexts", document["current-context"])["context"]
-        cluster = _named(document, "clusters", context["cluster"])["cluster"]
-        user = _named(document, "users", context["user"])["user"]
-        url = str(cluster["server"]).rstrip("/")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not a valid kubeconfig: missing or invalid: {error}") from error
-    if {"exec", "auth-provider", "username"} & set(user):
-        raise ConfigError(f"{path}: users: only tokens and client certificates are supported")
-    return Access(
-        url,
-        token=str(user.get("token", "")),
-        token_file=Path(user["tokenFile"]) if "tokenFile" in user else None,
-        ca=_pem(path, cluster, "certificate-authority"),
-        certificate=_pem(path, user, "client-certificate"),
-        key=_pem(path, user, "client-key"),
-        namespace=str(context.get("namespace", "default")),
-    )
-
-
-def _named(document: Any, section: str, name: str) -> Any:
-    for item in document[section]:
-        if item["name"] == name:
-            return item
-    raise KeyError(f"{section}: {name}")
-
-
-def _pem(kubeconfig: Path, section: Mapping[str, Any], key: str) -> str:
-    """Return the PEM in the kubeconfig or in the file that it names; '' if there is neither."""
-    try:
-        if data := section.get(f"{key}-data"):
-            return base64.b64decode(data, validate=True).decode()
-        if file := section.get(key):
-            return (kubeconfig.parent / str(file)).read_text(encoding="ascii")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{kubeconfig}: {key}: {error}") from error
-    return ""
-
-
 def _socket(address: tuple[Any, ...]) -> socket.socket:
     """Make a socket, for an address of getaddrinfo, that detects a dead connection."""
     family, kind, protocol, *_ = address
@@ -197,9 +146,8 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
 class Client:
     """Requests to one API server. Open with ``async with``.
 
-    may_write: returns whether we lead. Checked directly before every request that changes something and before each
-    retry, because work that began while we led may send its next request a minute later. If we no longer lead, the
-    method raises NotLeadingError.
+    may_write: returns whether this controller is the leader. Every request that changes something, and every retry,
+    checks it first and raises NotLeadingError if it is false: leadership may have been lost in the meantime.
     """
 
     def __init__(
@@ -207,6 +155,8 @@ class Client:
     ) -> None:
         self.access = access
         self._context = access.context()
+        self._plugin_context: tuple[Credential, ssl.SSLContext | bool] | None = None
+        self._obtaining = asyncio.Lock()
         self._agent = agent
         self._may_write = may_write
         self._at_once = asyncio.Semaphore(_AT_ONCE)
@@ -256,24 +206,22 @@ class Client:
     ) -> bytes:
         assert self._session is not None, "the client is open"
         data = None if body is None else msgspec.json.encode(body)
-        what, url = f"{method} {path}", self.access.url + path
+        what = f"{method} {path}"
         try:
-            async with self._at_once:
-                if method != "GET" and not self._may_write():
-                    raise NotLeadingError(f"{what}: not sent, because this controller no longer leads")
-                async with self._session.request(
-                    method, url, data=data, headers=self._headers(kind), params=parameters or None
-                ) as response:
-                    answer = await response.read()
-                    if response.status >= 300:
-                        raise _refused(what, response.status, answer)
-                    return answer
+            async with (
+                self._at_once,
+                self._response(method, path, kind, data=data, params=parameters or None) as response,
+            ):
+                answer = await response.read()
+                if response.status >= 300:
+                    raise _refused(what, response.status, answer)
+                return answer
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
 
     @contextlib.asynccontextmanager
     async def lines(self, path: str, silence_seconds: float, **parameters: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yield the lines of an endless response: a watch. silence_seconds: longest time between two reads.
+        """Yield the lines of a watch's response, which has no end. silence_seconds: maximum time between two reads.
 
         Raises UnreachableError if the response breaks off, RefusedError if the server refuses the request.
         """
@@ -281,18 +229,74 @@ class Client:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS, sock_read=silence_seconds)
         what = f"watch {path}"
         try:
-            async with self._session.get(
-                self.access.url + path, headers=self._headers(), params=parameters, timeout=timeout
-            ) as response:
+            async with self._response("GET", path, params=parameters, timeout=timeout) as response:
                 if response.status >= 300:
                     raise _refused(what, response.status, await response.read())
                 yield _split(response.content)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
 
-    def _headers(self, kind: str = "") -> dict[str, str]:
+    @contextlib.asynccontextmanager
+    async def _response(
+        self, method: str, path: str, kind: str = "", **options: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield its response. kind: media type of the body; options: arguments of aiohttp's request.
+
+        If the server refuses a plugin's credential (401), renew the credential and repeat the request once: the server
+        has not executed it.
+        """
+        assert self._session is not None, "the client is open"
+        access, credential = self.access, await self._credential()
+        for repeats in (True, False):
+            if method != "GET" and not self._may_write():
+                raise NotLeadingError(f"{method} {path}: not sent, because this controller no longer leads")
+            async with self._session.request(
+                method,
+                access.url + path,
+                headers=self._headers(kind, credential),
+                ssl=self._tls(credential),
+                proxy=access.proxy or None,
+                server_hostname=access.server_name or None,
+                **options,
+            ) as response:
+                renewed = credential
+                if repeats and response.status == 401 and credential is not None:
+                    renewed = await self._credential(credential)
+                if renewed is credential:
+                    yield response
+                    return
+            credential = renewed
+
+    async def _credential(self, refused: Credential | None = None) -> Credential | None:
+        """Return the plugin's credential; None without a plugin. refused: the credential that the server has refused.
+
+        Raises UnreachableError if the plugin fails.
+        """
+        plugin = self.access.plugin
+        if plugin is None:
+            return None
+        if refused is None and (cached := plugin.cached()) is not None:
+            return cached
+        async with self._obtaining:
+            try:
+                return await asyncio.to_thread(plugin.obtain, refused)
+            except CredentialError as error:
+                raise UnreachableError(str(error)) from error
+
+    def _tls(self, credential: Credential | None) -> ssl.SSLContext | bool:
+        """Return the TLS context of a request. aiohttp opens new connections for a new context."""
+        if credential is None or not credential.certificate:
+            return self._context
+        if self._plugin_context is None or self._plugin_context[0] is not credential:
+            try:
+                self._plugin_context = credential, self.access.context(credential)
+            except ConfigError as error:
+                raise UnreachableError(f"certificate of the credential plugin: {error}") from error
+        return self._plugin_context[1]
+
+    def _headers(self, kind: str, credential: Credential | None) -> dict[str, str]:
         """Return the headers of a request. kind: media type of the body; '' if there is no body."""
-        token = self.access.bearer()
+        token = credential.token if credential is not None else self.access.bearer()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return {**headers, "Content-Type": kind} if kind else headers
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from scheduler_feedback.backends.kubernetes.agents import is_agent
 from scheduler_feedback.backends.kubernetes.api_server.node_usage import NodeUsage
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
-from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, Constraint, why_not
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, Constraint, room_for, share_of, why_not
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.objects.rank_names import POD, Place
@@ -31,12 +31,13 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 )
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API, UpstreamGroup, as_group
 from scheduler_feedback.backends.kubernetes.objects.volumes import claims_of, reached, users_of
+from scheduler_feedback.core.cluster import Limit
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.telemetry.placements import Refusal
 
 
 class InformerCache:
-    """The cluster's state from the watches. `scheduler`: the schedulerName of the pods that we place."""
+    """Newest objects of the cluster, from the watches. `scheduler`: the schedulerName of pods that the cycle places."""
 
     def __init__(self, scheduler: str, labels: TopologyLabels) -> None:
         self.lock = threading.RLock()
@@ -181,7 +182,7 @@ class InformerCache:
         return self._usage.free(node, self._allocatable.get(node, {}))
 
     def assume(self, pod: Pod, node: str) -> None:
-        """Reserve the resources of a pod that we are about to bind."""
+        """Reserve the resources of a pod that is about to be bound."""
         with self.lock:
             self._usage.take(pod.metadata.uid, node, requests_of(pod), seen=False)
 
@@ -191,7 +192,7 @@ class InformerCache:
             self._usage.leave_unseen(uid)
 
     def hold(self, uid: str, place: Place) -> None:
-        """Record that the pod belongs to an attempt that the core holds: the core counts its slots."""
+        """Record that the pod belongs to an attempt of the cycle. The cycle itself counts the pod's slots."""
         with self.lock:
             if self._held.get(uid) != place:
                 self._held[uid] = place
@@ -199,8 +200,9 @@ class InformerCache:
                 self._stale.add(place.node)
 
     def release(self, uid: str, place: Place | None = None) -> None:
-        """Record the end of a pod's attempt. place: the pod's place in that attempt. If a later attempt has the pod
-        now, nothing changes.
+        """Record the end of a pod's attempt, unless a later attempt already has the pod.
+
+        place: its place in the attempt.
         """
         with self.lock:
             held = self._held.get(uid)
@@ -210,7 +212,7 @@ class InformerCache:
                 self._stale.add(held.node)
 
     def place_of(self, uid: str) -> Place | None:
-        """Return the pod's place in its gang; None if no attempt of the core has the pod. Any thread may call it."""
+        """Return the pod's place in its gang; None if no attempt of the cycle has the pod. Any thread may call it."""
         return self._held.get(uid)
 
     def attest(self, node: str, gang: str) -> Refusal | None:
@@ -223,7 +225,9 @@ class InformerCache:
         return self._usage.attest(node, gang.removeprefix(POD))
 
     def bar(self, constraint: str, node: str) -> None:
-        """Bar a node on which a pod of the constraint did not fit, until the node's use changes."""
+        """Exclude the node for pods of this constraint, because one did not fit, until the use of its resources
+        changes.
+        """
         with self.lock:
             self._barred[constraint, node] = self._usage.digest(node)
             self._stale.add(node)
@@ -237,7 +241,7 @@ class InformerCache:
             return dirty
 
     def pods_of(self, gang: str) -> list[Pod]:
-        """Return all our pods in the gang with this key."""
+        """Return all pods of the gang with this key that the cycle places."""
         with self.lock:
             found = self._members.get(gang, (gang,) if gang in self.pods else ())
             return [self.pods[key] for key in sorted(found)]
@@ -258,7 +262,7 @@ class InformerCache:
             return replace(found, spec=None) if alone.over else found
 
     def _beyond(self, pod: Pod) -> Gang | None:
-        """Return the pod as a separate gang; None if the pod has no group, or is bound as a member of its group."""
+        """Return the pod as a gang of one; None if its group does not exist, or if it is bound as a member of it."""
         group = self.groups.get(group_of(pod))
         if group is None or (pod.spec.node_name and not pod.metadata.annotation(BEYOND)):
             return None
@@ -298,7 +302,7 @@ class InformerCache:
                     yield name, why
 
     def seen(self) -> list[NodeSeen]:
-        """Return every node, converted to the core's type."""
+        """Return every node, converted to the cycle's type."""
         with self.lock:
             self._update_stale()
             return list(self._seen.values())
@@ -328,19 +332,39 @@ class InformerCache:
             else:
                 others += count
         slots = max(total - others, held, 0)
-        refuses = tuple(self._refused_by(node, resource, slots > held)) if resource else ()
-        seen = node_seen(node, slots, refuses, self._labels)
+        refuses: tuple[str, ...] = ()
+        limits: tuple[Limit, ...] = ()
+        if resource and self._constraints:
+            emptied = self._usage.free_of_others(name, self._allocatable[name], self._held)
+            refuses = tuple(self._refused_by(node, resource, emptied))
+            limits = tuple(self._limits(name, resource, slots, slots - held, emptied))
+        seen = node_seen(node, slots, refuses, self._labels, limits)
         if self._seen.get(name) != seen:
             self._seen[name] = self._unreported[name] = seen
 
-    def _refused_by(self, node: Node, resource: str, room: bool) -> Iterator[str]:
-        """Yield the names of the constraints that the node does not meet.
+    def _limits(
+        self, name: str, resource: str, slots: int, free_slots: int, emptied: Mapping[str, int]
+    ) -> Iterator[Limit]:
+        """Yield the limits by other resources than slots, for constraints that they limit more than slots do.
 
-        If the node has no free slot, its free CPU and memory are not checked: no pod is placed on it, and reporting
-        every change of CPU and memory would cause needless work.
+        If the node has no free slot, what is free now is not compared: no pod is placed on it, and reporting every
+        change of CPU and memory would cause needless work.
+        """
+        free = self.free_of(name) if free_slots > 0 else emptied
+        for constraint, wanted in sorted(self._constraints.items()):
+            if wanted.resource != resource:
+                continue
+            most = room_for(wanted, emptied)
+            now = room_for(wanted, free) if free_slots > 0 else most
+            if now < free_slots or most < slots:
+                yield Limit(constraint, min(now, slots), min(most, slots), share_of(wanted, emptied))
+
+    def _refused_by(self, node: Node, resource: str, emptied: Mapping[str, int]) -> Iterator[str]:
+        """Yield the names of the constraints that the node would not meet if all gangs of the cycle had ended.
+
+        emptied: resources of the node that pods of others do not request.
         """
         name = node.metadata.name
-        free: Mapping[str, int] = self.free_of(name) if room else self._allocatable[name]
         print_now = self._usage.digest(name)
         for constraint in sorted(self._constraints):
             wanted = self._constraints[constraint]
@@ -348,12 +372,12 @@ class InformerCache:
             if barred is not None and barred != print_now:
                 del self._barred[constraint, name]
                 barred = None
-            if wanted.resource != resource or barred is not None or why_not(wanted, node, free):
+            if wanted.resource != resource or barred is not None or why_not(wanted, node, emptied):
                 yield constraint
 
 
 def _alone(pod: Pod, before: Gang | None) -> Gang:
-    """Return the pod as a gang of one. A bound pod's requests are not read again, because nothing uses them."""
+    """Return the pod as a gang of one. before: the same gang before the change."""
     if before is None or before.pods[0].metadata.uid != pod.metadata.uid:
         return lone(pod)
     if before.pods[0] is pod:

@@ -26,15 +26,15 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Lease
 LEASE_SECONDS = 10.0
 RENEW_SECONDS = 2.0
 ACTING_SECONDS = 7.0
-"""How long the holder acts after the start of its last renewal. It is shorter than LEASE_SECONDS by more than the
-longest duration of a request."""
+"""Seconds for which the holder acts after the start of its last renewal. They are fewer than LEASE_SECONDS by more
+than the longest duration of a request."""
 
 LAST_HOLDER = f"{OURS}last-holder"
-"""Annotation of the lease that remains after a holder releases it."""
+"""Annotation of the lease: identity of its last holder. It remains after the holder releases the lease."""
 
 IDLE_RENEWALS = 15
-"""Renewals without a finished cycle after which a leader lets its lease expire: half a minute, or more if requests are
-slow. The limit counts renewals instead of time, because a process makes no renewals while it is stopped as a whole."""
+"""Number of renewals without a finished cycle after which a leader lets its lease expire: half a minute, or more if
+requests are slow. Renewals are counted instead of seconds, because a process that is stopped as a whole makes none."""
 
 _REQUEST_SECONDS = 3.0
 _leases = msgspec.json.Decoder(Lease)
@@ -44,7 +44,10 @@ _log = logging.getLogger(__name__)
 async def while_leading(
     once: Callable[[], Awaitable[None]], may_act: Callable[[], bool], period_seconds: float, what: str
 ) -> None:
-    """Call `once` periodically while we lead, until cancelled; errors are logged and retried in the next period."""
+    """Call `once` periodically while this controller leads, until cancelled.
+
+    Errors are logged; the next period retries.
+    """
     while True:
         if may_act():
             try:
@@ -91,7 +94,7 @@ class Leadership:
         self.before = ""  # the last holder before us (may be an earlier term of this process); '' if there was none
 
     def may_act(self) -> bool:
-        """Return whether we lead now. Any thread may call it."""
+        """Return whether this controller is the leader now. Any thread may call it."""
         return self._clock.monotonic_ns() < self._until_ns
 
     def start(self) -> None:
@@ -99,11 +102,11 @@ class Leadership:
         self._thread.start()
 
     def follow(self, finished: Callable[[], int]) -> None:
-        """From now on renew only while cycles finish. finished: returns their number; any thread may call it."""
+        """Renew the lease from now on only while cycles finish. finished: returns the number of cycles; thread-safe."""
         self._finished, self._follows = finished, True
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until we lead; return whether we do."""
+        """Wait until this controller is the leader; return whether it is."""
         return self._leading.wait(timeout_seconds)
 
     def stop(self) -> None:
@@ -143,14 +146,14 @@ class Leadership:
                 await self._let_go(client)
 
     def _works(self) -> bool:
-        """Return whether a cycle has finished within the last renewals."""
+        """Return whether a cycle has finished during the last IDLE_RENEWALS renewals of the lease."""
         finished = self._finished()
         self._idle = self._idle + 1 if self._follows and finished == self._seen_finished else 0
         self._seen_finished = finished
         return self._idle < IDLE_RENEWALS
 
     async def _try(self, client: Client, now_ns: int) -> bool:
-        """Acquire or renew the lease; return whether we hold it."""
+        """Acquire or renew the lease; return whether this controller holds it."""
         try:
             lease = await client.get(f"{self._path}/{self._name}", _leases)
         except RefusedError as error:
@@ -172,7 +175,7 @@ class Leadership:
         return await self._write(client, lease, lease.spec.lease_transitions + 1)
 
     async def _write(self, client: Client, lease: Lease | None, transitions: int, holder: str | None = None) -> bool:
-        """Write the lease with us as holder; return False if another controller was faster."""
+        """Write the lease with this controller as holder; return False if another controller was faster."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         known = lease.spec.acquire_time if lease is not None and lease.spec.holder_identity == self._identity else None
         body: dict[str, Any] = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from scheduler_feedback.core.telemetry.placements import Refusal
 
 MOST_LEFT = 1 << 16
-"""Maximum number of ended pods whose node is kept: an agent's last frames arrive after a pod's end."""
+"""Maximum number of ended pods whose node is remembered. An agent's last frames arrive after the end of a pod: they are
+refused because the pod has ended, not kept as frames of a pod that is not known yet."""
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class NodeUsage:
         self.changed: set[str] = set()
 
     def take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
-        """Add a pod. seen: whether the API server has the binding."""
+        """Record that a pod uses the node. seen: whether the API server has the binding."""
         known = self._placed.get(uid)
         if known is not None and known.node == node:
             known.seen |= seen
@@ -59,7 +60,7 @@ class NodeUsage:
         self.changed.add(node)
 
     def leave(self, uid: str) -> None:
-        """Remove a pod, if it uses a node."""
+        """Record that a pod no longer uses its node."""
         known = self._placed.pop(uid, None)
         if known is None:
             return
@@ -73,7 +74,7 @@ class NodeUsage:
         self.changed.add(known.node)
 
     def leave_unseen(self, uid: str) -> None:
-        """Remove a pod that the API server does not have on a node."""
+        """Remove a pod that is assumed on a node, unless the API server has its binding."""
         known = self._placed.get(uid)
         if known is not None and not known.seen:
             self.leave(uid)
@@ -93,8 +94,18 @@ class NodeUsage:
         used = use.used if use is not None else {}
         return {resource: count - used.get(resource, 0) for resource, count in allocatable.items()}
 
+    def free_of_others(self, node: str, allocatable: Mapping[str, int], ours: Container[str]) -> dict[str, int]:
+        """Return the resources that no pod requests except those in `ours` (uids)."""
+        free = dict(allocatable)
+        for uid in self.pods(node):
+            if uid not in ours:
+                for resource, count in self._placed[uid].requests.items():
+                    if resource in free:
+                        free[resource] -= count
+        return free
+
     def digest(self, node: str) -> int:
-        """Return a number that changes with the node's use."""
+        """Return a number that changes when the resources in use on the node change."""
         use = self._use.get(node)
         return hash(tuple(sorted(use.used.items()))) if use is not None else 0
 

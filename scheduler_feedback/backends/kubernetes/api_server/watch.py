@@ -200,7 +200,7 @@ class Watch(Generic[_T]):
 
 
 def _list_of(kind: Any) -> Any:
-    """Return the type of a list of that kind."""
+    """Return the type into which a list of objects of this kind is decoded."""
     return msgspec.defstruct(f"{kind.__name__}List", [("metadata", ListMetadata), ("items", list[kind])], gc=False)
 
 

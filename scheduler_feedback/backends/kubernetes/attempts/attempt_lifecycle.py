@@ -1,6 +1,6 @@
 """Start and stop of attempts: sequences of API requests in the event loop.
 
-Each method works on one attempt and ends by reporting the result to the core. To stop an attempt, set its phase; work
+Each method works on one attempt and ends by reporting the result to the cycle. To stop an attempt, set its phase; work
 in progress checks the phase and gives up.
 """
 
@@ -21,7 +21,13 @@ from scheduler_feedback.backends.kubernetes.attempts.binding import (
     delete_all,
     write_placement,
 )
-from scheduler_feedback.backends.kubernetes.attempts.gang_stop import left_suspended, owner_has_ended, resume, stop
+from scheduler_feedback.backends.kubernetes.attempts.gang_stop import (
+    left_suspended,
+    owner_has_ended,
+    resume,
+    stop,
+    suspend_jobs,
+)
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Attempt,
     DoesNotFitError,
@@ -38,10 +44,10 @@ from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, AttemptUnknown, CancelRequested, Event
 
 PODS_SECONDS = 10.0
-"""How long a start waits for missing pods; an owner recreates them within a second or two."""
+"""Seconds that a start waits for missing pods; an owner recreates them within a second or two."""
 
 RECREATED_SECONDS = 30.0
-"""How long the end of a stopped gang is delayed, so that the gang's slots are kept until its owner has recreated its
+"""Seconds by which the end of a stopped gang is delayed. So the gang keeps its slots until its owner has recreated its
 pods."""
 
 STARTS_AT_ONCE = 128
@@ -56,8 +62,8 @@ _log = logging.getLogger(__name__)
 class AttemptLifecycle:
     """Starts, stops and undoes attempts.
 
-    may_act: returns whether we lead. emit: sends an event to the core. queue_scan: queues the attempt for the next
-    scan. last_pods: by job, its latest pods, which name their owners.
+    may_act: returns whether this controller is the leader. emit: sends an event to the cycle. queue_scan: queues the
+    attempt for the next scan. last_pods: the latest pods of each job, from which its owner is found.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class AttemptLifecycle:
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
 
     def hold(self, attempt: Attempt) -> None:
-        """Record in the cache that the core counts the attempt's pods."""
+        """Record in the cache that the cycle counts the slots of the attempt's pods."""
         for member in attempt.members:
             if member.uid:
                 self._cache.hold(member.uid, place_of(attempt, member))
@@ -82,7 +88,7 @@ class AttemptLifecycle:
     # --- starting ----------------------------------------------------------------------------------------------------
 
     async def start(self, attempt: Attempt, action: StartGang) -> None:
-        """Bind all of the gang's pods as the action says, or none."""
+        """Bind all pods of the gang to the nodes in the action. If one pod cannot be bound, the start fails."""
         gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
         if gang is not None:
             async with self._starting:
@@ -138,7 +144,7 @@ class AttemptLifecycle:
         await delete_all(self._connection.client, [Member(pod.metadata.key, pod.metadata.uid, "", range(0), ())])
 
     async def bind(self, attempt: Attempt) -> None:
-        """Bind the members that are not bound; if one cannot be bound, undo the attempt."""
+        """Bind the gang's pods that are not bound yet; if one cannot be bound, undo the attempt."""
         failures = await bind_all(self._connection.client, attempt, lambda: self._may_bind(attempt))
         if failures:
             attempt.failure = "; ".join(failures[:3])
@@ -162,7 +168,10 @@ class AttemptLifecycle:
         return self._may_act() and attempt.phase is not Phase.STOPPING
 
     async def _all_there(self, attempt: Attempt, seconds: float, phase: Phase) -> Gang | None:
-        """Return the gang once all its pods exist and none is bound; None if that does not happen in time."""
+        """Return the gang once all its pods exist and none is bound.
+
+        Return None after `seconds`, or if the attempt is no longer in `phase`.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
@@ -174,12 +183,8 @@ class AttemptLifecycle:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def undo(self, attempt: Attempt) -> None:
-        """Delete the bound pods, and report to the core that the start failed."""
-        bound = [member for member in attempt.members if member.bound]
-        for member in attempt.members:
-            if not member.bound:
-                self._cache.unassume(member.uid)
-        await delete_all(self._connection.client, bound)
+        """Delete the bound pods, and report to the cycle that the start failed."""
+        await self._delete(attempt)
         if attempt.phase is Phase.STOPPING:  # ``stop`` reports the end
             return
         if attempt.action_id:
@@ -187,22 +192,38 @@ class AttemptLifecycle:
         else:
             self._emit(AttemptUnknown(attempt.job_id, attempt.number))
 
+    async def _delete(self, attempt: Attempt) -> None:
+        """Delete the bound pods of a gang that never ran as a whole. Jobs of running pods are suspended meanwhile."""
+        client = self._connection.client
+        bound = {member.uid: member for member in attempt.members if member.bound}
+        with self._cache.lock:
+            running = [
+                pod
+                for pod in self._cache.pods_of(attempt.key)
+                if pod.metadata.uid in bound and pod.status.phase == "Running"
+            ]
+        for member in attempt.members:
+            if not member.bound:
+                self._cache.unassume(member.uid)
+        suspended = await suspend_jobs(client, running)
+        of_jobs = {pod.metadata.uid for pod in running if pod.owner is not None and pod.owner.uid in suspended}
+        await delete_all(client, [member for uid, member in bound.items() if uid not in of_jobs])
+        if suspended:
+            await self._gone(attempt)
+        for path in suspended.values():
+            await resume(client, path)
+
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     async def stop(self, attempt: Attempt, action: StopGang) -> None:
-        """Stop the gang in a way that its owner tolerates; if there is no such way, report why and leave the gang
-        running.
-        """
+        """Stop the gang in a way that its owner tolerates; else report why not and leave it running."""
         client, cache = self._connection.client, self._cache
         with cache.lock:
             uids = {member.uid for member in attempt.members if member.uid}
             pods = [pod for pod in cache.pods_of(attempt.key) if pod.metadata.uid in uids]
-        # Pods that never ran lose nothing by a deletion, and no budget counts unhealthy pods.
+        # Pods that never ran together lose nothing by a deletion, and no budget counts unhealthy pods.
         if attempt.probe or not attempt.reported:
-            for member in attempt.members:
-                if not member.bound:
-                    cache.unassume(member.uid)
-            await delete_all(client, [member for member in attempt.members if member.bound])
+            await self._delete(attempt)
             await self._gone(attempt)
             self._emit(ended(attempt))
             return

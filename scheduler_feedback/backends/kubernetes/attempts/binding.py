@@ -41,9 +41,9 @@ async def write_placement(client: Client, path: str, attempt: Attempt, may_act: 
 
 
 async def bind_all(client: Client, attempt: Attempt, may_act: Callable[[], bool]) -> list[str]:
-    """Bind every member that is not bound; return the error of each pod that could not be bound.
+    """Bind every pod of the attempt that is not bound; return the error of each pod that could not be bound.
 
-    may_act: returns whether we still lead; if not, no further request is sent.
+    may_act: returns whether this controller is still the leader; if not, no further request is sent.
     """
     binding = [bind_one(client, attempt, member, may_act) for member in attempt.members if not member.bound]
     # Most gangs are single pods; another task for each would cost a tenth of the binding.
@@ -104,7 +104,7 @@ async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) 
 async def create_once(client: Client, path: str, body: dict[str, Any], may_act: Callable[[], bool]) -> str:
     """Create a pod and return its uid. An existing pod of that name comes from an earlier request that got no response.
 
-    Raises BackendError if the server refuses it, or if we no longer lead.
+    Raises BackendError if the server refuses it, or if this controller is no longer the leader.
     """
     pause = _PAUSE_SECONDS
     while may_act():

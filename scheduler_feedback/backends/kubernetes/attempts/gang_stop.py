@@ -1,15 +1,18 @@
-"""Stop of a gang so that its owner restarts it: by eviction, or by suspending and resuming a Job.
+"""Stop of a gang so that its owner restarts it: by suspending and resuming a Job, or by eviction.
 
 Disruption budgets are checked first for all pods together, because a gang is stopped whole or not at all: a budget may
-allow each eviction alone and still not all of them. A Job counts an evicted pod as a failure unless its
-podFailurePolicy ignores disruptions, and gives up after backoffLimit failures. A Job without such a policy is
-suspended, which does not count (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job), and
-resumed once its pods are gone.
+allow each eviction alone and still not all of them. A Job is suspended, and resumed once its pods are gone
+(https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job). An evicted pod would count as a
+failure, for which a Job gives up after backoffLimit, unless its podFailurePolicy ignores disruptions. Even then, each
+evicted pod doubles the time that the Job controller waits before it creates new pods: 10 s for one pod, 80 s for four,
+10 minutes from seven on. A Job of another controller, such as a JobSet, cannot be suspended by others; its pods are
+evicted if it ignores disruptions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,8 +31,12 @@ from scheduler_feedback.backends.kubernetes.objects.objects import (
     Requirement,
 )
 
+_log = logging.getLogger(__name__)
+
 SUSPENDED = f"{OURS}suspended"
 """Label of a Job that we have suspended and that the current leader must resume."""
+
+_SUSPEND = {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": {"suspend": True}}
 
 _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -58,7 +65,7 @@ class JobStatus(Part):
 
 
 class Job(Part):
-    """Job of batch/v1."""
+    """A Job (batch/v1), which owns pods and recreates them."""
 
     metadata: Metadata
     spec: JobSpec = msgspec.field(default_factory=JobSpec)
@@ -95,7 +102,7 @@ class BudgetStatus(Part):
 
 
 class Budget(Part):
-    """policy/v1 PodDisruptionBudget."""
+    """A PodDisruptionBudget (policy/v1), which limits evictions."""
 
     metadata: Metadata
     spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
@@ -146,7 +153,7 @@ def _owners(pods: Iterable[Pod]) -> list[tuple[str, OwnerReference]]:
 
 
 async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -> list[str]:
-    """Stop these pods of a gang in a way that their owners tolerate. pods: the members' pods, from the cache.
+    """Stop these pods of a gang in a way that their owners tolerate. pods: newest copies of these pods, from the cache.
 
     Returns the paths of the suspended Jobs, which must be resumed. Raises BackendError with the reason if a disruption
     budget forbids the stop or an owner would count it as a failure; then nothing is stopped.
@@ -158,10 +165,10 @@ async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -
             continue
         path = job_path(namespace, owner.name)
         job = await client.get(path, _jobs)
-        if job.ignores_disruptions:
-            continue
         parent = next((one for one in job.metadata.owner_references or () if one.controller), None)
         if parent is not None:
+            if job.ignores_disruptions:
+                continue
             raise BackendError(
                 f"stopping it would count as a failure of Job {owner.name}, which belongs to {parent.kind} "
                 f"{parent.name}: give the Job a podFailurePolicy that ignores DisruptionTarget"
@@ -174,15 +181,38 @@ async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -
         if why := forbidden(evicted, budgets.items):
             raise BackendError(why)
     for path, _ in suspended:
-        await client.patch(path, {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": {"suspend": True}})
+        await client.patch(path, _SUSPEND)
     of_jobs = {job.metadata.uid for _, job in suspended}
     left_to_job = {pod.metadata.uid for pod in pods if pod.owner is not None and pod.owner.uid in of_jobs}
     await asyncio.gather(*(_evict_at_last(client, member) for member in living if member.uid not in left_to_job))
     return [path for path, _ in suspended]
 
 
+async def suspend_jobs(client: Client, pods: Iterable[Pod]) -> dict[str, str]:
+    """Suspend the Jobs of these pods, except those of other controllers. Return the path of each by uid.
+
+    A suspended Job deletes its pods and counts none of them. If others delete a pod that ends with code 0 at SIGTERM,
+    the Job may count its index as completed, and never creates it again.
+    """
+    suspended = {}
+    for namespace, owner in _owners(pods):
+        if owner.kind != "Job":
+            continue
+        path = job_path(namespace, owner.name)
+        try:
+            job = await client.get(path, _jobs)
+            if any(one.controller for one in job.metadata.owner_references or ()):
+                continue
+            await client.patch(path, _SUSPEND)
+        except BackendError as error:
+            _log.warning("Job %s cannot be suspended: %s", path, error)
+        else:
+            suspended[owner.uid] = path
+    return suspended
+
+
 def forbidden(pods: Iterable[Pod], budgets: Iterable[Budget]) -> str:
-    """Return which budget forbids the eviction of all these pods; '' if none does. Pure."""
+    """Return which budget forbids the eviction of all these pods; '' if none does."""
     pods = list(pods)
     for budget in budgets:
         selector = budget.spec.selector
@@ -202,7 +232,7 @@ def forbidden(pods: Iterable[Pod], budgets: Iterable[Budget]) -> str:
 
 
 async def _evict(client: Client, member: Member) -> None:
-    """Request the eviction of one pod; one that is gone is ignored. Raises RefusedError if a budget forbids it."""
+    """Request the eviction of one pod, if it still exists. Raises RefusedError if a budget forbids it."""
     namespace, _, name = member.name.partition("/")
     body: dict[str, Any] = {
         "apiVersion": "policy/v1",
@@ -218,7 +248,7 @@ async def _evict(client: Client, member: Member) -> None:
 
 
 async def _evict_at_last(client: Client, member: Member) -> None:
-    """Evict a pod and retry while a budget forbids it: once one pod of a gang is evicted, the others must follow."""
+    """Evict a pod, and retry while a budget forbids it, because other pods of its gang are already evicted."""
     pause = _PAUSE_SECONDS
     while True:
         try:
@@ -235,7 +265,7 @@ async def _evict_at_last(client: Client, member: Member) -> None:
 
 
 async def resume(client: Client, path: str) -> None:
-    """Resume a Job that we suspended; one that is gone is ignored."""
+    """Resume a Job that gangwatch suspended. Does nothing if the Job is gone."""
     pause = _PAUSE_SECONDS
     while True:
         try:

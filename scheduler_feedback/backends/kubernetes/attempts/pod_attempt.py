@@ -1,4 +1,4 @@
-"""An attempt: the pods of a gang that were bound together, and the state of each. Pure.
+"""An attempt: the pods of a gang that were bound together, and the state of each. No I/O.
 
 A member is a place in the gang: its ranks, its node, and its current pod. A deleted pod leaves a hole. The owner's
 replacement pod fills it, so a gang keeps its slots when it loses a member.
@@ -30,7 +30,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, RankExit, RankFailed, RankSeen
 from scheduler_feedback.core.job import Slot
 
-_UNKNOWN_FAILURE = 1
+UNKNOWN_FAILURE = 1
 """Exit code of a failed pod that has none (after a deadline or an eviction)."""
 
 
@@ -63,10 +63,10 @@ class Member:
     """One pod of the gang and its ranks. The pod may be missing."""
 
     name: str
-    """'NAMESPACE/NAME' of its current or latest pod."""
+    """'NAMESPACE/NAME' of the member's current or latest pod."""
 
     uid: str
-    """Uid of the pod; '' if the rank has no pod."""
+    """Uid of the member's pod; '' while the pod is missing."""
 
     node: str
     ranks: range
@@ -84,14 +84,14 @@ class Member:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of a gang."""
+    """One attempt of a gang, with its pods and their states."""
 
     job_id: str
     number: int
     """Number of the attempt in the cycle's state."""
 
     key: str
-    """Key of the gang."""
+    """Key of the attempt's gang: 'NAMESPACE/NAME' of its group, or of its only pod."""
 
     placement: tuple[Slot, ...]
     phase: Phase = Phase.BINDING
@@ -109,11 +109,11 @@ class Attempt:
     """Whether the attempt's pod is a probe."""
 
     beyond: bool = False
-    """Whether the attempt is of a pod beyond the least number of pods of its group."""
+    """Whether the attempt is of a single pod that exceeds its group's least number of pods."""
 
 
 class DoesNotFitError(Exception):
-    """A pod of the gang cannot go where the core placed it. node: '' if no single node is the cause."""
+    """A pod of the gang cannot go where the cycle placed it. node: '' if no single node is the cause."""
 
     def __init__(self, why: str, node: str = "", constraint: str = "") -> None:
         super().__init__(why)
@@ -123,8 +123,8 @@ class DoesNotFitError(Exception):
 def assign(cache: InformerCache, pods: Sequence[Pod], placement: Sequence[Slot]) -> list[Member]:
     """Assign each pod of a gang to a node and reserve its resources in the cache; on error change nothing.
 
-    GPU pods go to the core's slots. A pod without GPUs goes to the first node of the gang with enough room, else to any
-    node with enough room. Raises DoesNotFitError.
+    GPU pods get the slots that the cycle has chosen. A pod without GPUs gets the first node of the gang with enough
+    room, else any node with enough room. Raises DoesNotFitError.
     """
     members: list[Member] = []
     with cache.lock:
@@ -163,10 +163,11 @@ def _assign_anywhere(cache: InformerCache, pod: Pod, near: Iterable[str]) -> Mem
 
 def _put(cache: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]) -> Member:
     constraint = constraint_of(pod)
-    why = cache.why_not(constraint, node)
-    if not why and len(ranks) > cache.free_of(node).get(constraint.resource, 0):
-        why = f"{constraint.resource}: {len(ranks)} requested, {cache.free_of(node).get(constraint.resource, 0)} free"
-    if why:
+    if why := cache.why_not(constraint, node):  # the cycle gets the reason with the next report of the node
+        raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}")
+    free = cache.free_of(node).get(constraint.resource, 0)
+    if len(ranks) > free:
+        why = f"{constraint.resource}: {len(ranks)} requested, {free} free"
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)
     cache.assume(pod, node)
     return Member(pod.metadata.key, pod.metadata.uid, node, ranks, slots)
@@ -248,7 +249,7 @@ def _ranks_written(pod: Pod) -> range:
 
 
 def scan_attempt(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
-    """Update a bound attempt and return the events that the core does not have yet. pods: the gang's pods, by uid."""
+    """Update a bound attempt and return the events that the cycle does not have yet. pods: the gang's pods, by uid."""
     for member in attempt.members:
         if member.hole or member.over:
             continue
@@ -271,7 +272,7 @@ def scan_attempt(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
     if failed is not None and attempt.reported and attempt.phase is Phase.BOUND and not attempt.failure:
         attempt.failure = f"pod {failed.name} failed"
         rank = failed.ranks.start if len(failed.ranks) else 0
-        return [RankFailed(job_id, number, rank, failed.exit_code or _UNKNOWN_FAILURE)]
+        return [RankFailed(job_id, number, rank, failed.exit_code or UNKNOWN_FAILURE)]
     return []
 
 
@@ -310,7 +311,7 @@ def exit_code_of(pod: Pod) -> int:
     for status in pod.status.container_statuses or ():
         if status.state.terminated is not None and status.state.terminated.exit_code:
             return status.state.terminated.exit_code
-    return _UNKNOWN_FAILURE
+    return UNKNOWN_FAILURE
 
 
 def rejected(attempt: Attempt, pods: Mapping[str, Pod]) -> str:
@@ -327,7 +328,7 @@ def rejected(attempt: Attempt, pods: Mapping[str, Pod]) -> str:
 
 
 def renumbered(attempts: Collection[Attempt], slots_of: Mapping[str, int]) -> list[AttemptRunning]:
-    """Give attempts whose slots no longer exist on their node other slot numbers; only the number of slots matters.
+    """Assign new slot numbers to attempts whose slots no longer exist on their node. Only the number of slots matters.
 
     slots_of: nodes that have changed, with their current number of slots.
     """

@@ -1,8 +1,8 @@
-"""Probes: pods that measure a quarantined node, with all its GPUs, before another pod may use it. Pure.
+"""Probes: pods that measure a quarantined node, with all its GPUs, before another pod may use it. No I/O.
 
 Probes are the only pods that the controller creates itself: in its own namespace and already bound, so that no
-scheduler sees them and our taint does not keep them away. The policy's probe command runs once; exit code 0 is a pass.
-Probes have the annotations of every pod that we bind, so the next controller adopts them.
+scheduler sees them and gangwatch's taint does not keep them away. The policy's probe command runs once; exit code 0 is
+a pass. Probes have the annotations of every pod that we bind, so the next controller adopts them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, RA
 from scheduler_feedback.core.actions import StartGang
 
 PROBE = f"{OURS}probe"
-"""Label of a probe's pod: the job's id."""
+"""Label of a probe's pod. Its value is the id of the probe's job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Constraints on a pod's nodes: selectors, required node affinity, taints; and refusal of unsupported ones. Pure.
+"""Constraints on a pod's nodes: selectors, required node affinity, taints; and refusal of unsupported ones. No I/O.
 
 Source: https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/ and .../taint-and-toleration/
 """
@@ -31,7 +31,7 @@ _MIG = "nvidia.com/mig-"
 
 
 def is_accelerator(resource: str) -> bool:
-    """Return whether we count the resource's units as slots: whole GPUs and MIG profiles."""
+    """Return whether the units of the resource are slots: whole GPUs and MIG profiles."""
     return resource == _GPU or resource.startswith(_MIG)
 
 
@@ -40,7 +40,7 @@ class Constraint:
     """Conditions that a node must meet for a pod; gangs with equal conditions share one Constraint."""
 
     name: str
-    """Digest of the other fields."""
+    """Name of the constraint: a digest of its other fields."""
 
     resource: str
     """Name of the accelerator's resource, for example 'nvidia.com/gpu'."""
@@ -49,7 +49,7 @@ class Constraint:
     """Labels that the node must have."""
 
     terms: tuple[NodeTerm, ...] | None
-    """Terms of the required node affinity, one of which must hold; None: no required affinity."""
+    """Terms of the required node affinity. The node must meet one of them; None: no required affinity."""
 
     tolerations: tuple[Toleration, ...]
     """Tolerations of taints that keep pods away."""
@@ -58,7 +58,7 @@ class Constraint:
     """Other resources that the pod requests, in the units of ``quantities``."""
 
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()
-    """For each volume with a node affinity, its terms, one of which must hold."""
+    """Node affinity terms of each volume that has a node affinity. For each volume, the node must meet one term."""
 
 
 def constraint_of(pod: Pod) -> Constraint:
@@ -100,7 +100,7 @@ def _required_affinity(affinity: Affinity | None) -> tuple[NodeTerm, ...] | None
 def why_not(constraint: Constraint, node: Node, free: Mapping[str, int]) -> str:
     """Return why a pod of the constraint cannot go to the node; '' if it can.
 
-    free: resources of the node that no pod requests. The accelerator is not checked, because the core counts it.
+    free: resources of the node that the pod may use. The accelerator is not checked, because the cycle counts it.
     """
     labels = node.metadata.labels or {}
     for key, value in constraint.selector:
@@ -119,10 +119,24 @@ def why_not(constraint: Constraint, node: Node, free: Mapping[str, int]) -> str:
     return ""
 
 
-def _keeps_away(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
-    """Return whether the taint keeps the pod away.
+def room_for(constraint: Constraint, free: Mapping[str, int]) -> int:
+    """Return for how many pods of the constraint these resources suffice. The accelerator is not counted."""
+    return min((max(free.get(name, 0), 0) // count for name, count in constraint.requests if count), default=_NO_LIMIT)
 
-    Taints of gangwatch do not: the core keeps its pods off those nodes, and its probes must run there.
+
+def share_of(constraint: Constraint, emptied: Mapping[str, int]) -> float:
+    """Return the largest part of any of these resources that one pod of the constraint requests: 1 is all of it."""
+    parts = (count / emptied[name] for name, count in constraint.requests if count and emptied.get(name, 0) > 0)
+    return max(parts, default=0.0)
+
+
+_NO_LIMIT = 1 << 31
+
+
+def _keeps_away(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
+    """Return whether the taint keeps the pod away from its node.
+
+    Taints of gangwatch do not count: the cycle places only probes on nodes with these taints.
     """
     if taint.effect not in _KEEPS_AWAY or taint.key.startswith(OURS):
         return False

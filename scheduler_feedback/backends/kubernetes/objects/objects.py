@@ -1,4 +1,4 @@
-"""Kubernetes objects as partial structs, so that fifty thousand pods take only the memory of the fields that we use.
+"""Kubernetes objects as partial structs, with only the fields that gangwatch uses, to save memory in large clusters.
 
 Field names and meanings: https://kubernetes.io/docs/reference/kubernetes-api/. Fields that are not listed here are
 skipped while decoding.
@@ -14,9 +14,7 @@ import msgspec
 
 
 class Part(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
-    """A part of an object, in Kubernetes' spelling. Parts do not refer to the object that contains them, so there are
-    no reference cycles to collect.
-    """
+    """Base class of Kubernetes objects and their parts, with the field names of Kubernetes."""
 
 
 class OwnerReference(Part):
@@ -46,7 +44,7 @@ class Metadata(Part):
 
     @property
     def key(self) -> str:
-        """'NAMESPACE/NAME', or 'NAME' without a namespace; always the same string object."""
+        """'NAMESPACE/NAME', or 'NAME' without a namespace; interned."""
         return intern(f"{self.namespace}/{self.name}" if self.namespace else self.name)
 
 
@@ -218,14 +216,16 @@ class PodStatus(Part):
 
 
 _MOST_SHARED = 4096
-"""Maximum number of parts kept for sharing: far more than the kinds of pods at one time; a gang's pods are listed
-together."""
+"""Maximum number of lists and mappings that are kept so that equal pods can share them. At the limit all are dropped,
+which costs little memory: the API server lists a gang's pods one after the other."""
 
 _shared: dict[tuple[type, bytes], Any] = {}
 
 
 def _share(parts: Any) -> Any:
-    """Share one list or mapping among pods with equal ones, as in a gang; this saves most of the pods' memory."""
+    """Return an equal list or mapping that other pods already have, if there is one. Pods of a gang share their parts,
+    which saves most of their memory.
+    """
     if not parts:
         return parts
     key = type(next(iter(parts))), msgspec.msgpack.encode(parts)
@@ -277,7 +277,7 @@ class ClaimStatus(Part):
 
 
 class Claim(Part):
-    """PersistentVolumeClaim."""
+    """A PersistentVolumeClaim of Kubernetes."""
 
     metadata: Metadata
     spec: ClaimSpec = msgspec.field(default_factory=ClaimSpec)
@@ -293,7 +293,7 @@ class StoredVolumeSpec(Part):
 
 
 class StoredVolume(Part):
-    """PersistentVolume."""
+    """A PersistentVolume of Kubernetes."""
 
     metadata: Metadata
     spec: StoredVolumeSpec = msgspec.field(default_factory=StoredVolumeSpec)
@@ -309,9 +309,13 @@ class PodGroupSpec(Part):
     min_member: int | None = None
 
 
+class GroupCondition(Condition):
+    last_transition_time: str = ""
+
+
 class PodGroupStatus(Part):
     phase: str = ""
-    conditions: list[Condition] | None = None
+    conditions: list[GroupCondition] | None = None
 
 
 class PodGroup(Part):
@@ -340,7 +344,7 @@ class QueueSpec(Part):
 
 
 class Queue(Part):
-    """A queue of the cluster, of our kind (queues.gangwatch.io)."""
+    """A queue that an object of gangwatch (queues.gangwatch.io) defines in the cluster."""
 
     metadata: Metadata
     spec: QueueSpec = msgspec.field(default_factory=QueueSpec)

@@ -1,4 +1,4 @@
-"""Gangs of other schedulers: recognised by annotations on pods, observed while they run, never changed. Pure.
+"""Gangs of other schedulers: recognised by annotations on pods, observed while they run, never changed. No I/O.
 
 Gang of a pod, by the first of these that it has:
 
@@ -31,8 +31,8 @@ from scheduler_feedback.core.events import AttemptEnded, Event, Hosted, RankExit
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot
 
 SETTLED_SECONDS = 3.0
-"""How long a gang's pods must be unchanged and all running before the gang is observed: gangs of other schedulers start
-pod by pod."""
+"""Seconds for which all pods of a gang must run unchanged before the gang is observed. Other schedulers start the pods
+of a gang one by one."""
 
 _ANNOTATIONS = (
     ("kai", "pod-group-name"),
@@ -49,11 +49,11 @@ _LABELS = (
 )
 _QUEUES = ("kai.scheduler/queue", "kueue.x-k8s.io/queue-name", "volcano.sh/queue-name")
 _MOST_NUMBERS = 20_000
-"""Maximum number of gangs whose latest attempt number is kept: far more than the ended jobs that the core keeps."""
+"""Maximum number of gangs whose latest attempt number is kept: far more than the ended jobs that the cycle keeps."""
 
 
 def gang_of(pod: Pod) -> str:
-    """Return the core's name of the pod's gang: 'NAMESPACE.NAME.KIND'."""
+    """Return the cycle's name of the pod's gang: 'NAMESPACE.NAME.KIND'."""
     metadata = pod.metadata
     found = [(kind, metadata.annotation(key)) for kind, key in _ANNOTATIONS]
     found += [(kind, metadata.label(key)) for kind, key in _LABELS[:4]]
@@ -84,7 +84,7 @@ class _Gang:
     """Bound pods that have not ended, by uid."""
 
     members: dict[str, _Member] = field(default_factory=dict)
-    """Pods, by uid, of the attempt that the core has; empty if the core has no attempt."""
+    """Pods of the gang's attempt in the cycle's state, by uid; empty if there is no attempt."""
 
     attempt: int = 0
     since: float = 0.0
@@ -106,7 +106,7 @@ class ExternalGangs:
     # --- from the watch ----------------------------------------------------------------------------------------------
 
     def pod_changed(self, before: Pod | None, after: Pod | None, now: float) -> None:
-        """Update from a change of a pod. now: seconds of a monotonic clock."""
+        """Update the gangs after a pod has changed. now: seconds of a monotonic clock."""
         with self._cache.lock:
             if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
                 self._gone(before, None, now)
@@ -130,7 +130,7 @@ class ExternalGangs:
         self._unsettled.add(name)
 
     def _gone(self, pod: Pod, exit_code: int | None, now: float) -> None:
-        """Remove a pod that no longer holds its node. exit_code: None if the pod has disappeared."""
+        """Remove a pod that no longer uses its node. exit_code: None if the pod has disappeared."""
         name, uid = gang_of(pod), pod.metadata.uid
         gang = self._gangs.get(name)
         if gang is None or gang.pods.pop(uid, None) is None:
@@ -148,7 +148,7 @@ class ExternalGangs:
             del self._gangs[name]
 
     def _number(self, pod: Pod) -> None:
-        """Give the pod the lowest free slot numbers of its node; only the number of slots matters."""
+        """Assign the pod the lowest free slot numbers of its node. Only the number of slots matters."""
         taken = self._taken.setdefault(pod.spec.node_name, set())
         count = slots_of(pod)
         free = (number for number in range(len(taken) + count) if number not in taken)
@@ -160,7 +160,9 @@ class ExternalGangs:
     # --- for the core ------------------------------------------------------------------------------------------------
 
     def events(self, holding: Iterable[tuple[str, int]], now: float) -> list[Event]:
-        """Return the events that the core does not have yet. holding: the attempts that run according to the core."""
+        """Return the events that the cycle does not have yet. holding: the attempts that hold slots in the cycle's
+        state.
+        """
         with self._cache.lock:
             events, self._pending = self._pending, []
             for job_id, attempt in holding:
@@ -204,7 +206,7 @@ class ExternalGangs:
         return [*events, Hosted(name, gang.attempt, _spec(name, first, len(placement)), tuple(placement), began_ns)]
 
     def _end(self, name: str, gang: _Gang) -> None:
-        """End the attempt: its pods have changed or ended."""
+        """End the gang's attempt, because its pods have changed or ended."""
         exits, first = [], 0
         for member in gang.members.values():
             exits += [RankExit(rank, member.exit_code) for rank in range(first, first + len(member.slots))]

@@ -27,7 +27,8 @@ MOST_CHARACTERS = 64
 """Maximum length of a quantity. The API server's canonical form is shorter."""
 
 MOST_EXPONENT = 40
-"""Maximum exponent of ten. The API server caps amounts at 2^63 - 1 and rounds up to 1e-9 (resource.Quantity)."""
+"""Maximum exponent of ten in a quantity. The API server caps amounts at 2^63 - 1 and rounds up to 1e-9
+(resource.Quantity)."""
 
 MOST = 2**63 - 1
 
@@ -118,7 +119,7 @@ def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sum of all mappings."""
+    """Return the total amount of each resource in all mappings."""
     total: dict[str, int] = {}
     for part in parts:
         _add(total, part)

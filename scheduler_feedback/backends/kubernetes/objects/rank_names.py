@@ -1,4 +1,4 @@
-"""Renaming of the agents' frames: pods become ranks of the core's gangs. Pure.
+"""Renaming of the agents' frames: pods become ranks of the cycle's gangs. No I/O.
 
 An agent learns a process's pod from its control group, and nothing else about its gang. It calls the pod a gang,
 'pod-UID', and uses the rank that the process reports. The controller placed the pod, so it has the pod's gang, attempt
@@ -27,7 +27,7 @@ from agent.schema.frame import (
 )
 
 _NO_ATTEMPT = -1
-"""Attempt number of a member whose column has none. It means the newest attempt."""
+"""Attempt number of a rank for which the agent reports none. It means the newest attempt."""
 
 POD = "pod-"
 """Prefix of the agents' names of gangs that are pods (agent/rank_attribution.py)."""
@@ -45,10 +45,12 @@ class Place:
 
 @dataclass(slots=True)
 class _Node:
-    """Latest frame of a node, and the ranks of pods that it names.
+    """Latest frame of a node, and the ranks of pods that the node reports.
 
-    in_layout: ranks of pods in the layout. claims: ranks of pods in recent records. names: new name of each of these
-    ranks. received, renamed: records as received and as renamed.
+    in_layout: ranks of pods that the node's layout names. claims: ranks of pods that recent records of the node name.
+    names: new name (gang and rank) of each rank in `in_layout` or `claims`. received: the frame's records as the agent
+        sent them.
+    renamed: the same records with the new names.
     """
 
     layout_id: str = ""
@@ -62,10 +64,10 @@ class _Node:
 
 
 class RankNames:
-    """Renamer of the pods in frames. Used only by the thread that reads the frames.
+    """Converter of the pods in frames to the ranks of their gangs. Used only by the thread that reads the frames.
 
-    place_of: returns a pod's place by uid; None if we did not place it. version: returns a number that changes whenever
-    a result of place_of may have changed.
+    place_of: returns a pod's place by uid; None if gangwatch did not place it. version: returns a number that changes
+    whenever a result of place_of may have changed.
     """
 
     MOST_CLAIMS = 4096
@@ -115,11 +117,11 @@ class RankNames:
         return new
 
     def _names(self, node: str, claims: Iterable[Member]) -> dict[Member, Member]:
-        """Return the new name of each member. In a pod, only claims of the newest attempt count: a restart increments
-        the attempt number.
+        """Return the new name of each rank that the node reports for pods.
 
-        A pod's claims are mapped to its own ranks by their order: in a pod with ranks 8 to 15 that reports 0 to 7, 0
-        becomes 8. A claim to a rank that another member has is not renamed.
+        In a pod, only ranks of the newest attempt get a name: a restart increments the attempt number. A pod's
+        reported ranks are mapped to its own ranks by their order: in a pod with ranks 8 to 15 that reports 0 to 7, 0
+        becomes 8. If two reported ranks would get the same name, only the lower one is renamed.
         """
         by_pod: dict[str, list[Member]] = {}
         for claim in claims:
@@ -140,13 +142,13 @@ class RankNames:
 
 
 def _claims(layout: Layout) -> Iterator[Member]:
-    """Yield each rank that a column of the layout names with its pod. Each rank is yielded once."""
+    """Yield once each rank of a pod that a series of the layout names."""
     columns = (column for part in (layout.gauges, layout.counters) for column in part)
     yield from dict.fromkeys(member for column in columns if (member := _member(column.labels)) is not None)
 
 
 def _member(labels: Iterable[tuple[str, str]]) -> Member | None:
-    """Return the member that a column belongs to, if it is a rank of a pod."""
+    """Return the rank of a pod that the labels of a series name; None if they name none."""
     named = dict(labels)
     gang, rank, attempt = named.get("gang", ""), named.get("rank", ""), named.get("attempt", "")
     if not gang.startswith(POD) or not rank.isdecimal() or not (attempt.isdecimal() or not attempt):

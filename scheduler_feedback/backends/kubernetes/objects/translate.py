@@ -1,4 +1,4 @@
-"""Translation of pods, nodes, groups and queues into the core's jobs, nodes and queues. Pure.
+"""Translation of pods, nodes, groups and queues into the cycle's jobs, nodes and queues. No I/O.
 
 A gang is the pods of a PodGroup; a pod without a group is a gang of one. Ranks are GPUs: a pod that requests eight is a
 group of eight ranks on one node. Only the number of slots matters, not which ones: the kubelet's device manager chooses
@@ -25,7 +25,7 @@ from scheduler_feedback.backends.kubernetes.objects.constraints import (
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Node, Pod, PodGroup, Queue
 from scheduler_feedback.backends.kubernetes.objects.quantities import amounts, requests_of
 from scheduler_feedback.core import state as core
-from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.cluster import Level, Limit
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Group, JobSpec
 from scheduler_feedback.policies.intake.job_admission import malformed
@@ -48,7 +48,7 @@ RANK = f"{OURS}rank"
 SLOTS = f"{OURS}slots"
 PLACEMENT = f"{OURS}placement"
 BEYOND = f"{OURS}beyond-least"
-"""Annotation of a pod that was bound beyond the least number of its group."""
+"""Annotation of a pod that was bound when its group already had its least number of pods."""
 
 ARRAY = f"{OURS}array"
 ARRAY_PARALLEL = f"{OURS}array-parallel"
@@ -68,7 +68,8 @@ _RETRIES_BY_OWNER = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class TopologyLabels:
-    """Name of the node label that contains a node's domain, for each level; '' if the cluster has no such level.
+    """Names of the node labels that locate a node in the network, one for each level; '' if the cluster has no such
+    level.
 
     NVIDIA's GPU feature discovery sets nvidia.com/gpu.clique on nodes that share an NVLink domain.
     """
@@ -85,7 +86,7 @@ class Gang:
     """A gang, built from Kubernetes' objects."""
 
     job_id: str
-    """Job id in the core."""
+    """Id of the job in the cycle's state."""
 
     key: str
     """'NAMESPACE/NAME' of the gang's group, or of its only pod."""
@@ -94,7 +95,7 @@ class Gang:
     """Pods in the order of their ranks."""
 
     constraint: Constraint | None
-    """Constraint of the gang's GPU pods, if all have the same."""
+    """Constraint of the gang's GPU pods; None if their constraints differ."""
 
     refused: str
     """Reason why the gang is not scheduled; '' if it is scheduled."""
@@ -104,13 +105,13 @@ class Gang:
 
     grouped: bool
     beyond: tuple[Pod, ...] = ()
-    """Pods beyond the group's least number; each is a separate gang once all the others are bound."""
+    """Pods that exceed the group's least number of pods. Each becomes a gang of one once all other pods are bound."""
 
     array_of: str = ""
-    """Name of the array that the gang belongs to; '' for none."""
+    """Name of the job array that the gang belongs to; '' for none."""
 
     array_index: int = 0
-    """Index of the gang in its array."""
+    """Index of the gang in its job array."""
 
 
 def group_of(pod: Pod) -> str:
@@ -132,7 +133,7 @@ def slots_of(pod: Pod) -> int:
 
 
 def rank_key(pod: Pod) -> tuple[object, ...]:
-    """Return the sort key of pods for the placement along the network: launchers first, then role, index, name."""
+    """Return the sort key that orders a gang's pods by rank: launchers first; the others by role, index and name."""
     metadata = pod.metadata
     role = next((value for label in _ROLE_LABELS if (value := metadata.label(label))), "")
     indices = tuple(index for label in _INDEX_LABELS if (index := whole(metadata.label(label))) is not None)
@@ -148,7 +149,7 @@ def _split(name: str) -> list[str]:
 
 
 def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
-    """Return the gang of a group; its spec is None until the group's least number of pods exists.
+    """Return the gang of a group; its spec is None while fewer pods exist than the group needs.
 
     Bound pods stay members when pods are added; the unbound pods follow in the order of their ranks.
     """
@@ -167,7 +168,7 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
 
 
 def beyond(pod: Pod, group: PodGroup) -> Gang:
-    """Return the gang of a pod beyond its group's least number: it starts and ends alone, wherever there is room.
+    """Return a gang of one: a pod that exceeds its group's least number of pods. It starts and ends alone.
 
     The pod is never moved: its owner could not recreate it without all other pods of the group.
     """
@@ -188,7 +189,7 @@ def beyond(pod: Pod, group: PodGroup) -> Gang:
 
 
 def lone(pod: Pod) -> Gang:
-    """Return the gang of a pod without a group."""
+    """Return the gang of one for a pod without a group."""
     if pod.spec.scheduling_gates:
         return Gang(job_id_of(pod.metadata), pod.metadata.key, (pod,), None, "", None, False)
     return _gang(job_id_of(pod.metadata), pod.metadata.key, (pod,), pod.metadata, False)
@@ -217,9 +218,10 @@ def _gang(job_id: str, key: str, pods: tuple[Pod, ...], declared: Metadata, grou
 
 
 def _array(pod: Pod, declared: Metadata) -> tuple[str, int]:
-    """Return the array of a gang and the gang's index in it; ('', 0) for none.
+    """Return (name of the gang's job array, index of the gang in the array); ('', 0) if it belongs to no array.
 
-    It is the declared array, else the Job that owns the pod if a limit is declared.
+    An annotation names the array. If the only annotation is the limit on parallel gangs, the pods of one owner (for
+    example a Job) form an array.
     """
     name = declared.annotation(ARRAY)
     indices = (whole(pod.metadata.label(label)) for label in _INDEX_LABELS)
@@ -304,7 +306,7 @@ def _level(metadata: Metadata, key: str) -> Level | None:
 
 
 def ranks_of(pods: Sequence[Pod]) -> list[range]:
-    """Return the ranks of each pod; none for a pod without GPUs."""
+    """Return the range of ranks of each pod; an empty range for a pod without GPUs."""
     found, first = [], 0
     for pod in pods:
         count = slots_of(pod)
@@ -330,8 +332,10 @@ def resource_of(node: Node) -> str:
     return max(sorted(held), key=lambda name: held[name], default="")
 
 
-def node_seen(node: Node, slots: int, refuses: tuple[str, ...], labels: TopologyLabels) -> NodeSeen:
-    """Return the node, converted to the core's type, with this number of slots."""
+def node_seen(
+    node: Node, slots: int, refuses: tuple[str, ...], labels: TopologyLabels, limits: tuple[Limit, ...] = ()
+) -> NodeSeen:
+    """Return the node, converted to the cycle's type, with this number of slots."""
     metadata = node.metadata
     resource = resource_of(node)
     product = metadata.label(labels.gpu_type) if labels.gpu_type else ""
@@ -346,6 +350,7 @@ def node_seen(node: Node, slots: int, refuses: tuple[str, ...], labels: Topology
         rail=metadata.label(labels.rail) if labels.rail else "",
         island=metadata.label(labels.island) if labels.island else "",
         refuses=refuses,
+        limits=limits,
     )
 
 
@@ -353,7 +358,7 @@ def node_seen(node: Node, slots: int, refuses: tuple[str, ...], labels: Topology
 
 
 def with_queues(policy: core.Policy, queues: Iterable[Queue]) -> core.Policy:
-    """Return the policy with the cluster's queues; with its own queues if the cluster has none."""
+    """Return the policy with the cluster's queues. It is unchanged if the cluster has no queues."""
     found = tuple(
         core.Queue(q.metadata.name, q.spec.parent, q.spec.weight, q.spec.quota, q.spec.limit, q.spec.borrow)
         for q in sorted(queues, key=lambda queue: queue.metadata.name)
@@ -380,11 +385,11 @@ def whole(text: str) -> int | None:
 
 
 def slots_written(pod: Pod) -> tuple[int, ...]:
-    """Return the slots that we wrote on the pod when we bound it; () if we did not bind it."""
+    """Return the slots that the annotation of a bound pod contains; () if gangwatch did not bind the pod."""
     text = pod.metadata.annotation(SLOTS)
     return tuple(slot for part in text.split(",") if (slot := whole(part)) is not None)
 
 
 def attempt_of(pod: Pod) -> int:
-    """Return the attempt for which we bound the pod; 0 if we did not bind it."""
+    """Return the attempt for which gangwatch bound the pod; 0 if it did not bind it."""
     return (whole(pod.metadata.annotation(ATTEMPT)) or 0) if pod.spec.node_name else 0

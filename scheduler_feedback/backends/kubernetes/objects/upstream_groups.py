@@ -1,4 +1,4 @@
-"""Kubernetes' own gang API (scheduling.k8s.io, feature gate GenericWorkload), converted to coscheduling's groups. Pure.
+"""Kubernetes' own gang API (scheduling.k8s.io, feature gate GenericWorkload), converted to coscheduling's groups.
 
 The PodGroup of this API means the same as that of coscheduling, but has other fields: a least number of pods at once
 (policy gang), or each pod on its own (policy basic). With TopologyAwareWorkloadScheduling a group can also require one
@@ -64,7 +64,7 @@ def as_group(group: UpstreamGroup, labels: TopologyLabels) -> PodGroup:
 
 
 def _levels(labels: TopologyLabels) -> dict[str, str]:
-    """Return the level of each node label that contains domains."""
+    """Return the network level (such as 'rack') of each node label that names a node's place in the network."""
     by_label = {
         labels.spine: "spine",
         labels.rack: "rack",

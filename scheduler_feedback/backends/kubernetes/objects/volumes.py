@@ -1,9 +1,9 @@
-"""Volumes: nodes from which a pod's persistent volumes can be reached. Pure.
+"""Volumes: nodes from which a pod's persistent volumes can be reached. No I/O.
 
 A bound claim names its volume, and the volume names the nodes from which it can be reached; the pod goes to one of
-those. For a claim that waits for its first pod (WaitForFirstConsumer) we would have to choose the volume, too, which is
-not implemented: its pod is refused until the claim is bound.
-Source: https://kubernetes.io/docs/concepts/storage/persistent-volumes/#node-affinity
+those. For a claim that waits for its first pod (WaitForFirstConsumer) the scheduler would have to choose the volume,
+too, which is not implemented: its pod is refused until the claim is bound. Source:
+https://kubernetes.io/docs/concepts/storage/persistent-volumes/#node-affinity
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ONE_POD = "ReadWriteOncePod"
 
 
 def claims_of(pod: Pod) -> list[str]:
-    """Return the keys, 'NAMESPACE/NAME', of the pod's claims."""
+    """Return the keys, 'NAMESPACE/NAME', of the persistent volume claims that the pod uses."""
     return [
         f"{pod.metadata.namespace}/{volume.persistent_volume_claim.claim_name}"
         for volume in pod.spec.volumes or ()
@@ -27,7 +27,7 @@ def claims_of(pod: Pod) -> list[str]:
 
 
 def reached(pod: Pod, claims: Mapping[str, Claim], volumes: Mapping[str, StoredVolume]) -> Pod:
-    """Return the pod with the reach of its volumes filled in."""
+    """Return the pod with the nodes that can reach each of its volumes."""
     if not claims_of(pod):
         return pod
     found = []

@@ -1,11 +1,11 @@
 """Advice in addition to the marks on nodes: events on the affected pods, and taints on single devices.
 
-An event's name is derived from the verdict and the pod, so it is written once, also across controllers.
+An event's name is derived from the verdict and the pod, so it is written only once, even by successive controllers.
 
 A DeviceTaintRule (dynamic resource allocation, if the server has resource.k8s.io/v1beta2) keeps new claims off a GPU
-that an active verdict accuses. It exists while the verdict is active and the node is in quarantine, so the quarantine
-limits, by cluster and by rack, limit the rules too. A slice's attribute ``uuid`` maps a GPU to its device; a GPU that
-no slice lists gets no rule.
+that an active verdict accuses. It exists while the verdict is active and the node is in quarantine. So the limits on
+quarantined nodes, for the cluster and for each rack, also limit the number of rules. A ResourceSlice's attribute
+``uuid`` maps a GPU to its device; a GPU that no slice lists gets no rule.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class Rules(Part):
 _slices = msgspec.json.Decoder(_Slices)
 _rules = msgspec.json.Decoder(Rules)
 Selector = tuple[str, str, str]
-"""A device of a ResourceSlice: names of its driver, its pool, and the device."""
+"""Names that identify a device of a ResourceSlice: (driver, pool, device)."""
 
 
 class Advice:
-    """Writer of events and rules.
+    """Writer of events on pods, and of taint rules for devices.
 
     concerned: returns the pods of a gang ('': of any gang) on a node. devices: whether to write DeviceTaintRules.
     """
@@ -243,7 +243,9 @@ class Advice:
 
 
 async def rules_of(client: Client) -> list[Rule]:
-    """Return the rules that we wrote. Raises RefusedError with code 404 if the server does not serve this kind."""
+    """Return the DeviceTaintRules of gangwatch. Raises RefusedError with code 404 if the server does not have the
+    kind.
+    """
     return (await client.get(RULES, _rules, labelSelector=f"{MANAGED}=gangwatch")).items
 
 
@@ -256,6 +258,8 @@ async def remove_rule(client: Client, name: str) -> None:
 
 
 def _name(node: str, uuid: str) -> str:
-    """Return the name of a device's rule; a UUID may have characters that a name may not have."""
+    """Return the name of a device's taint rule. It has a digest of the UUID, whose characters may not be valid in
+    names.
+    """
     digest = hashlib.sha256(uuid.encode()).hexdigest()[:10]
     return f"gangwatch-{node[:200]}-{digest}"

@@ -1,4 +1,4 @@
-"""Marks: what the core writes on a node for other schedulers, and reads back after a restart. Pure.
+"""Marks: labels, annotations, taint and condition that gangwatch writes on a node and reads after a restart. No I/O.
 
 Two labels (state and score), two annotations (the reason and the controller's memory), one taint and one condition. The
 memory has the node's whole state, so that a controller with an empty state folder continues the quarantines and
@@ -98,7 +98,7 @@ def _score(node: cluster.Node) -> str:
 
 
 def remembered(node: Node) -> Memory:
-    """Return the state that a controller stored in the node's annotations; that of a healthy node if there is none.
+    """Return the state that a controller stored in the node's annotations; a healthy node's state if none is stored.
 
     If the stored state is damaged or of another release, the node's label gives the state. An unknown state counts as
     quarantine: the cause for which the node was taken out of use may still exist.
@@ -121,7 +121,7 @@ def changes(node: Node, marks: Marks) -> tuple[dict[str, Any] | None, dict[str, 
     """Return the patches that set the marks: of the node (merge patch) and of its status (strategic merge patch).
 
     A patch is None if there is nothing to change. Taints are one list with several writers, so a patch with taints
-    applies only to the version of the node that we have read.
+    applies only to the version of the node that was read.
     """
     labels = {STATE: marks.state, SCORE: marks.score}
     annotations = {MEMORY: marks.memory, REASON: marks.reason}

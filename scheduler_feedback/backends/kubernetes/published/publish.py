@@ -1,6 +1,6 @@
-"""The core's state, published for people and other schedulers: on nodes, groups and pods, and as events.
+"""The cycle's state, published for people and other schedulers: on nodes, groups and pods, and as events.
 
-Once a second the publisher queries the core and writes what differs, up to a limit a second. Text that changes all the
+Once a second the publisher queries the cycle and writes what differs, up to a limit a second. Text that changes all the
 time is not rewritten each time: the reason of a wait is written again when its kind changes, when the expected start
 moves by more than a tenth, or once a minute.
 """
@@ -33,7 +33,7 @@ WRITES_A_PERIOD = 64
 """Maximum number of objects written a second: changes of all nodes at once must not overload the API server."""
 
 MOST_QUERIED = 256
-"""Maximum number of pending gangs whose reason is queried at once, because the core answers between two cycles."""
+"""Maximum number of pending gangs whose reason is queried at once. Each query delays the next cycle."""
 
 BEING_BOUND_NS = 5_000_000_000
 """Starts that are shorter than this are not published: such a start ends before anyone reads its status, and writing
@@ -60,7 +60,7 @@ class GangStatus:
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """Part of the core's state that is published, read in one query."""
+    """Part of the cycle's state that is published, read in one query."""
 
     marks: dict[str, Marks]
     statuses: dict[str, GangStatus]
@@ -69,7 +69,7 @@ class StateView:
 
 
 def view_of(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> StateView:
-    """Return what to publish of the state. Runs between two cycles and changes nothing."""
+    """Return the part of the state that is published. Runs between two cycles and changes nothing."""
     marks = {name: marks_of(node, evicts=evicts) for name, node in state.nodes.items()}
     statuses: dict[str, GangStatus] = {}
     for job_id in job_ids:
@@ -104,9 +104,9 @@ def worth_writing(before: GangStatus | None, after: GangStatus, written_ns: int,
 
 
 class Publisher:
-    """Publisher in the backend's event loop.
+    """Publisher of the cycle's state. It runs in the backend's event loop.
 
-    ask: queries the core's state between two cycles. gangs: returns all gangs. advice: writer of further advice for
+    ask: queries the cycle's state between two cycles. gangs: returns all gangs. advice: writer of further advice for
     another scheduler. evicts: whether quarantine evicts pods.
     """
 
@@ -132,7 +132,7 @@ class Publisher:
         await while_leading(self.once, self._may_act, PERIOD_SECONDS, "publishing")
 
     async def once(self) -> None:
-        """Query the core, compare, and write."""
+        """Read the state once, compare it with what is published, and write the differences."""
         gangs = self._gangs()
         asked = self._next(gangs)
         job_ids = [gang.job_id for gang in asked if not gang.refused]
@@ -156,7 +156,7 @@ class Publisher:
             del self._written[job_id]
 
     def _next(self, gangs: list[Gang]) -> list[Gang]:
-        """Return the gangs of this period: new ones first, then the others in rotation."""
+        """Return the gangs to publish in this period of one second: new gangs first, then the others in rotation."""
         new = [gang for gang in gangs if gang.job_id not in self._written][:MOST_QUERIED]
         if len(gangs) <= MOST_QUERIED:
             return gangs
@@ -218,7 +218,7 @@ class Publisher:
             "status": str(gang_status.scheduled),
             "reason": gang_status.reason,
             "message": _message(gang_status),
-            "lastTransitionTime": timestamp(),
+            "lastTransitionTime": _since(group, str(gang_status.scheduled)),
         }
         status: dict[str, Any] = {"conditions": [condition]}
         if group.of_api == COSCHEDULING:
@@ -238,7 +238,7 @@ class Publisher:
             "status": "False",
             "reason": "Unschedulable",
             "message": f"{gang_status.reason}: {_message(gang_status)}",
-            "lastTransitionTime": timestamp(),
+            "lastTransitionTime": pod.metadata.creation_timestamp or timestamp(),  # no pod loses its node
         }
         path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/status"
         await self._client.patch(path, {"status": {"conditions": [condition]}}, STRATEGIC_PATCH)
@@ -263,7 +263,14 @@ class Publisher:
 
 EXPECTED_START = f"{OURS}expected-start"
 SCHEDULED = "Scheduled"
-"""Type of a group's condition."""
+"""Type of the condition on a group that shows whether all its pods have a node."""
+
+
+def _since(group: PodGroup, status: str) -> str:
+    """Return when the group's condition got this status: of old, or now. A new reason or message does not change it."""
+    conditions = group.status.conditions or ()
+    before = next((one for one in conditions if one.type == SCHEDULED and one.status == status), None)
+    return timestamp() if before is None or not before.last_transition_time else before.last_transition_time
 
 
 def _message(gang_status: GangStatus) -> str:
@@ -284,6 +291,6 @@ def _reference(kind: str, group: PodGroup) -> dict[str, str]:
 
 
 def timestamp(wall_ns: int | None = None) -> str:
-    """Format an instant as RFC 3339 in whole seconds; None: now."""
+    """Format an instant (None: now) as RFC 3339 in whole seconds."""
     at = datetime.now(UTC) if wall_ns is None else datetime.fromtimestamp(wall_ns / 1e9, UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")

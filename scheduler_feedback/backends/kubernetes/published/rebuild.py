@@ -1,8 +1,8 @@
-"""Rebuild of the state from the API's objects alone, for a controller with an empty state folder. Pure.
+"""Rebuild of the state from the API's objects alone, for a controller with an empty state folder. No I/O.
 
-Nodes have the quarantines, backoffs and accusers. Groups and pods have each gang's attempt, its places and the start of
-its wait. Reservations follow from these. Everything else starts empty: run times of similar jobs, the use of each
-queue, and verdicts (a detector that still sees a fault reports it again).
+Marks on nodes contain the quarantines, backoffs and accusers. Annotations of groups and pods contain each gang's
+attempt, its places and the start of its wait. Reservations follow from these. Everything else starts empty: run times
+of similar jobs, the use of each queue, and verdicts (detectors report existing faults again).
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from scheduler_feedback.core.state import Policy, State
 def rebuild(
     cache: InformerCache, seen: Iterable[NodeSeen], policy: Policy, now_ns: int
 ) -> tuple[State, dict[str, str]]:
-    """Return the state, and the key of each of its jobs. The cache must have listed everything."""
+    """Return the state, and for each job id the key of its gang ('NAMESPACE/NAME').
+
+    The cache must have listed all objects.
+    """
     state = State(policy=policy, now_ns=now_ns)
     keys: dict[str, str] = {}
     with cache.lock:
@@ -64,6 +67,7 @@ def _node(seen: NodeSeen, node: Node) -> cluster.Node:
         slowdown=memory.slowdown,
         doubted_ns=memory.doubted_ns,
         refuses=seen.refuses,
+        limits=seen.limits,
     )
 
 
@@ -71,8 +75,8 @@ def _job(cache: InformerCache, gang: Gang, now_ns: int) -> Job | None:
     """Return the job of a gang that has begun an attempt; None for any other gang, which is then submitted as a new
     job.
 
-    For a bound pod that no kubelet has accepted yet, the start counts from now. The time of its binding is not recorded
-    anywhere, and counting from its creation would end a gang for the time that it was pending.
+    For a bound pod that no kubelet has accepted yet, the attempt's start is now_ns, because no object has the time of
+    the binding.
     """
     pods = cache.pods_of(gang.key)
     group = cache.groups.get(gang.key)

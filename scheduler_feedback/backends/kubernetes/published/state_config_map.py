@@ -1,7 +1,7 @@
 """State that belongs to no single object, in a ConfigMap: the use of queues, and run times of similar jobs.
 
 A controller with an empty state folder continues from it, so that fair shares and learned estimates survive takeovers.
-It is written once a minute if it has changed; the last minute is lost with its controller.
+It is written once a minute if it has changed. If a controller crashes, changes since its last write are lost.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ MOST_HISTORY_BYTES = 512 * 1024
 most 1 MiB (the limit of the server and of etcd on requests)."""
 
 MOST_RECENT = 1000
-"""Maximum number of saved jobs that have ended and are not yet counted by kind. There are such jobs only if run times
-are learned."""
+"""Maximum number of saved ended jobs whose run times are not yet in the histograms (``Kept.history``)."""
 
 _KEY = "memory.json"
 _log = logging.getLogger(__name__)
@@ -39,19 +38,20 @@ def memory_name(lease: str) -> str:
 
 
 class Kept(msgspec.Struct):
-    """Content of the ConfigMap, as in the state."""
+    """Content of the ConfigMap: copies of parts of the cycle's state."""
 
     queue_use: dict[str, float] = {}
     queue_use_ns: int = 0
     history: dict[str, list[tuple[int, float]]] = {}
-    """Histogram of run times by kind of job: its counts other than 0, as [bin, count]."""
+    """Histogram of run times for each kind of job: (bin, count) of every bin that is not empty."""
 
     trust: list[float] = []
     lately: list[Ended] = []
     """The most recently ended jobs."""
 
     minimum_reader: str = ""
-    """First release that can read it; '' for any. Content of a newer release is neither read nor overwritten."""
+    """Oldest release that can read the content; '' for any. Content of a newer release is neither read nor
+    overwritten."""
 
 
 class _ConfigMap(msgspec.Struct):
@@ -67,7 +67,7 @@ class _Needs(msgspec.Struct):
 
 
 MOST_SECONDS = 1e9
-"""Longest plausible run time: thirty years."""
+"""A saved run time that exceeds this number of seconds (thirty years) is damaged and is ignored."""
 
 _kept = msgspec.json.Decoder(Kept)
 _needs = msgspec.json.Decoder(_Needs)
@@ -75,7 +75,7 @@ _maps = msgspec.json.Decoder(_ConfigMap)
 
 
 def kept_of(state: State) -> bytes:
-    """Return the state's content for the ConfigMap, as JSON. Runs between two cycles and changes nothing."""
+    """Return the part of the state that the ConfigMap stores, as JSON. Runs between two cycles and changes nothing."""
     kinds = sorted(state.history.items(), key=lambda item: -sum(item[1]))
     history: dict[str, list[tuple[int, float]]] = {}
     size = 0
@@ -136,7 +136,7 @@ async def read(client: Client, namespace: str, name: str) -> bytes:
 
 
 class StateWriter:
-    """Writer of the ConfigMap in the backend's event loop. ask: queries the core's state between two cycles."""
+    """Writer of the ConfigMap in the backend's event loop. ask: queries the cycle's state between two cycles."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class StateWriter:
         await while_leading(self.once, self._may_act, PERIOD_SECONDS, "keeping")
 
     async def once(self) -> None:
-        """Query the core and write the content if it has changed; content of a newer release is never overwritten."""
+        """Write the content if it has changed since the last write. Content of a newer release is never overwritten."""
         if self._may_write is None:
             self._may_write = not needed_release(await read(self._client, self._namespace, self._name))
         if not self._may_write:

@@ -34,7 +34,9 @@ class _Groups(Part):
 
 
 async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, int]:
-    """Remove what gangwatch wrote; return the number of changed objects of each kind. Annotations by users stay."""
+    """Remove all data of gangwatch from objects; return the number of changed objects by kind. Users' annotations
+    stay.
+    """
     nodes = await client.get("/api/v1/nodes", msgspec.json.Decoder(_Nodes))
     pods = await client.get("/api/v1/pods", msgspec.json.Decoder(_Pods))
     work: dict[str, list[Any]] = {
@@ -79,7 +81,7 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
 
 
 async def _rules(client: Client) -> list[Rule]:
-    """Return our taint rules for devices; none if the server does not serve this kind."""
+    """Return gangwatch's taint rules for devices; none if the server does not serve this kind."""
     try:
         return await rules_of(client)
     except RefusedError as error:

@@ -1,13 +1,13 @@
-"""Parser of jobs in columns of fixed width: ``squeue --Format=jobid:12,username:128,...``. Pure.
+"""Parser of jobs in columns of fixed width: ``squeue --Format=jobid:12,username:128,...``. No I/O.
 
-No value can be mistaken for another here. squeue cuts each value at its column's width and pads it with blanks, both
-counted in bytes (``_print_str`` in squeue's print.c, the same in every release from 17.11 to 26.05). So a record has a
-fixed length and a field a fixed offset, whatever bytes a user puts into a job's name or comment: line ends, words that
-look like Slurm's own, bytes that are not UTF-8. ``scontrol show job`` has none of these properties: it prints names,
-comments, folders and accounts among its own words without quoting.
+A user's text cannot be mistaken for a value of Slurm here. squeue cuts each value at its column's width and pads
+it with blanks, both counted in bytes (``_print_str`` in squeue's print.c, the same in every release from
+17.11 to 26.05). So a record has a fixed length and a field a fixed offset, whatever bytes a user puts into a job's name
+or comment: line ends, words that look like Slurm's own, bytes that are not UTF-8. ``scontrol show job`` has none of
+these properties: it prints names, comments, folders and accounts among its own words without quoting.
 
-Two other listings contain the values for which some release of squeue has no column of bounded width: nodes and
-excluded nodes (``places``), and GPUs (parse_text.py).
+Three values are not in this listing, because some releases of squeue have no column of fixed width for them. ``places``
+parses nodes and excluded nodes from a second listing; parse_text.py parses GPUs from the output of scontrol.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ for a job without an exit code."""
 FORMAT = ",".join(f"{name}:{width}" for name, width in COLUMNS)
 
 PLACES_FORMAT = "%A|%N|%x"
-"""Number, nodes, exclusion. Slurm writes all three itself: its host lists have only nodes that it has."""
+"""Columns of the listing of places: job number, nodes, excluded nodes. Slurm writes these values itself: users cannot
+put other text into them."""
 
 _PLACES = re.compile(rb"([0-9]{1,10})\|([^|\n]*)\|([^|\n]*)")
 _STARTS: dict[str, tuple[int, int]] = {}
@@ -71,7 +72,7 @@ _NONE = frozenset({"", "(null)", "N/A", "None", "n/a", "Unknown", "NOT_SET", "UN
 _SPAN = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,4}):)?([0-9]{1,4}):([0-9]{1,2})")
 _CODE = re.compile(r"([0-9]{1,10})(?::([0-9]{1,3}))?")
 _UNSET = 1 << 31
-"""Counts from this value on are Slurm's NO_VAL and INFINITE (slurm.h)."""
+"""Counts of this value or more are Slurm's special values NO_VAL and INFINITE (slurm.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,10 @@ def records(output: bytes) -> list[bytes]:
 
 
 def places(output: bytes) -> dict[int, Place]:
-    """Return nodes and exclusions by job number, without jobs that have a malformed line or two different lines."""
+    """Return the nodes and excluded nodes of each job, by job number.
+
+    A job with a malformed line, or with two different lines, is omitted.
+    """
     found: dict[int, Place] = {}
     twice: set[int] = set()
     for line in output.split(b"\n"):
@@ -196,7 +200,9 @@ class _Fields:
         return self._record[begin:end]
 
     def text(self, column: str) -> str:
-        """Return the user's text without padding; bytes that are not UTF-8, or a cut character, are replaced."""
+        """Return the column's text without padding. Bytes that are not UTF-8 are replaced, also those of a cut
+        character.
+        """
         return _text(self._raw(column).rstrip(b" "))
 
     def word(self, column: str) -> str:
@@ -217,7 +223,7 @@ class _Fields:
         return value
 
     def seconds(self, column: str) -> float:
-        """Return an instant in seconds since the epoch; 0 for none. Slurm's commands run with TZ=UTC."""
+        """Return the column's instant in seconds since the epoch; 0 for none. Slurm's commands run with TZ=UTC."""
         text = self.word(column)
         if not text:
             return 0.0
@@ -228,7 +234,7 @@ class _Fields:
         return (instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)).timestamp()
 
     def span(self, column: str) -> float | None:
-        """Parse [days-][hours:]minutes:seconds; None for no limit, or for one of more than a year."""
+        """Return the column's time limit in seconds; None for no limit, the partition's limit, or more than a year."""
         text = self.word(column)
         if text in ("", "Partition_Limit"):
             return None
@@ -239,7 +245,9 @@ class _Fields:
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
     def exit_code(self) -> int | None:
-        """Return the exit code as a shell does: from a status of wait(2), or 'code:signal' in later releases."""
+        """Return the job's exit code as a shell shows it, from a status of wait(2), or from 'code:signal' of later
+        releases.
+        """
         text = self.word("exit_code")
         if not text:
             return None

@@ -1,4 +1,4 @@
-"""Parser of generic resources: 'gpu:h200:8(IDX:0-3,6)', 'gpu:2,shard:4', 'gpu:a100:4(S:0-1)'. Pure."""
+"""Parser of generic resources: 'gpu:h200:8(IDX:0-3,6)', 'gpu:2,shard:4', 'gpu:a100:4(S:0-1)'. No I/O."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def gpus_of(text: str) -> tuple[int, str]:
 
 
 def wanted(a_job: str, a_node: str, a_socket: str, a_task: str, nodes: int, tasks: int) -> int:
-    """Return how many GPUs a job requests: those of the job, else those a node, a socket or a task times their number.
+    """Return how many GPUs a job requests: the number for the whole job, or the number per node, socket or task,
+    multiplied.
 
-    The number of sockets is unknown before the job runs: one a node is assumed.
+    The number of sockets is unknown before the job runs: one for each node is assumed.
     """
     for text, count in ((a_job, 1), (a_node, nodes), (a_socket, nodes), (a_task, tasks)):
         if each := gpus_of(text.replace("=", ":"))[0]:
@@ -34,7 +35,7 @@ def wanted(a_job: str, a_node: str, a_socket: str, a_task: str, nodes: int, task
 
 
 def indices_of(text: str) -> tuple[int, ...]:
-    """Return the indices of the GPUs on the node: those after IDX, else as many as counted, from 0.
+    """Return the indices of the GPUs on the node: those listed after IDX, else 0 up to the count minus one.
 
     Raises ValueError for malformed indices.
     """

@@ -1,4 +1,4 @@
-"""Parser and formatter of host lists, Slurm's short form of node names: 'gpu[001-004,7],login1'. Pure."""
+"""Parser and formatter of host lists, Slurm's short form of node names: 'gpu[001-004,7],login1'. No I/O."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def join(names: Iterable[str]) -> str:
-    """Format the names for Slurm's commands, which also accept the long form."""
+    """Return the names as one string for Slurm's commands: separated by commas, without brackets."""
     return ",".join(names)
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Split at the commas outside brackets."""
+    """Yield the parts of a host list between the commas outside brackets."""
     depth, begin = 0, 0
     for at, character in enumerate(text):
         depth += (character == "[") - (character == "]")

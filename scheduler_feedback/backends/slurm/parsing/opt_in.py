@@ -1,11 +1,12 @@
-"""Opt-in: the declaration by which a job's owner allows a restart. Pure.
+"""Opt-in: the declaration by which a job's owner allows a restart. No I/O.
 
 A job declares it in its comment. The declaration is a list separated by commas that begins with 'gangwatch:'::
 
     sbatch --comment=gangwatch:restartable,signal=USR1,grace=60,restart=30 train.sh
 
 signal: makes the job save; it may keep running or exit. grace: seconds for the save. restart: seconds that a start
-takes, for the cost estimate. every: seconds between two checkpoints of a job that saves only on its own.
+takes, for the cost estimate. every: seconds between two checkpoints of a job that saves periodically, without
+a signal.
 A script that asks Slurm for a warning before its end (``#SBATCH --signal=[B:]USR1[@seconds]``) has a handler that
 saves, so this is an opt-in too. Without either, a job is never signalled or requeued.
 """
@@ -27,20 +28,20 @@ MOST_GRACE_SECONDS = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class OptIn:
-    """Declaration in a job's comment that gangwatch may requeue it."""
+    """Declaration by a job's owner that gangwatch may requeue the job."""
 
     restartable: bool = False
     signal: str = ""
-    """Without 'SIG'; '' if the job is stopped without a save."""
+    """Name of the signal that makes the job save, without 'SIG'; '' if the job is stopped without a save."""
 
     batch: bool = False
-    """Whether the signal goes to the script instead of the steps."""
+    """Whether the signal goes to the batch script instead of the job's steps."""
 
     grace_seconds: float = 30.0
     restart_seconds: float = 30.0
     every_seconds: float | None = None
     complaint: str = ""
-    """Error in the declaration, which then does not count."""
+    """Error in the declaration, which is then ignored; '' if it has none."""
 
 
 def of_comment(comment: str) -> OptIn:
@@ -72,7 +73,9 @@ def of_comment(comment: str) -> OptIn:
 
 
 def of_script(script: str) -> OptIn:
-    """Parse the directives of a batch script: a warning signal before its end is an opt-in."""
+    """Return the declaration in a batch script: a directive that requests a warning signal before the end is an
+    opt-in.
+    """
     found = _DIRECTIVE.search(script)
     if found is None:
         return OptIn()
@@ -86,7 +89,7 @@ def of_script(script: str) -> OptIn:
 
 
 def comment_of(opted: OptIn) -> str:
-    """Return the comment with this declaration, the inverse of ``of_comment``."""
+    """Return a job comment with this declaration. ``of_comment`` parses it."""
     words = ["restartable"]
     words += [f"signal={opted.signal}"] if opted.signal else []
     words += ["batch"] if opted.batch else []
@@ -96,7 +99,7 @@ def comment_of(opted: OptIn) -> str:
 
 
 def _signal(text: str) -> str:
-    """Return the signal's name without 'SIG'. Raises ValueError."""
+    """Return the signal's name without 'SIG'. Raises ValueError if there is no such signal."""
     if not text:
         return ""
     try:

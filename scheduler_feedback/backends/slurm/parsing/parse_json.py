@@ -1,4 +1,4 @@
-"""Parser of `squeue --json`, `sinfo --json` and `scontrol show nodes --json`, in all their forms. Pure.
+"""Parser of `squeue --json`, `sinfo --json` and `scontrol show nodes --json`, in all their forms. No I/O.
 
 ============== ====================== ==================================================================================
 Slurm          data parser            what differs
@@ -8,12 +8,12 @@ Slurm          data parser            what differs
 23.11 and on   data_parser v0.0.40+   job states a list too; nodes by `scontrol show nodes --json` alone
 ============== ====================== ==================================================================================
 
-An incomplete document is refused: half a queue must not look as if the other half had ended. A record is refused alone,
-with the field's name, if a field has another type than any of these; so is a second record of a job.
+An incomplete document is refused, because jobs that are missing would count as ended. A single record is refused, with
+the field's name, if a field has none of these types. A second record of a job is refused, too.
 
 Slurm prints names and comments byte for byte, and users may submit bytes that are not UTF-8 (22.05.8 prints them
-unchanged, which is not valid JSON). Such bytes are replaced before decoding, so that one name does not cost the whole
-listing.
+unchanged, which is not valid JSON). These bytes are replaced before decoding, so that one name does not make the whole
+listing unreadable.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _listing(
     key_of: Callable[[_Record], _Key],
     key_name: str,
 ) -> Listed[_Key, _Record]:
-    """Return every entry that can be read; each of the others is refused alone."""
+    """Return all entries that can be read. Each unreadable entry is refused; the others are returned."""
     records: dict[_Key, _Record] = {}
     refused: list[Refused] = []
     for at, entry in enumerate(entries):
@@ -102,7 +102,7 @@ def _listed(document: bytes, name: str, command: str) -> list[Any]:
 
 
 def _decoded(document: bytes) -> Any:
-    """Decode JSON; replace bytes that are not UTF-8 (only then copy the document). Raises msgspec.DecodeError."""
+    """Decode JSON. If there are bytes that are not UTF-8, replace them in a copy first. Raises msgspec.DecodeError."""
     try:
         return msgspec.json.decode(document)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -114,7 +114,7 @@ def _decoded(document: bytes) -> Any:
 
 
 class _Fields:
-    """Typed fields of one object. Errors are BackendErrors that name the field."""
+    """Reader of the fields of one JSON object. Errors are BackendErrors that name the field."""
 
     def __init__(self, tree: Any, where: str) -> None:
         if not isinstance(tree, Mapping):
@@ -190,7 +190,7 @@ class _Fields:
         return name
 
     def text(self, key: str) -> str:
-        """Return the string, also of {set, string}; '' if it is missing or null."""
+        """Return the key's string, printed plain or as {set, string}; '' if it is missing or null."""
         value = self._tree.get(key)
         if isinstance(value, Mapping) and "string" in value:
             value = value["string"]
@@ -209,7 +209,7 @@ class _Fields:
         return tuple(value)
 
     def words(self, key: str) -> tuple[str, ...]:
-        """Return a list of words, also from its older form, a string with commas."""
+        """Return the key's list of words. Older releases print the words as one string with commas."""
         value = self._tree.get(key)
         if isinstance(value, str):
             return tuple(word for word in value.split(",") if word)
@@ -235,7 +235,9 @@ class _Fields:
             raise self.wrong("gres_detail", str(error)) from None
 
     def number(self, key: str) -> float | None:
-        """Return a number, plain or as {set, infinite, number}; None if it is missing, unset or infinite."""
+        """Return the key's number, printed plain or as {set, infinite, number}; None if it is missing, unset or
+        infinite.
+        """
         value = self._tree.get(key)
         if isinstance(value, Mapping):
             usable = value.get("set", True) and not value.get("infinite", False)
@@ -255,12 +257,14 @@ class _Fields:
         return int(value)
 
     def truth(self, key: str) -> bool:
-        """Return a flag; some versions print 0 and 1."""
+        """Return the key's boolean; some versions print 0 and 1."""
         value = self._tree.get(key, False)
         return bool(value) if isinstance(value, bool | int) else bool(self.number(key))
 
     def exit_code(self) -> int | None:
-        """Return the exit code as a shell does: from a wait(2) status until 22.05, from code and signal since 23.02."""
+        """Return the exit code as a shell shows it: from a wait(2) status until 22.05, from code and signal since
+        23.02.
+        """
         value = self._tree.get("exit_code")
         if isinstance(value, Mapping):
             inside = _Fields(value, f"{self._where}.exit_code")

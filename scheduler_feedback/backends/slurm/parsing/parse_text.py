@@ -1,11 +1,12 @@
-"""Parser of `scontrol --oneliner show nodes` and `... --details show job`. Pure.
+"""Parser of `scontrol --oneliner show nodes` and `... --details show job`. No I/O.
 
 A record is a line of words KEY=VALUE without quoting. Only operators set values of nodes; a value may have spaces and
 even words with '=' in them (a comment, a reason), so keys are recognised by a list.
 
-Every user sets some values of jobs, with line ends in them, so neither a line nor a word of scontrol's output proves
-anything about a job. Only the GPUs are read from it, because no other text listing has them. They come from an output
-about this job alone, and only if nothing else in it can be mistaken for them. columns.py reads all other values.
+Users set some values of jobs, such as names, and may put line ends and words like 'Nodes=' into them. So text about a
+job may imitate Slurm's own output. Only a job's GPUs are read from it, because no other text listing has them: the
+output is about this job alone, and if it lists the GPUs of a node twice, none are used. columns.py reads all other
+values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _NONE = frozenset({"", "(null)", "N/A", "None", "n/a", "Unknown"})
 _STAMP = re.compile(r"(.*?) ?\[([^@\]]*)@[^\]]*\]\s*\Z", re.DOTALL)
 _GROUP = re.compile(r"(?<!\S)Nodes=(\S*) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 _FREE = frozenset({"Reason", "Comment", "Extra", "OS"})
-"""Keys whose values people write: words with '=' in them belong to the value, unless they are a known key."""
+"""Keys with values that people write. In such a value, a word with '=' belongs to the value, unless it begins with a
+known key."""
 
 _AFTER_FREE = frozenset({"RealMemory", "Comment", "Reason", "Extra"})
 """Keys that may follow the value of a key in _FREE, and so end it."""
@@ -35,9 +37,10 @@ _AFTER_FREE = frozenset({"RealMemory", "Comment", "Reason", "Extra"})
 
 
 def gpus_of_job(text: str, nodes: tuple[str, ...]) -> Gpus | None:
-    """Return the GPUs of a job from `scontrol --details show job N`; None if they are in doubt.
+    """Return the GPUs of a job from `scontrol --details show job N`; None if they are ambiguous.
 
-    Slurm prints each node of the job once. A name or comment that imitates this makes it twice, which is refused.
+    Slurm prints the GPUs of each node once. A node that is listed twice makes the GPUs ambiguous: one of the two
+    entries may be a user's text in the job's name or comment.
     """
     wanted = set(nodes)
     by_node: dict[str, tuple[int, ...]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 RUNS = frozenset({"RUNNING", "SUSPENDED"})
-"""Base states of a job that holds its nodes. With COMPLETING, its processes are being ended."""
+"""A job runs if its base state is one of these and it does not have the flag COMPLETING (its processes are ending)."""
 
 _ALONE = {
     "COMPLETING": "COMPLETED",
@@ -23,21 +23,22 @@ _ALONE = {
     "STOPPED": "RUNNING",
     "POWER_UP_NODE": "RUNNING",
 }
-"""Flags of a job (squeue(1), JOB STATE CODES), and the base state of a job of which only the flag is printed."""
+"""Base state of a job for which Slurm prints only flags and no base state, by flag (squeue(1), JOB STATE CODES)."""
 
 FOR_ROOM = frozenset({"Resources", "Priority"})
 FOR_ROOM_SINCE = ("ReqNodeNotAvail", "Nodes_required_for_job", "Nodes required for job")
-"""Reasons of jobs that wait only for nodes (squeue(1), JOB REASON CODES); a job that was just submitted has none."""
+"""A pending job waits only for nodes if its reason begins with one of these, or is one of FOR_ROOM (squeue(1), JOB
+REASON CODES)."""
 
 OUT = frozenset(
     {"DOWN", "FAIL", "FAILING", "FUTURE", "MAINTENANCE", "MAINT", "REBOOT_ISSUED", "NOT_RESPONDING", "ERROR",
      "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "INVALID_REG"}
 )  # fmt: skip
-"""States and flags of a node on which nothing new starts, whatever the cause (scontrol(1), NODES: State)."""
+"""States and flags of a node on which no new job starts (scontrol(1), NODES: State)."""
 
 
 def base_state(states: Iterable[str]) -> str:
-    """Return the base state among a job's state and flags; '' if there is neither."""
+    """Return the base state among a job's states and flags; '' if the list is empty."""
     listed = list(states)
     for state in listed:
         if state not in _ALONE:
@@ -47,49 +48,49 @@ def base_state(states: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """A node."""
+    """A node of the Slurm cluster."""
 
     name: str
     gpus: int
     gpu_type: str = ""
-    """Type in gres.conf; '' if it has none."""
+    """Type of the node's GPUs in gres.conf; '' if it has none."""
 
     states: frozenset[str] = frozenset()
-    """Base state and flags, in capitals ('IDLE', 'DRAIN')."""
+    """Base state and flags of the node, in capitals ('IDLE', 'DRAIN')."""
 
     reason: str = ""
     weight: int = 1
     features: tuple[str, ...] = ()
-    """Active features."""
+    """Active features of the node, which job constraints can name."""
 
     comment: str = ""
     partitions: tuple[str, ...] = ()
 
     @property
     def drained(self) -> bool:
-        """Whether it takes no new jobs because it was drained."""
+        """Whether the node takes no new jobs because it was drained."""
         return bool(self.states & {"DRAIN", "DRAINED", "DRAINING"})
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job, or a task of a job array."""
+    """A Slurm job, or one task of a job array."""
 
     number: int
-    """The argument of scontrol and scancel, which is also in slurmstepd's title."""
+    """Number of the job, for scontrol and scancel. The titles of its slurmstepd processes contain it."""
 
     state: str
-    """Base state."""
+    """Base state of the job, such as 'RUNNING', without flags."""
 
     completing: bool = False
-    """Whether processes of an attempt are still being ended."""
+    """Whether processes of the job's last attempt are still being ended."""
 
     nodes: tuple[str, ...] = ()
     gpus: tuple[tuple[int, ...], ...] = ()
-    """Indices of its GPUs, for each of `nodes`."""
+    """Indices of the job's GPUs on each node, in the order of `nodes`."""
 
     restarts: int = 0
-    """How often it was requeued."""
+    """Number of times that the job was requeued."""
 
     comment: str = ""
     batch: bool = True
@@ -99,29 +100,30 @@ class SlurmJob:
     partition: str = ""
     time_limit_seconds: float | None = None
     started_seconds: float = 0.0
-    """Since the epoch; 0 if it has not started."""
+    """Start of the job, in seconds since the epoch; 0 if it has not started."""
 
     begins_seconds: float = 0.0
-    """Earliest start, since the epoch; 0 for none."""
+    """Earliest start that the job allows, in seconds since the epoch; 0 for none."""
 
     excluded: tuple[str, ...] = ()
-    """Nodes in its --exclude."""
+    """Nodes in the job's --exclude."""
 
     least_nodes: int = 1
-    """Nodes that it requests."""
+    """Least number of nodes that the job requests."""
 
     held: bool = False
-    """Whether it waits for a person to release it."""
+    """Whether the job is pending until a person releases it."""
 
     exit_code: int | None = None
     reason: str = ""
-    """Slurm's word for why it is pending; '' for none."""
+    """Reason in one word, from Slurm, why the job is pending; '' for none."""
 
     gpus_wanted: int = 0
-    """GPUs that it requests in all; 0 if it requests none."""
+    """Total number of GPUs that the job requests; 0 if it requests none."""
 
     submitted_seconds: float = 0.0
-    """Since the epoch; 0 if unknown. With `user` it identifies a job, because numbers are reused."""
+    """Submission time, in seconds since the epoch; 0 if unknown. Together with `user` it identifies a job, because
+    Slurm reuses numbers."""
 
     @property
     def runs(self) -> bool:
@@ -133,23 +135,23 @@ class SlurmJob:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether only nodes are missing: neither a person, nor another job, a limit or a start time."""
+        """Whether the job waits only for nodes: not for a person, another job, a limit or a start time."""
         return self.waits and not self.held and (self.reason in FOR_ROOM or self.reason.startswith(FOR_ROOM_SINCE))
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A record that could not be read. Nothing is concluded about its job or node; other records are used."""
+    """A record that could not be read. The state of its job or node is then unknown. Other records are used."""
 
     where: str
-    """Command and record: 'squeue --json: jobs[7]'."""
+    """Command that printed the record, and the record's position in the output: 'squeue --json: jobs[7]'."""
 
     why: str
     kind: str
-    """'job' or 'node'."""
+    """Kind of the record: 'job' or 'node'."""
 
     key: int | str | None = None
-    """The job's number or the node's name; None if not even that could be read."""
+    """The job's number or the node's name; None if it could not be read either."""
 
 
 _Key = TypeVar("_Key", int, str)
@@ -161,11 +163,11 @@ class Listed(Generic[_Key, _Record]):
     """Result of one command that lists all jobs or all nodes."""
 
     records: dict[_Key, _Record]
-    """By job number or node name."""
+    """Records that were read, by job number or node name."""
 
     refused: tuple[Refused, ...] = ()
     unread: frozenset[int] = frozenset()
-    """Jobs of which some values are not read yet. One of the next listings requests them."""
+    """Numbers of jobs whose GPUs have not been read yet. A later listing reads them."""
 
 
 Jobs = Listed[int, SlurmJob]
@@ -173,7 +175,7 @@ Nodes = Listed[str, SlurmNode]
 
 
 def unreadable(jobs: Jobs) -> frozenset[int]:
-    """Return the numbers of jobs that Slurm has and whose records are missing."""
+    """Return the numbers of jobs that Slurm listed, but whose record was refused or whose GPUs are not read yet."""
     refused = (one.key for one in jobs.refused if isinstance(one.key, int))
     return frozenset((*refused, *jobs.unread)) - jobs.records.keys()
 
@@ -187,13 +189,13 @@ class Snapshot:
 
     nodes: dict[str, SlurmNode] = field(default_factory=dict)
     jobs: dict[int, SlurmJob] = field(default_factory=dict)
-    """By number; includes some jobs that have ended."""
+    """Jobs by number. Some of them may have ended."""
 
     unreadable: frozenset[int] = frozenset()
-    """Jobs that Slurm has and whose records were refused: they have not ended."""
+    """Jobs that exist in Slurm and are not in `jobs`: their records were refused, or their GPUs are not read yet."""
 
     complete: bool = True
-    """False if a refused record does not say which job it is: then an absent job may still exist."""
+    """False if a refused record does not say which job it is. Then a job that is not in `jobs` may still exist."""
 
     def is_gone(self, number: int) -> bool:
         """Return whether Slurm no longer has this job."""
