@@ -1,7 +1,7 @@
-"""Detectors: from telemetry to findings.
+"""Detectors: they turn telemetry into verdicts.
 
 Each detector has one module and one line in DETECTORS. Detectors are pure: they read no clock and write no log. They
-read a ``DetectionContext`` (context.py) and propose verdicts; the arbiter (arbiter.py) publishes them.
+read a ``DetectionContext`` (context.py) and propose verdicts; the arbiter (arbiter.py) decides which are published.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ __all__ = ["DETECTORS", "Detection", "Detector", "Maker", "make_all", "make_dete
 
 
 class Maker(Protocol):
-    """Class of a detector.
-
-    timed: whether times are real seconds; otherwise each step is one window.
-    """
+    """Type of a detector's class. timed: whether the telemetry has real times in seconds. If not, each step of the job
+    is evaluated as one counter window."""
 
     def __call__(self, timed: bool = True) -> Detector: ...
 
@@ -35,14 +33,14 @@ DETECTORS: tuple[Maker, ...] = (
     InterferenceDetector,
     WorkloadDetector,
 )
-"""All detectors. Their order does not matter."""
+"""Classes of all detectors. Their order does not matter."""
 
 
 def make_all(timed: bool = True) -> tuple[Detector, ...]:
-    """Return one detector of each class, for one stream."""
+    """Return one detector of each class, for one stream of telemetry."""
     return tuple(make(timed) for make in DETECTORS)
 
 
 def make_detection(timed: bool = True, switches: Switches | None = None) -> Detection:
-    """Return all detectors of one stream with their shared state."""
+    """Return all detectors for one stream of telemetry, with the state that they share."""
     return Detection(make_all(timed), timed, switches)

@@ -11,14 +11,15 @@ class Switches:
     """Ablation switches. All are on in production."""
 
     self_residual: bool = True
-    """Compare a rank with its own healthy history, in addition to its peers."""
+    """Compare a rank with its own healthy history, and not only with its peers."""
     wait_inversion: bool = True
-    """Require that the culprit waits less than its victims."""
+    """Require that the accused rank waits less than its victims."""
     frozen_scale: bool = True
-    """Use the scale of the healthy warm-up; off: the scale of the newest windows."""
+    """Scale residuals by the spread of the healthy warm-up; if off, by the spread of the newest windows."""
     group_intersection: bool = True
-    """Overlapping groups vote on a suspect, and a healthy group vetoes it."""
+    """Use groups of ranks that overlap: if a slow group contains two suspected ranks, clear the one that is in fewer
+    slow groups."""
     priors: bool = True
-    """Use the frequency of each kind of fault as its prior."""
+    """Weigh each cause by how often it occurs among faults."""
     same_samples: bool = True
     """Do not accuse a rank that is slow together with all ranks that process the same samples."""

@@ -1,17 +1,18 @@
-"""Arbiter: at most one active explanation for one rank and one slowdown.
+"""Arbiter: makes sure that at most one active verdict explains the slowdown of a rank.
 
-The detectors propose verdicts. After all of them the arbiter publishes a verdict, refuses it because a better one
-explains the same slowdown, or withdraws an active one for it. A verdict about a stage loses only the ranks that a
-better one explains. The result does not depend on the order of the proposals. A detector forgets a refused verdict and
-may propose it again, so that it is published once the other one is cleared.
+The detectors propose verdicts. Then the arbiter publishes each proposal, or refuses it because a better verdict
+explains the same slowdown. For the same reason it withdraws active verdicts. A verdict about a pipeline stage loses
+only the ranks whose slowdown a better verdict explains. The result does not depend on the order of the proposals. A
+detector forgets a refused verdict and may propose it again, so that it can be published once the better verdict is
+cleared.
 
-Verdicts stay active across a restart of the controller. A detector that reports one again may use another id: the
-arbiter publishes it under the first one.
+Verdicts stay active across a restart of the controller. After a restart a detector may report the same verdict under
+another id: the arbiter publishes it under the first id.
 
 A verdict explains the slowdown of the ranks that it names, in one part: the rank's own devices, its host, or the
-network that it shares with other jobs. Three kinds of verdicts explain no rank's slowdown, and are always published:
-hangs, faults of a device that slows no job yet, and patterns in the steps of the whole job. A job that reports no steps
-has a single measured slowdown, so that its own doing explains the slowdown of all its ranks.
+network that it shares with other jobs. Three kinds of verdicts explain no rank's slowdown and are always published:
+hangs, faults of a device that does not slow a job yet, and patterns in the steps of the whole job. A job that reports
+no steps has one measured slowdown. A cause within such a job therefore explains the slowdown of all its ranks.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.straggler.rotating_slowness import IN_TURN
 
 RESTORED_NS = 600_000_000_000
-"""Time after a restart for which a restored verdict is kept if nothing is known of its job, or if its detector learns
-again and has not reported it: 600 s, as for gangs (core/telemetry/fleet.py)."""
+"""Time in ns after a restart (600 s) for which a restored verdict is kept, although its job does not report or its
+detector has not reported the verdict again."""
 
 LEARNS_AGAIN = frozenset({"hang", "interference", "workload"})
-"""Detectors that clear their verdicts, but do not keep them in their snapshots. Verdicts of the health detector last
-until the part is replaced or the attempt ends."""
+"""Detectors that must detect their verdicts again after a restart, because their snapshots do not contain them. The
+health detector is not included: its verdicts last until the part is replaced or the attempt ends."""
 
 KEEPS_IDS = "straggler"
-"""Detector that keeps its active verdicts in its snapshot, and clears them under the same ids."""
+"""Name of the detector whose snapshot contains its active verdicts, so that it uses the same ids after a restart."""
 
 SNAPSHOT_VERSION = 1
 
@@ -48,7 +49,7 @@ SLOWING = ACCUSING - {Kind.HANG}
 
 
 class Part(StrEnum):
-    """Part of the cluster that is slow."""
+    """Part of the cluster that a verdict calls slow."""
 
     DEVICE = "device"
     HOST = "host"
@@ -61,20 +62,22 @@ OF_RANK = frozenset({Part.DEVICE, Part.HOST})
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """An active or proposed verdict, and what it explains."""
+    """An active or proposed verdict, with the ranks and parts whose slowdown it explains."""
 
     verdict: Verdict
     ranks: frozenset[int]
-    """Ranks that the verdict names or covers; none if it is about the whole job or about a node."""
+    """Ranks that the verdict names or covers; empty if it is about the whole job or about a node."""
     parts: frozenset[Part]
-    """Slow parts according to the verdict; empty if it explains no rank's slowdown."""
+    """Parts of the cluster that are slow according to the verdict; empty if the verdict explains no rank's slowdown."""
     of_all_ranks: bool
-    """Whether the verdict explains the only slowdown of a job that reports no steps."""
+    """Whether the verdict is about a cause within a job that reports no steps. It then explains the slowdown of all
+    ranks."""
     restored: bool = False
     """Whether the verdict is known from a snapshot only: its detector has not reported it again since the restart."""
 
     def is_same(self, verdict: Verdict) -> bool:
-        """Return whether a verdict with another id, from a detector that learns again, makes the same accusation."""
+        """Return whether `verdict` makes the same accusation. Used for verdicts that a detector reports under another
+        id after a restart."""
         if verdict.detector == KEEPS_IDS or _accusation(self.verdict) != _accusation(verdict):
             return False
         ranks = explained(verdict).ranks
@@ -83,7 +86,8 @@ class Active:
     def overlaps(self, other: Active) -> bool:
         """Return whether the two verdicts explain the same slowdown of a rank. Both verdicts are about one attempt.
 
-        Two verdicts on the job's own doing do not: a stage that always had more work can get more still.
+        Two verdicts about the job's own causes (for example a stage with more work) never overlap, because such causes
+        can add up.
         """
         if self.verdict.kind in OF_OWN_JOB and other.verdict.kind in OF_OWN_JOB:
             return False
@@ -93,7 +97,10 @@ class Active:
 
 
 def explained(verdict: Verdict, also: Iterable[int] = (), restored: bool = False) -> Active:
-    """Return the verdict with what it explains. also: further ranks to which it applies."""
+    """Return the verdict with the ranks and parts whose slowdown it explains.
+
+    also: further ranks to which the verdict applies. restored: whether the verdict comes from a snapshot.
+    """
     ranks = frozenset((*verdict.ranks, verdict.rank, *also)) - {-1}
     of_all_ranks = verdict.kind in OF_OWN_JOB and verdict.detected_step < 0
     return Active(verdict, ranks, ALL_PARTS if of_all_ranks else _parts(verdict, ranks), of_all_ranks, restored)
@@ -120,9 +127,9 @@ class _Tick:
 
     results: tuple[Proposal, ...]
     proposed: dict[str, Active] = field(default_factory=dict)
-    """Newest form of each proposed verdict, by id."""
+    """Newest version of each proposed verdict, by id."""
     over: set[str] = field(default_factory=set)
-    """Verdicts that their detectors cleared, and did not propose again."""
+    """Ids of verdicts that their detectors cleared in this tick and did not propose again."""
 
     def read(self, active: Mapping[str, Active]) -> None:
         """Collect the proposals and the cleared verdicts."""
@@ -141,22 +148,24 @@ class _Tick:
 
 
 class Arbiter:
-    """Active verdicts of one stream, and the fault history that they leave."""
+    """Decides which verdicts of one stream are published. Keeps the active verdicts, and the fault history of parts and
+    nodes."""
 
     def __init__(self) -> None:
         self.published = Published()
         self.fault_history = FaultHistory()
         self._active: dict[str, Active] = {}
         self._first_ids: dict[str, str] = {}
-        """Id from before the restart, by the id that the verdict's detector has used since."""
+        """Maps the id that a detector uses since the restart to the id that its verdict had before the restart."""
         self._restored_until_ns = 0
 
     def resolve(
         self, results: Mapping[str, Sequence[Proposal]], attempts: Mapping[str, int], now_ns: int
     ) -> list[Finding]:
-        """Return the detectors' results that are published, by name of the detector.
+        """Decide which proposals are published, and return the detector results to publish.
 
-        attempts: running attempt of each job. Verdicts on other attempts are forgotten.
+        results: proposals by name of the detector. attempts: running attempt of each job; verdicts on other attempts
+        are forgotten.
         """
         before = len(self._active)
         expired = self._forget(attempts, now_ns)
@@ -190,7 +199,7 @@ class Arbiter:
         return found
 
     def dump(self) -> bytes:
-        """Encode the active verdicts and the refused ones for a snapshot."""
+        """Encode the active verdicts, and the ids of refused verdicts, as a snapshot."""
         kept = [(one.verdict, sorted(one.ranks)) for _, one in sorted(self._active.items())]
         return msgspec.msgpack.encode((SNAPSHOT_VERSION, kept, sorted(self.published.refused)))
 
@@ -210,11 +219,11 @@ class Arbiter:
         self._publish(frozenset(refused))
 
     def _is_narrowed(self, name: str, one: Active, tick: _Tick) -> bool:
-        """Return whether an active verdict lost ranks, and its detector did not propose it in this tick."""
+        """Return whether an active verdict has lost some of its ranks and its detector did not propose it again."""
         return name not in tick.proposed and one is not self._active[name]
 
     def _with_first_id(self, one: Proposal) -> Proposal:
-        """Return a result with the id that its verdict had before the restart."""
+        """Return the result under the id that its verdict had before the restart, if it had another one."""
         if isinstance(one, Abstention):
             return one
         if isinstance(one, Verdict) and not (one.verdict_id in self._active or one.verdict_id in self._first_ids):
@@ -226,7 +235,8 @@ class Arbiter:
         return one if first is None else replace(one, verdict_id=first)
 
     def _forget(self, attempts: Mapping[str, int], now_ns: int) -> list[Cleared]:
-        """Forget verdicts on ended attempts. Return the ends of restored ones that were not reported again in time."""
+        """Forget verdicts on ended attempts. Clear restored verdicts that were not reported again in time, and return
+        these clearings."""
         if any(one.restored for one in self._active.values()):
             self._restored_until_ns = self._restored_until_ns or now_ns + RESTORED_NS
         expired = []
@@ -262,7 +272,7 @@ FIRST_IN_TURN = next(iter(IN_TURN))
 
 
 def _accepted(active: Mapping[str, Active], tick: _Tick) -> dict[str, Active]:
-    """Return the verdicts that do not overlap a better one: active ones and proposals."""
+    """Return, by id, all active and proposed verdicts that do not overlap a better verdict."""
     candidates = {name: one for name, one in active.items() if name not in tick.over} | tick.proposed
     changed = {_attempt(one) for one in tick.proposed.values()}
     accepted = {name: one for name, one in candidates.items() if _attempt(one) not in changed}
@@ -290,7 +300,7 @@ def _accepted(active: Mapping[str, Active], tick: _Tick) -> dict[str, Active]:
 
 
 def _without_explained(one: Active, better: Iterable[Active]) -> Active:
-    """Remove the ranks that better verdicts explain from a verdict about a stage, if others remain."""
+    """Return a verdict about a stage without the ranks whose slowdown better verdicts explain, if any ranks remain."""
     if one.verdict.rank >= 0 or one.verdict.kind not in OF_OWN_JOB or one.of_all_ranks:
         return one
     ranks = one.ranks.difference(*(other.ranks for other in better if one.overlaps(other)))

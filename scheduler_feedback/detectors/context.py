@@ -17,22 +17,22 @@ from scheduler_feedback.detectors.counters.fault_history import FaultHistory
 from scheduler_feedback.detectors.health.job_speed import Speeds
 
 Rank = tuple[str, int, int]
-"""Job, attempt and rank."""
+"""Identifies a rank: name of the job, number of the attempt, number of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Active verdicts after the previous tick, as the detectors read them."""
+    """Active verdicts after the previous tick, in the form that the detectors read."""
 
     accused: frozenset[Rank] = frozenset()
-    """Ranks with an active straggler or health verdict; rank -1 where the verdict names none."""
+    """Ranks with an active straggler or health verdict. The rank number is -1 if the verdict names no rank."""
     disturbed: frozenset[str] = frozenset()
-    """Jobs with an active interference verdict."""
+    """Names of the jobs with an active interference verdict."""
     rotating: Mapping[str, Cause] = field(default_factory=dict)
-    """Cause of each job's active verdict about rotating slowness."""
+    """Cause of the active verdict about rotating slowness, by name of the job."""
     refused: frozenset[str] = frozenset()
-    """Verdicts of the previous tick that were not published or were withdrawn. Their detectors forget them, and may
-    propose them again."""
+    """Ids of verdicts that were refused or withdrawn in the previous tick. Their detectors forget them and may propose
+    them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,21 @@ class DetectionContext:
 
     telemetry: Telemetry
     counters: CounterStatistics
-    """Counter statistics, including the telemetry of this tick."""
+    """Counters of all ranks, compared with their peers and their past, including the telemetry of this tick."""
     speeds: Speeds
-    """Speed of all jobs, including the telemetry of this tick."""
+    """Current speed of each job relative to its best, including the telemetry of this tick."""
     fault_history: FaultHistory
-    """Fault history of parts and nodes, up to the previous tick."""
+    """Earlier faults of each part and node, up to the previous tick."""
     switches: Switches
-    """Ablation switches."""
+    """Parts of the detectors that a benchmark has turned off."""
     published: Published
+    by_counters: frozenset[str] = frozenset()
+    """Names of the jobs whose ranks are judged by counters, because they report no steps, or no waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Additional ranks to which a verdict applies. A cover is not published: an operator is paged once for a slow
+    """Additional ranks to which a verdict applies. They are not published, so that an operator is paged once for a slow
     node."""
 
     verdict_id: str
@@ -62,7 +64,7 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class PartFault:
-    """A fault for the fault history, if the verdict is published."""
+    """A fault of a part. It is added to the fault history if its verdict is published."""
 
     verdict_id: str
     device: str
@@ -72,4 +74,4 @@ class PartFault:
 
 
 Proposal = Verdict | Cleared | Abstention | Cover | PartFault
-"""Result of a detector, before the arbiter."""
+"""A result of a detector that the arbiter has not yet checked."""

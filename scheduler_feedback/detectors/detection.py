@@ -1,4 +1,5 @@
-"""Detection of one stream: the detectors, the inputs that they share, and the arbiter of their verdicts."""
+"""Detection for one stream of telemetry: the detectors, the inputs that they share, and the arbiter of their
+verdicts."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from scheduler_feedback.detectors.arbiter import Arbiter
 from scheduler_feedback.detectors.context import DetectionContext, Proposal
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.health.job_speed import Bests, Speeds
+from scheduler_feedback.detectors.steps.reported_waits import ReportedWaits
 
 SNAPSHOT_VERSION = 2
-"""Version of the shared state. Release 0.1.0 kept it, without active verdicts, in the health detector's snapshot."""
+"""Version of the snapshot of the state that all detectors share. Release 0.1.0 stored this state, without active
+verdicts, in the health detector's snapshot."""
 
 SHARED = "shared"
-"""Name of the shared state among the snapshots."""
+"""Key of the shared state among the snapshots."""
 
 
 class Detector(Protocol):
@@ -29,7 +32,8 @@ class Detector(Protocol):
     name: str
 
     def tick(self, context: DetectionContext) -> Sequence[Proposal]:
-        """Return the results that are new since the last tick. A verdict with a known id replaces the earlier one."""
+        """Return the results that are new since the last tick. A verdict with a known id replaces the earlier
+        verdict."""
         ...
 
     def measures(self) -> Iterable[Sample]:
@@ -54,22 +58,27 @@ class SharedState:
         self.speeds = Speeds()
         self.arbiter = Arbiter()
         self._timed = timed
+        self._waits = ReportedWaits()
 
     def begin(self, telemetry: Telemetry) -> DetectionContext:
-        """Process new telemetry, and return the inputs of the detectors in this tick."""
+        """Process new telemetry, and return the detectors' inputs for this tick."""
         self.counters.take(telemetry)
+        telemetry, by_counters = self._waits.take(telemetry)
         if self._timed:
-            self.speeds.take(telemetry)
+            self.speeds.take(telemetry, by_counters)
         for one in telemetry.events:
             if one.event.kind == PART_REPLACED:
                 self.arbiter.fault_history.forget(one.event.entity, one.node)
         arbiter = self.arbiter
         return DetectionContext(
-            telemetry, self.counters, self.speeds, arbiter.fault_history, self.switches, arbiter.published
+            telemetry, self.counters, self.speeds, arbiter.fault_history, self.switches, arbiter.published, by_counters
         )
 
     def conclude(self, context: DetectionContext, results: Mapping[str, Sequence[Proposal]]) -> list[Finding]:
-        """Return the detector results that the arbiter publishes. results: proposals by name of the detector."""
+        """Return the detector results that the arbiter publishes.
+
+        results: proposals by name of the detector.
+        """
         attempts = {job.shape.job: job.shape.attempt for job in context.telemetry.jobs}
         return self.arbiter.resolve(results, attempts, context.telemetry.now_ns)
 
@@ -86,7 +95,10 @@ class SharedState:
         )
 
     def restore(self, data: bytes) -> None:
-        """Restore a snapshot, or a health detector's of release 0.1.0. Raises ValueError if the bytes are neither."""
+        """Restore a snapshot of the shared state, or a snapshot of the health detector of release 0.1.0.
+
+        Raises ValueError if the bytes are neither.
+        """
         try:
             version, *kept = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
             if msgspec.msgpack.decode(version, type=int) != SNAPSHOT_VERSION or len(kept) not in (3, 4):
@@ -101,7 +113,8 @@ class SharedState:
 
 
 class Detection:
-    """Detectors of one stream with their shared state, without the isolation of failures that the controller needs."""
+    """Detectors of one stream with their shared state. Unlike in the controller, an error in one detector ends the
+    tick."""
 
     def __init__(self, detectors: Iterable[Detector], timed: bool = True, switches: Switches | None = None) -> None:
         self.detectors = tuple(detectors)
@@ -132,6 +145,9 @@ class Detection:
 
 
 def shared_of(snapshots: Mapping[str, bytes]) -> bytes | None:
-    """Return the snapshot of the shared state; for release 0.1.0, the health detector's snapshot; None if neither
-    exists."""
+    """Return the snapshot of the state that all detectors share, or None if there is none.
+
+    snapshots: by name of the detector. Release 0.1.0 stored this state in the health detector's snapshot, which is then
+    returned.
+    """
     return snapshots.get(SHARED, snapshots.get("health"))

@@ -1,6 +1,6 @@
-"""Step traces: recorded jobs as a stream of telemetry. Each format has a module and a line in FORMATS.
+"""Step traces: recorded jobs, read as a stream of telemetry. Each format has a module and a line in FORMATS.
 
-Start at ``step_trace.py``, a recorded job as every reader returns it; ``judging.py`` runs the detectors over it for
+Start at ``step_trace.py``, a recorded job as every reader returns it. ``judging.py`` runs the detectors over it for
 `gangwatch detect`, and ``operation_replay.py`` computes what a straggler cost.
 """
 
@@ -25,20 +25,25 @@ class Recording:
     """A file that can be replayed to the detectors."""
 
     path: Path
-    """The file."""
+    """Path of the recorded file."""
     format: str
-    """Name of its format."""
+    """Name of the file's format: a key of FORMATS."""
     timed: bool
-    """Whether the recording's times are real seconds on a clock; otherwise each step is one window."""
+    """Whether the recording's times are real seconds on a clock. If not, each step is evaluated as one window."""
     stream: Callable[[], Iterator[Telemetry]]
     """Returns the telemetry from the beginning at each call."""
     traces: tuple[Trace, ...] = ()
-    """Jobs, if the format contains them explicitly."""
+    """Recorded jobs, if the format lists whole jobs; empty for recorded frames."""
 
 
-def _of_traces(read: Callable[[Path], tuple[Trace, ...]], name: str) -> Callable[[Path], Recording]:
-    def make(path: Path) -> Recording:
-        traces = read(path)
+Progress = Callable[[int], None]
+"""Function that a reader calls after each block of a file, with the number of bytes that it has read since the last
+call."""
+
+
+def _of_traces(read: Callable[[Path, Progress], tuple[Trace, ...]], name: str) -> Callable[[Path, Progress], Recording]:
+    def make(path: Path, progress: Progress) -> Recording:
+        traces = read(path, progress)
 
         def stream() -> Iterator[Telemetry]:
             for trace in traces:
@@ -49,32 +54,32 @@ def _of_traces(read: Callable[[Path], tuple[Trace, ...]], name: str) -> Callable
     return make
 
 
-def _bytedance(path: Path) -> tuple[Trace, ...]:
+def _bytedance(path: Path, _: Progress) -> tuple[Trace, ...]:
     from scheduler_feedback.step_traces import bytedance
 
     return (bytedance.read(path),)
 
 
-def _pai(path: Path) -> tuple[Trace, ...]:
+def _pai(path: Path, _: Progress) -> tuple[Trace, ...]:
     from scheduler_feedback.step_traces import pai
 
     return (pai.read(path),)
 
 
-def _json_lines(path: Path) -> tuple[Trace, ...]:
+def _json_lines(path: Path, progress: Progress) -> tuple[Trace, ...]:
     from scheduler_feedback.step_traces import json_lines
 
-    return json_lines.read(path)
+    return json_lines.read(path, progress)
 
 
-def _of_frames(path: Path) -> Recording:
+def _of_frames(path: Path, _: Progress) -> Recording:
     from scheduler_feedback.step_traces import frame_file
 
     recorded = frame_file.read(path)
     return Recording(path, "frames", True, lambda: frame_file.stream(path, recorded))
 
 
-FORMATS: dict[str, Callable[[Path], Recording]] = {
+FORMATS: dict[str, Callable[[Path, Progress], Recording]] = {
     "bytedance": _of_traces(_bytedance, "bytedance"),
     "pai": _of_traces(_pai, "pai"),
     "jsonl": _of_traces(_json_lines, "jsonl"),
@@ -83,12 +88,14 @@ FORMATS: dict[str, Callable[[Path], Recording]] = {
 """Reader of each format, by name."""
 
 
-def read(path: Path, format_name: str | None = None) -> Recording:
+def read(path: Path, format_name: str | None = None, progress: Progress = lambda _: None) -> Recording:
     """Read a recording. Without a format name, the format is guessed from the start of the file.
+
+    progress: called while a file of JSON lines is read; files of other formats are read at once.
 
     Raises TraceError with file, line or row, and column if it cannot be read.
     """
-    return FORMATS[format_name or guess(path)](path)
+    return FORMATS[format_name or guess(path)](path, progress)
 
 
 def guess(path: Path) -> str:

@@ -1,7 +1,7 @@
-"""ByteDance's step traces (StragglerAnalysis, OSDI'25): Parquet files with one row per operation.
+"""Reader of ByteDance's step traces (StragglerAnalysis, OSDI'25): Parquet files with one row per operation.
 
-Columns: dp_rank, stage, rank, step, optype, start_ts (seconds from the start of the step), duration (seconds); seq_id,
-mc, mb_id and gmc are not needed.
+Columns: dp_rank, stage, rank, step, optype, start_ts (seconds from the start of the step), duration (seconds). The
+columns seq_id, mc, mb_id and gmc are not used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.schema.errors import TraceError
+from agent.schema.errors import ExtraMissingError, TraceError
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.step_traces.operation_replay import OWN, Operations
@@ -23,7 +23,10 @@ MOST_COORDINATE = 1 << 17
 
 
 def read(path: Path) -> Trace:
-    """Read one trace. Raises TraceError with column and row if it is invalid."""
+    """Read one trace.
+
+    Raises TraceError with column and row if it is invalid, ExtraMissingError if pyarrow is not installed.
+    """
     table = _table(path)
     where = str(path)
     unique_columns(table.column_names, (*WHOLE, "optype", *TIMES), where)
@@ -86,7 +89,7 @@ def _table(path: Path) -> Any:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise TraceError(f"{path}: reading Parquet needs pyarrow: pip install 'gangwatch[traces]'") from None
+        raise ExtraMissingError(f"{path}: reading Parquet", "traces") from None
     try:
         return parquet.read_table(path)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -122,7 +125,10 @@ def _times(table: Any, name: str, where: str) -> FloatArray:
 
 
 def _spread(kept: Any, wrong: Any, count: int) -> Any:
-    """Expand a mask of the kept rows to a mask of all rows."""
+    """Expand a mask of the kept rows to all rows of the file, with False for all other rows.
+
+    kept: mask of all rows, True for kept rows. wrong: mask of the kept rows only. count: number of all rows.
+    """
     result = np.zeros(count, np.bool_)
     result[kept] = wrong
     return result

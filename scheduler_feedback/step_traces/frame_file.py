@@ -1,7 +1,7 @@
-"""Recorded frames: a file with agents' frame streams as sent over the network.
+"""Reader of recorded frames: a file with agents' frame streams as sent over the network.
 
-Messages of several agents may be mixed. They are processed as in the controller, in the order of their wall time, and
-the detectors run as often as in the controller.
+Messages of several agents may be mixed. They are processed as in the controller: in the order of their wall time, and
+with the same interval of the detectors.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 TICK_NS = 500_000_000
-"""Interval of the detectors, as in the controller: twice a second."""
+"""Interval in ns at which the detectors run, as in the controller: twice a second."""
 
 CHUNK_BYTES = 1 << 20
 
 
 def read(path: Path) -> list[tuple[Layout, Frame]]:
-    """Return every frame with its layout, by wall time. Raises TraceError with the number of an invalid message."""
+    """Return every frame with its layout (the description of its series), in the order of wall time.
+
+    Raises TraceError with the number of an invalid message.
+    """
     layouts: dict[str, Layout] = {}
     found: list[tuple[Layout, Frame]] = []
     splitter, count = MessageSplitter(), 0
@@ -51,7 +54,7 @@ def read(path: Path) -> list[tuple[Layout, Frame]]:
 
 
 def stream(path: Path, frames: list[tuple[Layout, Frame]]) -> Iterator[Telemetry]:
-    """Yield the detectors' input. Raises TraceError for a frame that does not fit its layout."""
+    """Yield the detectors' input, tick by tick. Raises TraceError for a frame that does not match its layout."""
     fleet = Fleet()
     look = Look(fleet)
     due = frames[0][1].wall_ns + TICK_NS

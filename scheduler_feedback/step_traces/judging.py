@@ -1,8 +1,8 @@
-"""Analysis of a recording: the detectors' verdicts on its stream, and the job's step time without the suspects."""
+"""Analysis of a recording: the detectors' verdicts, and the step time that the job would have without the suspects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,8 +14,9 @@ from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.steps.places import places
+from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.step_traces import Recording
+from scheduler_feedback.step_traces.counterfactual import longest_of, slowdown_to_equal_peers, without_seconds
 from scheduler_feedback.step_traces.operation_replay import Replay
 from scheduler_feedback.step_traces.step_trace import Trace
 
@@ -25,35 +26,45 @@ class JobReport:
     """Verdicts and figures of one job of a recording with k steps of n ranks."""
 
     name: str
-    """Name of the job."""
+    """Name of the job in the recording."""
     shape: Shape
-    """Ranks of the job."""
+    """Ranks of the job, with their nodes and roles."""
     worker: bool = False
-    """Whether the trace calls its members workers."""
+    """Whether the trace calls the members of the job workers instead of ranks."""
     notes: tuple[str, ...] = ()
-    """Remarks of the reader."""
+    """Remarks of the reader, for example about ignored data."""
     verdicts: list[Verdict] = field(default_factory=list)
-    """All verdicts, with their last values. Each was first reported at its detected_step."""
+    """All verdicts, each as reported at its detected_step: when it was first reported, or, if its confidence was then
+    too low to act on, when it first was high enough. A recording that ends at this step has the same verdict."""
+    latest: dict[str, Verdict] = field(default_factory=dict)
+    """Newest version of each verdict, by id."""
     cleared: set[str] = field(default_factory=set)
     """Ids of the verdicts that ended within the recording."""
     unknown: list[Verdict] = field(default_factory=list)
     """Abstentions of the detectors, as verdicts of kind UNKNOWN."""
     number: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64 [k]: step numbers."""
+    """Number of each step: int64 [k]."""
     seconds: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    """float64 [k, n]: step times; NaN if unknown."""
+    """Length of each step on each rank: float64 [k, n]. The unit is that of the recording: seconds, or unknown. NaN if
+    the length is unknown."""
     own_seconds: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    """float64 [k, n]: step times without waits; NaN if unknown."""
+    """Own part of each step on each rank (without the time spent waiting for others): float64 [k, n]. The unit is that
+    of the recording: seconds, or unknown. NaN if the time is unknown."""
     slowdown: float = float("nan")
-    """Mean step time divided by the step time if all peers were equally fast."""
+    """Mean step time divided by the mean step time that the job would have if all peers were equally fast."""
     step_seconds: float = float("nan")
     """Mean step time, in the unit of the recording."""
     without_suspects_seconds: float = float("nan")
-    """Mean step time if the suspects were as fast as the median of their peers while they are accused."""
+    """Mean step time if each suspect had been as fast as the median of its peers for as long as it was accused."""
 
 
-def judge(recording: Recording, switches: Switches | None = None) -> list[JobReport]:
-    """Replay the recording to the detectors, step by step, and return a report for each job."""
+def judge(
+    recording: Recording, switches: Switches | None = None, progress: Callable[[], None] = lambda: None
+) -> list[JobReport]:
+    """Replay the recording to the detectors, step by step, and return a report for each job.
+
+    progress: called after each step, or after each second of recorded frames.
+    """
     reports: dict[str, JobReport] = {}
     traces = {trace.name: trace for trace in recording.traces}
     tables: dict[str, list[tuple[Shape, StepTable]]] = {}
@@ -72,6 +83,7 @@ def judge(recording: Recording, switches: Switches | None = None) -> list[JobRep
         for finding in detection.tick(telemetry):
             if finding.gang in reports:
                 _take(reports[finding.gang], finding, _newest(tables.get(finding.gang)))
+        progress()
     for name, report in reports.items():
         _join_tables(report, tables.get(name, []))
         _close(report)
@@ -84,24 +96,40 @@ def _newest(tables: list[tuple[Shape, StepTable]] | None) -> int:
 
 
 def _take(report: JobReport, finding: Finding, step: int) -> None:
+    """Add a result that was reported when `step` was the newest step."""
     if isinstance(finding, Verdict):
-        for index, known in enumerate(report.verdicts):
-            if known.verdict_id == finding.verdict_id:  # an update of a known verdict
-                first = min(known.first_step, finding.first_step)
-                report.verdicts[index] = replace(finding, detected_step=known.detected_step, first_step=first)
-                return
-        report.verdicts.append(
-            replace(finding, detected_step=step if finding.detected_step < 0 else finding.detected_step)
-        )
+        _take_verdict(report, finding, step)
     elif isinstance(finding, Cleared):
         report.cleared.add(finding.verdict_id)
-        report.verdicts = [
-            replace(one, last_step=finding.last_step)
-            if one.verdict_id == finding.verdict_id and finding.last_step >= 0 else one
-            for one in report.verdicts
-        ]  # fmt: skip
+        if finding.last_step >= 0:
+            _set_last_step(report, finding.verdict_id, finding.last_step)
     else:
         report.unknown.append(_as_verdict(finding, step))
+
+
+def _take_verdict(report: JobReport, newer: Verdict, step: int) -> None:
+    known = report.latest.get(newer.verdict_id)
+    if known is None:
+        detected = step if newer.detected_step < 0 else newer.detected_step
+        report.latest[newer.verdict_id] = replace(newer, detected_step=detected)
+        report.verdicts.append(report.latest[newer.verdict_id])
+        return
+    newer = replace(newer, first_step=min(known.first_step, newer.first_step))
+    report.latest[newer.verdict_id] = replace(newer, detected_step=known.detected_step)
+    index = next(i for i, one in enumerate(report.verdicts) if one.verdict_id == newer.verdict_id)
+    reported = report.verdicts[index]
+    if reported.confidence < ACTING_CONFIDENCE <= newer.confidence:
+        report.verdicts[index] = replace(newer, detected_step=step)
+    else:
+        report.verdicts[index] = replace(reported, first_step=newer.first_step, last_step=newer.last_step)
+
+
+def _set_last_step(report: JobReport, verdict_id: str, step: int) -> None:
+    if verdict_id in report.latest:
+        report.latest[verdict_id] = replace(report.latest[verdict_id], last_step=step)
+        report.verdicts = [
+            replace(one, last_step=step) if one.verdict_id == verdict_id else one for one in report.verdicts
+        ]
 
 
 def _as_verdict(one: Abstention, step: int) -> Verdict:
@@ -115,7 +143,7 @@ def _as_verdict(one: Abstention, step: int) -> Verdict:
 
 
 def _join_tables(report: JobReport, tables: Sequence[tuple[Shape, StepTable]]) -> None:
-    """Join the steps of the ranks that the job ended with into one table."""
+    """Join the tables of a job's steps into one table, for the ranks that the job had at the end of the recording."""
     fitting = [table for shape, table in tables if (shape.ranks.tolist() == report.shape.ranks.tolist())]
     if not fitting:
         report.seconds = report.own_seconds = np.zeros((0, len(report.shape)))
@@ -126,53 +154,54 @@ def _join_tables(report: JobReport, tables: Sequence[tuple[Shape, StepTable]]) -
 
 
 def _close(report: JobReport) -> None:
-    """Extend verdicts that were never cleared to the last step."""
+    """Set the last step of verdicts that were never cleared to the last step of the recording."""
     if len(report.number):
-        last = int(report.number[-1])
-        report.verdicts = [
-            one if one.verdict_id in report.cleared or one.last_step < 0 else replace(one, last_step=last)
-            for one in report.verdicts
-        ]
+        for name, one in list(report.latest.items()):
+            if name not in report.cleared and one.last_step >= 0:
+                _set_last_step(report, name, int(report.number[-1]))
 
 
 def _account(report: JobReport, trace: Trace | None) -> None:
-    """Compute the job's loss: by replay if the trace contains operations, else from the ranks' own times."""
-    seconds = report.seconds
-    known = np.isfinite(seconds)
-    if not known.any():
+    """Compute the job's loss: by replay if the trace contains operations; otherwise from each rank's time without
+    waits."""
+    longest = longest_of(report.seconds)
+    if not np.isfinite(longest).any():
         return
-    longest = np.where(known, seconds, -np.inf).max(axis=1)
-    report.step_seconds = float(longest[np.isfinite(longest)].mean())
-    suspects = dict(_suspects(report))
+    report.step_seconds = float(np.nanmean(longest))
+    accused = _accused(report)
     if trace is not None and trace.operations is not None:
         replay = Replay(trace.operations)
+        report.verdicts = [_with_cost_of_stage(one, report, replay) for one in report.verdicts]
         report.slowdown = report.step_seconds / replay.ideal_seconds()
-        report.without_suspects_seconds = replay.without_seconds(suspects) if suspects else report.step_seconds
+        report.without_suspects_seconds = replay.without_seconds(accused) if accused else report.step_seconds
         return
     own = report.own_seconds
-    whole = np.isfinite(own).all(axis=1)
-    if not whole.any():
-        return
-    own, steps = own[whole], longest[whole]
-    shared = np.maximum(steps - own.max(axis=1), 0.0)
-    report.slowdown = float(steps.mean() / max((shared + own.mean(axis=1)).mean(), 1e-12))
-    without = own.copy()
-    where = places(report.shape)
-    number = report.number[whole]
-    for rank, (first, last) in suspects.items():
-        rows = (number >= first) & (number <= last)
-        peers = [r for r in where.roles[where.role[rank]].tolist() if r not in suspects]
-        peers = peers or [r for r in range(own.shape[1]) if r not in suspects] or [rank]
-        middle = np.median(own[:, peers], axis=1)
-        without[rows, rank] = np.minimum(without[rows, rank], middle[rows])
-    report.without_suspects_seconds = float((shared + without.max(axis=1)).mean())
+    report.slowdown = slowdown_to_equal_peers(report.seconds, own)
+    report.without_suspects_seconds = without_seconds(report.shape, report.number, report.seconds, own, accused)
 
 
-def _suspects(report: JobReport) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the index of each accused rank, and the first and last step of the accusation."""
-    place = {int(rank): index for index, rank in enumerate(report.shape.ranks.tolist())}
-    for verdict in report.verdicts:
+def _with_cost_of_stage(verdict: Verdict, report: JobReport, replay: Replay) -> Verdict:
+    """Return a verdict about one unequal stage with the slowdown by replay; other verdicts unchanged.
+
+    The longest own time underestimates it: a slow stage also delays the microbatches of the other stages.
+    """
+    places = [report.shape.place[rank] for rank in verdict.ranks if rank in report.shape.place]
+    stages = set(report.shape.coordinate("stage")[places].tolist())
+    if verdict.cause is not Cause.STAGE_PARTITION or len(stages) != 1:
+        return verdict
+    slowdown = replay.slowdown_by_stage(stages.pop())
+    against = "if the computations of the stage took the usual time of their kind, by replay of all operations"
+    evidence = Evidence("step_seconds_to_equal_stage", slowdown, 1.0, "ratio", against)
+    return replace(verdict, slowdown=max(slowdown, 1.0), evidence=(*verdict.evidence, evidence))
+
+
+def _accused(report: JobReport) -> dict[int, list[tuple[int, int]]]:
+    """Return the first and last step of each accusation, by index of the accused rank."""
+    place = report.shape.place
+    found: dict[int, list[tuple[int, int]]] = {}
+    for verdict in report.latest.values():
         if verdict.kind in ACCUSING:
             for rank in verdict.ranks or (verdict.rank,):
                 if rank in place:
-                    yield place[rank], (verdict.first_step, verdict.last_step)
+                    found.setdefault(place[rank], []).append((verdict.first_step, verdict.last_step))
+    return found

@@ -1,17 +1,16 @@
 """Replay of steps from their operations, with changed durations of some operations.
 
-A rank runs its operations one after the other; operations that were launched at the same time run in parallel. A
+A rank runs its operations one after the other; operations that it launched at the same time run in parallel. A
 computation takes its recorded time. A transfer or collective starts when its last participant has launched it, and then
-takes its transfer time. Time that an operation waited for its peers is not its own time and is dropped. This is the
-what-if analysis of ByteDance's straggler study (OSDI'25): in the ideal step, all operations of a kind take the same
-time.
+takes its transfer time. The time that an operation waited for other ranks is removed before the replay. This is the
+analysis of ByteDance's straggler study (OSDI'25). In the *ideal step*, all operations of a kind take the same time.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +19,14 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 
 SENDS = {"forward-send": ("forward-recv", 1), "backward-send": ("backward-recv", -1)}
-"""Receive operation that matches each send, and the distance in stages between sender and receiver."""
+"""For each kind of send, the matching kind of receive, and the number of stages from the sender to the receiver."""
 
 OF_REPLICAS = ("grads-reduce-scatter", "params-all-gather", "grads-all-reduce")  # among the data ranks of a stage
 OF_PIPELINE = ("embedding-grads-all-reduce",)  # among the stages of a data rank that have it
 OF_ALL = ("optimizer-clip-main-grad",)  # the norm of all gradients
 
 OWN = ("forward-compute", "backward-compute", "optimizer", "gc")
-"""Operations that a rank runs alone. All other operations wait for other ranks."""
+"""Kinds of operations that a rank runs alone. All other operations wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,41 +34,43 @@ class Operations:
     """Table of m operations of n ranks, one row per operation."""
 
     kinds: tuple[str, ...]
-    """Names of the kinds of operations."""
+    """Names of the kinds of operations, for example forward-compute."""
     step: IntArray
-    """[m]: number of each operation's step."""
+    """Step number of each operation: [m]."""
     rank: IntArray
-    """[m]: index of each operation's rank."""
+    """Index of each operation's rank: [m]."""
     kind: IntArray
-    """[m]: index of each operation's kind in `kinds`."""
+    """Index in `kinds` of each operation's kind: [m]."""
     start: FloatArray
-    """float64 [m]: start of each operation in seconds from the step's own zero."""
+    """Start of each operation, in seconds since the start of its step: float64 [m]."""
     seconds: FloatArray
-    """float64 [m]: duration of each operation in seconds."""
+    """Duration of each operation, in seconds: float64 [m]."""
     data: IntArray
-    """[n]: data coordinate of each rank."""
+    """Data-parallel coordinate of each rank: [n]."""
     stage: IntArray
-    """[n]: stage of each rank."""
+    """Pipeline stage of each rank: [n]."""
 
 
 @dataclass(slots=True)
 class _Operation:
-    """One operation in the program of a rank."""
+    """One operation of a rank in one step, prepared for replay."""
 
     kind: int
-    """Index of the kind."""
+    """Index of the operation's kind in `Operations.kinds`."""
     place: tuple[int, int]
-    """(kind, occurrence), which identifies the same operation in other steps and ranks."""
+    """Pair that identifies the operation: its kind, and its number among the operations of this kind that the rank runs
+    in the step. Corresponding operations of other steps and ranks have the same pair."""
     row: int
-    """Row in `Operations`."""
+    """Row of the operation in the table `Operations`."""
     own: float
     """Duration of the operation without waiting, in seconds."""
     meets: tuple[object, ...] | None
-    """Key of the transfer or collective that the operation takes part in; None for an operation of the rank alone."""
+    """Key of the transfer or collective that the operation takes part in; None if the rank runs the operation alone."""
 
 
 Program = list[list[list[_Operation]]]
-"""Launches of each rank; a launch is a list of operations that started at the same time."""
+"""Operations of one step: for each rank its launches, and for each launch the operations that started at the same
+time."""
 
 
 class Replay:
@@ -86,18 +87,18 @@ class Replay:
         self._usual = self._usual_times()
 
     def ideal_seconds(self) -> float:
-        """Return the length of the ideal step, in which all operations of a kind take the same time.
+        """Return the mean length in seconds of the ideal step, in which all operations of a kind take the same time.
 
-        That time is the mean for a computation and the median for a transfer. The result is the mean over all steps,
-        whose programs may differ.
+        That time is the mean for a computation and the median for a transfer.
         """
         return self._mean(lambda _step, _rank, operation: self._usual[operation.kind])
 
-    def without_seconds(self, suspects: Mapping[int, tuple[int, int]]) -> float:
-        """Return the mean length of the steps if the suspects compute as fast as the median of their peers.
+    def without_seconds(self, suspects: Mapping[int, Sequence[tuple[int, int]]]) -> float:
+        """Return the mean length of the steps, in seconds, if the suspects compute as fast as the median of their
+        peers.
 
-        suspects: rank index -> first and last step in which its times are replaced. Peers are the other ranks of its
-        stage, operation by operation; without peers, the usual time of the kind is used.
+        suspects: rank index -> first and last step of each interval in which its times are replaced. Peers of a suspect
+        are the other ranks of its stage; without peers, the usual time of the kind of operation is used.
         """
         operations = self._operations
         peers: dict[tuple[int, tuple[int, int], int], list[float]] = defaultdict(list)
@@ -110,14 +111,24 @@ class Replay:
                     peers[index, operation.place, int(operations.stage[rank])].append(operation.own)
 
         def time_of(index: int, rank: int, operation: _Operation) -> float:
-            if operation.meets is None and rank in suspects:
-                first, last = suspects[rank]
-                if first <= self._numbers[index] <= last:
-                    known = peers.get((index, operation.place, int(operations.stage[rank])))
-                    return min(operation.own, float(np.median(known)) if known else self._usual[operation.kind])
+            accused = suspects.get(rank, ()) if operation.meets is None else ()
+            if any(first <= self._numbers[index] <= last for first, last in accused):
+                known = peers.get((index, operation.place, int(operations.stage[rank])))
+                return min(operation.own, float(np.median(known)) if known else self._usual[operation.kind])
             return operation.own
 
         return self._mean(time_of)
+
+    def slowdown_by_stage(self, stage: int) -> float:
+        """Return the mean length of the steps, divided by their mean length if the computations of this pipeline stage
+        take the usual time of their kind. Both lengths are replayed."""
+        in_stage = (self._operations.stage == stage).tolist()
+        equal = self._mean(
+            lambda _step, rank, operation: (
+                self._usual[operation.kind] if in_stage[rank] and operation.meets is None else operation.own
+            )
+        )
+        return self._mean(lambda _step, _rank, operation: operation.own) / equal
 
     def _mean(self, time_of) -> float:  # type: ignore[no-untyped-def]
         return float(np.mean([_length(program, index, time_of) for index, program in enumerate(self._programs)]))
@@ -137,7 +148,8 @@ class Replay:
         return usual
 
     def _program(self, rows: npt.NDArray[np.intp]) -> Program:
-        """Build the program of one step: launches by rank, with the participants and own time of each operation."""
+        """Return the operations of one step, by rank and launch, each with its participants and its time without
+        waits."""
         operations = self._operations
         program: Program = [[] for _ in operations.data]
         occurrence: dict[tuple[int, int], int] = defaultdict(int)
@@ -167,7 +179,8 @@ class Replay:
         return program
 
     def _meeting(self, kind: str, rank: int, number: int) -> tuple[object, ...] | None:
-        """Return the key of this operation's transfer or collective; None for an operation of the rank alone."""
+        """Return the key of the transfer or collective that this operation takes part in; None if the rank runs it
+        alone."""
         data, stage = int(self._operations.data[rank]), int(self._operations.stage[rank])
         stages = int(self._operations.stage.max()) + 1
         if kind in SENDS:
@@ -185,7 +198,7 @@ class Replay:
 
 
 def _length(program: Program, index: int, time_of) -> float:  # type: ignore[no-untyped-def]
-    """Run the program of one step. Returns the time at which its last operation ends."""
+    """Replay one step, and return the time in seconds at which its last operation ends."""
     expected: dict[tuple[object, ...], int] = defaultdict(int)
     for launches in program:
         for one in (one for launch in launches for one in launch if one.meets is not None):

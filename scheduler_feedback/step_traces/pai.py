@@ -1,8 +1,8 @@
-"""Alibaba PAI's mini-batch times (cluster-trace-gpu-v2020): CSV files with one row per worker and iteration.
+"""Reader of Alibaba PAI's mini-batch times (cluster-trace-gpu-v2020): CSV files with one row per worker and iteration.
 
-Columns: worker, time (number of the iteration), batch_time_norm (the worker's time for it, in an unknown unit); others
-are not needed. The times of workers in one iteration differ by half, so they do not include waiting. An iteration of
-the synchronous job is assumed to last as long as that of its slowest worker, while the others wait.
+Columns: worker, time (number of the iteration), batch_time_norm (the worker's time for it, in an unknown unit). Other
+columns are not used. The times of workers in one iteration differ by half, so they cannot include waiting. The reader
+assumes that an iteration lasts as long as that of its slowest worker, while the other workers wait.
 """
 
 from __future__ import annotations

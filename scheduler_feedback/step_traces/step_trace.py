@@ -1,4 +1,4 @@
-"""Recorded traces: the steps of one job, as returned by every reader, and their conversion to telemetry."""
+"""Recorded traces: the steps of one job in the form that every reader returns, and their conversion to telemetry."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ START_NS = 1_000_000_000_000_000_000
 this time and the others follow."""
 
 SHORTEST, LONGEST = 1e-30, 1e30
-"""Shortest and longest valid duration in any unit. Durations outside are not measured values. The square of a valid
-duration still fits a double."""
+"""Shortest and longest duration that a trace may contain, in the unit of the trace. A double can still hold their
+squares."""
 
 MOST_RANKS = 1 << 17
+MOST_NUMBER = 1 << 62
+"""All whole numbers of a trace are smaller, so that int64 can hold their sums."""
+
 MOST_CELLS = 1 << 28
-"""Maximum number of cells (steps x ranks) of a trace. A larger trace would not fit in memory and is refused before it
+"""Maximum number of values (steps x ranks) in a trace. A larger trace would not fit in memory and is refused before it
 is loaded."""
 
 
@@ -35,18 +38,18 @@ class Trace:
     name: str
     """Name of the job."""
     shape: Shape
-    """Ranks of the job."""
+    """Ranks of the job, with their nodes and roles."""
     steps: StepTable
-    """Steps of the trace."""
+    """Times of each step on each rank."""
     worker: bool = False
     """Whether the trace calls its members workers (PAI) instead of ranks."""
     operations: Operations | None = None
-    """Operations of the steps, if the trace contains them."""
+    """Operations of which the steps consist; None if the trace does not contain them."""
     notes: tuple[str, ...] = field(default=())
-    """Remarks about ignored data."""
+    """Remarks of the reader about data that it ignored."""
 
     def stream(self) -> Iterator[Telemetry]:
-        """Yield the steps one by one, in the order of their numbers."""
+        """Yield the steps as telemetry, one by one, in the order of their numbers."""
         none = no_counters(len(self.shape))
         for k in range(len(self.steps)):
             rows = slice(k, k + 1)
@@ -60,7 +63,11 @@ def _arrays(steps: StepTable) -> list[npt.NDArray[np.generic] | None]:
 
 
 def ends_of(seconds: FloatArray) -> IntArray:
-    """Return int64 [k, n]: ends of consecutive steps with these durations [k, n]. All ranks end a step together."""
+    """Return the end of each step on each rank, if steps with these durations follow each other: int64 [k steps, n
+    ranks], in ns.
+
+    All ranks end a step together.
+    """
     known = np.isfinite(seconds)
     longest = np.where(known, seconds, 0.0).max(axis=1, initial=0.0)
     scale = max(float(longest.max(initial=0.0)), 1e-12)
@@ -70,7 +77,8 @@ def ends_of(seconds: FloatArray) -> IntArray:
 
 
 def number_of(value: object, where: str, least: int = 0) -> int:
-    """Return the value as an integer of at least `least`. Raises TraceError with `where` for anything else."""
+    """Return the value as an integer of at least `least`. Raises TraceError for anything else, with `where` in its
+    text."""
     if isinstance(value, str):
         try:
             value = int(value)
@@ -78,13 +86,16 @@ def number_of(value: object, where: str, least: int = 0) -> int:
             raise TraceError(f"{where}: {value!r} is not a whole number") from None
     if isinstance(value, bool) or not isinstance(value, int):
         raise TraceError(f"{where}: {value!r} is not a whole number")
-    if not least <= value < 1 << 62:
+    if not least <= value < MOST_NUMBER:
         raise TraceError(f"{where}: {value} is out of range, at least {least} is expected")
     return value
 
 
 def seconds_of(value: object, where: str, *, zero: bool = False) -> float:
-    """Return the value as a duration. Raises TraceError with `where` for text, NaN, infinity, negative or zero."""
+    """Return the value as a duration in seconds. Raises TraceError for text, NaN, infinity, negative values and zero.
+
+    zero: whether zero is allowed. where: place in the file, for the error.
+    """
     try:
         found = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -99,7 +110,7 @@ def seconds_of(value: object, where: str, *, zero: bool = False) -> float:
 
 
 def unique_columns(names: Sequence[str], required: Sequence[str], where: str) -> None:
-    """Check the columns. Raises TraceError if a required column is missing or a name is used twice."""
+    """Check the columns of a file. Raises TraceError if a required column is missing or a name occurs twice."""
     for name in required:
         if name not in names:
             raise TraceError(f"{where}: column '{name}' is missing; it has {', '.join(map(repr, names)) or 'none'}")
@@ -109,7 +120,7 @@ def unique_columns(names: Sequence[str], required: Sequence[str], where: str) ->
 
 
 def check_size(steps: int, ranks: int, where: str) -> None:
-    """Check the size. Raises TraceError for a trace without steps or ranks, or one that is too large."""
+    """Check the size of a trace. Raises TraceError if it has no steps or ranks, or is too large."""
     if not steps or not ranks:
         raise TraceError(f"{where}: the file contains no steps")
     if ranks > MOST_RANKS or steps * ranks > MOST_CELLS:

@@ -1,7 +1,7 @@
-"""Subscription: the columns that a controller requests from agents, limited to what detectors use (FEATURES).
+"""Columns (series in a frame) that a controller requests from agents: only those that detectors use (FEATURES).
 
-A node of eight GPUs has 5,000 columns, and the features use 1,300 of them. Most of these are links and types of errors
-that a feature adds up. Agents add them up before they send, so 380 columns are left and a frame fits in 4 kB.
+A node of eight GPUs has 5,000 columns, and the features use 1,300 of them. Most of these 1,300 are links and types of
+errors that a feature adds up. Agents add them up before they send, so 380 columns are left and a frame fits in 4 kB.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from scheduler_feedback.core.telemetry.process_states import METRIC as PROCESS_S
 from scheduler_feedback.core.telemetry.telemetry import FEATURES
 
 RELATIONS = ("gangwatch_gpu_owner_info", "gangwatch_gpu_info", "gangwatch_topology_rail_info", PLACE)
-"""Owner and PCI address of each GPU, the NIC next to it, and the coordinates of each rank: input of
-counter_features.py."""
+"""Metrics that contain the owner and PCI address of each GPU, the NIC next to it, and the coordinates of each rank.
+They are input of counter_features.py."""
 
 OCCURRENCES = (ANSWERS, PORT_STATE, LINK_DOWNED)
-"""Whether a GPU responds, whether a port is up, and how often the port's link went down. occurrences.py uses these
-series when a record was lost. The controller does not request carriers of interfaces or recovery actions (one series
-per GPU and action), because a frame would then no longer fit in 4 kB."""
+"""Metrics that show whether a GPU responds, whether a port is up, and how often the port's link went down.
+occurrences.py uses these series when a record was lost. The controller does not request carriers of interfaces or
+recovery actions (one series per GPU and action), because a frame would then no longer fit in 4 kB."""
 
 PRESSURE = "gangwatch_host_pressure_waiting_seconds_total"
-"""Time that tasks of a node waited for processor, memory or disks."""
+"""Metric of the time for which tasks of a node waited for processor, memory or disks."""
 
 _KEPT = {"gpu": ("gpu",), "nic": ("device",), "host": (), "rank": ("attempt", "gang", "rank")}
-"""Labels that identify the owner of a feature, by ``Feature.of``."""
+"""Labels that identify the owner of a feature, for each type of owner (``Feature.of``)."""
 
 
 def _wanted() -> tuple[str, ...]:
@@ -41,8 +41,8 @@ def _wanted() -> tuple[str, ...]:
 
 
 def _pattern(name: str, kept: set[str]) -> str:
-    """Return the pattern that requests the metric's columns. Agents add up a counter over labels that no feature
-    uses."""
+    """Return the pattern that requests the metric's columns with the labels in `kept`. Agents add up a counter over all
+    other labels."""
     metric = BY_NAME[name]
     if metric.kind != "counter" or set(metric.labels) <= kept:
         return name
@@ -50,4 +50,5 @@ def _pattern(name: str, kept: set[str]) -> str:
 
 
 WANTED = _wanted()
-"""Columns that the controller requests: names, and sums by labels. Agents always send records."""
+"""Patterns of the columns that the controller requests: names of metrics, and sums of counters by labels. Agents always
+send records, without a request."""

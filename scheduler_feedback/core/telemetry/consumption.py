@@ -1,4 +1,4 @@
-"""Consumption of ranks' processes: from the nodes' cumulative counters to their gangs.
+"""CPU time and I/O of the ranks' processes, computed from the nodes' cumulative counters and added to the ranks' gangs.
 
 As in counter_features.py, frames are queued and processed together. Nodes whose layouts have the ranks' counters in the
 same places share one set of arrays.
@@ -25,8 +25,10 @@ ROWS_AT_ONCE = 256
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Ranks of a gang attempt on one node whose counters are in its layout. row: the group's row in the arrays of
-    `places`."""
+    """Ranks of one gang attempt on one node, whose layout contains their counters.
+
+    row: the group's row in the arrays of `places`.
+    """
 
     name: str
     attempt: int
@@ -44,7 +46,8 @@ class Places:
     """Positions of the counters of m ranks in a frame, and their last values in all groups with these positions.
 
     index: [m, 5], position of each counter of CONSUMED; -1 for none. widths: [m, 5], bits of each counter.
-    tier: tier of all these counters. key: key of these positions in Consumption.
+    tier: index of the tier (collector with its interval) of all these counters. key: key of these positions in
+    Consumption.
     failed: receives (node, error) of frames that could not be processed.
     """
 
@@ -90,7 +93,7 @@ class Places:
 
     @property
     def empty(self) -> bool:
-        """Whether the table has no rows."""
+        """Whether no group has a row."""
         return len(self._free) == self._rows
 
     def settle(self) -> None:
@@ -170,7 +173,7 @@ def _hand_over(
 
 
 class Consumption:
-    """CPU and I/O counters of the process groups of all nodes."""
+    """Counters of the CPU time and I/O of the ranks on all nodes."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, Places] = {}
@@ -194,8 +197,7 @@ class Consumption:
         return Group(name, attempt, ranks, places, places.add(old))
 
     def drop(self, groups: Sequence[Group]) -> None:
-        """Remove these groups, and every `Places` that then has no group. Otherwise unused `Places` would
-        accumulate."""
+        """Remove these groups, and every `Places` that then has no group."""
         for group in groups:
             group.places.drop(group.row)
             if group.places.empty:

@@ -26,13 +26,14 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, IndexArray
 
 GAP_NS = 60_000_000_000
-"""Longest gap between samples across which a narrow counter is assumed to have wrapped at most once."""
+"""Longest gap between samples across which a 32-bit counter is assumed to have wrapped at most once."""
 
 _PCIE = "pcie_link"
 _TRAFFIC = (FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"])
 
 _RULES: dict[str, list[tuple[int, str, tuple[tuple[str, tuple[str, ...]], ...]]]] = {}
-"""For each metric, the features that use it: (row, owner type, required label values)."""
+"""Features that use each metric, as metric -> (row of the feature, type of its owner, label values that a series must
+have)."""
 
 for _row, _feature in enumerate(FEATURES):
     for _name in _feature.metrics if _feature.name != _PCIE else ():
@@ -44,7 +45,7 @@ class _Wired:
     """Columns of a layout that are parts of features. A target is one feature of one member (rank); its parts are
     adjacent.
 
-    column, scale (to the catalogue's unit), tier, width (bits): [c], of each part.
+    column, scale (factor to the catalogue's unit), tier, width (bits): [c], one entry per part.
     starts: [t], index of each target's first part. target: [t], (row of the feature) * members + member.
     """
 
@@ -56,7 +57,7 @@ class _Wired:
     target: IndexArray
 
     def sums(self, parts: FloatArray) -> FloatArray:
-        """Add up the parts [k, c] of k frames. Returns [k, t]: the sum of each target; NaN if a part is missing."""
+        """Add up the parts of each target in k frames: [k, c parts] -> [k, t targets]; NaN if a part is missing."""
         return parts if len(self.starts) == len(self.column) else np.add.reduceat(parts, self.starts, axis=1)
 
 
@@ -72,10 +73,7 @@ T = TypeVar("T", bound=np.generic)
 
 
 def rows_of(arrays: list[npt.NDArray[T]]) -> npt.NDArray[T]:
-    """Stack k arrays [n] into one array [k, n], in a third of the time of np.array.
-
-    Raises ValueError if their lengths differ, because np.concatenate alone would shift every later row.
-    """
+    """Stack k arrays [n] into one array [k, n], faster than np.array. Raises ValueError if their lengths differ."""
     if len(lengths := set(map(len, arrays))) != 1:
         raise ValueError(f"rows of different lengths {sorted(lengths)}: frames of different layouts are in one batch")
     return np.concatenate(arrays).reshape(len(arrays), -1)
@@ -110,11 +108,9 @@ class Kind:
     """Nodes whose columns form features in the same way. Their frames are processed together in arrays with r rows, one
     per node.
 
-    members: number of ranks on each node. links: [l, 5], for each PCIe link a member and the columns of the link's
-    gauges.
-    values: float32 [r, features, members] from the newest frame of each node. fresh: bool [r], True until the row is
-    read.
-    columns: [r, members], set by the reader: destination of each member's values; -1 for none.
+    members: number of ranks on each node. links: [l, 5], for each PCIe link the index of a rank and the columns of the
+    link's gauges. values: float32 [r, features, members] from the newest frame of each node. fresh: bool [r], True
+    until the row is read. columns: [r, members], set by the reader: destination of each member's values; -1 for none.
     failed: receives (node, error) of frames that could not be processed.
     """
 
@@ -148,7 +144,7 @@ class Kind:
         self._before_ns = np.zeros((0, tiers), np.int64)
 
     def add(self) -> int:
-        """Return the index of a free row for a node."""
+        """Reserve a row for a node, and return the index of the row."""
         if self._free:
             return self._free.pop()
         self._rows += 1
@@ -170,7 +166,7 @@ class Kind:
 
     @property
     def empty(self) -> bool:
-        """Whether the table has no rows."""
+        """Whether no node has a row."""
         return len(self._free) == self._rows
 
     def traffic_sampled_ns(self, rows: IndexArray) -> IntArray | None:
@@ -213,8 +209,10 @@ class Kind:
         self.fresh[rows] = True
 
     def _rates(self, rows: IndexArray, frames: list[Frame], continues: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return [k, t], for k frames: increase of each target per second since the last sample of its row; NaN if
-        unknown."""
+        """Return the increase per second of each target since the last sample of its row: [k frames, t targets].
+
+        A target is a feature of one rank. NaN if unknown.
+        """
         wired = self._counters
         # `take` returns rows in memory order, indexing returns columns. Mixing the two takes three times as long.
         now = rows_of([frame.counters for frame in frames]).take(wired.column, axis=1)
@@ -277,13 +275,13 @@ class NodeCounts:
     members: tuple[Member, ...]
     """Ranks of the node, in the order of the arrays in `kind`."""
     devices: tuple[Device, ...]
-    """Devices of each rank."""
+    """GPU of each rank, with the NIC, rail and PCIe switch of that GPU."""
     coordinates: dict[Member, tuple[int, ...]]
     """Coordinates of the ranks that report them, in the order of COORDINATES."""
     kind: Kind | None
     """Kind that contains the ranks' features; None if the node has no ranks."""
     row: int
-    """Row of the node in `kind`."""
+    """Index of the node's row in the arrays of `kind`."""
 
 
 class Counting:
@@ -297,7 +295,7 @@ class Counting:
 
     @property
     def kinds(self) -> Iterable[Kind]:
-        """Kinds of nodes, after processing all queued frames."""
+        """Kinds of nodes (see ``Kind``). All queued frames are processed first."""
         for kind in self._kinds.values():
             kind.settle()
         return self._kinds.values()
@@ -358,11 +356,13 @@ class Counting:
 
 
 _Places = dict[tuple[str, str], list[int]]
-"""Owner of series, as (type, name) -> indices of the members that the owner belongs to."""
+"""Map from an owner of series, as (type, name), to the indices of the ranks to which it belongs."""
 
 
 def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Places]:
-    """Return the ranks of a node, the devices of each rank, and the members that each owner of series belongs to."""
+    """Return the ranks of a node, the devices of each rank, and the ranks that use each owner of series (such as a
+    GPU).
+    """
     owners, address_of, devices_at = _relations(layout.gauges)
     found: dict[Member, str] = {}
     for column in layout.counters:
@@ -415,7 +415,7 @@ def _relations(
 
 
 def _coordinates(gauges: Iterable[Column]) -> Iterator[tuple[Member, tuple[int, ...]]]:
-    """Yield the coordinates that ranks report; -1 for each missing one."""
+    """Yield each rank with the coordinates that it reports; -1 for each missing one."""
     for column in gauges:
         if column.metric == PLACE:
             labels = dict(column.labels)
@@ -466,8 +466,9 @@ def _wire(columns: Iterable[Column], places: _Places, members: int) -> _Wired:
 
 
 def _pcie_columns(gauges: Iterable[Column], places: _Places) -> IndexArray:
-    """Return [l, 5], one row per PCIe link: a member, and the columns of the link's generation, lanes, and their
-    maxima."""
+    """Return [l links, 5], one row per PCIe link: the index of a rank, and the columns of the link's generation,
+    lanes, and their maxima.
+    """
     metrics = FEATURES[FEATURE[_PCIE]].metrics
     parts: dict[int, dict[str, int]] = {}
     for index, column in enumerate(gauges):

@@ -1,7 +1,7 @@
 """Node of each GPU, from the layouts of all nodes. An agent may only report about parts (GPUs) of its own node.
 
 If two nodes list the same GPU, it belongs to the node that listed it first, as long as that node reports and lists it.
-The GPU of the other node is renamed to 'NODE/UUID', so that its reports do not mix with those of the real part.
+The GPU of the other node is renamed to 'NODE/UUID', so that its reports do not mix with those about the first GPU.
 """
 
 from __future__ import annotations
@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 STALE_NS = 600_000_000_000
-"""If a node has not reported for ten minutes, another node may take over its parts."""
+"""Time without reports from a node (ten minutes) after which another node may list the node's GPUs as its own."""
 
 
 class Parts:
-    """Owners of parts. received_ns: returns when a node's last frame was received (receiver's clock); 0 for never."""
+    """The node to which each part (GPU) belongs. received_ns: returns when a node's last frame was received (receiver's
+    clock); 0 for never."""
 
     def __init__(self, received_ns: Callable[[str], int]) -> None:
         self._received_ns = received_ns
         self._owner: dict[str, str] = {}
         self._listed: dict[str, frozenset[str]] = {}
+        self._sole: set[str] = set()  # nodes that own all the parts that they list
 
     def list(self, node: str, parts: Iterable[str], now_ns: int) -> frozenset[str]:
         """Record that the node lists exactly these parts. Returns the parts that belong to another node."""
         listed = frozenset(parts)
+        if node in self._sole and self._listed[node] is listed:
+            return frozenset()  # the usual case: every node, once a second
         for part in self._listed.get(node, frozenset()) - listed:
             if self._owner.get(part) == node:
                 del self._owner[part]
@@ -32,8 +36,11 @@ class Parts:
             owner = self._owner.get(part)
             if owner is None or (owner != node and now_ns - self._received_ns(owner) > STALE_NS):
                 self._owner[part] = node
+                if owner is not None:
+                    self._sole.discard(owner)
             elif owner != node:
                 disputed.add(part)
+        (self._sole.discard if disputed else self._sole.add)(node)
         return frozenset(disputed)
 
     def name(self, node: str, part: str) -> str:

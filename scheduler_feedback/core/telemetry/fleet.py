@@ -26,14 +26,14 @@ from scheduler_feedback.core.telemetry.placements import Placements, Refusal
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
-"""Metric name, labels and value, as the exposition takes them."""
+"""One sample of a metric: its name, labels and value."""
 
 
 class Fleet:
     """Nodes and gangs as of the frames received so far. Owned by one thread; not locked.
 
-    aside: nodes whose frames are not processed because one of them raised an exception, with each (gang, attempt) that
-    had ranks there. Data of these attempts is incomplete, so detectors must skip them.
+    aside: nodes whose frames are not processed because an earlier frame raised an exception, with each (gang, attempt)
+    that had ranks there. Data of these attempts is incomplete, so detectors must skip them.
     placements: ranks that each node may report; other reports are refused and counted. None: every node may report
     anything, for recordings and simulations with trusted frames.
     """
@@ -57,7 +57,7 @@ class Fleet:
 
     @property
     def nodes(self) -> Mapping[str, NodeView]:
-        """Nodes by name."""
+        """Newest state of each node, by name."""
         return self._nodes
 
     @property
@@ -73,12 +73,12 @@ class Fleet:
 
     @property
     def records_refused(self) -> int:
-        """Number of invalid records, which no reporter could have made."""
+        """Number of refused records whose values are impossible."""
         return self._attempts.refused
 
     @property
     def records_of_ended_attempts(self) -> int:
-        """Number of records of attempts that a newer one has replaced."""
+        """Number of records of attempts that a newer attempt of the gang has replaced."""
         return self._attempts.ended
 
     def first_steps(self) -> list[tuple[str, int, int, int]]:
@@ -120,7 +120,7 @@ class Fleet:
         return tuple((node, self._nodes[node].seq) for node in sorted(set(gang.nodes)) if node in self._nodes)
 
     def process_states(self, gang: Gang) -> IntArray:
-        """Return int64 [n] by increasing rank: the newest ProcessState of each, or UNKNOWN_STATE."""
+        """Return int64 [n], ordered by rank: the newest ProcessState of each rank, or UNKNOWN_STATE."""
         return states_of(gang, self._states)
 
     def measures(self) -> Iterator[Sample]:
@@ -201,10 +201,8 @@ class Fleet:
         return True
 
     def newly_refused(self) -> list[tuple[str, str, Refusal]]:
-        """Return the first refused record or series per node and reason since the last call: (node, gang, reason).
-
-        Each of these is logged on one line; metrics count all refused records and series.
-        """
+        """Return (node, gang, reason) of records and series that were refused since the last call: only the first for
+        each node and reason. The caller logs each of these; metrics count all refusals."""
         if self._membership is None:
             return []
         found, self._membership.newly_refused = self._membership.newly_refused, []

@@ -1,4 +1,4 @@
-"""The fleet's view of one node, from its newest frame."""
+"""Newest known state of one node, from the node's newest frame."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class NodeView:
     seq: int = 0
     """Sequence number of the newest frame."""
     wall_ns: int = 0
-    """Wall time of the newest frame."""
+    """Wall time of the newest frame, in nanoseconds since 1970."""
     monotonic_ns: int = 0
-    """Monotonic time of the newest frame."""
+    """Time of the newest frame on the node's monotonic clock, in nanoseconds."""
     received_ns: int = 0
     """Time at which the newest frame was received, on the receiver's clock."""
     clock: NodeClock = field(default_factory=NodeClock)
-    """Conversion of the node's times to the controller's."""
+    """Conversion of the node's monotonic times to the controller's wall time."""
     frames_missed: int = 0
-    """Missing sequence numbers of frames."""
+    """Number of frames that are missing in the sequence so far."""
     frames_refused: int = 0
-    """Repeated frames and frames out of order."""
+    """Number of frames so far that were dropped because they are repeated or out of order."""
     records_missed: int = 0
-    """Missing sequence numbers of records."""
+    """Number of records that are missing in the sequence so far."""
     _record_seq: int | None = None
     """Expected sequence number of the next record; None before the first frame."""
     _layout_id: str = ""
-    """Layout of the newest frame."""
+    """Id of the layout of the newest frame."""
     _groups: list[Group] = field(default_factory=list)
     """Groups of ranks whose consumption the layout contains."""
     _records: tuple[Record, ...] = ()
-    """Records of the newest frame, if all of them are open records; else empty."""
+    """Records of the newest frame if all of them are about open steps and collectives; otherwise empty."""
     _opened: tuple[tuple[Gang, IntArray], ...] = ()
     """Open steps and collectives of the newest frame, by gang."""
     _here: object = None

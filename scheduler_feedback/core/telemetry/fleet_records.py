@@ -1,4 +1,4 @@
-"""Processing of the ranks' records: finished steps, and open steps and collectives, added to the attempts of the gangs.
+"""Processing of the ranks' records: adds their steps and collectives to the attempts of the gangs.
 
 Invalid records are refused one by one and counted. Memory is bounded by the number of gangs.
 """
@@ -25,19 +25,20 @@ MOST_GANGS = 1 << 16
 counted, so that no sender fills the memory."""
 
 MOST_RANKS = 1 << 17
-"""Rank numbers must be below this."""
+"""Limit of rank numbers: every rank number must be below this value."""
 
 LARGEST = 1 << 62
-"""Step numbers, attempts and times in nanoseconds must be below this (146 years). The sum of two still fits 64 bits."""
+"""Limit of step numbers, attempt numbers and times in nanoseconds (146 years): all must be below this value. The sum of
+two such values still fits in 64 bits."""
 
 CLOCK_SLACK_NS = 1_000_000_000
-"""Maximum time between the time of a frame and the end of a record in it: the delay of the agent's reader."""
+"""Maximum time by which a step may end after the time of the frame that reports it: the delay of the agent's reader."""
 
 OLDEST_RECORD_NS = 3_600_000_000_000
-"""Records older than an hour are refused. An agent's ring cannot contain them."""
+"""Maximum age of a record; older ones are refused. An agent's ring cannot contain records older than an hour."""
 
 HELD_NS = 30_000_000_000
-"""Time without reports after which another node may report a rank."""
+"""Time for which a node must not have reported a rank before another node may report that rank."""
 
 WAITS_NS = 120_000_000_000
 """Maximum time for which records wait until the scheduler has their gang. Verdicts wait for the same time."""
@@ -46,7 +47,7 @@ WAITS_NS = 120_000_000_000
 class Attempts:
     """The newest attempt of each gang.
 
-    refused: number of invalid records. ended: number of records of attempts that a newer one has replaced.
+    refused: number of invalid records. ended: number of records of attempts that a newer attempt has replaced.
     nodes: nodes of the fleet by name.
     membership: decides what each node may report; None: every node may report anything, for recordings and simulations.
     """
@@ -67,7 +68,8 @@ class Attempts:
         return found
 
     def of(self, name: str, attempt: int, received_ns: int) -> Gang | None:
-        """Return the gang's attempt, created if it is the newest; None if it has ended or there are too many gangs."""
+        """Return the data of this attempt of the gang; None if the attempt has ended or there are too many gangs. A
+        newer attempt replaces the last one."""
         gang = self.gangs.get(name)
         if gang is None or gang.attempt < attempt:
             placed = self._membership is None or name not in self._membership.owners
@@ -104,7 +106,7 @@ class Attempts:
             self._membership.forget(name)
 
     def _leave(self, gang: Gang) -> None:
-        """Subtract the gang's ranks from their node's count of ranks without a placement."""
+        """Subtract the gang's ranks from the count of ranks without a placement on their node."""
         if not gang.placed and self._membership is not None:
             owner = self._membership.owners.get(gang.name, "")
             self._outside_ranks[owner] -= len(gang)
@@ -116,6 +118,8 @@ class Attempts:
 
         A rank that another node still reports belongs to that node.
         """
+        if (known := gang.reported_again(rank, node)) >= 0:
+            return known  # the usual case
         if self._membership is not None:
             held = gang.holder(rank)
             if held is None:
@@ -228,7 +232,7 @@ class Attempts:
     def _gang(
         self, node: str, member: Member, received_ns: int
     ) -> tuple[Gang | None, frozenset[int] | None, Refusal | None]:
-        """Return three values: the gang of this member's records, the ranks that the node may report, and the refusal.
+        """Return three values: the gang of this rank's records, the ranks that the node may report, and the refusal.
 
         gang: None if the records are not accepted. ranks: None if the node may report any rank. refusal: None if there
         is none.
@@ -241,8 +245,10 @@ class Attempts:
         return self.of(found.gang, found.attempt, received_ns), found.ranks, None
 
     def _refuse(self, node: NodeView, record: StepRecord | OpenRecord, why: Refusal, received_ns: int) -> None:
-        """Count a record that the node may not report. If the scheduler may add its gang soon, keep a step record
-        instead."""
+        """Count a record that the node may not report.
+
+        A step record is held back instead if the scheduler may add its gang soon.
+        """
         assert self._membership is not None
         if why is not Refusal.NOT_KNOWN_YET:
             self._membership.refuse(node.name, record.member.gang, why)
@@ -250,7 +256,7 @@ class Attempts:
             node._waiting.append((received_ns, record))
 
     def _waited(self, node: NodeView, received_ns: int) -> list[Record]:
-        """Return the waiting records whose gang the scheduler now has; refuse records that have waited too long."""
+        """Return held-back records whose gang the scheduler now has; refuse records that were held back too long."""
         assert self._membership is not None
         waited = list(node._waiting)
         node._waiting.clear()
@@ -277,8 +283,8 @@ class Attempts:
             del self._stepped[next(iter(self._stepped))]
 
     def _opened_again(self, node: NodeView, frame: Frame) -> bool:
-        """Use the open records of the last frame again, which have not changed. Return False if one of their gangs was
-        replaced."""
+        """Process the open steps and collectives of the last frame again, because they have not changed. Return False
+        if one of their gangs was replaced."""
         for gang, _ in node._opened:
             if self.gangs.get(gang.name) is not gang:
                 return False
@@ -294,7 +300,7 @@ def possible(member: Member) -> bool:
 
 
 def _possible(record: StepRecord, now_ns: int) -> bool:
-    """Return whether a reporter could have made this record. now_ns: monotonic time of its frame."""
+    """Return whether the values of the record are possible. now_ns: monotonic time of its frame."""
     wait_ns, duration_ns = record.wait_ns, record.duration_ns
     return (
         duration_ns > 0

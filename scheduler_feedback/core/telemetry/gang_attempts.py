@@ -1,8 +1,5 @@
-"""Telemetry of one attempt of a gang: finished steps by number, open steps and collectives, and consumption of ranks.
-
-Steps of all ranks are aligned by STEP NUMBER, never by time, in a ring with one row per step and one column per rank.
-In synchronous training, only the aligned row shows which rank the others waited for.
-"""
+"""Telemetry of one attempt of a gang: finished steps (step_ring.py), open steps and collectives, and consumption of
+ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +9,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_feedback.core.telemetry.step_ring import StepRing, Steps
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-GivenArray = npt.NDArray[np.float32]
-T = TypeVar("T", np.float64, np.float32, np.int64)
+T = TypeVar("T", np.float64, np.int64)
 
 CONSUMED = (
     "gangwatch_rank_cpu_seconds_total",
@@ -24,27 +22,10 @@ CONSUMED = (
     "gangwatch_rank_stopped_samples_total",
     "gangwatch_rank_samples_total",
 )
-"""Counters of each rank's processes, in the order of the last axis: three times in nanoseconds, then two counts."""
+"""Counters of each rank's processes, in the order of an array's last axis: three times in nanoseconds, then two
+counts."""
 
 CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES = range(len(CONSUMED))
-
-FIRST_ROWS = 24
-"""Rows of a new ring: 16 for the steps of the reported mean, and 8 for steps in progress. The number of rows doubles if
-a step would otherwise overwrite a step younger than RETAIN_NS."""
-
-RETAIN_NS = 16_000_000_000
-"""Minimum time for which steps are kept: the largest lag of a detector that runs every second."""
-
-MOST_CELLS = 1 << 20
-"""Maximum number of cells of a ring (rows x ranks; 25 MB). At the limit, the ring keeps a shorter history instead of
-growing."""
-
-MOST_ROWS = 1 << 14
-"""Maximum number of rows of a ring: 16 s of steps of 1 ms. A step ring of 65,536 records that is read once a second
-cannot hold shorter steps."""
-
-STALE_NS = 60_000_000_000
-"""If a row has not changed for this time, its writer is gone. A step with a lower number may then replace the row."""
 
 TRAIL = 16
 """Number of samples of the consumed counters that are kept per rank: with TRAIL_SPACING_NS, at least eight seconds."""
@@ -54,32 +35,8 @@ TRAIL_SPACING_NS = 500_000_000
 replaces it instead of the oldest."""
 
 MOST_OPENING = 4096
-"""Maximum number of frames whose open steps and collectives are queued before they are processed."""
-
-CYCLE_SLACK = 0.99
-"""Minimum ratio of a step's end-to-end time to its reported duration. Only rounding may make the ratio smaller than
-1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Steps that every known rank has finished, in order of completion: k steps, n ranks by increasing rank."""
-
-    number: IntArray
-    """int64 [k]: step numbers."""
-    sequence: IntArray
-    """int64 [k]: increases with completion and is never reused."""
-    end_ns: IntArray
-    """int64 [k, n]: end of each step, on its host's monotonic clock."""
-    seconds: FloatArray
-    """float64 [k, n]: time from the end of the rank's previous step to the end of this one, because time between steps
-    (loading data, saving) counts too. If the previous step is unknown: the reported duration."""
-    wait_seconds: FloatArray
-    """float64 [k, n]: time spent waiting; NaN if unknown."""
-    tokens: FloatArray | None = None
-    """float64 [k, n]: tokens of each rank; NaN if it did not report them, None if no rank ever did."""
-    squares: FloatArray | None = None
-    """float64 [k, n]: sum of squared sequence lengths; NaN and None as in `tokens`."""
+"""Open steps and open collectives (begun, not ended) are queued, and processed together after at most this many
+frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,38 +51,24 @@ class Consumed:
 
 
 class Gang:
-    """One attempt of a gang. Internal columns are in order of first report; all results are by increasing rank."""
+    """One attempt of a gang. Internal columns are in the order of the ranks' first reports. All results are ordered by
+    rank."""
 
     def __init__(self, name: str, attempt: int) -> None:
         self.name = name
         self.attempt = attempt
         self.received_ns = 0
-        self.late = 0
-        self.repeated = 0
         self._column: dict[int, int] = {}
         self._ranks: tuple[int, ...] = ()
         self._order = np.zeros(0, np.intp)
         self._nodes: list[str] = []
         self._reported_ns: list[int] = []
         self.placed = True
-        self._sequence = 0
         self._opening: list[tuple[IntArray, int]] = []
         self._mean: tuple[int, int, float | None] = (0, 0, None)  # number of steps, newest sequence, result
         self.changes = 0
-        self._shape(FIRST_ROWS, 4)
-
-    def _shape(self, rows: int, columns: int) -> None:
-        self._number = np.full(rows, -1, np.int64)
-        self._done = np.zeros(rows, np.int64)
-        self._filled = np.zeros(rows, np.int64)
-        self._touched = np.zeros(rows, np.int64)
-        self._end = np.zeros((rows, columns), np.int64)
-        self._duration = np.full((rows, columns), np.nan)
-        self._wait = np.full((rows, columns), np.nan)
-        # Created when a rank first reports it. float32 is precise enough: step times are only known to a thousandth.
-        self._tokens: GivenArray | None = None
-        self._squares: GivenArray | None = None
-        self._newest = np.full(columns, -1, np.int64)
+        columns = 4
+        self._steps = StepRing(columns)
         self._open_step = np.full((columns, 3), -1, np.int64)
         self._open_collective = np.full((columns, 3), -1, np.int64)
         self._total = np.zeros((columns, len(CONSUMED)))
@@ -176,10 +119,18 @@ class Gang:
             self.changes += 1
             self._nodes.append(node)
             self._reported_ns.append(self.received_ns)
-            self._done[:] = 0  # no row is complete without the new rank
+            self._steps.add_rank()
         elif self._nodes[column] != node:
             self._nodes[column] = node
             self.changes += 1
+        self._reported_ns[column] = self.received_ns
+        return column
+
+    def reported_again(self, rank: int, node: str) -> int:
+        """Return the rank's column if this node was also the last one to report the rank; otherwise -1."""
+        column = self._column.get(rank, -1)
+        if column < 0 or self._nodes[column] != node:
+            return -1
         self._reported_ns[column] = self.received_ns
         return column
 
@@ -190,97 +141,43 @@ class Gang:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
+    @property
+    def late(self) -> int:
+        """Number of steps that were reported too late to be kept."""
+        return self._steps.late
+
+    @property
+    def repeated(self) -> int:
+        """Number of steps that were reported again."""
+        return self._steps.repeated
+
     def finish(
         self, column: int, step: int, start_ns: int, duration_ns: int, wait_ns: int | None, received_ns: int,
         tokens: int | None = None, squares: int | None = None,
     ) -> None:  # fmt: skip
         """Add a finished step of the rank in `column`. Repeated steps are ignored; late reports are counted."""
-        row = step % len(self._number)
-        end_ns = start_ns + duration_ns
-        number = int(self._number[row])
-        if number != step:
-            if number >= 0:
-                # The rank finished the higher step earlier: it has restarted from a checkpoint.
-                fell_back = self._is_filled(row, column) and int(self._end[row, column]) < end_ns
-                if step < number and not fell_back and received_ns - int(self._touched[row]) < STALE_NS:
-                    self.late += 1
-                    return
-                if step > number and received_ns - int(self._touched[row]) < RETAIN_NS and self._lengthen():
-                    self.finish(column, step, start_ns, duration_ns, wait_ns, received_ns, tokens, squares)
-                    return
-            self._clear(row, step)
-        elif self._is_filled(row, column):
-            self.repeated += 1
-            if int(self._end[row, column]) == end_ns:
-                return
-            self._clear(row, step)  # the rank repeats the step after a restart from a checkpoint
-        self._end[row, column] = end_ns
-        self._newest[column] = step
-        self._duration[row, column] = duration_ns * 1e-9
-        if wait_ns is not None:
-            self._wait[row, column] = wait_ns * 1e-9
-        if tokens is not None:
-            if self._tokens is None:
-                self._tokens = np.full(self._end.shape, np.nan, np.float32)
-            self._tokens[row, column] = tokens
-        if squares is not None:
-            if self._squares is None:
-                self._squares = np.full(self._end.shape, np.nan, np.float32)
-            self._squares[row, column] = squares
-        self._touched[row] = self.received_ns = received_ns
-        filled = int(self._filled[row]) + 1
-        self._filled[row] = filled
-        if filled == len(self._column):
-            self._sequence += 1
-            self._done[row] = self._sequence
-
-    def _is_filled(self, row: int, column: int) -> bool:
-        duration = self._duration[row, column]
-        return bool(duration == duration)  # not NaN; numpy's isnan takes five times as long
-
-    def _clear(self, row: int, step: int) -> None:
-        self._number[row] = step
-        self._done[row] = 0
-        self._filled[row] = 0
-        self._duration[row] = np.nan
-        self._wait[row] = np.nan
-        if self._tokens is not None:
-            self._tokens[row] = np.nan
-        if self._squares is not None:
-            self._squares[row] = np.nan
+        self.received_ns = received_ns
+        self._steps.finish(column, step, start_ns, duration_ns, wait_ns, received_ns, tokens, squares)
 
     def completed(self, after: int = 0) -> Steps | None:
         """Return the steps that every known rank has completed since sequence `after`; None if there are none."""
-        rows = np.flatnonzero(self._done > after)
-        if not len(rows):
-            return None
-        rows = rows[np.argsort(self._done[rows])]
-        columns = self._by_rank()
-        cells = np.ix_(rows, columns)
-        number, end, duration = self._number[rows], self._end[cells], self._duration[cells]
-        previous = (number - 1) % len(self._number)
-        known = (self._number[previous] == number - 1) & (self._done[previous] > 0)
-        between = (end - self._end[np.ix_(previous, columns)]) * 1e-9
-        seconds = np.where(known[:, None] & (between >= CYCLE_SLACK * duration), between, duration)
-        tokens, squares = (
-            None if given is None else given[cells].astype(np.float64) for given in (self._tokens, self._squares)
-        )
-        return Steps(number, self._done[rows], end, seconds, self._wait[cells], tokens, squares)
+        return self._steps.completed(self._by_rank(), after)
 
     def newest_steps(self) -> IntArray:
-        """Return int64 [n] by increasing rank: number of the last finished step; -1 for none."""
-        return self._newest[self._by_rank()]
+        """Return int64 [n], ordered by rank: number of the rank's last finished step; -1 for none."""
+        return self._steps.newest()[self._by_rank()]
 
     @property
     def newest_sequence(self) -> int:
         """Sequence number of the newest completed step; 0 before the first."""
-        return self._sequence
+        return self._steps.sequence
 
     def step_seconds(self, newest: int = 16) -> float | None:
         """Return the mean time of the newest completed steps over all ranks; None before the first."""
-        if newest != self._mean[0] or self._sequence != self._mean[1]:
-            steps = self.completed(max(0, self._sequence - newest))
-            self._mean = newest, self._sequence, None if steps is None else float(steps.seconds.mean())
+        sequence = self.newest_sequence
+        if newest != self._mean[0] or sequence != self._mean[1]:
+            steps = self.completed(max(0, sequence - newest))
+            self._mean = newest, sequence, None if steps is None else float(steps.seconds.mean())
         return self._mean[2]
 
     # --- open steps and collectives -----------------------------------------------------------------------------------
@@ -309,12 +206,14 @@ class Gang:
             target[table[chosen, 1]] = np.column_stack((table[chosen, 2:], seen_ns[chosen]))
 
     def open_steps(self) -> IntArray:
-        """Return int64 [n, 3] by increasing rank: open step, start, last report (host clock); -1 for never."""
+        """Return int64 [n, 3], ordered by rank: number of the open step, its start, and its last report (host clock);
+        -1 for never."""
         self._settle_opened()
         return self._open_step[self._by_rank()]
 
     def open_collectives(self) -> IntArray:
-        """Return int64 [n, 3] by increasing rank: open collective, start, last report (host clock); -1 for never."""
+        """Return int64 [n, 3], ordered by rank: number of the open collective, its start, and its last report (host
+        clock); -1 for never."""
         self._settle_opened()
         return self._open_collective[self._by_rank()]
 
@@ -344,7 +243,8 @@ class Gang:
         self._trail_head[columns] = -1
 
     def consumed(self, at_ns: IntArray) -> Consumed:
-        """Return the cumulative counters at `at_ns` [n] (host clocks, by increasing rank), linear between samples."""
+        """Return the ranks' cumulative counters at the times `at_ns` (int64 [n], on each rank's host clock, ordered by
+        rank). Values between two samples are interpolated."""
         columns = self._by_rank()
         times, values = self._trail_ns[columns], self._trail[columns]
         here = np.arange(len(columns))
@@ -362,47 +262,17 @@ class Gang:
 
     # --- growth -------------------------------------------------------------------------------------------------------
 
-    def _lengthen(self) -> bool:
-        rows, columns = self._end.shape
-        if 2 * rows > MOST_ROWS or 2 * rows * columns > MOST_CELLS:
-            return False
-        kept = np.flatnonzero(self._number >= 0)
-        place = self._number[kept] % (2 * rows)  # numbers that differ modulo `rows` differ modulo twice as many
-
-        def longer(array: npt.NDArray[T], empty: float) -> npt.NDArray[T]:
-            result = np.full((2 * rows, *array.shape[1:]), empty, array.dtype)
-            result[place] = array[kept]
-            return result
-
-        self._done = longer(self._done, 0)
-        self._filled = longer(self._filled, 0)
-        self._touched = longer(self._touched, 0)
-        self._end = longer(self._end, 0)
-        self._duration = longer(self._duration, np.nan)
-        self._wait = longer(self._wait, np.nan)
-        self._tokens = None if self._tokens is None else longer(self._tokens, np.nan)
-        self._squares = None if self._squares is None else longer(self._squares, np.nan)
-        self._number = longer(self._number, -1)
-        return True
-
     def _widen(self, columns: int) -> None:
         self._settle_opened()
         add = columns - len(self._total)
 
-        def wider(array: npt.NDArray[T], axis: int, empty: float) -> npt.NDArray[T]:
-            padding = [(0, 0)] * array.ndim
-            padding[axis] = (0, add)
-            return np.pad(array, padding, constant_values=empty)
+        def wider(array: npt.NDArray[T], empty: float) -> npt.NDArray[T]:
+            return np.pad(array, ((0, add), *(((0, 0),) * (array.ndim - 1))), constant_values=empty)
 
-        self._end = wider(self._end, 1, 0)
-        self._duration = wider(self._duration, 1, np.nan)
-        self._wait = wider(self._wait, 1, np.nan)
-        self._tokens = None if self._tokens is None else wider(self._tokens, 1, np.nan)
-        self._squares = None if self._squares is None else wider(self._squares, 1, np.nan)
-        self._newest = wider(self._newest, 0, -1)
-        self._open_step = wider(self._open_step, 0, -1)
-        self._open_collective = wider(self._open_collective, 0, -1)
-        self._total = wider(self._total, 0, 0)
-        self._trail_ns = wider(self._trail_ns, 0, -1)
-        self._trail = wider(self._trail, 0, np.nan)
-        self._trail_head = wider(self._trail_head, 0, -1)
+        self._steps.widen(add)
+        self._open_step = wider(self._open_step, -1)
+        self._open_collective = wider(self._open_collective, -1)
+        self._total = wider(self._total, 0)
+        self._trail_ns = wider(self._trail_ns, -1)
+        self._trail = wider(self._trail, np.nan)
+        self._trail_head = wider(self._trail_head, -1)

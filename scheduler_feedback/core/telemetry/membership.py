@@ -18,8 +18,8 @@ from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.placements import Placed, Placements, Refusal
 
 AGAIN_NS = 1_000_000_000
-"""Interval at which reports beyond the state's placement are checked again: only the backend can confirm them, and its
-data may change."""
+"""Interval at which reports about ranks without a placement in the state are checked again. Only the backend can
+confirm such ranks, and its data may change."""
 
 MOST_OUTSIDE_GANGS = 64
 MOST_OUTSIDE_RANKS = 256
@@ -48,17 +48,20 @@ class _Node:
     layout_id: str = ""
     """Id of the layout that the agent sent."""
     layout: AnyLayout | None = None
-    """Layout with the accepted names."""
+    """Layout of the node with the accepted names of its ranks."""
     came_ns: int = 0
-    """Time at which that layout was received."""
+    """Time at which the agent's layout was received."""
     here: Mapping[str, Placed] | None = None
-    """Gangs placed on the node when the names were decided."""
+    """Gangs that were placed on the node when the accepted names were decided."""
     again_ns: int | None = None
-    """Time at which the names must be decided again; None: only after a change of `here`."""
+    """Time at which it must be decided again which gang names of this node are accepted; None: only after the
+    scheduler's placement on the node has changed."""
     members: tuple[Member, ...] = ()
-    """Ranks as the agent names them."""
+    """Ranks in the layout, with the gang names that the agent uses."""
+    decided: dict[tuple[str, int], Counted | Refusal] = field(default_factory=dict)
+    """Decision about each (gang, attempt) in the layout, on which `names` are based."""
     names: dict[Member, Member | None] = field(default_factory=dict)
-    """Accepted name of each rank; None if it is refused."""
+    """Accepted name of each rank, by the name that the agent uses; None if the rank is refused."""
     parts: frozenset[str] = frozenset()
     """GPUs in the layout."""
     disputed: frozenset[str] = frozenset()
@@ -66,7 +69,7 @@ class _Node:
 
 
 class Membership:
-    """Decisions about the reports of all nodes. Owned by the thread that processes frames.
+    """Decisions about which ranks and GPUs each node may report. Owned by the thread that processes frames.
 
     parts: node of each GPU. refused: number of refused records and series by node and reason.
     owners: node of each gang without a placement.
@@ -87,7 +90,7 @@ class Membership:
         return self._placements.same_host(one, other)
 
     def here(self, node: str) -> Mapping[str, Placed]:
-        """Return the gangs placed on the node; the same object until they change."""
+        """Return the gangs placed on the node. Returns the same object until these gangs change."""
         return self._placements.of(node)
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -158,15 +161,21 @@ class Membership:
         else:
             whole = layout.whole()
             node.members = tuple(dict.fromkeys(_members(whole)))
+            node.decided = {}
             node.parts = frozenset(_parts(whole))
             node.came_ns = received_ns
-        names = self._names(layout.node, node.members, node.came_ns)
+        attempts = list(node.decided) or {(member.gang, member.attempt) for member in node.members}
+        decided = {one: self.counted(layout.node, *one, node.came_ns) for one in attempts}
+        names = node.names
+        if decided != node.decided or node.layout_id != layout.layout_id:
+            names = self._names(layout.node, node.members, decided)
+            node.decided = decided
         disputed = self._parts.list(layout.node, node.parts, received_ns)
         node.here = here
         # `here` changes only with the state's placement. Everything else must be decided again after a while.
-        elsewhere = bool(disputed) or any(member.gang not in here for member in node.members)
+        elsewhere = bool(disputed) or any(gang not in here for gang, _ in decided)
         node.again_ns = received_ns + AGAIN_NS if elsewhere else None
-        if (node.layout_id, node.names, node.disputed) != (layout.layout_id, names, disputed):
+        if node.layout_id != layout.layout_id or node.disputed != disputed or node.names != names:
             node.layout_id, node.names, node.disputed = layout.layout_id, names, disputed
             node.layout = layout
             if disputed or any(name != member for member, name in names.items()):
@@ -178,14 +187,20 @@ class Membership:
         """Delete the node's layout."""
         self._nodes.pop(node, None)
 
-    def _names(self, node: str, members: Iterable[Member], came_ns: int) -> dict[Member, Member | None]:
+    def _names(
+        self, node: str, members: Iterable[Member], decided: Mapping[tuple[str, int], Counted | Refusal]
+    ) -> dict[Member, Member | None]:
+        """Return the accepted name of each rank, and count ranks that were not refused before.
+
+        decided: decision about each (gang, attempt) of the members.
+        """
         names: dict[Member, Member | None] = {}
         newest: dict[str, int] = {}
         for member in members:
             newest[member.gang] = max(newest.get(member.gang, -1), member.attempt)
         known = self._nodes[node].names
         for member in members:
-            found = self.counted(node, member.gang, member.attempt, came_ns)
+            found = decided[member.gang, member.attempt]
             name: Member | None = None
             why: Refusal | None = None
             if isinstance(found, Refusal):
@@ -250,4 +265,4 @@ def _renamed(layout: Layout, names: Mapping[Member, Member | None], disputed: fr
 
 OF_A_RANK = ("gang", "attempt", "rank")
 GPU = "gpu"
-"""OF_A_RANK: labels that identify the rank of a series. GPU: the label that identifies its GPU."""
+"""Label that identifies the GPU of a series. OF_A_RANK has the labels that identify the rank of a series."""

@@ -20,7 +20,8 @@ MOST_SKEW_NS = 2_000_000_000
 some frames late, but not all frames of ten minutes."""
 
 WINDOW_NS = 300_000_000_000
-"""Length of the windows in which the least delay is measured; the current and the last window count. Monotonic clocks
+"""Length of the time windows in which the least delay is measured. The least delay of the current and the previous
+window is used. Monotonic clocks
 differ by at most 50 ppm: 30 ms in ten minutes."""
 
 _NEVER = 1 << 62
@@ -28,10 +29,11 @@ _NEVER = 1 << 62
 
 @dataclass(slots=True)
 class NodeClock:
-    """Offset and skew of one node's clocks."""
+    """Clocks of one node: offset from monotonic to wall time, and skew against the controller's wall clock."""
 
     offset_ns: int = 0
-    """Wall time minus monotonic time of the node, as of the last time that either was set."""
+    """Wall time minus monotonic time of the node. It changes only when the wall clock jumps or the node was
+    suspended."""
     skew_ns: int = 0
     """Lead of the node's wall clock over the controller's; 0 while they agree. It changes in steps of a second."""
     _least_ns: int = _NEVER
@@ -66,5 +68,5 @@ class NodeClock:
 
     @property
     def to_wall_ns(self) -> int:
-        """Offset from the node's monotonic time to the controller's wall time."""
+        """Offset that converts the node's monotonic time to the controller's wall time, in nanoseconds."""
         return self.offset_ns - self.skew_ns

@@ -1,12 +1,11 @@
 """Occurrences: device events from the agents' reports, in the detectors' terms.
 
 Agents report in two ways. Records contain XIDs, events of the driver, and the kernel's log. Series also show events
-whose
-record was lost: whether a GPU responds, its recovery action, whether a port has a carrier, and how often it lost it.
-Sources name a device by PCI address or network interface. This module converts the name to that of a job's shape: the
-GPU's UUID or the RDMA device.
+whose record was lost: whether a GPU responds, its recovery action, whether a port has a carrier, and how often the port
+lost it. Sources name a device by PCI address or network interface. This module converts the name to the detectors'
+name: the GPU's UUID or the RDMA device.
 
-At its start, an agent reads the kernel's log from the beginning. Those records are history and are ignored.
+Records of the kernel's log from before the agent's start are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 
 STALE_NS = 600_000_000_000
-"""Events reported more than ten minutes late are ignored, because any action on them is over."""
+"""Events reported more than ten minutes late are ignored, because it is too late to act on them."""
 
 MOST_LOSSES = 100
 """Maximum number of carrier losses between two samples. A larger increase of the counter is not believed."""
@@ -74,29 +73,30 @@ class _Watched:
 
 
 _watched_port = lru_cache(4096)(_Watched)
-"""Return the cached series (metric, device, port). Ports have the same names on thousands of nodes."""
+"""Return the series (metric, device, port). The result is cached, because ports have the same names on thousands of
+nodes."""
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Monitored series of one node by its newest layout, and their last values."""
+    """Monitored series in the newest layout of one node, and their last values."""
 
     layout_id: str = ""
     """Id of the newest layout."""
     gauge: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
-    """Columns of the series in `gauges`."""
+    """Column of each series in `gauges`."""
     gauges: tuple[_Watched, ...] = ()
-    """Monitored gauges."""
+    """Monitored gauges, one per entry of `gauge`."""
     counter: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
-    """Columns of the series in `counters`."""
+    """Column of each series in `counters`."""
     counters: tuple[_Watched, ...] = ()
-    """Monitored counters."""
+    """Monitored counters, one per entry of `counter`."""
     gauge_bytes: bytes = b""
-    """Gauge values at the last check."""
+    """Values of the gauges at the last check, as bytes for a fast comparison."""
     wrong: dict[_Watched, bool] = field(default_factory=dict)
     """Last known state of each gauge: whether it shows a fault."""
     counter_bytes: bytes = b""
-    """Counter values at the last check."""
+    """Values of the counters at the last check, as bytes for a fast comparison."""
     counted: dict[_Watched, int] = field(default_factory=dict)
     """Last known value of each counter."""
     gpus: dict[str, str] = field(default_factory=dict)
@@ -234,7 +234,8 @@ class Occurrences:
 
 
 def _names(gauges: Iterable[Column]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return GPU UUID by PCI address, and RDMA device by PCI address, interface and its own name."""
+    """Return two dicts: GPU UUID by PCI address, and RDMA device by PCI address, by interface and by the device's own
+    name."""
     gpus: dict[str, str] = {}
     nics: dict[str, str] = {}
     for column in gauges:
@@ -254,7 +255,7 @@ def _watched(
 ) -> tuple[IndexArray, tuple[_Watched, ...]]:
     """Return the columns of these metrics, and the monitored series in each column.
 
-    Interfaces without an RDMA device count only on nodes without RDMA devices.
+    Interfaces without an RDMA device are monitored only on nodes without RDMA devices.
     """
     found: list[tuple[int, _Watched]] = []
     for index, column in enumerate(columns):

@@ -21,11 +21,11 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 
 ROW_NS = 1_000_000_000
-"""Length of a row: one second, because frames arrive once a second."""
+"""Each row of a gang's history covers one second in which steps were completed, because frames arrive once a second."""
 
 MOST_ROWS = 600
-"""Maximum number of rows of a gang: ten minutes of steps shorter than a second, or 600 longer steps. A screen has fewer
-columns."""
+"""Maximum number of rows in a gang's history, one per second in which steps were completed: ten minutes of steps
+shorter than a second, or 600 longer steps. A screen has fewer columns."""
 
 LEAST_ROWS = 32
 
@@ -37,15 +37,16 @@ MOST_CELLS = 1 << 22
 rows; at the limit, gangs have fewer rows."""
 
 SPARE = 1.25
-"""Ratio of a history's length to its limit from which the history is shortened. A ratio above 1 makes shortening rare
-when gangs start one by one."""
+"""A history is shortened only if it is longer than this many times its limit. Shortening is then rare when gangs start
+one by one."""
 
 NEWEST_ROWS = 4
-"""Number of rows whose median is the current step time. One long step among them (a checkpoint, a stop) does not change
-it."""
+"""The current step time is the median of this many newest rows (seconds in which steps were completed). One long step
+among them (a checkpoint, a stop) does not change it."""
 
 LEAST_USUAL_ROWS = 12
-"""Minimum number of rows for a usual step time: three times NEWEST_ROWS."""
+"""A usual step time is computed only from at least this many rows (seconds in which steps were completed): three times
+NEWEST_ROWS."""
 
 SLOW = 1.15
 """Ratio of the current to the usual step time from which a job is slow. The step times of healthy workers vary by a
@@ -98,7 +99,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pace:
-    """The newest k rows of an attempt with n ranks, by increasing rank."""
+    """The newest k rows of an attempt with n ranks, in the order of the rank numbers."""
 
     gang: str
     """Job id."""
@@ -119,9 +120,9 @@ class Pace:
     newest: IntArray
     """int64 [k]: number of the last step in the row."""
     seconds: Float32Array
-    """float32 [k]: mean step time."""
+    """float32 [k]: mean step time of the row."""
     slowest_seconds: Float32Array
-    """float32 [k]: longest step time."""
+    """float32 [k]: longest step time in the row."""
     own_seconds: Float32Array
     """float32 [k, n]: mean over the row's steps of each rank's own time, without waits for other ranks; all of its time
     if waits are not reported."""
@@ -131,8 +132,9 @@ class Pace:
     """Speed of the attempt, from all rows that are kept."""
 
     def ratios(self) -> Float32Array:
-        """Return float32 [k, n]: each rank's own time divided by the median of its role's ranks in that row. 1 is
-        normal speed."""
+        """Return float32 [k rows, n ranks]: each rank's own time divided by the median of its role's ranks in that
+        row. 1 is normal speed.
+        """
         result = np.ones_like(self.own_seconds)
         for role in np.unique(self.roles):
             members = np.flatnonzero(self.roles == role)
@@ -144,10 +146,11 @@ class Pace:
 
 
 class _Ring:
-    """Rows of one attempt.
+    """Ring of the newest rows of one attempt. A row has the step times of one second.
 
     count: number of rows so far, including overwritten rows. New steps may still be added to the newest row.
-    end_ns: end of the last step. quantiles: (5 %, 25 %) of the rows' mean step times as of row number `quantiles_of`.
+    end_ns: end of the last step. quantiles: the 5 % and 25 % quantiles of the rows' mean step
+    times, computed when there were `quantiles_of` rows.
     """
 
     __slots__ = (
@@ -180,7 +183,7 @@ class _Ring:
         self.slowest_own_seconds = np.zeros((rows, len(shape)), np.float32)
 
     def add(self, table: StepTable) -> None:
-        """Add completed steps. Rows contain sums until they are read, so that they can grow."""
+        """Add completed steps to the rows of their seconds."""
         own = np.where(np.isfinite(table.wait_seconds), table.seconds - table.wait_seconds, table.seconds)
         np.maximum(own, 0.0, out=own)
         mean = table.seconds.mean(axis=1)
@@ -199,7 +202,7 @@ class _Ring:
         self.end_ns = max(self.end_ns, int(end_ns[-1]))
 
     def _row_of(self, at_ns: int) -> int:
-        """Return the index of the row for that second: the newest row or a new one."""
+        """Return the index of the row for the second that begins at `at_ns`: the newest row or a new one."""
         rows = len(self.at_ns)
         row = (self.count - 1) % rows
         if not self.count or at_ns > self.at_ns[row]:
@@ -244,7 +247,7 @@ class _Ring:
         )
 
     def speed(self) -> Speed:
-        """Return the speed as of the newest row."""
+        """Return the current and the usual step time, as of the newest row."""
         low, usual = self._quantiles()
         slow = math.inf if math.isnan(usual) else _slow_seconds(low, usual)
         now = sorted(self._mean(row) for row in range(max(0, self.count - NEWEST_ROWS), self.count))
@@ -278,7 +281,7 @@ def _slow_seconds(low: float, usual: float) -> float:
 
 
 _SUMMED = ("steps", "seconds", "slowest_seconds", "own_seconds", "slowest_own_seconds")
-"""Arrays of a ring that start at 0 in each row."""
+"""Names of the arrays of a ring that are set to 0 when a new row begins."""
 
 
 class Paces:

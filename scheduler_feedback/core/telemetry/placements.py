@@ -6,9 +6,8 @@ the agent's node, in the running attempt. There are four types of gang names (ag
 - names of this scheduler, such as ``j-000001``: accepted only if the state contains them;
 - ``pod-UID``: a pod that this scheduler did not place; the backend knows its node;
 - ``slurm-JOB.STEP``: Slurm knows the nodes of the job, but not the node of each rank;
-- ``uid-UID/NAME``: processes without any attestation. No scheduler placed them, so the nodes of such a gang are
-unknown,
-  and each node's processes are a gang of their own.
+- ``uid-UID/NAME``: processes without any attestation. No scheduler placed them, so each node's processes are a separate
+    gang.
 
 One thread calls ``follow``; any thread may read.
 """
@@ -147,8 +146,8 @@ class Placements:
             self._copy(node, touched).pop(gang, None)
 
     def _copy(self, node: str, touched: dict[str, dict[str, Placed]]) -> dict[str, Placed]:
-        """Return a copy of the node's gangs that may be changed. Readers keep the mapping that they have already
-        read."""
+        """Return a copy of the node's gangs, which the caller may change. Readers may still use the original mapping,
+        so it is not changed."""
         if node not in touched:
             touched[node] = dict(self._nodes.get(node, NOWHERE))
         return touched[node]
@@ -156,7 +155,7 @@ class Placements:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def of(self, node: str) -> Mapping[str, Placed]:
-        """Return the gangs with ranks on the node; the same object until these gangs change."""
+        """Return the gangs with ranks on the node. Returns the same object until these gangs change."""
         return self._nodes.get(node, NOWHERE)
 
     def claim(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:

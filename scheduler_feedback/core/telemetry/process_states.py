@@ -45,7 +45,7 @@ class NodeStates:
         self.gone: set[Member] = {one for one in before if one not in found and (one.gang, one.attempt) in newest}
 
     def take(self, frame: Frame) -> None:
-        """Store the states in a frame of the current layout."""
+        """Keep the process states that the frame contains. The frame must have the current layout."""
         self.values = frame.gauges.take(self.index)
 
     def of(self, member: Member) -> int:
@@ -58,7 +58,8 @@ class NodeStates:
 
 
 def states_of(gang: Gang, nodes: Mapping[str, NodeStates]) -> IntArray:
-    """Return int64 [n] by increasing rank: a ProcessState, or UNKNOWN_STATE. nodes: states of each node, by name."""
+    """Return int64 [n], ordered by rank: the ProcessState of each rank, or UNKNOWN_STATE. nodes: states of each node,
+    by name."""
     found = [
         UNKNOWN_STATE if (on := nodes.get(node)) is None else on.of(Member(gang.name, gang.attempt, rank))
         for rank, node in zip(gang.ranks, gang.nodes, strict=True)

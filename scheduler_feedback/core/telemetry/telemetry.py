@@ -36,12 +36,13 @@ IndexArray = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One row of the counters: the sum of some series of the catalogue."""
+    """One value per rank that detectors use: the sum of some series of the catalogue. It is one row of
+    Counters.values."""
 
     name: str
     """Name of the feature."""
     unit: str
-    """Unit of its values."""
+    """Unit of the feature's values."""
     of: str
     """Owner of the series: 'gpu' (the rank's GPU), 'nic' (the NIC next to that GPU), 'host' (the node, the same for all
     its ranks) or 'rank' (the rank's processes)."""
@@ -94,20 +95,21 @@ FEATURES: tuple[Feature, ...] = (
     Feature("runqueue_wait", "ratio", "rank", True, ("gangwatch_rank_runqueue_wait_seconds_total",)),
     Feature("processor", "ratio", "rank", True, ("gangwatch_rank_cpu_seconds_total",)),
 )  # fmt: skip
-"""Features, in the order of the rows of the counters. The rate of a time is a share: seconds per second."""
+"""All features, in the order of the rows of Counters.values. The rate of a counter of seconds is a share: seconds per
+second."""
 
 FEATURE: Mapping[str, int] = {feature.name: row for row, feature in enumerate(FEATURES)}
-"""Row of a feature by name."""
+"""Row of each feature in Counters.values, by the feature's name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counters:
-    """Windows of counters that have closed since the last call: w windows, N ranks."""
+    """Counter values of N ranks in the w windows that have closed since the previous ``Telemetry``."""
 
     at_ns: IntArray
     """int64 [w], increasing: the end of each window."""
     seconds: float
-    """Length of one window."""
+    """Length of one window, in seconds."""
     values: Float32Array
     """float32 [features, w, N]. A gauge is the newest sample inside the window. A rate is the increase between the
     newest sample inside the window and the sample before it, over the time between the two. A ten-second counter
@@ -136,7 +138,7 @@ the links from a rail or leaf switch into the fabric."""
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Ranks of one attempt of a job and their places, for n ranks. Constant during the attempt; compared by `is`."""
+    """The n ranks of one attempt of a job, with their nodes, devices and coordinates. Constant; compared by `is`."""
 
     job: str
     """Job id."""
@@ -186,23 +188,24 @@ class Shape:
 
     @cached_property
     def place(self) -> Mapping[int, int]:
-        """Index of each rank in `ranks`."""
+        """Map from each rank number to its index in `ranks`."""
         return {rank: place for place, rank in enumerate(self.ranks.tolist())}
 
     @cached_property
     def resources(self) -> frozenset[tuple[str, str]]:
-        """(kind, name) of all resources that the ranks use and other jobs may share."""
+        """Resources, as (kind, name), that the ranks use and that other jobs may use too."""
         return frozenset((kind, name) for kind, names in self.sharing.items() for name in names if name)
 
     @cached_property
     def roles(self) -> IndexArray:
-        """int [n]: number of each rank's role. Ranks of one role (stage, expert layout) do the same work and are
-        peers."""
+        """int [n ranks]: number of each rank's role. Ranks of one role (stage, expert layout) do the same work and are
+        peers.
+        """
         return _number(self.coordinate("stage"))
 
     @cached_property
     def groups(self) -> Mapping[str, IndexArray]:
-        """Number of each rank's group [n], by type of group. Unknown types are omitted.
+        """For each type of group: int [n ranks], the number of each rank's group. Unknown types are omitted.
 
         'node': ranks of a node; 'tensor': ranks that share a layer (same data rank and stage); 'data': replicas of the
         same weights (same stage and tensor rank); 'pipeline': one model (same data rank); 'rail': NICs on one rail.
@@ -223,7 +226,8 @@ class Shape:
 
 
 def _number(*columns: npt.NDArray[np.generic]) -> IndexArray:
-    """Number the distinct rows of these columns from 0, in sorted order. Returns [n]."""
+    """Return int [n]: a number for each entry, from 0 in sorted order. Entries that are equal in all columns get the
+    same number."""
     result = _ranked(columns[0])
     for column in columns[1:]:
         then = _ranked(column)
@@ -232,7 +236,7 @@ def _number(*columns: npt.NDArray[np.generic]) -> IndexArray:
 
 
 def _ranked(values: npt.NDArray[np.generic]) -> IndexArray:
-    """Return [n]: the position of each value among the sorted distinct values.
+    """Return int [n]: the position of each of the n values among the sorted distinct values.
 
     Small integers are counted instead of sorted, which takes a tenth of the time for the groups of 100,000 ranks.
     """
@@ -248,12 +252,12 @@ def _ranked(values: npt.NDArray[np.generic]) -> IndexArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTable:
-    """Steps of one job that were finished since the last call: k steps in order of completion, n ranks."""
+    """Steps of one job that were finished since the previous ``Telemetry``: k steps in order of completion, n ranks."""
 
     number: IntArray
     """int64 [k]: step numbers of the job. They may have gaps, and may decrease after a restart from a checkpoint."""
     end_ns: IntArray
-    """int64 [k, n]: end of the step."""
+    """int64 [k, n]: end of the step on each rank, as wall time in nanoseconds."""
     seconds: FloatArray
     """float64 [k, n]: time from the end of the rank's previous step to the end of this one; NaN if the rank's report of
     this step is missing."""
@@ -277,7 +281,7 @@ class JobTelemetry:
     """Telemetry of one attempt of a job with n ranks."""
 
     shape: Shape
-    """Ranks and their places."""
+    """Ranks of the attempt and their places."""
     steps: StepTable | None = None
     """New steps. None if no rank has ever reported a step; only counters are then available."""
     open_steps: IntArray | None = None
@@ -323,7 +327,7 @@ NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)."""
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """An event of one node, as its agent reported it."""
+    """An event of one node, as the node's agent reported it."""
 
     node: str
     """Name of the node."""
@@ -333,21 +337,21 @@ class NodeEvent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Telemetry:
-    """All telemetry that is new since the last call."""
+    """All telemetry that is new since the previous ``Telemetry`` of the same stream."""
 
     now_ns: int
-    """Wall time of the call."""
+    """Wall time at which this telemetry was collected, in nanoseconds."""
     jobs: tuple[JobTelemetry, ...]
     """All known jobs, including jobs without new data. The order does not change while the set of jobs is the same."""
     counters: Counters
     """Counters with N columns: the ranks of `jobs` in order."""
     events: tuple[NodeEvent, ...] = ()
-    """New events."""
+    """Events of nodes that were reported since the previous ``Telemetry``."""
     last_received_ns: Mapping[str, int] = field(default_factory=dict)
     """Time at which the last frame of each known agent was received, by name of the node."""
 
     def columns(self) -> list[slice]:
-        """Return each job's columns in the counters."""
+        """Return the range of columns that each job has in the counters, in the order of `jobs`."""
         ends = np.cumsum([len(job.shape) for job in self.jobs]).tolist()
         return [slice(end - len(job.shape), end) for end, job in zip(ends, self.jobs, strict=True)]
 
@@ -357,7 +361,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """Groups of similar size, padded to one size."""
+    """Groups of similar size, padded to the same size so that one array contains them."""
 
     index: IndexArray
     """int [groups, size]: index of each entry's column. N is padding that sorts below all values, N + 1 above all
@@ -398,8 +402,8 @@ class Grouping:
         return bool((self.of[1:] >= self.of[:-1]).all())
 
     def spread(self, values: Float32Array, out: Float32Array) -> Float32Array:
-        """Return [N]: for each column, the value of its group. values: [groups]. out: [N], an array that may be
-        reused."""
+        """Return an array [N] with the value of each column's group. values: [groups], one value per group. out: [N],
+        an array that may be reused."""
         return np.repeat(values, self.sizes) if self._in_order else np.take(values, self.of, out=out, mode="clip")
 
     def members(self, group: int) -> IndexArray:

@@ -35,11 +35,11 @@ class _Seen:
     """Telemetry of one attempt that earlier calls have returned."""
 
     gang: Gang
-    """The attempt."""
+    """The attempt whose telemetry was returned."""
     cursor: int = 0
     """Sequence number of the newest returned step."""
     shape: Shape = field(default_factory=lambda: Shape("", 0, np.zeros(0, np.int64), ()))
-    """Shape of the attempt."""
+    """Ranks of the attempt and their places, as last returned."""
     nodes: tuple[str, ...] = ()
     """Nodes of the attempt's ranks, sorted."""
     of_node: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
@@ -51,7 +51,7 @@ class _Seen:
     changes: int = -1
     """Value of the gang's `changes` when the shape and the arrays were computed."""
     stepped: bool = False
-    """Whether any step has been returned."""
+    """Whether any step of the attempt has been returned."""
 
 
 class Look:
@@ -190,7 +190,7 @@ class Look:
         )
 
     def _is_of(self, member: Member, gang: Gang, node: str) -> bool:
-        """Return whether the member is a rank of the gang that the node may report."""
+        """Return whether `member` is a rank of the gang, and the node may report this rank."""
         if (member.gang, member.attempt) != (gang.name, gang.attempt):
             return False
         return not self._fleet.guarded or gang.is_on(member.rank, node)
@@ -231,7 +231,7 @@ class Look:
         return reported
 
     def _shape(self, gang: Gang, nodes: tuple[str, ...], old: Shape) -> Shape:
-        """Return the gang's shape; the old object if nothing has changed."""
+        """Return the gang's ranks and their places. Returns the object `old` if nothing has changed."""
         devices = self._devices(gang, nodes)
         coordinates = self._coordinates(gang, nodes)
         if len(old) == len(gang) and old.attempt == gang.attempt and old.nodes == gang.nodes:
@@ -259,7 +259,10 @@ class Look:
         )  # fmt: skip
 
     def _of(self, gang: Gang, touched: set[str]) -> _Seen:
-        """Return the updated record of the gang's returned telemetry. touched: nodes that have changed."""
+        """Return the updated record of what earlier calls have returned about the gang.
+
+        touched: nodes that have changed.
+        """
         seen = self._seen.get(gang.name)
         # A forgotten gang may have restarted since the last call, with other ranks under the same attempt.
         if seen is None or seen.gang is not gang:
@@ -287,7 +290,7 @@ _Starts = dict[str, tuple[Shape, int]]
 
 
 def _starts(shapes: tuple[Shape, ...]) -> _Starts:
-    """Return the shape and the first column of each job."""
+    """Return the shape of each job and the index of its first column."""
     found, at = {}, 0
     for shape in shapes:
         found[shape.job] = shape, at
@@ -308,7 +311,7 @@ def _column(member: Member, node: str | None, starts: _Starts) -> int:
 
 
 def _walled(opened: IntArray, offset_ns: IntArray) -> IntArray:
-    """Convert the times of open steps or collectives to wall time; -1 stays -1."""
+    """Convert the times of open steps or collectives to wall time. The value -1 (never) is not changed."""
     found = opened.copy()
     found[:, 1:] += offset_ns[:, None]
     found[opened[:, 0] < 0, 1:] = -1

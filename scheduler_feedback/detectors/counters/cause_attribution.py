@@ -1,4 +1,5 @@
-"""Attribution of a slow rank's extra time to a cause, by counters of its own processes; 'unknown' if none is clear."""
+"""Attribution of a slow rank's extra time to a cause, by counters of its own processes. The cause is 'unknown' if no
+cause is clear."""
 
 from __future__ import annotations
 
@@ -11,28 +12,33 @@ from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.stats.medians import median_of_the_others
 
 CAUSE_SHARE = 0.6
-"""Minimum share of the excess that a cause must explain. Two halves are not a cause."""
+"""A cause is reported only if it explains at least this share of a slow rank's extra time. If two causes explain half
+each, neither is clear."""
 
 STOPPED_SHARE = 0.3
+"""Stops of the rank's process are reported as the cause only if they explain at least this share of its extra time.
+Samples must have found the process stopped in several slow periods. Other load on the machine does not matter then."""
+
 STOPPED_SECONDS_SHARE = 0.05
-"""Minimum share of the excess, and of the step, lost to stops of a process that was found stopped repeatedly. Such a
-cause is reported even if the machine has other load."""
+"""Stops of the rank's process are reported as the cause only if they last at least this share of a step."""
 
 OFF_PROCESSOR_SHARE = 0.8
-"""Time off the CPU without waiting for it or for a disk, in a process never found stopped. Only such a large share is
-attributed to suspension: a process that sleeps on its own looks the same."""
+"""A process that was never found stopped is called suspended only if it spends at least this share of the extra time
+off the CPU, without waiting for a CPU or disk. The limit is high because a sleeping process looks the same."""
 
 CONTESTED_SHARE = 0.5
-"""Minimum share of the excess that is CPU wait or additional CPU time. On a shared machine, load of other nodes can
-cause both, the latter through caches, sibling threads, and time stolen by the hypervisor."""
+"""Other load on the machine counts as a possible cause if it could explain at least this share of the extra time. Such
+load causes waits for the CPU, and more CPU time through caches, sibling threads and a hypervisor."""
 
 CONTESTED_HINT = 0.2
-"""Replaces CONTESTED_SHARE without another clear cause: from a fifth on, other nodes' load cannot be excluded."""
+"""Limit that replaces CONTESTED_SHARE if no cause is clear. Other load on the machine then counts as a possible cause
+if it could explain a fifth of the extra time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Excess of a rank over its own healthy state and its peers, split into parts; seconds a step."""
+    """Excess compute time of a rank over its own healthy state and its peers, split into parts. Times are in seconds a
+    step."""
 
     cause: Cause
     known: bool
@@ -42,21 +48,21 @@ class Attribution:
     queue: float = np.nan
     storage: float = np.nan
     rest: float = np.nan
-    """Time off the CPU without waiting for it or for a disk."""
+    """Time in which the process was off the CPU and waited neither for a CPU nor for a disk."""
     stopped_share: float = np.nan
     """Share of samples in which a process of the rank was stopped."""
     stopped_again: bool = False
-    """Whether the rank was found stopped in more than one slow stretch."""
+    """Whether samples found the rank stopped in more than one of its slow periods."""
     on_device: bool = False
     """Whether the rank computes on a GPU."""
 
     def share(self, part: float) -> float:
-        """Return the part as a share of the excess; 0 if the share is unknown."""
+        """Return this part of the excess as a share of the whole excess; 0 if it is unknown."""
         return float(part / self.excess) if self.known and self.excess > 0 else 0.0
 
     @property
     def may_be_chance_load(self) -> bool:
-        """Whether other load on the same machine could be the cause. True without counters."""
+        """Whether other load on the same machine could be the cause. True if process counters are not available."""
         if not self.known:
             return True
         if self.cause is Cause.SUSPENDED and self.stopped_again:
@@ -71,34 +77,35 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True)
 class HealthyState:
-    """What the n ranks of a gang used during the warm-up."""
+    """Compute time, CPU time and waits of each of the n ranks of a gang, in its warm-up."""
 
     compute: FloatArray
-    """Seconds a step, float64 [n]."""
+    """Compute time of each rank in seconds a step: float64 [n]."""
     parts: FloatArray
-    """CPU time, CPU wait and disk wait in seconds a step, float64 [n, 3]."""
+    """CPU time, wait for a CPU and wait for disks of each rank, in seconds a step: float64 [n, 3]."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmInterval:
-    """What the n ranks of a gang used in the interval of an alarm."""
+    """Compute time and process counters of each of the n ranks of a gang, since an alarm began."""
 
     compute: FloatArray
-    """Seconds a step, float64 [n]."""
+    """Compute time of each rank in seconds a step: float64 [n]."""
     per_step: FloatArray
-    """Columns of CONSUMED, the first three in seconds a step, float64 [n, 5]."""
+    """Increase of each rank's process counters per step, in the order of CONSUMED: float64 [n, 5]. The first three are
+    in seconds."""
     samples: FloatArray
-    """Number of samples that found the rank stopped, and number of all samples: float64 [n, 2]."""
+    """For each rank, the number of samples that found it stopped, and the number of all samples: float64 [n, 2]."""
     step_seconds: float
     stopped_again: bool
-    """Whether samples found the slow rank stopped in more than one slow stretch."""
+    """Whether samples found the slow rank stopped in more than one of its slow periods."""
 
 
 def attribute(rank: int, interval: AlarmInterval, healthy: HealthyState | None, on_device: bool = False) -> Attribution:
-    """Split the rank's excess over its healthy state, less the excess of its peers over theirs.
+    """Split a rank's extra time into parts and return its cause. The extra time of its peers is subtracted.
 
-    healthy: None compares with the peers alone (slow from the start). on_device: the rank computes on a GPU, for which
-    its process sleeps or spins; CPU time then does not explain its slowness.
+    healthy: None if the rank was slow from the start; it is then compared with its peers alone. on_device: whether the
+    rank computes on a GPU. Its process then sleeps or spins, so that CPU time does not explain slowness.
     """
     compute, parts = interval.compute, interval.per_step[:, :3]
     samples, stopped_again = interval.samples, interval.stopped_again

@@ -1,7 +1,7 @@
-"""Signatures of causes: which counters indicate which cause, how often each cause occurs, and which is most likely.
+"""Signatures of causes: which counters indicate which cause, and how often each cause occurs.
 
-The evidence of the counters and the fleet's prior give each cause its log odds. A cause is reported if it is three
-times as likely as the next one; otherwise the cause is unknown. All suspects are processed at once.
+The counters and the frequency of each cause in the fleet give each cause its log odds. A cause is reported if it is
+three times as likely as the next cause; otherwise the cause is unknown. All suspects are processed at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 
 MARGIN = math.log(3.0)
-"""A cause is reported if it is three times as likely as the next one."""
+"""A cause is reported only if its log odds exceed those of the next cause by at least this: it must be three times as
+likely."""
 
 SIGNATURES: dict[Cause, dict[str, float]] = {
     Cause.THERMAL: {"thermal_throttle": 1.0, "temperature": 0.5, "sm_clock": -0.5},
@@ -32,8 +33,9 @@ SIGNATURES: dict[Cause, dict[str, float]] = {
     Cause.STORAGE: {"io_waiting": 1.0},
     Cause.CONGESTION: {"nic_congestion": 0.8, "nic_pause_received": 0.5},
 }
-"""Counters that differ from the peers for each cause, and in which direction. Sources: what operators and published
-systems use (Minder, Guard, C4D), and vendors' manuals for throttle reasons and error counters."""
+"""Weight of each counter as evidence for each cause. A negative weight means that a low counter value indicates the
+cause. Sources: operators' reports and published systems (Minder, Guard, C4D), and vendors' manuals for throttle reasons
+and error counters."""
 
 PRIORS: dict[Cause, float] = {
     Cause.MEMORY: 0.25,
@@ -47,8 +49,8 @@ PRIORS: dict[Cause, float] = {
     Cause.STORAGE: 0.05,
     Cause.CONGESTION: 0.02,
 }
-"""Frequency of each cause among faults of one member: Minder's table (NSDI'25), with its classes merged. Fleets differ,
-and confirmed verdicts change these values (`Priors.learn`)."""
+"""Frequency of each cause among faults of one rank or device, from Minder's table (NSDI'25) with some classes merged.
+Fleets differ: confirmed verdicts change these values (``Priors.learn``)."""
 
 CAUSES = tuple(SIGNATURES)
 WEIGHTS = np.zeros((len(FEATURES), len(CAUSES)), np.float32)
@@ -61,14 +63,19 @@ OF_GPU = frozenset({Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.N
 OF_HOST = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.SUSPENDED, Cause.PCIE})
 
 EVIDENT = np.float32(2.0)
+"""A counter is evidence for a cause only if it deviates from its usual value by more than this number of standard
+deviations."""
+
 MOST_EVIDENCE = np.float32(6.0)
+"""Maximum evidence that one counter can give, in standard deviations beyond EVIDENT."""
+
 UNKNOWN_EVIDENCE = 2.0
-"""Evidence for an unknown cause, which every reported cause must exceed. A counter up to two sigma is no evidence. Each
-further sigma adds the counter's weight, up to six sigma."""
+"""Evidence that is assumed for an unknown cause. A cause is reported only if it has more evidence."""
 
 
 class Priors:
-    """Frequency of each cause in this fleet: the published shares, which weigh ten verdicts, and confirmed verdicts."""
+    """Frequency of each cause in this fleet. The published frequencies count as ten verdicts; confirmed verdicts are
+    added."""
 
     WORTH = 10.0
 
@@ -81,7 +88,7 @@ class Priors:
             self._counts[cause] += 1.0
 
     def logs(self) -> Float32Array:
-        """Return the log of each cause's share: float32 [causes]."""
+        """Return the logarithm of each cause's frequency: float32 [causes]."""
         counts = np.array([self._counts[cause] for cause in CAUSES])
         result: Float32Array = np.log(counts / counts.sum()).astype(np.float32)
         return result
@@ -89,10 +96,10 @@ class Priors:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """Causes of A suspects: the cause of each, -1 if unknown; its log odds against the next; log odds of all, [A,
-    causes].
+    """Most likely cause of each suspect, and the log odds of all causes.
 
-    The second most likely cause follows from `odds`.
+    cause: index of the cause, -1 if unknown. margin: its log odds against the next cause. odds: log odds of each cause,
+    [suspects, causes].
     """
 
     cause: IndexArray
@@ -100,7 +107,7 @@ class Weighed:
     odds: Float32Array
 
     def name(self, suspect: int) -> Cause:
-        """Return the suspect's cause."""
+        """Return the cause of the suspect with this index."""
         index = int(self.cause[suspect])
         return Cause.UNKNOWN if index < 0 else CAUSES[index]
 
@@ -112,9 +119,10 @@ def weigh(
     switches: Switches | None = None,
     from_start: bool = False,
 ) -> Weighed:
-    """Compute the log odds of all causes for these columns at once: [A].
+    """Compute the log odds of all causes for all suspects at once.
 
-    from_start: the suspects have no healthy history, and are compared with their peers only.
+    suspects: their columns in `counters`. from_start: whether the suspects have no healthy history, and are compared
+    with their peers only.
     """
     level = (counters.peers if from_start else counters.level)[:, suspects] / counters.scale[:, suspects]
     size = np.clip(np.abs(np.nan_to_num(level)) - EVIDENT, 0.0, MOST_EVIDENCE)

@@ -1,11 +1,10 @@
-"""Counter statistics: all counters of all ranks of all jobs against their peers and their own healthy offset, as
-arrays.
+"""Counter statistics: compare all counters of all ranks with their peers and with their own healthy past.
 
 A residual is x - median(peers) - usual offset of the rank. x is the counter on its scale: a logarithm for rates of
-work, log(1 + x) for error counts, and unchanged for shares. Peers are the ranks of a role, or of the whole job if roles
-are small. The offset and its scale are learned from the first windows and then frozen: a baseline that kept learning
-would take a lasting fault for the normal state. Two statistics over several windows are kept: a decaying mean, and a
-CUSUM with an alarm threshold.
+work, log(1 + x) for error counts, and unchanged for shares. Peers are the ranks of the same role, or of the whole job
+if roles are small. The usual offset and its scale are learned from the first windows and then frozen: a baseline that
+kept learning would take a lasting fault for the normal state. Two statistics of the residual are kept: a decaying mean,
+and a CUSUM (a running sum of excesses) with an alarm threshold.
 """
 
 from __future__ import annotations
@@ -34,27 +33,40 @@ from scheduler_feedback.detectors.stats.validity_mask import BoolArray, Validity
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS
 
 WARM_UP_WINDOWS = 30
+"""Number of windows of the warm-up, from which a rank's usual offset from its peers is learned. Long windows need fewer
+(LEAST_WARM_UP_WINDOWS). In public step traces, 25 windows suffice."""
+
 WARM_UP_SECONDS, LEAST_WARM_UP_WINDOWS = 240.0, 8
-"""Samples from which a rank's usual offset is learned: a robust scale settles in about 25 (public step traces). Long
-windows are means of many samples: eight of half a minute are as good."""
+"""If windows are long, the warm-up ends after WARM_UP_SECONDS, but not before LEAST_WARM_UP_WINDOWS windows. Fewer
+windows suffice then, because each is a mean of many samples."""
 
 ABSENT_NS = 600_000_000_000
-"""Time after a restart until baselines of jobs that have not reported are dropped: 600 s, as for gangs
-(core/telemetry/fleet.py)."""
+"""Time in ns for which the baseline of a job that does not report is kept after a restart (600 s)."""
 
 DECAY, LONG_DECAY = np.float32(1 / 8), np.float32(1 / 2)
+"""Weight of a new window in the decaying mean of a residual: DECAY for short windows, LONG_DECAY for long windows."""
+
 CLIP, LONG_CLIP = np.float32(3.0), np.float32(5.0)
+"""Maximum residual, in standard deviations, that one window adds to the CUSUM (a running sum): CLIP for short windows,
+LONG_CLIP for long windows. So a single extreme value raises no alarm."""
+
 LONG_WINDOW_SECONDS = 5.0
-"""A window of five seconds or more is a mean of as many samples, or a count over that time. It is as informative as
-several short windows, and is damped and clipped less."""
+"""Windows of at least this number of seconds count as long: one is as informative as several short windows."""
 
 ALLOWANCE = np.float32(0.75)
+"""Subtracted from each residual, in standard deviations, before the CUSUM (a running sum) adds it. So residuals that
+are only noise do not add up to an alarm."""
+
 HIGHEST = np.float32(24.0)
+"""Upper limit of the CUSUM (a running sum of residuals), so that an alarm ends soon after the fault has ended."""
+
 FEW = 8
-"""A feature of zeros is processed sparsely if at most one column in eight is not zero."""
+"""If a counter is nonzero for at most one rank in eight, only the statistics of these ranks are updated. This saves
+time."""
 
 ALARM = 8.0
-"""As for steps: an allowance of 0.75 and an alarm at 6 to 10 (trials on public traces), clipped at three sigma."""
+"""A counter raises an alarm when the CUSUM of its residual (a running sum) reaches this value. Trials on public step
+traces gave 6 to 10."""
 
 
 _NOTHING: Mapping[str, Float32Array | float] = {
@@ -62,12 +74,13 @@ _NOTHING: Mapping[str, Float32Array | float] = {
     **dict.fromkeys(("level", "peers", "newest"), np.nan),
     "scale": FLOOR[:, None],
 }
-"""Initial value of each array of CounterStatistics."""
+"""Initial value of each array of CounterStatistics, by the name of the array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Usual state of a job's ranks [n]: mean and scale of the residuals, float32 [F, n]; mean NaN where not learned."""
+    """Usual state of a job's n ranks: for each of F features, the mean and scale of a rank's difference from its peers,
+    float32 [F, n]. The mean is NaN where it is not learned yet."""
 
     ranks: IntArray
     mean: Float32Array
@@ -75,7 +88,12 @@ class Norm:
 
 
 class CounterStatistics:
-    """Counter statistics over F features and N columns, float32 [F, N] each. Shared by the detectors of one stream."""
+    """Statistics of all counters of all ranks.
+
+    Arrays have one row per feature and one column per rank: float32 [F features, N ranks].
+
+    All detectors of one stream share this object.
+    """
 
     def __init__(self, switches: Switches | None = None) -> None:
         self._switches = Switches() if switches is None else switches
@@ -93,21 +111,20 @@ class CounterStatistics:
     _square: Float32Array
     _taken: Float32Array
     scale: Float32Array
-    """Frozen scale of the residual."""
+    """Usual standard deviation of each residual, frozen after the warm-up."""
     level: Float32Array
-    """Decaying mean of the residual; NaN if unknown."""
+    """Decaying mean of each residual; NaN if unknown."""
     peers: Float32Array
-    """Decaying mean of the residual against the peers only."""
+    """Decaying mean of each counter's difference from the median of the peers, without the rank's usual offset."""
     newest: Float32Array
-    """Newest values, unscaled."""
+    """Newest value of each counter, in its own unit."""
     score: Float32Array
-    """CUSUM in the direction of a fault."""
+    """CUSUM (running sum) of each residual, in the direction that indicates a fault."""
 
     def _shape(self, columns: int, stay: Sequence[tuple[slice, slice]] = ()) -> None:
-        """Allocate the arrays for this number of columns. Copy the state of the columns that stay, by new and old
-        place.
+        """Allocate the arrays for this number of columns, and copy the state of the columns in `stay`.
 
-        One array is processed after the other: for 100,000 ranks each takes ten megabytes.
+        stay: pairs of slices, the new place and the old place of columns.
         """
         for name, nothing in _NOTHING.items():
             state = np.full((COUNT, columns), nothing, np.float32)
@@ -123,7 +140,7 @@ class CounterStatistics:
         self._fresh = np.ones(COUNT, np.bool_)
 
     def take(self, telemetry: Telemetry) -> None:
-        """Process new telemetry."""
+        """Update the statistics with new telemetry."""
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._move(shapes)
@@ -145,7 +162,7 @@ class CounterStatistics:
     # --- over a restart ---------------------------------------------------------------------------------------------
 
     def dump(self) -> bytes:
-        """Encode the learned baselines: without them a restart during a fault would learn the fault as healthy."""
+        """Encode the learned baselines. Without them, a restart during a fault would learn the fault as normal."""
         norms = {
             (shape.job, shape.attempt): self._norm(shape, place)
             for shape, place in zip(self._shapes, self.columns.values(), strict=True)
@@ -184,13 +201,13 @@ class CounterStatistics:
         self._restored_until_ns = 0
 
     def _norm(self, shape: Shape, place: slice) -> Norm:
-        """Return a job's usual state where the warm-up is over; NaN elsewhere."""
+        """Return a job's usual state; NaN for ranks whose warm-up is not over."""
         learned = self._taken[:, place] >= self._enough
         mean = np.where(learned, self._mean[:, place], np.float32(np.nan))
         return Norm(shape.ranks, mean, self.scale[:, place].copy())
 
     def _recall(self, shape: Shape, place: slice, norm: Norm) -> None:
-        """Set the baseline of the shape's ranks that the norm contains. They need no warm-up."""
+        """Restore the baseline of the job's ranks that `norm` contains. These ranks need no warm-up."""
         _, mine, theirs = np.intersect1d(shape.ranks, norm.ranks, assume_unique=True, return_indices=True)
         columns = place.start + mine
         mean, scale = norm.mean[:, theirs], norm.scale[:, theirs]
@@ -203,12 +220,12 @@ class CounterStatistics:
             state[:, columns] = np.where(known, values, state[:, columns])
 
     def newest_sigmas(self, rows: Sequence[int], columns: slice) -> Float32Array:
-        """Return the decaying mean of the residuals in standard deviations: [rows, columns]."""
+        """Return the decaying mean of the residuals of some features, in standard deviations: [rows, columns]."""
         found: Float32Array = self.level[rows, columns] / self.scale[rows, columns]
         return found
 
     def of(self, job: str) -> slice:
-        """Return the job's columns. Raises KeyError for an unknown job."""
+        """Return the range of columns that belong to the job's ranks. Raises KeyError for an unknown job."""
         return self.columns[job]
 
     # --- one window -------------------------------------------------------------------------------------------------
@@ -238,9 +255,10 @@ class CounterStatistics:
                 self._one(feature, np.ascontiguousarray(values[feature], np.float32), x, False)
 
     def _one(self, feature: int, values: Float32Array, x: Float32Array, zeros: bool) -> None:
-        """Process one feature of all columns [N]: the raw values, and x against the peers.
+        """Update the statistics of one feature, for all N ranks.
 
-        zeros: whether nearly all values are zero.
+        values: values in their own unit. x: differences from the peers' median, on the feature's scale. zeros: whether
+        nearly all values are zero.
         """
         known = self._masks.of(x)
         if known.whole:
@@ -268,8 +286,11 @@ class CounterStatistics:
         self._fold(feature, x, rows, None if known.whole else known, self._scratch)
 
     def _moving_columns(self, feature: int, x: Float32Array, known: ValidityMask) -> IndexArray | None:
-        """Return the columns that are or were not zero, if they are few; else None. A zero changes nothing in other
-        columns."""
+        """Return the columns (ranks) in which the feature is nonzero or was nonzero before. Return None if they are too
+        many.
+
+        In all other columns a zero changes nothing.
+        """
         moving = self._moving[feature]
         if moving is None:
             moving = self._mean[feature] != 0
@@ -285,7 +306,7 @@ class CounterStatistics:
         return np.flatnonzero(moving if known.whole else moving & known.of)
 
     def _begin(self, feature: int, x: Float32Array, known: ValidityMask) -> None:
-        """Initialise the decaying means of new columns with the first sample of each column."""
+        """Initialise the decaying means of new columns with their first sample."""
         unknown = np.isnan(self.level[feature])
         fresh = unknown & known.of
         if fresh.any():
@@ -304,9 +325,11 @@ class CounterStatistics:
         partly: ValidityMask | None,
         scratch: Float32Array,
     ) -> None:
-        """Add residuals of some columns [n] to their state: mean, scale, level, peers, score.
+        """Update the statistics of one feature for some columns (ranks) with their new values.
 
-        partly: which columns have a sample, if not all. Changes the last three.
+        x: differences from the peers' median. rows: mean, scale, level, peers and score of these columns; level, peers
+        and score are changed in place. partly: which columns have a sample, if not all. scratch: two arrays for
+        intermediate values.
         """
         mean, scale, level, peers, score = rows
         difference, residual = scratch
@@ -335,7 +358,8 @@ class CounterStatistics:
         np.clip(score, np.float32(0.0), HIGHEST, out=score)
 
     def _learn(self, feature: int, x: Float32Array, known: ValidityMask) -> None:
-        """Update Welford's running mean and variance of the residual against the peers, during the warm-up."""
+        """During the warm-up, update the running mean and variance of each column's difference from its peers
+        (Welford)."""
         taken, mean, square = self._taken[feature], self._mean[feature], self._square[feature]
         unlearned = taken < self._enough
         warming = unlearned if known.whole else unlearned & known.of
@@ -355,7 +379,7 @@ class CounterStatistics:
     # --- other ranks ------------------------------------------------------------------------------------------------
 
     def _move(self, shapes: tuple[Shape, ...]) -> None:
-        """Add and remove columns, and move the state of the remaining columns."""
+        """Add columns for new jobs, remove those of ended jobs, and move the state of the others."""
         old = {
             (shape.job, shape.attempt): (shape, columns)
             for shape, columns in zip(self._shapes, self.columns.values(), strict=True)
@@ -389,13 +413,13 @@ class CounterStatistics:
 
 
 def _peers(shape: Shape) -> IndexArray:
-    """Return the number of each rank's peer group: its role, or the job if a role is too small to vote."""
+    """Return the number of each rank's peer group: its role, or the job if a role has too few ranks to compare."""
     roles = shape.roles
     return roles if len(roles) and np.bincount(roles).min() >= LEAST_PEERS else np.zeros(len(shape), np.intp)
 
 
 def _finite_of(x: Float32Array, known: ValidityMask) -> Float32Array:
-    """Replace unknown values by zero. Changes x."""
+    """Set unknown values to zero, and return the array. Changes `x`."""
     if not known.whole:
         known.clear(x)
     if not np.isfinite(x.min() + x.max()):
@@ -404,7 +428,7 @@ def _finite_of(x: Float32Array, known: ValidityMask) -> Float32Array:
 
 
 def joined(parts: list[IndexArray]) -> IndexArray:
-    """Concatenate group numbers of several jobs, made distinct."""
+    """Concatenate the group numbers of several jobs. The numbers are shifted, so that no two jobs share a number."""
     found, first = [], 0
     for part in parts:
         found.append(part + first)

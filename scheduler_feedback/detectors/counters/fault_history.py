@@ -1,8 +1,8 @@
 """Fault history: earlier verdicts on a part or a node.
 
-Some parts fail repeatedly, with different symptoms. The history is kept per GPU UUID or NIC, and per node. So it
-follows a part to another node, and stays with a node whose parts change. It is cleared for a replaced part. Meta found
-its faulty nodes by seven signals over 28 days.
+Some parts fail repeatedly, with different symptoms. The history is recorded for the part (GPU UUID or NIC) and for its
+node. So the history of a part follows it to another node, and the history of a node remains if its parts change. If a
+part is replaced, its history is cleared.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import msgspec
 from scheduler_feedback.core.verdict import Cause, Evidence
 
 REMEMBERED_NS = 28 * 86_400_000_000_000
-"""Four weeks, as in Meta's study (Revisiting Reliability in Large-Scale ML Research Clusters, 2024)."""
+"""Time in ns for which an earlier verdict counts: four weeks, as in a study of Meta (Revisiting Reliability in
+Large-Scale ML Research Clusters, 2024)."""
 
 MOST = 65_536
+"""Maximum number of parts and nodes whose history is kept."""
+
 EACH = 0.5
+"""Weight (log-likelihood ratio) of each earlier verdict on the same part. A verdict on its node counts half."""
+
 MOST_WEIGHT = 1.5
-"""Log-likelihood ratio of each earlier verdict on the same part, up to three verdicts. A verdict on the node counts
-half."""
+"""Maximum weight of all earlier verdicts on a part or node: that of three verdicts."""
 
 
 @dataclass(slots=True)
 class _Past:
-    """Earlier verdicts on one part or node: their number, and time and cause of the newest."""
+    """Number of earlier verdicts on one part or node, and the time and cause of the newest."""
 
     count: int
     newest_ns: int
@@ -33,7 +37,7 @@ class _Past:
 
 
 class FaultHistory:
-    """Fault history by part and by node."""
+    """Earlier verdicts, by part and by node."""
 
     def __init__(self) -> None:
         self._past: dict[str, _Past] = {}
@@ -54,7 +58,7 @@ class FaultHistory:
         self._past.pop(node, None)
 
     def weight(self, device: str, node: str) -> tuple[Evidence, ...]:
-        """Return the fault history of the part and its node as evidence; empty without any."""
+        """Return earlier verdicts on the part and its node as evidence; empty if there are none."""
         found = []
         for name, share in ((device, 1.0), (node, 0.5)):
             known = self._past.get(name) if name else None

@@ -1,4 +1,4 @@
-"""Scale and direction of each counter feature."""
+"""Scale of each counter feature, and the direction in which a change indicates a fault."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURES, Float32Array
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Scale of a feature."""
+    """Scale on which a feature's values are compared, direction of a fault, and smallest relevant deviation."""
 
     kind: str
-    """Kind of the scale: 'log', 'share' or 'count'."""
+    """'log' for rates of work, 'share' for values used unchanged, 'count' for errors."""
     bad: int
-    """Direction that is a fault: +1 or -1; 0 for a feature that is only recorded."""
+    """+1 if high values indicate a fault, -1 if low values do, 0 if the feature is only recorded."""
     floor: float
-    """Minimum scale of the residuals."""
+    """Minimum standard deviation, on the feature's scale: deviations below it are irrelevant."""
 
 
 _SCALES: dict[str, _Scale] = {
@@ -47,7 +47,8 @@ _SCALES: dict[str, _Scale] = {
     "runqueue_wait": _Scale("share", 1, 0.03),
     "processor": _Scale("log", 0, 0.05),
 }
-"""A deviation below the floor is irrelevant, however low the noise. Clocks change in steps of 15 MHz of 2 GHz."""
+"""Scale of each feature, by name. The last number is the smallest relevant deviation: for example, clocks change in
+steps of 15 MHz of 2 GHz."""
 
 COUNT = len(FEATURES)
 BAD = np.array([_SCALES[feature.name].bad for feature in FEATURES], np.float32)
@@ -60,10 +61,9 @@ _HUGE = np.float32(np.inf)
 
 
 def on_scale(feature: int, values: Float32Array, out: Float32Array) -> None:
-    """Write one feature's row [N], on its scale, into `out`; NaN stays.
+    """Convert one feature's values [N] to its scale, and write them into `out`. NaN remains NaN.
 
-    The scale is log(x) for rates of work, log(1 + x) for error counts (computed only where there are any), and x for
-    shares.
+    The result is log(x) for rates of work, log(1 + x) for error counts, and x for shares.
     """
     if LOGS[feature]:
         np.log(np.clip(values, LEAST, _HUGE, out=out), out=out)

@@ -1,10 +1,10 @@
-"""Peer outliers: ranks of a job without step reports that work longer, or are kept from working, by their counters.
+"""Peer outliers: ranks that, by their counters, work longer than their peers or are kept from working.
 
-A throttling GPU or a busy host is evidence for a cause, not for slowness: a stage with more work runs hotter without
-any fault. All ranks of a synchronous job finish an iteration together, and peers do the same work in it. A slow rank
-therefore needs a larger part of the iteration: its tensor pipes are busy longer or, if that is not measured, its clock
-is lower. A rank that is kept from working runs nothing while its waiting peers poll: it draws less power. All values
-are relative to the rank's usual offset from its peers (counter_statistics.py).
+Used for jobs that report no steps. A throttling GPU or a busy host is evidence for a cause, but not for slowness: a
+stage with more work runs hotter without any fault. All ranks of a synchronous job finish an iteration together. A slow
+rank therefore works for a larger part of it: its tensor pipes are busy longer or, if that is not measured, its clock is
+lower. A rank that is kept from working runs nothing while its waiting peers poll, and so draws less power than they do.
+All values are relative to the rank's usual offset from its peers (counter_statistics.py).
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ from scheduler_feedback.detectors.counters.counter_statistics import CounterStat
 from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 
 SHARE = 0.5
-"""Minimum increase of a rank's work, as a share of the log of the job's slowdown. A rank that alone slows the job works
-longer by all of it."""
+"""A rank works longer than its peers only if its work has increased by at least this share of the job's slowdown (both
+as logarithms). If one rank alone slows the job, its share is 1."""
 
 NODE_SHARE, NODE_SIGMAS = 0.1, 0.7
-"""A rank that runs nothing draws less power than one that polls, for the time that it is kept from working: at least a
-tenth of the job's slowdown, and two standard deviations of a mean over about ten windows."""
+"""The ranks of a node are kept from working only if the node's power (as a logarithm) has decreased by at least these
+limits. NODE_SHARE: as a share of the logarithm of the job's slowdown. NODE_SIGMAS: in standard deviations."""
 
 SIGMAS, NODE_RANKS_SIGMAS = 4.0, 1.5
-"""Minimum multiple of the spread within a role: popular experts, or windows shorter than an iteration, spread all
-ranks. A node usually has eight ranks, of which the mean is used."""
+"""A rank or node is an outlier only if it deviates by at least this multiple of the spread of the ranks of its role:
+SIGMAS for a rank, NODE_RANKS_SIGMAS for the mean of a node. The spread is large if some experts are popular, or if
+windows are shorter than an iteration."""
 
 MANY = 8
-"""If more than one rank in eight, on several nodes, is affected, the affected ranks share the cause."""
+"""No single rank or node is the cause of the slowness if more than one rank in eight is affected, on several nodes."""
 
 
 def works_longer(counters: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:
-    """Return whether the rank (index) works longer than its peers, and few other ranks do."""
+    """Return whether the rank with this index works longer than its peers, and few other ranks do.
+
+    slower: slowdown of the job.
+    """
     columns = counters.of(shape.job)
     longer = counters.level[FEATURE["tensor_active"], columns]
     if not np.isfinite(longer[rank]):
@@ -48,8 +52,7 @@ def works_longer(counters: CounterStatistics, shape: Shape, rank: int, slower: f
 def kept_from_working(counters: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:
     """Return whether the ranks on this rank's node draw less power than ranks of its role on other nodes.
 
-    Without power readings, SM activity is compared. The node's own ranks are excluded from the reference: with two
-    nodes the median of the role could be on either.
+    SM activity is compared if there are no power readings. The reference is the median over ranks on other nodes.
     """
     columns = counters.of(shape.job)
     here = np.array([node == shape.nodes[rank] for node in shape.nodes])
@@ -70,5 +73,6 @@ def _spread(values: Float32Array) -> float:
 
 
 def many(ranks: IndexArray, shape: Shape) -> bool:
-    """Return whether these ranks (indices) are too many, on several nodes, for a single member to be the cause."""
+    """Return whether these ranks (indices) are on several nodes and too many for a single rank or node to be the
+    cause."""
     return len(ranks) > max(1, len(shape) // MANY) and len({shape.nodes[rank] for rank in ranks.tolist()}) > 1

@@ -1,4 +1,4 @@
-"""The hang detector: which job makes no steps, and which ranks block it.
+"""The hang detector: finds jobs that make no steps, and the ranks that block them.
 
 Start at ``hang.py``.
 """

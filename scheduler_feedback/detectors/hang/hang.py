@@ -1,10 +1,10 @@
 """The hang detector: finds jobs that finish no steps, and the ranks that block them.
 
-Each rank numbers its collectives. While a job hangs, the waiting ranks are in the newest collective. A rank that is
-neither in it nor past it has not arrived: it hangs in its own work (Aegis, NSDI'25: the rank with the lowest launch
-count is the culprit). If all ranks are in the collective, the transport does not deliver. The detector then accuses a
-failing port or link, if there is one, and no rank otherwise. If no rank waits in a collective, the job is busy with
-other work, such as saving, and the detector reports nothing.
+Each rank numbers its collectives. While a job hangs, the waiting ranks are in the newest collective. A rank that has
+not entered this collective hangs in its own work (Aegis, NSDI'25: the rank with the lowest launch count is the
+culprit). If all ranks are in the collective, the transport does not deliver. The detector then accuses a failing port
+or link, if there is one, and no rank otherwise. If no rank waits in a collective, the job is busy with other work, such
+as saving, and the detector reports nothing.
 
 Process states of the ranks (``process_evidence``) confirm or weaken the evidence. A rank whose process is stopped or
 has ended is the culprit, whatever collective it is in. A rank whose process works may be saving. If all processes are
@@ -28,35 +28,43 @@ from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import ALARM
 from scheduler_feedback.detectors.counters.peer_outlier import many
+from scheduler_feedback.detectors.hang.long_step import LongSteps
 from scheduler_feedback.detectors.hang.process_evidence import evidence as of_process
 from scheduler_feedback.detectors.hang.process_evidence import never_go_on, states_of
 from scheduler_feedback.detectors.hang.unreported_hang import UnreportedHangs, never_arrived
 from scheduler_feedback.detectors.stats import log_odds
 
 LEAST_SECONDS = 40.0
+"""A job hangs only if it has finished no step for at least this time in seconds. For comparison: DLRover waits 300 s,
+ByteRobust 600 s."""
+
 TIMES_THE_USUAL = 4.5
+"""A job hangs only if it has finished no step for at least this multiple of a usual step."""
+
 TIMES_THE_LONGEST = 1.5
-"""A job hangs if it has finished no step for forty seconds, 4.5 usual steps, and 1.5 times its longest step so far,
-whichever is longest: checkpoints and evaluations take tens of seconds and recur. DLRover waits 300 s, ByteRobust 600 s.
-Time for which a process of the job was stopped does not count as part of a step. Nor does a step that ended a proven
-hang count: otherwise each hang would delay the next verdict."""
+"""A job hangs only if it has finished no step for at least this multiple of its longest step so far: checkpoints recur.
+The time of stopped processes and of earlier proven hangs is not counted in the longest step."""
 
 CONFIDENT = 0.95
+"""A verdict on a hang with at least this confidence is final: it is not evaluated again."""
+
 AGAIN_SECONDS = 5.0
-"""Interval at which a verdict below CONFIDENT is evaluated again: the state of the culprit's process may confirm it."""
+"""Interval in seconds at which a verdict below CONFIDENT is evaluated again: the state of the culprit's process may
+confirm it."""
 
 SURELY_STALLED = 2.0
-"""Number of usual steps without a finished one after which process states are tracked."""
+"""The process states of a job's ranks are tracked once it has finished no step for this multiple of a usual step."""
 
 FRESH_SECONDS = 15.0
-"""A collective last seen open longer ago than this, while its agent has reported since, is treated as closed."""
+"""A rank counts as in a collective only if its agent reported so at most this many seconds before the newest report of
+any rank of the job."""
 
 FEW = 8
-"""If more than one rank in eight has not arrived, on several nodes, no rank is the culprit."""
+"""No rank is called the culprit if more than one rank in eight has not entered the collective and these ranks are on
+several nodes."""
 
 RESTORED_SECONDS = 600.0
-"""Time for which restored state is kept, equal to the time for which the fleet keeps a gang that does not report
-(fleet_records.py, FORGET_NS)."""
+"""Time in seconds after a restart for which restored state of a job that does not report is kept."""
 
 USUAL_STEPS = 64
 PAGED_RANKS = 16
@@ -64,8 +72,8 @@ SNAPSHOT_VERSION = 2
 
 
 _Restored = tuple[float, float, int, float | None]
-"""State of a job: its longest step, its longest pause, the number of its attempt, and the usual step of that attempt in
-seconds."""
+"""State of a job in a snapshot: its longest step and longest pause in seconds, the number of its attempt, and the usual
+step of that attempt in seconds."""
 
 
 @dataclass(slots=True)
@@ -74,7 +82,7 @@ class _AttemptState:
 
     shape: Shape
     finished_ns: int
-    """Time at which the newest step ended."""
+    """Time in ns at which the newest step ended."""
     step: int = -1
     seconds: list[float] = field(default_factory=list)
     """Lengths of the newest steps, in seconds."""
@@ -85,11 +93,12 @@ class _AttemptState:
     longest_pause: float = 0.0
     """Longest step of the job in seconds, including steps that a proven hang lengthened."""
     stopped_ns: int = 0
-    """Duration in ns for which a process of the job was stopped since the newest step."""
+    """Time in ns for which a process of the job was stopped since the newest step ended."""
     evaluated_ns: int = 0
     """Time of the last evaluation of the attempt, in ns."""
     judged_ns: int = 0
-    """Time of the last judgement of the attempt, in ns."""
+    """Time in ns of the last evaluation that found the attempt without steps for long enough and searched for the
+    culprits."""
     active: Verdict | None = None
     """Active hang verdict on the attempt."""
     abstained: bool = False
@@ -100,7 +109,7 @@ class _AttemptState:
         return float(np.median(self.seconds)) if self.seconds else self.restored_usual
 
     def steps(self, lengths: FloatArray) -> None:
-        """Add the lengths of k finished steps, in seconds: [k]."""
+        """Add the lengths of finished steps, in seconds."""
         own = lengths.copy()
         own[int(own.argmax())] -= min(self.stopped_ns * 1e-9, float(own.max()))
         longest = float(own.max())
@@ -122,26 +131,39 @@ class HangDetector:
         self._restored: dict[str, _Restored] = {}
         self._restored_until_ns = 0
         self._unreported = UnreportedHangs()
+        self._long_steps: dict[str, LongSteps] = {}
 
     def tick(self, context: DetectionContext) -> list[Finding]:
-        """Evaluate all jobs, and return the new findings. Reports nothing for a recorded trace, which has no clock."""
+        """Evaluate all jobs, and return the new verdict events. For a recorded trace, which has no clock, return only
+        results about pauses that ended."""
         findings: list[Finding] = []
         if not self._timed:
-            return findings
+            return self._pauses(context.telemetry)
         telemetry, self._counters = context.telemetry, context.counters
         self._forget(telemetry.now_ns)
         present = {job.shape.job for job in telemetry.jobs}
         for name in [name for name in self._watched if name not in present]:
             del self._watched[name]
-        self._unreported.keep({job.shape.job for job in telemetry.jobs if job.steps is None})
+        by_counters = {job.shape.job for job in telemetry.jobs if job.shape.job in context.by_counters and _silent(job)}
+        self._unreported.keep(by_counters)
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             findings += self._evaluate(job, telemetry)
-            if job.steps is None:
+            if job.shape.job in by_counters:
                 findings += self._evaluate_unreported(job, columns, telemetry)
         return findings
 
+    def _pauses(self, telemetry: Telemetry) -> list[Finding]:
+        findings: list[Finding] = []
+        for job in telemetry.jobs:
+            shape = job.shape
+            known = self._long_steps.get(shape.job)
+            if known is None or known.attempt != shape.attempt:
+                known = self._long_steps[shape.job] = LongSteps(shape.attempt)
+            findings += known.take(job, telemetry.now_ns)
+        return findings
+
     def _forget(self, now_ns: int) -> None:
-        """Drop restored state ten minutes after the restore: its jobs have not reported since."""
+        """Drop restored state of jobs that have not reported for ten minutes after the restart."""
         if self._restored and not self._restored_until_ns:
             self._restored_until_ns = now_ns + round(RESTORED_SECONDS * 1e9)
         elif self._restored and now_ns > self._restored_until_ns:
@@ -154,8 +176,9 @@ class HangDetector:
     def snapshot(self) -> bytes:
         """Encode the longest step, the longest pause and the usual step of each job.
 
-        Without the first two a restarted controller would report the next long pause as a hang. Without the usual step
-        it would never find a hang that began before the restart: a hanging job finishes no steps to learn from.
+        Without the longest step and pause, a restarted controller would report the next long pause as a hang. Without
+        the usual step it would never find a hang that began before the restart: a hanging job finishes no steps to
+        learn from.
         """
         longest = {
             name: (one.longest, one.longest_pause, one.shape.attempt, one.usual) for name, one in self._watched.items()
@@ -213,7 +236,8 @@ class HangDetector:
         return self._judge_again(watched.active, job, watched, telemetry, stalled_seconds, usual, states)
 
     def _watch(self, shape: Shape, now_ns: int) -> _AttemptState:
-        """Return the state of the attempt. A new attempt inherits the longest step and pause of earlier ones."""
+        """Return the state of the job's attempt. A new attempt inherits the longest step and pause of earlier
+        attempts."""
         watched = self._watched.get(shape.job)
         if watched is None or watched.shape.attempt != shape.attempt:
             longest, pause, attempt, usual = self._restored.pop(shape.job, (0.0, 0.0, -1, None))
@@ -230,7 +254,7 @@ class HangDetector:
         self, earlier: Verdict, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, stalled_seconds: float,
         usual: float, states: IntArray,
     ) -> list[Finding]:  # fmt: skip
-        """Evaluate an uncertain verdict again, and report it again if it is confirmed now."""
+        """Evaluate an uncertain verdict again. Report it again if new evidence confirms it."""
         abstained, watched.abstained = watched.abstained, True  # a problem was reported already
         findings = self._judge(job, watched, telemetry, stalled_seconds, usual, states)
         watched.abstained = abstained
@@ -258,7 +282,8 @@ class HangDetector:
         if stuck is None:
             return []
         watched.finished_ns = traffic.moved_ns
-        watched.seconds = [max(stuck.usual_pause, counters.seconds)]
+        if job.steps is None:
+            watched.seconds = [max(stuck.usual_pause, counters.seconds)]
         watched.longest_pause = max(watched.longest_pause, stuck.usual_pause)
         if not len(stuck.ranks):
             if stuck.unknown:
@@ -329,7 +354,7 @@ class HangDetector:
         self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, absent: IndexArray, who: int,
         found: tuple[Evidence, ...], states: IntArray,
     ) -> list[Finding]:  # fmt: skip
-        """Accuse these ranks, which have not arrived; `who` is the first of them."""
+        """Report a verdict on the ranks that have not entered the collective (`absent`); `who` is the first of them."""
         nodes = {job.shape.nodes[index] for index in absent.tolist()}
         if len(nodes) > 1 and len(absent) > max(1, len(job.shape) // FEW):
             return self._abstain(
@@ -342,7 +367,8 @@ class HangDetector:
     def _transport(
         self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, evidence: tuple[Evidence, ...]
     ) -> list[Finding]:
-        """Accuse the failing port or link, if all ranks have arrived and exactly one node has errors."""
+        """Report a verdict on the failing port or link, if all ranks are in the collective and exactly one node has
+        errors."""
         columns = self._counters.of(job.shape.job)
         features = {Cause.NIC: ("nic_physical_errors", "nic_sequence_errors"), Cause.NVLINK: ("nvlink_errors",),
                     Cause.PCIE: ("pcie_errors", "pcie_link")}  # fmt: skip
@@ -415,8 +441,14 @@ class HangDetector:
         return watched.active
 
 
+def _silent(job: JobTelemetry) -> bool:
+    """Return whether no rank of the job has ever reported a collective."""
+    return job.steps is None or job.open_collectives is None or bool((job.open_collectives[:, 0] < 0).all())
+
+
 def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
-    """Return which ranks are in an earlier collective than others of their role. Each role has its own numbering."""
+    """Return whether each rank is in an earlier collective than the newest one of its role. Each role has its own
+    numbering."""
     roles = shape.roles
     newest = np.zeros(int(roles.max()) + 1, np.int64)
     np.maximum.at(newest, roles, numbers)
@@ -425,11 +457,10 @@ def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
 
 
 def at_fault(absent: IndexArray, lost: npt.NDArray[np.bool_], shape: Shape) -> IndexArray:
-    """Return the indices of absent ranks for which the others may be waiting.
+    """Return the indices of those absent ranks for which the others may be waiting.
 
-    lost: [n], ranks whose agents are not reporting. A reporting rank that is in no collective has not arrived. The
-    position of a rank that is not reporting is unknown. Other ranks of its replica may wait for data from it, and are
-    excluded.
+    absent: ranks that are not known to be in the collective. lost: bool [n], ranks whose agents are not reporting; the
+    position of such a rank is unknown. Other ranks of its replica may wait for its data, and are excluded.
     """
     replicas, stale = shape.groups.get("pipeline"), absent[lost[absent]]
     if replicas is None or not len(stale):
@@ -439,8 +470,8 @@ def at_fault(absent: IndexArray, lost: npt.NDArray[np.bool_], shape: Shape) -> I
 
 
 def is_inside(opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
-    """Return which ranks are in a collective, by recent reports. The newest report of any rank is taken as the current
-    time."""
+    """Return whether each rank is in a collective, according to recent reports. The newest report of any rank is taken
+    as the current time."""
     newest = int(opened[:, 2].max())
     seen_ns = max(newest, now_ns - round(FRESH_SECONDS * 1e9))
     result: npt.NDArray[np.bool_] = (opened[:, 0] >= 0) & (seen_ns - opened[:, 2] <= FRESH_SECONDS * 1e9)

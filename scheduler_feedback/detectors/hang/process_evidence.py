@@ -1,6 +1,6 @@
 """Process states of ranks as evidence for or against a hang.
 
-A rank that saves, evaluates or compiles alone keeps its peers waiting in a collective, as a hanging rank does. But its
+A rank that saves, evaluates or compiles alone makes its peers wait in a collective, as a hanging rank does. But its
 process works: it uses a CPU, or waits for a disk. A process that was stopped, has ended, or sleeps without using a CPU
 does not continue.
 """
@@ -18,18 +18,22 @@ from scheduler_feedback.core.verdict import Evidence
 NEVER_GO_ON = (ProcessState.STOPPED, ProcessState.ZOMBIE, ProcessState.GONE)
 
 IDLE_SHARE = 0.01
+"""A process is idle only if it uses less than this share of one CPU. Helper threads of Python use a few thousandths."""
+
 IDLE_SECONDS = 5.0
-"""A rank is idle if it used less than a hundredth of a CPU for five seconds; counters of eight seconds are kept. A
-Python process with its helper threads uses a few thousandths. A process that saves or sends uses more."""
+"""Time in seconds for which a process must use less than IDLE_SHARE of a CPU to be idle. Counters of eight seconds are
+kept."""
 
 LONG_SECONDS = 600.0
-"""ByteRobust (SOSP'25) reports a hang after ten minutes without traffic, whatever the processes do; DLRover waits for
-five."""
+"""Time in seconds without a step after which a process that seems to work is no longer evidence against a hang
+(ByteRobust, SOSP'25: ten minutes)."""
 
 PROVEN = 4.0
+"""Weight of a process state that proves a hang. With the time without a step it gives a confidence of .98."""
+
 WORKING = -3.5
-"""Log-likelihood ratios. PROVEN and the time without a step give a confidence of .98. WORKING lowers .998 to .92, which
-is below the .95 at which a job is restarted: a verdict for people only."""
+"""Weight of a process that still works, as evidence against a hang. It lowers the confidence from .998 to .92. Below
+.95 no job is restarted, so that the verdict only informs people."""
 
 WORDS = {
     ProcessState.GONE: "no longer exists",
@@ -42,14 +46,14 @@ WORDS = {
 
 
 def states_of(job: JobTelemetry) -> IntArray:
-    """Return the ProcessState of each rank, or UNKNOWN_STATE: int64 [n]."""
+    """Return the ProcessState of each rank, or UNKNOWN_STATE where it is not known: int64 [n]."""
     if job.process_states is None:
         return np.full(len(job.shape), UNKNOWN_STATE, np.int64)
     return job.process_states()
 
 
 def never_go_on(states: IntArray) -> npt.NDArray[np.bool_]:
-    """Return which ranks' processes do not continue without intervention: bool [n]."""
+    """Return whether each rank's process needs intervention to continue: bool [n]."""
     found: npt.NDArray[np.bool_] = np.isin(states, NEVER_GO_ON)
     return found
 
@@ -57,7 +61,7 @@ def never_go_on(states: IntArray) -> npt.NDArray[np.bool_]:
 def is_idle(job: JobTelemetry, who: int, now_ns: int) -> bool:
     """Return whether the processes of the rank with index `who` use no CPU.
 
-    Returns False if the rank computes on a GPU, whose work CPU time does not show, and if there are no counters.
+    Returns False if there are no counters, or if the rank computes on a GPU: CPU time does not show its work.
     """
     if job.consumed is None or (job.shape.gpus and job.shape.gpus[who]):
         return False
@@ -71,7 +75,7 @@ def is_idle(job: JobTelemetry, who: int, now_ns: int) -> bool:
 def evidence(
     job: JobTelemetry, states: IntArray, who: int, stalled_seconds: float, now_ns: int
 ) -> tuple[Evidence, ...]:
-    """Return the evidence of the process of the rank with index `who`; empty if its state is unknown."""
+    """Return the process state of the rank with index `who` as evidence; empty if the state is unknown."""
     if states[who] == UNKNOWN_STATE:
         return ()
     state, rank = ProcessState(int(states[who])), int(job.shape.ranks[who])

@@ -2,8 +2,8 @@
 
 While a synchronous job hangs, its waiting ranks poll in a collective. Polling keeps their SMs active and draws more
 power than an idle GPU. A rank that is stuck in its own work does not poll: it runs nothing, or one kernel that does not
-finish. If all ranks poll alike, the transport is at fault, and the detector accuses a failing port only. If most ranks
-run nothing, the job does other work, such as saving, and the detector reports nothing.
+finish. If all ranks poll alike, the transport is at fault, and the detector can accuse only a failing port. If most
+ranks run nothing, the job does other work, such as saving, and the detector reports nothing.
 """
 
 from __future__ import annotations
@@ -19,46 +19,52 @@ from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.iteration.job_slowdown import RATES
 
 LEAST_SECONDS = 40.0
+"""A job hangs only if it has had no traffic for at least this time in seconds."""
+
 TIMES_THE_LONGEST = 1.5
-"""As in hang.py: a job hangs if it has transferred nothing for forty seconds and for 1.5 times its longest pause so
-far."""
+"""A job hangs only if it has had no traffic for at least this multiple of its longest pause so far."""
 
 LEAST_WATCHED_SECONDS, LEAST_WINDOWS = 180.0, 8
-"""Minimum time and number of windows with traffic from which pauses of the job are learned."""
+"""A hang is reported only after the job's traffic was received for at least LEAST_WATCHED_SECONDS seconds and in at
+least LEAST_WINDOWS windows. The detector must first learn the usual pauses of the job."""
 
 LEAST_IDLE_WINDOWS = 2
+"""A job hangs only if it has had no traffic in at least this number of windows."""
+
 NOTHING = 0.02
-"""Share of the usual traffic below which a window counts as without traffic: a fabric has background traffic."""
+"""A window counts as without traffic if its traffic is at most this share of the job's usual traffic. A network always
+has some background traffic."""
 
 NEWEST = 1 / 16
-"""Weight of a new window in the usual traffic: a mean over about sixteen windows with traffic."""
+"""Weight of a new window with traffic in the usual traffic: a mean over about sixteen windows with traffic."""
 
 POLLS = 0.02
-"""Minimum SM activity of a rank that polls: a collective holds one block per channel, and NCCL has at least two
-channels. An idle GPU has zero."""
+"""A hang is reported only if the SMs of the median rank are active for at least this share, because waiting ranks poll.
+A collective uses one block per channel, and NCCL has at least two channels. An idle GPU has zero activity."""
 
 APART = 0.5
-"""Minimum deviation of a rank's SM activity from the median rank's, as a share of the median rank's."""
+"""A rank does not poll like the others if its SM activity differs from that of the median rank by more than this share
+of the median rank's."""
 
 LEAST_IO_WAIT = 0.1
-"""Minimum share of time for which the host waits for its disks. If a rank does not poll and its host exceeds this
-share, the rank is saving or reading."""
+"""No hang is reported if the host of a rank that does not poll waits for its disks for more than this share of the
+time. The rank is then saving or reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A job that transfers no data."""
+    """A hang: a job that transfers no data."""
 
     seconds: float
-    """Time since the job's last traffic."""
+    """Time since the job's last traffic, in seconds."""
     usual_pause: float
-    """The job's longest earlier pause."""
+    """Longest earlier pause in the job's traffic, in seconds."""
     ranks: IndexArray
     """Indices of the ranks that do not poll; empty if all poll."""
     polling: float
-    """SM activity of the median rank."""
+    """SM activity of the median rank, as a share of its SMs."""
     theirs: float
-    """SM activity of the first rank that does not poll."""
+    """SM activity of the first rank that does not poll, as a share of its SMs."""
     unknown: int
     """Number of ranks without counters."""
     evidence: tuple[Evidence, ...]
@@ -66,33 +72,34 @@ class Stuck:
 
 @dataclass(slots=True)
 class Traffic:
-    """Traffic of one job that reports no steps, by windows."""
+    """Traffic of one job that reports no steps, and the SM activity of its ranks during pauses."""
 
     shape: Shape
     usual: float = math.nan
     """Usual bytes per second of a rank; NaN before the first traffic."""
     first_ns: int = 0
-    """Time of the first traffic."""
+    """Time of the first traffic, in ns."""
     moved_ns: int = 0
-    """Time of the newest traffic."""
+    """Time of the newest traffic, in ns."""
     longest: float = 0.0
-    """Seconds of the longest pause."""
+    """Longest pause between traffic so far, in seconds."""
     windows: int = 0
     idle_windows: int = 0
     """Number of windows since the newest traffic."""
     busy: FloatArray = field(init=False)
     """Sum of each rank's SM activity over the windows since the newest traffic: float64 [n]."""
     waits: FloatArray = field(init=False)
-    """Sum over the windows since the newest traffic of the share of time for which each rank's host waits for disks:
+    """Sum, over the windows since the newest traffic, of the share of time that each rank's host waits for disks:
     float64 [n]."""
     counted: FloatArray = field(init=False)
-    """Number of windows with a known SM activity of each rank, counted since the newest traffic: float64 [n]."""
+    """For each rank, the number of windows since the newest traffic with a known SM activity: float64 [n]."""
 
     def __post_init__(self) -> None:
         self._begin()
 
     def take(self, values: Float32Array, at_ns: int) -> bool:
-        """Add one window, [features, ranks]. Return whether traffic resumed in it after a pause."""
+        """Add one window of counters, [features, ranks], that ended at `at_ns`. Return whether traffic resumed after a
+        pause."""
         rows = values[[FEATURE[name] for name in RATES]]
         known = np.isfinite(rows)
         reporting = int(known.any(axis=0).sum())
@@ -113,7 +120,7 @@ class Traffic:
         return paused
 
     def stuck(self, now_ns: int) -> Stuck | None:
-        """Return the hang and the ranks that do not poll; None if data moves or the job does other work."""
+        """Return the hang, with the ranks that are not waiting in a collective; None if there is none."""
         seconds = (now_ns - self.moved_ns) * 1e-9
         if self.idle_windows < LEAST_IDLE_WINDOWS or seconds < max(LEAST_SECONDS, TIMES_THE_LONGEST * self.longest):
             return None
@@ -162,12 +169,15 @@ class UnreportedHangs:
         self._of: dict[str, Traffic] = {}
 
     def keep(self, jobs: set[str]) -> None:
-        """Keep the state of these jobs, and drop the state of all other jobs."""
+        """Drop the state of all jobs that are not in `jobs`."""
         for gone in self._of.keys() - jobs:
             del self._of[gone]
 
     def take(self, job: JobTelemetry, windows: Float32Array, at_ns: list[int]) -> Traffic:
-        """Add new windows of a job, [features, windows, ranks], that ended at these times. Return its traffic."""
+        """Add new windows of a job's counters, [features, windows, ranks], and return the job's traffic.
+
+        at_ns: time at which each window ended.
+        """
         traffic = self._of.get(job.shape.job)
         if traffic is None or traffic.shape is not job.shape:
             traffic = self._of[job.shape.job] = Traffic(job.shape)
@@ -177,7 +187,7 @@ class UnreportedHangs:
 
 
 def never_arrived(stuck: Stuck) -> tuple[Cause, Evidence]:
-    """Return the cause and the evidence for a rank that does not poll."""
+    """Return the cause and the evidence against a rank that has not entered the collective of its peers."""
     words = "SM activity of the median rank, which is polling; nothing runs on this rank"
     if stuck.theirs > stuck.polling:
         words = "SM activity of the median rank, which is polling; a kernel on this rank runs on"

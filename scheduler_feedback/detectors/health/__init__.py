@@ -1,4 +1,4 @@
-"""The health detector: devices with faults, and agents that stopped reporting.
+"""The health detector: finds faulty devices, and agents that stopped reporting.
 
 Start at ``health.py``.
 """

@@ -1,4 +1,4 @@
-"""Devices whose counters differ from their peers', on jobs that are slower because of it."""
+"""Suspected devices: their counters differ from those of their peers, and a job that uses them is slower."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from scheduler_feedback.detectors.counters.peer_outlier import kept_from_working
 from scheduler_feedback.detectors.health.suspicion import Suspicion
 
 WITNESSED = ALARM / 2
-"""Alarm threshold for a device of a job that is slower: half of ALARM, because the steps are a second source of
-evidence. It is reached in two windows of a second, or in one of five seconds or more."""
+"""Alarm threshold for the counters of a device whose job is slower: half of ALARM, because the slowdown is additional
+evidence. It is reached in two windows of a second, or in one window of five seconds or more."""
 
 AGAIN_TICKS, AGAIN_TICKS_UNREPORTED = 6, 2
-"""Number of ticks after which a refused suspicion is evaluated again. Fewer for jobs without step reports: a peer
-outlier shows one window later than the cause of its slowness."""
+"""While counters continue to differ, a suspicion is evaluated again after this number of ticks: AGAIN_TICKS for jobs
+with step reports, AGAIN_TICKS_UNREPORTED for jobs without. The latter is lower, because a peer outlier shows one window
+after its cause."""
 
 HURT = 1.05
+"""A job counts as slower, so that its devices can be suspected, if its slowdown is at least this."""
+
 PCIE_LEAST = 0.75
-"""A PCIe link at or below three quarters of its generation times width has lost a lane pair or a generation."""
+"""A PCIe link is degraded if it has at most this share of its maximum speed (generation times width). It has then lost
+lanes or a generation."""
 
 Candidate = tuple[Cause, str, tuple[str, ...]]
-"""Cause, level, and counters any of which must exceed the peers."""
+"""A cause to test: the cause, the level of the device (gpu, nic, node), and its counters. One differing counter
+suffices."""
 
 FEATURES_OF: tuple[Candidate, ...] = (
     (Cause.PCIE, "gpu", ("pcie_link", "pcie_errors")),
@@ -38,9 +43,8 @@ FEATURES_OF: tuple[Candidate, ...] = (
     (Cause.NVLINK, "gpu", ("nvlink_errors",)),
     (Cause.MEMORY, "gpu", ("memory_errors",)),
 )
-"""Evidence against each device. A NIC that sends pause
-frames without end causes a storm: the sender is the culprit. Throttling is not a fault (a power cap is set on purpose).
-It explains a slow rank, which the straggler detector reports."""
+"""Causes that are tested for every job. A NIC that sends pause frames without end is a culprit. Throttling is not
+tested: a power cap can be intended, and the straggler detector reports throttling where a rank is slow."""
 
 FEATURES_OF_SLOW: tuple[Candidate, ...] = (
     (Cause.THERMAL, "gpu", ("thermal_throttle",)),
@@ -49,8 +53,8 @@ FEATURES_OF_SLOW: tuple[Candidate, ...] = (
     (Cause.CPU_CONTENTION, "node", ("cpu_waiting",)),
     (Cause.STORAGE, "node", ("io_waiting",)),
 )
-"""For jobs without step reports: counters that explain a slow rank, if the job's traffic shows that it is slower, and
-the rank is a peer outlier (peer_outlier.py)."""
+"""Causes that are tested in addition for jobs without step reports. The job's traffic must show that it is slower, and
+the rank must be a peer outlier (peer_outlier.py)."""
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -58,13 +62,14 @@ ROWS = sorted({FEATURE[name] for _, _, names in (*FEATURES_OF, *FEATURES_OF_SLOW
 
 
 class DifferingCounters:
-    """Number of ticks for which each rank's counters have differed: (job, attempt, rank) -> ticks."""
+    """Number of ticks for which the counters of each rank have differed from those of its peers: (job, attempt, rank)
+    -> ticks."""
 
     def __init__(self) -> None:
         self._counted: dict[tuple[str, int, int], int] = {}
 
     def failing(self, context: DetectionContext) -> Iterator[Suspicion]:
-        """Yield suspicions for error counters and degraded links that exceed the peers', on slower jobs."""
+        """Yield suspicions against devices with error counters above those of their peers, or with degraded links."""
         telemetry, counters, speeds, published = context.telemetry, context.counters, context.speeds, context.published
         if not telemetry.counters.values.shape[1]:
             return
@@ -87,7 +92,7 @@ class DifferingCounters:
                 seen.add(key)
                 before = self._counted.get(key, 0)
                 self._counted[key] = before + 1
-                unreported = name in speeds.slowdown_tests
+                unreported = name in context.by_counters
                 if (
                     before % (AGAIN_TICKS_UNREPORTED if unreported else AGAIN_TICKS) == 0
                     and key not in published.accused
@@ -100,7 +105,7 @@ class DifferingCounters:
 
 
 def _degraded(counters: CounterStatistics, columns: list[int]) -> BoolArray:
-    """Return whether the PCIe link of each column is clearly narrower or slower than it could be."""
+    """Return whether the PCIe link of the rank in each column is clearly narrower or slower than its maximum."""
     row = FEATURE["pcie_link"]
     found: BoolArray = (counters.newest[row, columns] <= PCIE_LEAST) & (counters.score[row, columns] >= ALARM)
     return found
@@ -122,7 +127,10 @@ def _candidates(unreported: bool, disturbed: bool, has_neighbours: bool) -> Iter
 def _suspect(
     counters: CounterStatistics, job: JobTelemetry, rank: int, slower: float, candidates: Iterable[Candidate]
 ) -> Iterator[Suspicion]:
-    """Yield the suspicion against this rank (index), if there is one."""
+    """Yield a suspicion if the counters of this rank (index) show one of the candidate causes.
+
+    slower: slowdown of the job.
+    """
     shape = job.shape
     columns = counters.of(shape.job)
     column = columns.start + rank

@@ -1,10 +1,11 @@
-"""The health detector: devices with faults by their events and counters, even before a step is slower, and lost nodes.
+"""The health detector: reports faulty devices by their events and counters, even before a step is slower, and lost
+nodes.
 
-An XID event leads to a verdict if NVIDIA's catalogue asks for a reset, a reboot or a drain, or if the driver's recovery
-action does. Most XIDs are caused by the application (13, 31, 43). A flapping link is reported once and then damped. A
-node whose agent stops reporting is lost only with a second source of evidence: an agent can fail while its node trains
-on. If many agents stop reporting at once, a rollout or the network is the cause: all actions are frozen, with one
-report.
+An XID event leads to a verdict if NVIDIA's catalogue, or the recovery action of the driver, asks for a reset, a reboot
+or a drain. Most XIDs are caused by the application (13, 31, 43). A link that flaps is reported once, and then ignored
+for a while. A node whose agent stops reporting is called lost only if a second source confirms it, because an agent can
+fail while its node continues to train. If many agents stop reporting at once, the cause is a rollout or the network:
+the detector reports that once, and all actions are frozen.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from scheduler_feedback.detectors.health.suspicion import Suspicion
 from scheduler_feedback.detectors.stats import log_odds
 
 ACTING_BUCKETS = frozenset({"RESET_GPU", "RESTART_BM"})
-"""Buckets of NVIDIA's XID catalogue that ask for a reset or reboot. RESTART_APP and IGNORE concern the application. The
-workflows (48, 45, NVLink) end in one of the other buckets or in none: the recovery action decides."""
+"""Buckets of NVIDIA's XID catalogue that ask for a reset or reboot. The buckets RESTART_APP and IGNORE concern the
+application. Catalogue entries that are workflows (48, 45, NVLink) end in a bucket or in none: the driver's recovery
+action decides."""
 
 ACTING_RECOVERIES = frozenset(
     {"gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "bus-reset", "system-reboot"}
@@ -60,7 +62,7 @@ class HealthDetector:
         self._active: dict[tuple[str, str], Verdict] = {}
 
     def tick(self, context: DetectionContext) -> list[Proposal]:
-        """Evaluate events, counters and stale agents, and return the new results."""
+        """Evaluate events, counters and agents that do not report, and return the new results."""
         findings: list[Proposal] = []
         if not self._timed:
             return findings
@@ -87,13 +89,13 @@ class HealthDetector:
         return iter(())
 
     def snapshot(self) -> bytes:
-        """Encode the version only: events and counters show a fault again after a restart."""
+        """Encode the version only. After a restart, events and counters show a lasting fault again."""
         return msgspec.msgpack.encode((SNAPSHOT_VERSION,))
 
     def restore(self, data: bytes) -> None:
         """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector.
 
-        A snapshot of release 0.1.0 (version 2) contains the state that all detectors share now (detection.py).
+        Also accepts a snapshot of release 0.1.0 (version 2), whose other data ``SharedState.restore`` reads.
         """
         try:
             version, *_ = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
@@ -195,10 +197,10 @@ class HealthDetector:
 
 
 def _members_on(telemetry: Telemetry, node: str, level: str, device: str) -> Iterator[tuple[JobTelemetry, int]]:
-    """Yield jobs with a rank on the device, and its first rank; or jobs on the node, with -1 if no rank uses the
-    device.
+    """Yield each job with a rank on the device, and its first such rank. If no rank uses the device, yield each job on
+    the node, with -1.
 
-    A device belongs to its node only, even if another node's agent reports the same name.
+    A device belongs to its own node only, even if another node's agent reports the same name.
     """
     for job in telemetry.jobs:
         names = {"gpu": job.shape.gpus, "nic": job.shape.nics}.get(level, ())

@@ -1,4 +1,4 @@
-"""Speed of jobs: by their steps or, for jobs without step reports, by the traffic of an iteration."""
+"""Speed of jobs, measured by their steps and, for jobs that counters judge, by the traffic of an iteration."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
 from scheduler_feedback.detectors.stats.medians import middle
 
 BEST_STEPS = 16
+"""Maximum number of newest steps whose duration is kept for each job. Their median can become the best step time."""
+
 NEWEST_SECONDS = 4.0
+"""The current speed of a job is taken from its newest steps: those of about this number of seconds, if the job runs at
+its best speed."""
+
 LEAST_NEWEST, MOST_NEWEST = 2, 8
-"""The current speed is the median of the newest steps that take four seconds together, at least two: a single long step
-is a checkpoint."""
+"""Limits of the number of newest steps from which the current speed is taken. The speed is their median, so that a
+single long step, such as a checkpoint, does not count. Of two steps the shorter one is used."""
 
 EVALUATIONS_A_TICK = 4
-"""Number of jobs without step reports whose period is estimated in one tick, the longest waiting first: an estimate
-takes milliseconds, and there may be hundreds of jobs."""
+"""Maximum number of jobs without step reports whose iteration time is estimated in one tick. Jobs that have waited
+longest are first. An estimate takes milliseconds, and there may be hundreds of jobs."""
 
 Bests = tuple[float, dict[str, float]]
-"""Seconds of the best steps (infinite without step reports), and the best rate of each traffic counter."""
+"""Shortest step time of a job in seconds (infinite without step reports), and the best rate of each traffic counter."""
 
 NO_BEST: Bests = (float("inf"), {})
 
@@ -34,11 +39,11 @@ class Speed:
     """Speed of a job that reports steps."""
 
     newest: deque[float] = field(default_factory=lambda: deque(maxlen=BEST_STEPS))
-    """Seconds of the newest steps."""
+    """Durations of the newest steps, in seconds."""
     best: float = float("inf")
-    """Best median of the newest steps so far, in seconds."""
+    """Lowest median of the newest steps so far, in seconds."""
     finished_ns: int = 0
-    """Time at which the newest step ended."""
+    """Time in ns at which the newest step ended."""
     step: int = -1
 
     @property
@@ -48,7 +53,7 @@ class Speed:
 
     @property
     def slower(self) -> float:
-        """Ratio of the newest few steps to the best; 1 if unknown."""
+        """Ratio of the current step time to the best step time; 1 if unknown."""
         if not math.isfinite(self.best):
             return 1.0
         count = min(max(math.ceil(NEWEST_SECONDS / max(self.best, 1e-9)), LEAST_NEWEST), MOST_NEWEST)
@@ -57,7 +62,10 @@ class Speed:
 
 
 class Speeds:
-    """Speed of all jobs. of: jobs that report steps. slowdown_tests: jobs that do not."""
+    """Speed of all jobs.
+
+    of: jobs that report steps. slowdown_tests: jobs that counters judge, because they report no steps or no waits.
+    """
 
     def __init__(self) -> None:
         self.of: dict[str, Speed] = {}
@@ -65,14 +73,17 @@ class Speeds:
         self._bests: dict[str, Bests] = {}
         self._bests_until_ns = 0
 
-    def take(self, telemetry: Telemetry) -> None:
-        """Add the new telemetry of all jobs."""
+    def take(self, telemetry: Telemetry, by_counters: frozenset[str] = frozenset()) -> None:
+        """Update the speed of all jobs with new telemetry.
+
+        by_counters: names of the jobs that report steps and are judged by counters too.
+        """
         if self._bests:
             self._bests_until_ns = self._bests_until_ns or telemetry.now_ns + ABSENT_NS
             if telemetry.now_ns > self._bests_until_ns:
                 self._bests.clear()
         self._steps(telemetry)
-        self._counters(telemetry)
+        self._counters(telemetry, by_counters)
         present = {job.shape.job for job in telemetry.jobs}
         for gone in self.of.keys() - present:
             del self.of[gone]
@@ -93,13 +104,13 @@ class Speeds:
         }
 
     def dump(self) -> dict[str, Bests]:
-        """Return the best speed of each job."""
+        """Return the best speed of each job, for a snapshot."""
         bests: dict[str, Bests] = {name: (float(speed.best), {}) for name, speed in self.of.items()}
         bests |= {name: (float("inf"), test.best) for name, test in self.slowdown_tests.items()}
         return {**self._bests, **bests}
 
     def load(self, bests: dict[str, Bests]) -> None:
-        """Restore a snapshot."""
+        """Restore the best speed of each job from a snapshot."""
         self._bests = bests
 
     def _steps(self, telemetry: Telemetry) -> None:
@@ -117,11 +128,11 @@ class Speeds:
                     speed.best = min(speed.best, speed.usual)
             speed.finished_ns, speed.step = int(job.steps.end_ns.max()), int(job.steps.number[-1])
 
-    def _counters(self, telemetry: Telemetry) -> None:
+    def _counters(self, telemetry: Telemetry, by_counters: frozenset[str]) -> None:
         values = telemetry.counters.values
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             name = job.shape.job
-            if job.steps is not None:
+            if job.steps is not None and name not in by_counters:
                 self.slowdown_tests.pop(name, None)
                 continue
             test = self.slowdown_tests.get(name)

@@ -1,4 +1,4 @@
-"""Ports that go down, permanently or repeatedly. Each is reported once and then damped."""
+"""Ports that stay down or go down repeatedly. Each is reported once, and then ignored for a while."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.health.suspicion import Suspicion
 
 LINK_DOWN_SECONDS = 5.0
-"""A port that is up again within five seconds has flapped: retraining takes one to three seconds."""
+"""A port that is down for at least this time in seconds is reported as down; a shorter time is a flap. Retraining the
+link takes one to three seconds."""
 
 FLAPS = 3
+"""Number of flaps within FLAP_SECONDS that are a fault. A port flaps when it goes down and soon comes up again."""
+
 FLAP_SECONDS = 600.0
 DAMPED_SECONDS = 1800.0
-"""Three flaps in ten minutes are a fault. After the report the port is ignored for half an hour (as BGP damps
-routes)."""
+"""Time in seconds for which a port is ignored after its flaps were reported, as BGP damps routes."""
 
 
 @dataclass(slots=True)
 class Port:
-    """A port that went down."""
+    """State of a port that has gone down at least once."""
 
     down_ns: int = 0
     """Time in ns since which the port is down; 0 while it is up."""
     flaps: dict[str, deque[int]] = field(default_factory=dict)
-    """Times of flaps by source: the kernel log, the port state and each counter report the same flaps."""
+    """Times of flaps in ns, by source. The kernel log, the port state and each counter report the same flaps."""
     damped_until_ns: int = 0
     """Time in ns until which the port is not reported again."""
 
     def flapped(self, source: str, times: int, now_ns: int) -> None:
-        """Count flaps of the port: it was down and is up again."""
+        """Count flaps: the port was down and is up again."""
         self.flaps.setdefault(source, deque(maxlen=2 * FLAPS)).extend([now_ns] * times)
 
     def recent(self, now_ns: int) -> int:
-        """Return the number of recent flaps, from the source that reported the most."""
+        """Return the number of flaps within FLAP_SECONDS, as counted by the source with the most."""
         since_ns = now_ns - round(FLAP_SECONDS * 1e9)
         return max((sum(at_ns >= since_ns for at_ns in ring) for ring in self.flaps.values()), default=0)
 
 
 class Ports:
-    """All ports that were ever down."""
+    """State of all ports that have gone down at least once."""
 
     def __init__(self) -> None:
         self._ports: dict[str, Port] = {}
 
     def take(self, node_event: NodeEvent, now_ns: int) -> None:
-        """Process a link event."""
+        """Update the state of a port with a link event."""
         port = self._ports.setdefault(_name(node_event), Port())
         detail = node_event.event.detail
         state, source = detail.get("state"), detail.get("source", "")

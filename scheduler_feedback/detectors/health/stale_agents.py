@@ -1,6 +1,7 @@
 """Agents that have stopped reporting.
 
-Many at once mean a rollout or a network fault. One means a lost node, if a job on it has stopped.
+If many agents stop at once, the cause is a rollout or a network fault. If one agent stops, its node is lost only if a
+job on the node has stopped as well.
 """
 
 from __future__ import annotations
@@ -16,29 +17,32 @@ from scheduler_feedback.detectors.health.job_speed import Speeds
 from scheduler_feedback.detectors.health.suspicion import Suspicion
 
 STALE_SECONDS = 15.0
+"""Time in seconds without a report after which an agent is stale."""
+
 STILL_SECONDS = 30.0
-"""An agent that has not reported for fifteen seconds is stale. Its node is lost if, from then on, a job there finishes
-no step for thirty seconds and for three usual steps: step records can be late for other reasons, and get half a minute
-to arrive. If collectives are reported, the other ranks must have waited in one for as long, and for a usual step: late
-records show them in the newest collective."""
+"""A node with a stale agent is lost only if a job on it has finished no step for thirty seconds and for three usual
+steps. Shorter pauses can be step records that arrive late. If collectives are reported, the other ranks must also have
+waited in a collective."""
 
 OWN_GAP_SECONDS = STALE_SECONDS / 2
-"""The detectors run twice a second. After a gap of half of STALE_SECONDS this controller itself was suspended, and
-data that agents sent meanwhile is unread: staleness counts from then on."""
+"""If the detectors, which run twice a second, have not run for this many seconds, the controller was suspended and has
+not read the agents' reports yet. Agents then become stale only after STALE_SECONDS more."""
 
 STOOD_STEPS, STOOD_SECONDS = 2.0, 5.0
-"""A lost node stops its agent during the first step that does not finish. If the agent reported for more than two usual
-steps after the last step, plus five seconds for clock differences, the job had stopped before."""
+"""A node with a stale agent is lost only if its agent stopped soon after the job's last step: at most STOOD_STEPS usual
+steps plus STOOD_SECONDS later. If the agent reported for longer, the job had stopped before the node was lost."""
 
 MASS_SHARE = 0.05
+"""If more than this share of all agents becomes stale within MASS_SECONDS, the cause is a rollout or a network fault.
+The detector then calls no node lost for MASS_SECONDS."""
+
 MASS_SECONDS = 60.0
 MASS_LEAST = 3
-"""More than five per cent of the agents stale within a minute mean a rollout or a network fault, not lost nodes. Below
-three agents the share is meaningless."""
+"""MASS_SHARE applies only if at least this number of agents is stale. With fewer agents the share means nothing."""
 
 
 class StaleAgents:
-    """Agents that have stopped reporting."""
+    """Detector of agents that have stopped reporting, and of the nodes that are lost with them."""
 
     def __init__(self) -> None:
         self._lost: dict[str, int] = {}
@@ -47,7 +51,7 @@ class StaleAgents:
         self._awake_ns = 0
 
     def mass(self, telemetry: Telemetry) -> Abstention | None:
-        """Return one abstention if enough agents became stale at once to freeze all actions."""
+        """Return an abstention if many agents became stale at once, which freezes all actions; else None."""
         now_ns = telemetry.now_ns
         if self._ticked_ns is not None and (now_ns - self._ticked_ns) * 1e-9 > OWN_GAP_SECONDS:
             self._awake_ns = now_ns
@@ -76,7 +80,7 @@ class StaleAgents:
         return Abstention("", 0, None, now_ns, words, (), MASS_LOSS)
 
     def lost(self, telemetry: Telemetry, speeds: Speeds) -> Iterator[Suspicion]:
-        """Yield suspicions for nodes with a stale agent on which a job has stopped finishing steps."""
+        """Yield suspicions against nodes with a stale agent on which a job has stopped finishing steps."""
         now_ns = telemetry.now_ns
         if now_ns < self._mass_until_ns or not self._lost:
             return
@@ -100,7 +104,7 @@ class StaleAgents:
 
 
 def _waited_for(job: JobTelemetry, telemetry: Telemetry, seconds: float) -> bool:
-    """Return whether the ranks in a collective have been in it for `seconds`, and no reporting rank delays them.
+    """Return whether ranks have waited in a collective for `seconds`, and no reporting rank delays them.
 
     Returns True if no collectives are reported.
     """

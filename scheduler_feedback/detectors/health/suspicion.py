@@ -1,4 +1,4 @@
-"""Suspicion: a fault found by a part of the health detector, before it becomes a verdict."""
+"""Suspicion: a fault that the health detector has found and not yet reported as a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A suspected device of a node, with the reason."""
+    """A suspected device or node, with the reason."""
 
     node: str
     level: str
@@ -19,13 +19,13 @@ class Suspicion:
     cause: Cause
     words: str
     value: float
-    """Value of the event, in its own unit."""
+    """Value of the event or counter that caused the suspicion, in its own unit."""
     more: tuple[Evidence, ...] = ()
-    """Additional evidence."""
+    """Further evidence for the suspicion."""
     job: JobTelemetry | None = None
-    """Job that uses the device; None applies the suspicion to every job that does."""
+    """Job that the suspicion is limited to; None if it applies to every job that uses the device."""
     index: int = -1
-    """Index of the rank in the job that uses the device; -1 for no rank."""
+    """Index of the job's rank that uses the device; -1 if no rank does."""
     slower: float = 1.0
     """The job's step time divided by its best step time."""
     kind: Kind = Kind.HEALTH

@@ -1,4 +1,4 @@
-"""The interference detector: which job slows another job down.
+"""The interference detector: finds the job that slows another job down.
 
 Start at ``interference.py``.
 """

@@ -1,13 +1,13 @@
 """The interference detector: finds jobs that another job slows down, and reports the other job.
 
-Jobs that share a resource (a host, a PCIe switch, a NIC, an uplink) are neighbours. The detector tracks the victim's
-communication time (for an uplink or NIC), or the excess of its ranks on the shared host, and the load of each neighbour
-there. The correlation of the two must exceed that of circularly shifted copies: the starts, stops and pauses of a
-neighbour are natural experiments, and a shifted copy has them at the wrong times. No node is quarantined for
+Jobs that share a resource (a host, a PCIe switch, a NIC, an uplink) are neighbours. The detector tracks what the victim
+loses: its communication time (for an uplink or NIC), or the extra time of its ranks on the shared host. It also tracks
+the load of each neighbour on the resource. The correlation of the two must exceed that of circularly shifted copies:
+these contain the same starts, stops and pauses of the neighbour, but at the wrong times. No node is quarantined for
 interference. Without a known topology the detector abstains.
 
 For a job without step reports, iteration times are inferred from its traffic. The counters of its ranks on the shared
-resource must confirm the neighbour's load, too.
+resource must then confirm the correlation, too.
 """
 
 from __future__ import annotations
@@ -63,19 +63,26 @@ TEST_SECONDS = 6.0
 """Interval in seconds between two tests of a job for interference."""
 
 LEAST_COST = 0.05
-"""Minimum loss of the victim while the neighbour is busy, as a share of its step."""
+"""Interference is reported only if the victim loses at least this share of its step while the neighbour is busy."""
 
 LEAST_ELSEWHERE = 0.25
-"""Minimum share of ranks on unshared hosts that serve as a reference for the others. There may be none."""
+"""The compute time of a job's ranks on a shared host is compared with that of its ranks on hosts without other jobs.
+This requires that the latter are at least this share of all its ranks; otherwise the whole compute time is used."""
 
 CONGESTED_RANKS = 0.2
+"""If the topology is unknown, the detector abstains only if at least this share of the job's ports is congested.
+Otherwise it returns no result."""
+
 UNKNOWN_COST = 0.10
+"""If the topology is unknown, the detector abstains only if communication takes longer by at least this share of a
+step. Otherwise it returns no result."""
+
 HOLD_TESTS = 20
-"""Number of consecutive tests without a correlation after which a verdict is cleared: two minutes."""
+"""Number of consecutive tests without a correlation after which a verdict is cleared."""
 
 HOLD_PAUSES = 2
-"""A neighbour causes interference in bursts. Its verdict is cleared when the neighbour has been idle for twice its
-longest pause, and for the time of HOLD_TESTS: the windows of the past twelve minutes still correlate."""
+"""A verdict is cleared when the neighbour has been idle for more than HOLD_PAUSES times its longest pause, and for
+longer than HOLD_TESTS tests take."""
 
 SNAPSHOT_VERSION = 1
 WAITING = np.array([FEATURE["cpu_waiting"], FEATURE["runqueue_wait"]])
@@ -83,22 +90,23 @@ WAITING = np.array([FEATURE["cpu_waiting"], FEATURE["runqueue_wait"]])
 
 @dataclass(slots=True)
 class _Course:
-    """History of one job on the common clock: rings of KEPT_WINDOWS windows, newest last."""
+    """History of one job: one value for each of the newest KEPT_WINDOWS windows of counters, newest last."""
 
     shape: Shape
     communication: Means = field(default_factory=Means)
-    """Communication time as a share of the step, for each window."""
+    """Communication time in each window, as a share of the step."""
     excess: dict[str, Means] = field(default_factory=dict)
-    """Excess compute time on each shared host; NaN where unknown."""
+    """Extra compute time of the job's ranks on each shared host, in each window; NaN where unknown."""
     sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
-    """Load of the job on each shared resource."""
+    """Load of the job on each shared resource, one value for each window. The key is the kind and name of the
+    resource."""
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     steps: Steps = field(default_factory=Steps)
-    """Loss in each step of the job, used if its steps are long."""
+    """Loss of the job in each of its steps. Used to find correlations if a step covers several windows."""
     step: int = -1
     unknown_reported: bool = False
     unreported: Unreported | None = None
-    """State of a job that reports no steps and shares a resource."""
+    """State for a job that reports no steps and shares a resource; else None."""
 
 
 @dataclass(slots=True)
@@ -114,17 +122,20 @@ class _Correlated:
 
     aggressor: str
     resource: tuple[str, str]
-    """Kind and name of the shared resource."""
+    """Kind and name of the shared resource, for example a host."""
     ranks: int
-    """Number of the victim's ranks on the resource."""
+    """Number of the victim's ranks that use the shared resource."""
     correlation: float
     chance: float
-    """Share of circularly shifted copies of the load that correlate as much."""
+    """Share of circularly shifted copies of the load that correlate at least as much: the probability of chance."""
     cost: float
     """Loss of the victim while the neighbour is busy, as a share of its usual step."""
 
     def evidence(self, ranks: int) -> list[Evidence]:
-        """Return the evidence from the correlation. ranks: number of all ranks of the victim."""
+        """Return the correlation as evidence.
+
+        ranks: number of all ranks of the victim.
+        """
         kind, place = self.resource
         return [
             Evidence("correlation", self.correlation, LEAST_CORRELATION, "",
@@ -153,7 +164,7 @@ class InterferenceDetector:
         self._sharing = Sharing()
 
     def tick(self, context: DetectionContext) -> list[Finding]:
-        """Track neighbours, and return the new findings."""
+        """Update the history of all jobs that share a resource, and return the new verdict events."""
         if not self._timed:
             return []
         telemetry, self._counters = context.telemetry, context.counters
@@ -167,7 +178,7 @@ class InterferenceDetector:
                 del self._active[key]
         self._idle = {key for key in self._idle if present.keys() >= set(key)}
         resources = self._sharing.of(telemetry)
-        self._advance(telemetry, resources)
+        self._advance(telemetry, resources, context.by_counters)
         ends = np.fromiter(self._ends, np.int64, len(self._ends))
         for job in telemetry.jobs:
             if job.steps is not None and len(job.steps) and len(ends):
@@ -190,7 +201,7 @@ class InterferenceDetector:
         return iter(())
 
     def snapshot(self) -> bytes:
-        """Encode the version only: neighbours are tracked from scratch after a restart."""
+        """Encode the version only. After a restart, the load of neighbours is learned again."""
         return msgspec.msgpack.encode(SNAPSHOT_VERSION)
 
     def restore(self, data: bytes) -> None:
@@ -204,8 +215,9 @@ class InterferenceDetector:
 
     # --- following --------------------------------------------------------------------------------------------------
 
-    def _advance(self, telemetry: Telemetry, resources: Resources) -> None:
-        """Append one place to every ring for each new window of counters, which are the common clock."""
+    def _advance(self, telemetry: Telemetry, resources: Resources, by_counters: frozenset[str]) -> None:
+        """Append a value to every history for each new window of counters, so that all histories have the same
+        times."""
         values, ends = telemetry.counters.values, telemetry.counters.at_ns
         for window in range(len(ends)):
             self._windows += 1
@@ -218,7 +230,7 @@ class InterferenceDetector:
                 course.communication.window(len(self._ends) + 1)
                 for means in course.excess.values():
                     means.window(len(self._ends) + 1)
-            self._unreported(telemetry, values[:, window], resources)
+            self._unreported(telemetry, values[:, window], resources, by_counters)
             sent = self._sharing.sums(values[:, window])
             if self._blocks.take(int(ends[window]), sent, resources):
                 self._marks(telemetry, values[FEATURE["nic_congestion"], window])
@@ -238,7 +250,10 @@ class InterferenceDetector:
             self._ends.append(int(ends[window]))
 
     def _marks(self, telemetry: Telemetry, marked: Float32Array) -> None:
-        """Add the congestion marks per second of all ranks [n] for jobs with long steps that share a network path."""
+        """Update the newest and usual congestion marks of jobs with long steps that share a network path.
+
+        marked: congestion marks per second, [ranks of all jobs].
+        """
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             steps = self._courses[job.shape.job].steps
             if not steps.end_ns or job.shape.job not in self._sharing.senders:
@@ -247,13 +262,20 @@ class InterferenceDetector:
                 steps.marks = Marks(*np.full((2, len(job.shape)), np.nan, np.float32))
             steps.marks.take(marked[columns])
 
-    def _unreported(self, telemetry: Telemetry, values: Float32Array, resources: Resources) -> None:
-        """Add one window of jobs without step reports that share a resource: [features, ranks of all jobs]."""
-        if all(job.steps is not None for job in telemetry.jobs):
+    def _unreported(
+        self, telemetry: Telemetry, values: Float32Array, resources: Resources, by_counters: frozenset[str]
+    ) -> None:
+        """Add one window of counters for jobs without steps or waits that share a resource.
+
+        values: [features, ranks of all jobs]. by_counters: names of these jobs.
+        """
+        if not by_counters:
+            for course in self._courses.values():
+                course.unreported = None
             return
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             course = self._courses[job.shape.job]
-            if job.steps is not None:
+            if job.shape.job not in by_counters:
                 course.unreported = None
                 continue
             if course.unreported is None or course.unreported.shape is not job.shape:
@@ -261,9 +283,9 @@ class InterferenceDetector:
             course.unreported.take(values[:, columns], resources)
 
     def _steps(self, job: JobTelemetry, steps: StepTable, ends: IntArray, window_seconds: float) -> None:
-        """Add finished steps to the windows that they covered.
+        """Add finished steps of a job to the windows that each step covered.
 
-        ends: end times of all kept windows.
+        ends: end times of all kept windows, in ns.
         """
         course = self._courses.get(job.shape.job)
         if course is None:
@@ -360,9 +382,10 @@ class InterferenceDetector:
         return over + self._report(job, course, best, tuple(dict.fromkeys(others)), telemetry)
 
     def _at_ease(self, shape: Shape, ranks: IntArray, cost: float) -> bool:
-        """Return whether no rank waits for a CPU for as long as it loses: a share `cost` of its usual step.
+        """Return whether the ranks wait for CPUs too little to explain the job's loss.
 
-        If the correlation is chance, this stays so. If it is not, the verdict follows when the host is busy again.
+        The correlation may then be chance. ranks: ranks of the job on the shared host. cost: loss of the job, as a
+        share of its usual step.
         """
         columns = self._counters.of(shape.job)
         waits = self._counters.newest[WAITING, columns][:, ranks]
@@ -372,10 +395,11 @@ class InterferenceDetector:
     def _by_steps(
         self, steps: Steps, aggressor: str, resource: tuple[str, str], ranks: IntArray, window_seconds: float
     ) -> tuple[float, float, float] | None:
-        """Correlate by the victim's own steps.
+        """Correlate the victim's loss in each of its steps with the neighbour's mean load during the step.
 
-        A neighbour sends less once both jobs are slowed, so that the two series can be shifted by a few steps.
-        Congestion marks on the path then confirm the correlation. ranks: ranks of the victim on the resource.
+        Return the correlation, its probability by chance, and the loss; None if they do not suffice for a verdict.
+        ranks: ranks of the victim on the resource. If these ranks have congestion marks, the two series may be shifted
+        by a few steps: a neighbour sends less once both jobs are slowed.
         """
         kind, place = resource
         long_ns, sent, ends = window_seconds * 1e9, self._courses[aggressor].sent[resource], self._ends
@@ -395,7 +419,10 @@ class InterferenceDetector:
         others: tuple[str, ...],
         telemetry: Telemetry,
     ) -> list[Finding]:
-        """Report the neighbour, unless its verdict is active or it is idle. others: all neighbours that correlate."""
+        """Report a verdict against the neighbour, unless one is active or the neighbour is idle.
+
+        others: all neighbours whose load correlates.
+        """
         shape, aggressor, (kind, place) = job.shape, best.aggressor, best.resource
         key = (shape.job, aggressor)
         if key in self._active or key in self._idle:
@@ -436,7 +463,7 @@ class InterferenceDetector:
         return [verdict]
 
     def _of_ports(self, job: str, members: IntArray) -> list[Evidence]:
-        """Return the evidence from the network ports of these ranks of the job."""
+        """Return evidence from the network ports of these ranks of the job: congestion marks and physical errors."""
         columns = self._counters.of(job)
         congested = self._counters.peers[FEATURE["nic_congestion"], columns][members]
         congestion = float(np.nanmean(congested)) if np.isfinite(congested).any() else 0.0
@@ -449,8 +476,8 @@ class InterferenceDetector:
         ]  # fmt: skip
 
     def _ended(self, name: str, resources: Resources, telemetry: Telemetry) -> list[Finding]:
-        """Clear verdicts on neighbours that have been idle for long. They are reported again once the neighbour is
-        busy."""
+        """Clear verdicts against neighbours that have been idle for long. A verdict is reported again once its
+        neighbour is busy."""
         seconds = telemetry.counters.seconds
         hold = round(HOLD_TESTS * max(TEST_SECONDS, seconds) / seconds)
         over: list[Finding] = []
@@ -475,9 +502,9 @@ class InterferenceDetector:
         return over
 
     def _clear(self, name: str, now_ns: int, still: Sequence[str] = ()) -> list[Finding]:
-        """Clear verdicts on neighbours whose load has not correlated for a while.
+        """Clear verdicts against neighbours whose load no longer correlates with the job's loss.
 
-        still: neighbours whose load correlates now.
+        still: names of the neighbours whose load correlates in this test.
         """
         over: list[Finding] = []
         for key, active in list(self._active.items()):
@@ -493,7 +520,8 @@ class InterferenceDetector:
         return over
 
     def _unknown(self, job: JobTelemetry, course: _Course, telemetry: Telemetry) -> list[Finding]:
-        """Abstain if many ports are congested and the job is slower, but no topology shows the jobs on its fabric."""
+        """Return an abstention if the job is slower and many of its ports are congested, but the jobs on the same
+        network are unknown."""
         if course.unknown_reported or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
             return []
         victim = course.communication.values() if course.unreported is None else course.unreported.lost()
@@ -516,7 +544,8 @@ class InterferenceDetector:
 
 
 def _sure(found: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
-    """Return the correlation, its probability by chance, and the loss, if they suffice for a verdict; else None."""
+    """Return the three values (the correlation, its probability by chance, the loss) if they suffice for a verdict;
+    else None."""
     if found is None or found[0] < LEAST_CORRELATION or found[1] >= CHANCE or found[2] < LEAST_COST:
         return None
     return found

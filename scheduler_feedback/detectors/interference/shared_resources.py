@@ -1,4 +1,4 @@
-"""Shared resources: which jobs share a host, a PCIe switch, a NIC or an uplink, and their load on it."""
+"""Shared resources: which jobs share a host, a PCIe switch, a NIC or an uplink, and how much each job loads it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from scheduler_feedback.core.telemetry.gang_attempts import IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, JobTelemetry, Shape, Telemetry
 
 SENDING = ("uplink", "nic", "pcie_switch")
-"""Resources that are shared by sending through them. On a host, jobs share the CPUs."""
+"""Kinds of resources that jobs load by sending data through them. The other kind is a host, whose CPUs jobs share."""
 
 Resource = tuple[str, str]
-"""(kind, name) of a shared resource."""
+"""Kind and name of a shared resource, for example ('host', 'node-0')."""
 
 Resources = dict[Resource, dict[str, IntArray]]
-"""Shared resource -> job -> indices of its ranks there."""
+"""For each shared resource, the jobs that use it, and the indices of each job's ranks there."""
 
 NO_RANKS = np.zeros(0, np.int64)
 
@@ -26,11 +26,11 @@ class Sharing:
         self._shapes: tuple[Shape, ...] = ()
         self._known: Resources = {}
         self.senders: set[str] = set()
-        """Jobs that share a network path."""
+        """Names of the jobs that share a network path with another job."""
         self._rows = self._places = self._counts = NO_RANKS
 
     def of(self, telemetry: Telemetry) -> Resources:
-        """Return the shared resources. They change only with the jobs."""
+        """Return the shared resources. They are computed again only when the jobs change."""
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._shapes, self._known = shapes, _shared(telemetry.jobs)
@@ -48,7 +48,10 @@ class Sharing:
 
     def sums(self, values: Float32Array) -> list[float]:
         """Return the load of each job on each shared resource in one window, in the order of the resources; NaN if
-        unknown."""
+        unknown.
+
+        values: counters, [features, ranks of all jobs].
+        """
         if not len(self._counts):
             return []
         samples = values[self._rows, self._places].astype(np.float64)
@@ -62,7 +65,7 @@ class Sharing:
 
 
 def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
-    """Return the resources that two or more jobs use: (kind, name) -> job -> indices of its ranks there."""
+    """Return the resources that two or more jobs use, with the indices of each job's ranks there."""
     once: set[tuple[str, str]] = set()
     shared: set[tuple[str, str]] = set()
     for job in jobs:
@@ -80,5 +83,8 @@ def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
 
 
 def ranks_of(shape: Shape, kind: str, place: str) -> IntArray:
-    """Return the indices of the job's ranks on this resource."""
+    """Return the indices of the job's ranks on this resource.
+
+    kind: kind of the resource. place: its name.
+    """
     return np.array([index for index, name in enumerate(shape.sharing.get(kind, ())) if name == place], np.int64)

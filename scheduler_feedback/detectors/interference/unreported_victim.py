@@ -1,8 +1,8 @@
-"""Interference in a job that reports no steps: how much longer its iterations take, and what its counters show.
+"""Victims of interference that report no steps: how much longer their iterations take, and what their counters show.
 
 All ranks of a synchronous job slow down together, whichever rank is affected. The work rate alone would accuse any
-neighbour that is busy at the time. Therefore the ranks on the shared resource must confirm it: by waiting for a CPU on
-the shared host, or by congestion marks on the shared path.
+neighbour that is busy at the time. Therefore the ranks on the shared resource must confirm the interference: they wait
+for a CPU of the shared host, or have congestion marks on the shared path.
 """
 
 from __future__ import annotations
@@ -20,41 +20,44 @@ from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS, pad
 
 LEAST_WAIT = 0.03
-"""Minimum increase of a rank's CPU wait while the neighbour is busy, as a share of time: one scale floor of the
-counter."""
+"""Interference on a shared host is confirmed only if the job's ranks there wait for CPUs longer while the neighbour is
+busy. The increase must be at least this share of the time."""
 
 LEAST_MARKS = 0.7
-"""Minimum increase of log(1 + congestion marks per second) while the neighbour is busy: twice as many marks."""
+"""Interference on a shared network path is confirmed only if the ranks have more congestion marks while the neighbour
+is busy. log(1 + marks per second) must increase by at least this: about twice as many marks."""
 
 
 SLOW_OF_BUSY, BUSY_OF_SLOW = 0.6, 0.6
-"""The job must be slow for this share of the time in which the neighbour is busy, and the neighbour busy for this share
-of the time in which the job is slow. Step reports separate communication from computing; a work rate falls for any
-reason."""
+"""Interference is confirmed only if the job is slow for at least SLOW_OF_BUSY of the neighbour's busy time, and the
+neighbour is busy for at least BUSY_OF_SLOW of the job's slow time. A work rate can fall for many other reasons."""
 
 LEAST_NEWEST = 0.005
-"""Weight of a new window in a rank's usual value: a mean over 200 windows, used for the time before a neighbour
-started."""
+"""Lower limit of the weight of a new window in a rank's usual value: a usual value is a mean over about 200 windows."""
 
 
 @dataclass(slots=True)
 class Unreported:
-    """One job without step reports, on the common clock."""
+    """State of one job without step reports that shares a resource."""
 
     shape: Shape
-    """Shape of the job that gives the order of its ranks."""
+    """Ranks of the job, in the order of all arrays here."""
     rate: WorkRate = field(default_factory=WorkRate)
     seen: dict[Resource, deque[float]] = field(default_factory=dict)
-    """Counter values of the job's ranks on each shared resource, newest last."""
+    """For each shared resource, the job's CPU wait or congestion marks there, one value for each window, newest
+    last."""
     usual: Float32Array = field(init=False)
-    """Usual CPU wait and congestion marks of each rank: float32 [2, ranks], NaN if unknown."""
+    """Usual wait for CPUs and usual congestion marks of each rank: float32 [2, ranks], NaN if unknown."""
     taken: int = 0
 
     def __post_init__(self) -> None:
         self.usual = np.full((2, len(self.shape)), np.nan, np.float32)
 
     def take(self, values: Float32Array, shared: Mapping[Resource, Mapping[str, IntArray]]) -> None:
-        """Add one window, [features, ranks]. shared: ranks of each job on each shared resource."""
+        """Add one window of counters, [features, n ranks].
+
+        shared: for each shared resource, the indices of each job's ranks there.
+        """
         self.rate.take(values)
         sees = np.stack([values[FEATURE["runqueue_wait"]], np.log1p(values[FEATURE["nic_congestion"]])])
         for resource, members in shared.items():
@@ -76,12 +79,12 @@ class Unreported:
         self.usual = np.where(known, before + share * (sees - before), self.usual).astype(np.float32)
 
     def lost(self) -> FloatArray:
-        """Return how much longer than usual an iteration takes, as a share: [windows]; empty if unknown."""
+        """Return for each window how much longer than usual an iteration takes, as a share; empty if unknown."""
         found = self.rate.lost()
         return np.zeros(0) if found is None else found
 
     def averaged_load(self, sent: FloatArray) -> FloatArray:
-        """Return the neighbour's load, averaged over as many windows as the work rate."""
+        """Return the neighbour's load, averaged over as many windows as the victim's work rate."""
         known = np.flatnonzero(np.isfinite(sent))
         width = self.rate.width
         if not len(known) or width is None:
@@ -91,11 +94,11 @@ class Unreported:
         return found
 
     def witnessed(self, resource: Resource, sent: FloatArray, lost: FloatArray, cost: float) -> bool:
-        """Return whether the job is slow mainly while the neighbour is busy, and its ranks there confirm the
-        neighbour's load.
+        """Return whether the job is slow mainly while the neighbour is busy, and the counters of its ranks on the
+        resource confirm it.
 
-        sent: load as returned by ``averaged_load``. cost: loss of the job while the neighbour is busy, as a share of an
-        iteration.
+        sent: load of the neighbour, from ``averaged_load``. lost: from ``lost``. cost: loss of the job while the
+        neighbour is busy, as a share of an iteration.
         """
         seen = np.array(self.seen.get(resource, ()))
         length = min(len(seen), len(sent), len(lost))

@@ -1,9 +1,9 @@
-"""Correlation by the victim's steps: its loss in each of its own steps, and the mean load of a neighbour during that
-step.
+"""Correlation by the victim's steps: what the victim loses in each step, and a neighbour's mean load during that step.
 
-A neighbour sends in bursts, at its own steps. If a step of the victim covers many windows, the neighbour is busy and
-idle several times within it. Only whole steps and the mean load during them can correlate. Few such steps fit into the
-time for which single windows are kept, so that blocks of windows are kept for longer.
+A neighbour sends in bursts, once in each of its own steps. If a step of the victim covers many windows of counters, the
+neighbour is busy and idle several times within it. Then only the mean load during whole steps can correlate. Few such
+steps fit into the time for which windows are kept. Therefore windows are also joined into blocks, which are kept
+longer.
 """
 
 from __future__ import annotations
@@ -20,24 +20,35 @@ from scheduler_feedback.detectors.interference.shared_resources import Resource
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS, pad
 
 LONG_STEP_WINDOWS = 3.0
-"""Minimum length, in windows, of steps that are also tracked as steps."""
+"""The loss in each step is tracked only for jobs whose steps are at least this number of counter windows long."""
 
 BLOCK_WINDOWS = 5
+"""Number of consecutive counter windows that are averaged into one block of a job's load. With one window per second,
+the kept blocks cover an hour."""
+
 BLOCK_STEP_WINDOWS = 8.0
+"""A neighbour's load is taken from blocks instead of counter windows if the victim's steps are at least this number of
+windows long."""
+
 KEPT_STEPS = 450
-"""Windows per block: with counters every second, an hour is kept, which is eighty steps of 45 seconds. Steps shorter
-than eight windows are compared with single windows, which cover ninety of them."""
+"""Maximum number of steps that are kept of each job."""
 
 NEWEST_SHARE = 0.25
+"""Weight of a new sample in a rank's newest congestion marks: these are a mean over about four samples. One sample is
+taken per block."""
+
 USUAL_SHARE = 1 / KEPT_WINDOWS
+"""Weight of a new sample in a rank's usual congestion marks: these are a mean over about KEPT_WINDOWS samples. One
+sample is taken per block."""
+
 LEAST_MARKS = 0.7
-"""Minimum increase of log(1 + congestion marks per second): twice as many. The newest value is a mean over about four
-blocks, the usual value a mean over all kept blocks."""
+"""A rank has more congestion marks than usual if log(1 + marks per second) exceeds its usual value by at least this:
+about twice as many marks."""
 
 
 @dataclass(slots=True)
 class Marks:
-    """Congestion marks of each rank of a job, float32 [n]; NaN if unknown."""
+    """Newest and usual congestion marks of each rank of a job: float32 [n ranks]; NaN if unknown."""
 
     usual: Float32Array
     newest: Float32Array
@@ -51,26 +62,30 @@ class Marks:
         self.newest = _nearer(self.newest, found, NEWEST_SHARE)
 
     def more(self, ranks: IntArray) -> bool:
-        """Return whether most of these ranks have more marks than usual."""
+        """Return whether the median of these ranks has clearly more marks than usual. Returns False if the marks of one
+        of them are unknown."""
         grown = self.newest[ranks] - self.usual[ranks]
         return bool(np.isfinite(grown).all()) and float(np.median(grown)) >= LEAST_MARKS
 
 
 @dataclass(slots=True)
 class Steps:
-    """Newest steps of one job."""
+    """Newest steps of one job, with its loss in each."""
 
     begin_ns: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
-    """Time at which each step began."""
+    """Time in ns at which each step began."""
     end_ns: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
-    """Time at which each step ended."""
+    """Time in ns at which each step ended."""
     lost: dict[str, deque[float]] = field(default_factory=dict)
-    """Loss in each step, by shared host, or '' for communication; NaN if unknown."""
+    """Loss in each step. The key is a shared host, or '' for communication. NaN if unknown."""
     marks: Marks | None = None
-    """Congestion marks of the job."""
+    """Congestion marks of the job's ranks; None if they are not tracked."""
 
     def add(self, begin_ns: int, end_ns: int, lost: dict[str, float]) -> None:
-        """Add one step. lost: its loss by shared host, or '' for communication."""
+        """Add one step.
+
+        lost: loss in the step, by shared host; the key '' is for communication.
+        """
         self.begin_ns.append(begin_ns)
         self.end_ns.append(end_ns)
         for key, value in lost.items():
@@ -82,20 +97,20 @@ class Steps:
             self.lost[key].append(np.nan)
 
     def usual_ns(self) -> float:
-        """Return the median length of the steps."""
+        """Return the median length of the steps in ns; 0 without steps."""
         lengths = np.fromiter(self.end_ns, np.int64) - np.fromiter(self.begin_ns, np.int64)
         return float(np.median(lengths)) if len(lengths) else 0.0
 
     def values(self, key: str) -> FloatArray:
-        """Return the loss in each step for this shared host, or for communication if the key is '': [steps]."""
+        """Return the loss in each step on this shared host, or in communication if the key is ''."""
         ring = self.lost.get(key, ())
         return np.fromiter(ring, np.float64, len(ring))
 
     def during(self, sent: Sequence[float], ends_ns: IntArray, long_ns: int) -> FloatArray:
-        """Return the neighbour's mean load in each step: [steps], NaN for steps outside of the kept time.
+        """Return the neighbour's mean load during each step: [steps], NaN for steps outside of the kept time.
 
-        sent: load in each block or window, newest last. ends_ns: end times of all that are kept. long_ns: length of
-        one.
+        sent: load in each window or block, newest last. ends_ns: time at which each of these ended. long_ns: length of
+        one window or block in ns.
         """
         levels = np.fromiter(sent, np.float64, len(sent))
         ends_ns = ends_ns[len(ends_ns) - len(levels) :]
@@ -119,14 +134,16 @@ class Steps:
 
 
 def _nearer(mean: Float32Array, found: Float32Array, share: float) -> Float32Array:
-    """Move the mean towards the new value by this share. Unknown values change nothing."""
+    """Return `mean` moved towards `found` by this share of the difference. Where `found` is unknown, `mean` does not
+    change."""
     before = np.where(np.isfinite(mean), mean, found)
     moved: Float32Array = np.where(np.isfinite(found), before + np.float32(share) * (found - before), before)
     return moved
 
 
 class Blocks:
-    """Load of each job on each shared resource, in blocks of BLOCK_WINDOWS windows; KEPT_WINDOWS of them."""
+    """Load of each job on each shared resource, as means over blocks of BLOCK_WINDOWS windows. KEPT_WINDOWS blocks are
+    kept."""
 
     def __init__(self) -> None:
         self.ends_ns: deque[int] = deque(maxlen=KEPT_WINDOWS)
@@ -137,7 +154,7 @@ class Blocks:
         self._windows = 0
 
     def take(self, end_ns: int, sent: Sequence[float], shared: Mapping[Resource, Mapping[str, IntArray]]) -> bool:
-        """Add one window. Return whether it completes its block.
+        """Add one window. Return whether the window completes a block.
 
         sent: load of all jobs on all shared resources, in the order of `shared`; NaN if unknown.
         """
@@ -166,9 +183,9 @@ class Blocks:
         return True
 
     def forget(self, job: str) -> None:
-        """Drop a job that has ended or restarted."""
+        """Drop the load of a job that has ended or restarted."""
         self._rings.pop(job, None)
 
     def sent(self, job: str, resource: Resource) -> deque[float]:
-        """Return the job's load in each block, newest last; empty if it shares nothing there yet."""
+        """Return the job's load on the resource in each block, newest last; empty if none is known."""
         return self._rings.get(job, {}).get(resource, deque())

@@ -1,8 +1,8 @@
 """Slowdown test for jobs that report no steps, and an estimate of their iteration time.
 
-Bytes over NVLink and NICs repeat with each iteration. An iteration always transfers the same bytes, so that the mean
-rate falls as iterations get longer, at any sampling interval. If samples are shorter than iterations, the iteration
-time is the period of the rate.
+The bytes that a job transfers over NVLink and NICs repeat with each iteration. An iteration always transfers the same
+bytes. Therefore the mean rate falls as iterations get longer, at any sampling interval. If samples are shorter than
+iterations, the rate repeats, and its period is the iteration time.
 """
 
 from __future__ import annotations
@@ -21,65 +21,83 @@ from scheduler_feedback.detectors.iteration.work_rate import steady_width
 
 RATES = ("nvlink_bytes", "nic_transmit_bytes")
 LEAST_WARM_UP, WARM_UP, WARM_UP_SECONDS = 8, 24, 240.0
-"""Number of windows for a usual rate: two dozen, or eight of half a minute."""
+"""The usual traffic rate is learned once there are WARM_UP_SECONDS of windows, but not before LEAST_WARM_UP windows,
+and at the latest after WARM_UP windows."""
 
 USUAL_WINDOWS = 32
-"""Interval, in windows, at which the usual rate is recorded: the median of all kept averages."""
+"""The usual traffic rate of a job is updated each time after this number of windows."""
 
 LASTS_SECONDS, LEAST_BLOCKS = 15.0, 2
+"""A job counts as slower only if its traffic rate is lower in all newest averages. These are the averages of the last
+LASTS_SECONDS seconds, but at least LEAST_BLOCKS averages."""
+
 LESS_SIGMAS, EACH_SIGMAS, EACH_SHARE = 4.0, 2.0, 0.04
+"""A job counts as slower only if its traffic rate has decreased by more than these limits. LESS_SIGMAS: decrease of the
+mean of the newest averages, in standard deviations. EACH_SIGMAS and EACH_SHARE: decrease of each of these averages, in
+standard deviations and as a share of the usual rate."""
+
 LEAST_SIGMA = 0.005
-"""A job is slower if its rate, averaged over whole iterations, has been lower for two averages and 15 seconds: each by
-two standard deviations of the earlier averages and by four per cent, and their mean by four deviations. A checkpoint
-usually affects one average."""
+"""Lower limit of the standard deviation with which a decrease of the traffic rate is compared, as a share of the usual
+rate. So tiny changes of a very regular rate do not count."""
 
 STEADY_SHARE = 0.97
-"""Share of the time in which averages must not change. Pauses in one window of ten are part of the iteration."""
+"""A number of windows is long enough for one average if neighbouring averages are nearly equal for at least this share
+of the time. The average then covers whole iterations, with their regular pauses."""
 
 STANDING = 0.95
-"""If the median of the kept averages is below this share of the best usual rate, the job has been slow for long."""
+"""If the job's earlier averages have a median below this share of its best usual rate, the job was already slow then.
+Its newest averages are then compared with the best usual rate."""
 
 KEPT = 512
+"""Maximum number of samples that are kept for each traffic counter."""
+
 COARSER = 4
-"""Number of kept samples, and of kept means of four samples. An iteration of half a minute shows in samples of a second
-only over a long time; an iteration of three seconds needs single samples."""
+"""Number of samples that are averaged into one coarser sample. Coarser samples cover a longer time, which long
+iterations need; short iterations need single samples."""
 
 AGAIN_WINDOWS, AGAIN_PART = 16, 4
-"""A period estimate takes some milliseconds. It is repeated after sixteen windows, and after a quarter of all windows
-before."""
+"""The iteration time is estimated again after AGAIN_WINDOWS more windows, or after 1 / AGAIN_PART of the windows at the
+last estimate, whichever is more. Each estimate takes milliseconds."""
 
 AGREE = 0.03
-"""Two estimates of a period that differ by more than this share are rejected."""
+"""The iteration time is estimated from single samples and from coarser samples. If the two results differ by more than
+this share, both are rejected."""
 
 
 @dataclass(slots=True)
 class SlowdownTest:
-    """Slowdown test of one job without step reports."""
+    """Test whether one job that reports no steps is slower than usual, by its traffic."""
 
     signals: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
-    """For each counter, its mean over the ranks in each window in which at least half of them are known."""
+    """For each counter, the mean over the ranks in each window. Windows in which fewer than half of the ranks are known
+    are left out."""
     evenly: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
-    """As `signals`, with a value for every window: NaN if fewer than half of the ranks are known."""
+    """For each traffic counter, the mean over the ranks in each window, with no window left out: NaN if fewer than half
+    of the ranks are known."""
     coarsely: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
-    """Means of COARSER consecutive values of `evenly`, for each counter."""
+    """For each counter, the means of COARSER consecutive windows of `evenly`."""
     best: dict[str, float] = field(default_factory=dict)
-    """Highest usual rate so far, for each counter."""
+    """For each traffic counter, the best usual rate: the highest median rate that was measured at an update of the
+    usual rate."""
     widths: dict[str, int] = field(default_factory=dict)
-    """Number of windows over which the rate of each counter must be averaged to be steady."""
+    """For each traffic counter, the number of windows in one average. It covers whole iterations, so that it does not
+    matter where in an iteration the average begins."""
     taken: int = 0
     evaluated: int = 0
     window_seconds: float = 0.0
     period_seconds: float | None = None
-    """Iteration time by the newest estimate; None if it is not reliable."""
+    """Newest estimate of the iteration time in seconds; None if it is not reliable."""
     recent_windows: int = 0
-    """Number of newest windows compared with earlier ones in the last call of `slower`; 0 if there was no result."""
+    """Number of newest windows in which the last call of `slower` searched for a slowdown; 0 if there was too little
+    data."""
     judged_by: str = ""
-    """Counter used in the last call of `slower`."""
+    """Name of the counter that the last call of `slower` used."""
     voices: NodeSignals | None = None
-    """Signals of the job's nodes, each with its sample times."""
+    """Traffic of each of the job's nodes, with the times of its samples; used if the traffic of the whole job shows no
+    period."""
 
     def of(self, shape: Shape) -> None:
-        """Set the shape of the job that the counters belong to."""
+        """Set the ranks and nodes of the job that the counters belong to."""
         if self.voices is None or self.voices.shape is not shape:
             self.voices = NodeSignals(shape)
 
@@ -116,11 +134,11 @@ class SlowdownTest:
 
     @property
     def due(self) -> int:
-        """Number of windows by which a period estimate is overdue; below zero if it is too early."""
+        """Number of windows since the next estimate of the iteration time became due; negative if it is not due yet."""
         return self.taken - self.evaluated - max(AGAIN_WINDOWS, self.evaluated // AGAIN_PART)
 
     def evaluate(self) -> None:
-        """Estimate the period again."""
+        """Estimate the iteration time of the job from its newest traffic."""
         self.evaluated = self.taken
         self.period_seconds = None
         for name in reversed(RATES):  # network traffic has the longest pauses
@@ -141,7 +159,8 @@ class SlowdownTest:
             self.period_seconds = self.voices.period(self.window_seconds)
 
     def slower(self) -> float:
-        """Return iteration time over usual iteration time, by the traffic; 1 if it is unknown or may be chance."""
+        """Return the iteration time divided by the usual iteration time, as shown by the traffic; 1 if it is unknown or
+        if chance can explain the difference."""
         self.recent_windows, self.judged_by = 0, ""
         for name in RATES:
             blocks, seconds = self._blocks(name)
@@ -163,8 +182,11 @@ class SlowdownTest:
         return 1.0
 
     def _blocks(self, name: str) -> tuple[FloatArray, float]:
-        """Return (means of a rate over whole iterations, newest last; length of each); no mean if the rate is not
-        steady."""
+        """Return averages of a counter's rate over whole iterations, newest last, and the length of an average in
+        seconds.
+
+        There are no averages if the rate is not steady.
+        """
         rate, width = np.array(self.signals[name]), self.widths.get(name)
         if width is None:
             return np.zeros(0), 1.0
@@ -179,8 +201,11 @@ class SlowdownTest:
             self.best[name] = max(self.best.get(name, 0.0), float(np.median(self._blocks(name)[0])))
 
     def _soon(self, known: int) -> bool:
-        """Return whether to search for a first width at this number of windows: as soon as there are enough, then at
-        intervals."""
+        """Return whether to search now for the number of windows that an average must cover.
+
+        known: number of windows so far. The first search is made as soon as there are enough windows, further ones at
+        every fourth window.
+        """
         over = known - self._enough()
         return over >= 0 and over % AGAIN_PART == 0
 

@@ -1,15 +1,16 @@
-"""Multi-node period: iteration time from several nodes that sample at different times.
+"""Multi-node period: estimates the iteration time from several nodes that sample at different times.
 
-Samples of one node cannot separate a period from its aliases, whose frequencies differ by a whole number a sample. For
-nodes that sample at other times each alias has another phase. In an iteration all ranks of a role transfer their bytes
-together, so that only the true frequency is in phase on all nodes. The samples are fitted with a sinusoid at each
-frequency, up to far above the Nyquist limit (a Lomb-Scargle periodogram in which the nodes of a role share amplitude
-and phase). The strongest one is checked: it must be a line, fit all nodes, and fit better than its aliases. There must
-be no line at its half, third and quarter, of which it would be a harmonic.
+Traffic that repeats faster than it is sampled looks like slower traffic: its frequency has *aliases*. One node alone
+cannot distinguish a frequency from its aliases. Nodes that sample at different times can: all ranks of a role transfer
+their bytes at the same time, so that only at the true frequency all nodes are in phase.
 
-Samples are means over their windows. This damps fast periods by the reciprocal of their frequency, and hides only those
-that fit into a window a whole number of times. Iterations of unequal lengths have no line: they are tracked instead
-(period_estimation.py).
+For each frequency, up to several cycles per sample, one wave is fitted to the samples of all nodes of a role (a
+Lomb-Scargle periodogram). The strongest frequency is the result if it passes four checks. It must stand out as a narrow
+line. All nodes must be in phase. Its aliases must be weaker. And there must be no line at a half, a third or a quarter
+of it, because it would then be only a harmonic.
+
+A sample is a mean over its window, which weakens fast periods. A period cannot be seen if a window contains a whole
+number of cycles. Iterations of unequal length give no line; period_estimation.py handles them.
 """
 
 from __future__ import annotations
@@ -24,60 +25,72 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, IndexArray, Shape
 
 VOICES = 16
-"""Maximum number of signals that are used. Two nodes can suffice to identify an alias; sixteen nodes always suffice
-where two can."""
+"""Maximum number of traffic signals that are used, one for each role on each node. Two can suffice to reject aliases;
+more than sixteen add nothing."""
 
 KEPT, LEAST_SAMPLES = 512, 64
+"""KEPT: maximum number of samples that are kept of each signal. LEAST_SAMPLES: an iteration time is estimated only from
+at least this number of samples."""
+
 LEAST_KNOWN = 0.8
+"""A node's signal is used only if at least this share of its samples is known."""
+
 LEAST_CYCLES, LOWEST_CYCLES = 32, 6
-"""Minimum number of cycles in the whole time: for a result, and for a fundamental whose harmonic it may be. A line is
-one cycle wide, so that fewer cycles are not accurate to two per cent. Longer periods can be tracked."""
+"""An iteration time is accepted only if at least LEAST_CYCLES iterations fit into the sampled time. The search for a
+slower period, of which the result could be a harmonic, goes down to LOWEST_CYCLES cycles in the sampled time."""
 
 MOST_A_SAMPLE = 6.0
-"""Maximum number of iterations per sample: the window damps a period that fast to a twentieth."""
+"""Frequencies up to this number of iterations per sample are searched. A sample is a mean over its window, and so
+weakens a faster period to less than a twentieth."""
 
 FINER = 4
-"""Number of bins of the spectrum for each frequency that the sampled time can resolve."""
+"""Fineness of the search: number of tested frequencies for each frequency that the sampled time can distinguish."""
 
 STEADY = 0.05
-"""Maximum standard deviation of a node's sample times within the windows, as a share of a window. Below it the node
-samples at a fixed time of each window."""
+"""A node's signal is used only if the node samples at a steady time within the window: the standard deviation of that
+time is at most this share of a window."""
 
 ALIKE, RIVAL = 0.97, 0.95
-"""Minimum share of the line's power, over all nodes, that is in phase; and most power of an alias, relative to the
-line."""
+"""ALIKE: a frequency is accepted only if nodes are in phase for at least this share of the power there. RIVAL: it is
+rejected if an alias (a frequency that looks the same to one node) has more than this share of its power."""
 
 CLEAR = 100.0
-"""Minimum height above the surroundings. The highest of ten thousand bins of noise is ten times above its median."""
+"""A frequency is accepted only if its power is at least this multiple of the median power of the frequencies around it.
+Noise alone reaches ten."""
 
 SUBHARMONIC = 0.05
+"""A frequency is rejected if a half, third or quarter of it has more than this share of its power: it is then only a
+harmonic of the slower frequency."""
+
 DIVISORS = (2, 3, 4)
 WIDTH, BESIDE = 2.5, 40.0
-"""Half of a line's width under a Hann window, and width of its surroundings on each side, in cycles over the whole
-time."""
+"""A frequency's power is compared with the frequencies around it, up to BESIDE away on each side. WIDTH: half of the
+width of a peak in the spectrum. Both are in cycles over the sampled time."""
 
 
 @dataclass(slots=True)
 class NodeSignals:
-    """Traffic signals of one job's nodes: one signal for each role on a node."""
+    """Traffic of one job, as one signal for each role on each node: the mean over its ranks there."""
 
     shape: Shape
     members: tuple[IndexArray, ...] = field(init=False)
-    """Indices of the ranks of each signal."""
+    """Indices of the ranks whose mean is each signal."""
     role: IntArray = field(init=False)
-    """Role of each signal."""
+    """Number of the role that each signal belongs to."""
     ring: Float32Array = field(init=False)
-    """Means over the ranks of a signal: float32 [KEPT, signals]."""
+    """Newest samples of each signal: float32 [KEPT, signals]. A sample is the mean over the ranks of the signal."""
     lag: FloatArray = field(init=False)
-    """Sum of the time from sample to end of the window, in windows: float64 [signals]."""
+    """For each signal, the sum over all windows of the delay from its sample to the end of the window. The delay is a
+    share of a window: float64 [signals]."""
     square: FloatArray = field(init=False)
-    """Sum of the squared time from sample to end of the window: float64 [signals]."""
+    """For each signal, the sum over all windows of the squared delay from its sample to the end of the window. With
+    `lag`, it gives the variation of the delay: float64 [signals]."""
     counted: FloatArray = field(init=False)
-    """Number of windows in which the time from sample to end of the window was known: float64 [signals]."""
+    """For each signal, the number of windows in which the delay in `lag` was known: float64 [signals]."""
     taken: int = 0
     """Number of windows so far."""
     counter: str = ""
-    """Counter in use; '' before the first traffic."""
+    """Name of the traffic counter in use; '' before the first traffic."""
 
     def __post_init__(self) -> None:
         by_voice: dict[tuple[int, str], list[int]] = {}
@@ -96,7 +109,7 @@ class NodeSignals:
         self._reset_lags()
 
     def take(self, values: Float32Array, lag_seconds: Float32Array, seconds: float) -> None:
-        """Add one window of `seconds`.
+        """Add one window of counters, which is `seconds` long.
 
         values: [features, ranks]. lag_seconds: time from each rank's sample to the end of the window, [ranks].
         """
@@ -117,7 +130,7 @@ class NodeSignals:
                 self.counted[voice] += 1.0
 
     def forget(self) -> None:
-        """Drop all samples: the length of windows has changed."""
+        """Drop all samples. Needed when the length of windows changes."""
         self.ring[:] = np.nan
         self.taken = 0
         self._reset_lags()
@@ -146,10 +159,10 @@ COUNTERS = ("nvlink_bytes", "nic_transmit_bytes")
 
 
 def strongest(course: FloatArray, phase: FloatArray, role: IntArray) -> float | None:
-    """Return the frequency, in cycles a sample, that all signals share; None if none is reliable.
+    """Return the frequency, in cycles per sample, that all signals share; None if no frequency is reliable.
 
-    course: [signals, samples], around zero. Sample i of a signal was taken at i + phase, in samples. Signals of a role
-    are in phase.
+    course: [signals, samples], each signal relative to its mean. phase: time of a signal's samples relative to the end
+    of their windows, in samples. role: role of each signal; signals of one role are in phase.
     """
     count = course.shape[1]
     size = 1 << math.ceil(math.log2(FINER * count))
@@ -188,12 +201,13 @@ def strongest(course: FloatArray, phase: FloatArray, role: IntArray) -> float | 
 
 
 def _around(value: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
-    """Return the distance to the nearest whole number."""
+    """Return the signed difference from the nearest whole number."""
     return np.asarray(value - np.round(value), np.float64)
 
 
 def _even(course: FloatArray, known: npt.NDArray[np.bool_]) -> FloatArray:
-    """Return each signal divided by its mean, minus one, with missing samples interpolated: [signals, samples]."""
+    """Return the deviation of each signal from its mean, as a share of the mean: [signals, samples]. Missing samples
+    are interpolated."""
     places = np.arange(course.shape[1])
     filled = np.stack([np.interp(places, places[k], row[k]) for row, k in zip(course, known, strict=True)])
     mean = filled.mean(axis=1, keepdims=True)

@@ -1,12 +1,16 @@
-"""Period estimation: iteration time from the rate of traffic alone.
+"""Period estimation: estimates the iteration time from the rate of a job's traffic.
 
 Each iteration transfers bytes in the same pattern, so that the rate repeats. But iterations are not equally long, which
-smears the lines of a spectrum over time, the higher ones more. Therefore the phase of the rate is tracked around a
-first guess, and a spectrum over phase is computed (order tracking). Over phase all iterations have one length, and the
-pattern has sharp lines at whole orders. Lines between them indicate a longer period than the guess.
+blurs an ordinary spectrum. Therefore the method (order tracking) has three steps:
 
-A sample is the mean of its window. A rate faster than the samples appears as an alias at a lower frequency, damped by
-the window. A period that is stronger than such an alias can be is real.
+1. Guess frequencies near which the rate may repeat.
+2. Follow the signal near each guess, and count its cycles. This gives the start and end of each cycle.
+3. Stretch all cycles to the same length, and compute the spectrum of the result. If the cycles are iterations, the
+power is at whole multiples of the cycle's frequency (*whole orders*). Power at other places means that an iteration is
+longer than a cycle.
+
+A sample is a mean over its window. A rate that repeats faster than it is sampled looks like a slower one (an *alias*),
+but weaker. A period is accepted if it is stronger than an alias can be.
 """
 
 from __future__ import annotations
@@ -20,84 +24,119 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 
 LEAST_SAMPLES = 64
+"""Minimum number of samples for an estimate."""
+
 LEAST_KNOWN = 0.8
+"""A period is estimated only if at least this share of the samples is known."""
+
 LEAST_CYCLES = 11
+"""A period is accepted only if more than this number of its cycles fit into the sampled time."""
+
 LEAST_SAMPLES_A_CYCLE = 2.2
-"""Two samples a period are the Nyquist limit. Below it a period looks like another, longer one."""
+"""A period is accepted only if its cycle has at least this number of samples. With fewer than two (the Nyquist limit),
+it would look like a longer period."""
 
 LEAST_VARIATION = 0.9
-"""Standard deviation of the samples over their mean. If a window contains an iteration or more, samples vary far less
-than their mean. Above this, most windows contain no traffic: they are shorter than the pauses of an iteration, and the
-period is not an alias."""
+"""If the standard deviation of the rate, divided by its mean, is at least this, most samples contain no traffic.
+Samples are then shorter than iterations, and a period is accepted without the test for an alias."""
 
 MIRRORED = 1.1
-"""Minimum strength of a period, as a multiple of the most that its aliases can have."""
+"""A period is accepted only if it is stronger than this multiple of the maximum strength of an alias."""
 
 MIXED = (2.6, 3.6)
-"""With this number of samples a cycle, the alias of the second harmonic, at 1 - 2 / cycle, is in the tracked band of
-the period itself, and the result would be between the two."""
+"""A period is rejected if the number of samples in its cycle is between these two values. The alias of its second
+harmonic then has nearly the same frequency and would falsify the result."""
 
 QUALITY = 0.12
+"""Half of the width of the frequency band in which the power near a guess is added up, as a share of the guessed
+frequency."""
+
 STRIDE = 0.12
+"""Distance between neighbouring guesses of the frequency, as a share: 12 %."""
+
 HUMP = 0.05
-"""First guesses are frequencies 12 % apart. The band around a guess, as wide as QUALITY of it on both sides, must hold
-a twentieth of the power of the strongest band."""
+"""A guess is examined only if the frequency band around it has at least this share of the power of the strongest
+band."""
 
 ALIKE = 0.03
+"""Two guesses count as the same period if the lengths of their cycles differ by at most this share."""
+
 MOST_GUESSES = 6
-"""Guesses with cycles of one length, within ALIKE, count as one. MOST_GUESSES are examined, the most regular first."""
+"""Maximum number of different periods that are examined, starting with the period whose cycles are the most equal."""
 
 ASIDE = (1.1, 0.9)
+"""An accepted period is searched again from guesses changed by these factors. All searches must find the same
+period."""
+
 SAME, COARSE_SAME = 1.03, 1.015
-"""Maximum ratio of cycle lengths when the tracked band is shifted by ASIDE. More means that the length depends on the
-guess."""
+"""A period is rejected if the searches from changed guesses find cycle lengths with a ratio above SAME, or above
+COARSE_SAME if a cycle has few samples."""
 
 EVEN = 0.02
 
 DIVISORS = (4, 3, 2)
 
 FOLLOWED = 0.25
-"""Width of the tracked band around the guess: a bell over the log of the frequency."""
+"""Width of the frequency band in which the signal near a guess is followed (standard deviation of the logarithm of the
+frequency)."""
 
 FADED = 0.3
-"""If the signal fades below this share of its usual strength, cycles may have been counted wrongly."""
+"""A guess is dropped if the signal near it fades below this share of its median strength for more than a twentieth of
+the time. Its cycles could be counted wrongly."""
 
 UNEVEN = 0.06
-"""Maximum median deviation of cycle lengths, over their median. Healthy jobs with documents of very unequal lengths
-stay below a twentieth; tracked noise has a sixth."""
+"""A guess is dropped if its cycles are more unequal than this (median deviation of the cycle lengths over their
+median). Healthy jobs with documents of very unequal lengths stay below 0.05; noise reaches about 0.17."""
 
 COARSE_SAMPLES, COARSE_UNEVEN = 3.5, 0.015
-"""With fewer samples a cycle, lengths that differ more than this are not accurate to two per cent."""
+"""If a cycle has fewer than COARSE_SAMPLES samples, COARSE_UNEVEN is used instead of UNEVEN. Otherwise the result would
+not be accurate to two per cent."""
 
 ORDERS = 8
+"""Maximum number of multiples of the cycle's frequency at which power is added up."""
+
 A_CYCLE = 16
+"""Number of points to which each cycle is stretched or compressed before the spectrum is computed."""
+
 LEAST_COMB = 0.7
+"""A period is accepted only if at least this share of the power is at whole multiples of the cycle's frequency."""
+
 BETWEEN = 0.03
+"""A period is rejected if a peak of the spectrum between whole multiples of the cycle's frequency has at least this
+share of the power at whole multiples. An iteration is then longer than a cycle."""
+
 CLEAR = 6.0
+"""A peak between whole multiples counts only if it is at least this multiple of the median power around it."""
+
 MIRROR_BINS = 3.0
+"""A peak between whole multiples is ignored if it is at most this number of points of the spectrum away from an alias
+of a harmonic."""
+
 APART_BINS = 5.5
-"""Whole orders hold at least seven tenths of the power. Lines at halves, thirds or quarters mean that an iteration is
-longer, if they hold a thirtieth of the power of the whole orders, and are six times above their surroundings. Lines
-within three bins of an aliased harmonic are ignored. A line is five bins wide."""
+"""Peaks between whole multiples are searched only if they are at least this number of points of the spectrum apart.
+Nearer peaks cannot be distinguished: each is five points wide."""
 
 ORDINARY = 0.3
-"""Cycles within 30 % of the median are ordinary. Others contain checkpoints or evaluations."""
+"""A cycle counts as ordinary if its length differs from the median length by at most this share. Other cycles contain
+checkpoints or evaluations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EstimatedPeriod:
-    """A reliable period."""
+    """A reliable period of a job's traffic."""
 
     seconds: float
-    """Length of an ordinary cycle."""
+    """Length of an ordinary cycle, in seconds."""
     ends: FloatArray
-    """Starts and ends of the cycles, counted in samples from the first sample: float64 [cycles + 1]."""
+    """Time of the first cycle's start and of each cycle's end, in samples since the first sample: float64 [cycles +
+    1]."""
     strength: float
-    """Share of the power that repeats."""
+    """Share of the traffic's variation (its power) that repeats in each cycle."""
 
 
 def estimate_period(rate: FloatArray, sample_seconds: float) -> EstimatedPeriod | None:
-    """Return the period of a rate [samples], NaN if missing; None if there is none, or none that is reliable."""
+    """Return the period of a rate, given as one value for each sample (NaN if missing); None if no period is
+    reliable."""
     known = np.isfinite(rate)
     count = len(rate)
     if count < LEAST_SAMPLES or known.mean() < LEAST_KNOWN or not (mean := float(rate[known].mean())) > 0:
@@ -132,7 +171,7 @@ def estimate_period(rate: FloatArray, sample_seconds: float) -> EstimatedPeriod 
 
 
 def ordinary(lengths: FloatArray) -> float:
-    """Return the mean of the lengths near their median."""
+    """Return the mean of the lengths that are near their median. Other lengths contain checkpoints or evaluations."""
     middle = float(np.median(lengths))
     return float(lengths[np.abs(lengths - middle) <= ORDINARY * middle].mean())
 
@@ -156,31 +195,33 @@ def _guesses(relative: FloatArray) -> list[float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Followed:
-    """A period that is tracked over several estimates."""
+    """A signal that was followed near a guessed frequency, with the cycles that were counted in it."""
 
     phase: FloatArray
-    """Rising phase, in cycles: float64 [samples]."""
+    """Number of cycles completed until each sample, with fractions; it never decreases: float64 [samples]."""
     ends: FloatArray
-    """Ends of the cycles, in samples from the first sample."""
+    """Time of the first cycle's start and of each cycle's end, in samples since the first sample."""
     cycle: float
     """Median length of the cycles, in samples."""
     uneven: float
-    """Median deviation of the lengths, over `cycle`."""
+    """Median deviation of the cycle lengths, as a share of `cycle`."""
     strength: float
-    """Strength of the periodic part, over the mean rate."""
+    """Strength of the part of the rate that repeats with each cycle, relative to the mean rate."""
 
     @property
     def length(self) -> float:
-        """Length of an ordinary cycle. For regular cycles this is the median, which checkpoints do not change."""
+        """Length of an ordinary cycle, in samples. For regular cycles it is the median, which checkpoints do not
+        change."""
         return self.cycle if self.uneven <= EVEN else ordinary(np.diff(self.ends))
 
     def like(self, other: _Followed) -> bool:
-        """Return whether the two periods have cycles of the same length."""
+        """Return whether the cycles of the two signals have nearly the same length."""
         return abs(self.cycle / other.cycle - 1.0) <= ALIKE
 
 
 def _follow(spectrum: npt.NDArray[np.complex128], guess: float) -> _Followed | None:
-    """Track the signal near this frequency; None if it fades, or if its cycles are irregular."""
+    """Follow the signal near the guessed frequency (cycles per sample); None if it fades or its cycles are
+    irregular."""
     count = len(spectrum)
     frequency = np.fft.fftfreq(count)[1 : (count + 1) // 2]
     bell = np.zeros(count)
@@ -204,7 +245,8 @@ def _follow(spectrum: npt.NDArray[np.complex128], guess: float) -> _Followed | N
 
 
 def _whole_orders(relative: FloatArray, phase: FloatArray, cycle: float) -> float:
-    """Return the share of the power at whole orders; 0 if it is too low, or if a longer period exists."""
+    """Return the share of the power at whole multiples of the cycle's frequency; 0 if it is too low, or if an iteration
+    is longer than a cycle."""
     turns = np.arange(math.ceil(phase[0] * A_CYCLE), math.floor(phase[-1] * A_CYCLE) + 1) / A_CYCLE
     over_phase = np.interp(turns, phase, relative)
     over_phase -= over_phase.mean()
@@ -230,7 +272,10 @@ def _whole_orders(relative: FloatArray, phase: FloatArray, cycle: float) -> floa
 
 
 def _line(power: FloatArray, place: float) -> tuple[float, float]:
-    """Return a spectral line's power minus the median around it, and its height divided by that median."""
+    """Return the power of a peak of the spectrum above its surroundings, and its height divided by their median.
+
+    place: position of the peak in `power`, not necessarily a whole number.
+    """
     at, half = round(place), 2
     if at - 6 < 1 or at + 7 > len(power):
         return 0.0, 0.0
@@ -240,9 +285,10 @@ def _line(power: FloatArray, place: float) -> tuple[float, float]:
 
 
 def _mirrored(cycle: float) -> float:
-    """Return the maximum strength that aliases of faster periods can have at this cycle.
+    """Return the maximum strength that an alias of a faster period can have, if its cycle looks `cycle` samples long.
 
-    A part that repeats f times a sample is damped to sin(pi f) / (pi f) of its strength, which is one at most.
+    The mean over a sample weakens a part that repeats f times per sample to sin(pi f) / (pi f) of its strength, which
+    is at most one.
     """
     apparent = 1.0 / cycle
     return MIRRORED * float(np.abs(np.sinc(1.0 - apparent)) + np.abs(np.sinc(1.0 + apparent)))

@@ -1,4 +1,4 @@
 """Statistics that several detectors use: medians, correlation, periodicity, log odds.
 
-Pure functions on arrays; each module is named after its statistic.
+The modules contain pure functions on arrays. Each module is named after its statistic.
 """

@@ -1,8 +1,7 @@
-"""Correlation of two series by window: whether a job's loss rises and falls with the load of another job, beyond
-chance.
+"""Correlation of two series, window by window: does a job's loss rise and fall with the load of another job?
 
-The null distribution comes from circular shifts of one series against the other: a shifted copy has the same starts,
-stops and pauses, at the wrong times.
+Chance is measured by circular shifts of one series against the other. A shifted copy has the same starts, stops and
+pauses as the original, but at the wrong times.
 """
 
 from __future__ import annotations
@@ -15,51 +14,65 @@ import numpy as np
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 
 KEPT_WINDOWS = 720
+"""Maximum number of windows in a series. Older windows are dropped."""
+
 LEAST_WINDOWS = 18
+"""A correlation is computed only from at least this many windows."""
+
 LEAST_STATE = 3
-"""Number of windows that are kept; minimum number of windows for a correlation; minimum number of windows with a busy
-neighbour, and with an idle neighbour."""
+"""A correlation is computed only if the neighbour was busy in at least this many windows, and idle in at least as
+many."""
 
 SLOW_SAMPLING_SECONDS = 20.0
+"""Length of a window, in seconds, from which the two SLOW constants below apply. Many steps end in each such window."""
+
 SLOW_LEAST_WINDOWS = 10
+"""Used instead of LEAST_WINDOWS if windows are long."""
+
 SLOW_LEAST_STATE = 2
-"""Minimum numbers for sampling intervals of SLOW_SAMPLING_SECONDS and more. Many steps end in each window."""
+"""Used instead of LEAST_STATE if windows are long."""
 
 LEAST_SHIFTS = 160
+"""Number of circular shifts to aim for: enough to measure a probability of one in a hundred."""
+
 MOST_FINER = 12
-"""Steps end between two samples of a slow counter. Both series are interpolated to a finer grid, which gives enough
-shifts to resolve a probability of one in a hundred."""
+"""Maximum number of points into which a window is interpolated, to get LEAST_SHIFTS shifts from few windows."""
 
 LATE = 2
-"""Samples and ends of steps can be assigned to a window or to the next."""
+"""Maximum delay, in windows, of a victim's loss after a neighbour's load: a sample can fall into the next window."""
 
 CHANCE = 0.01
+"""A correlation counts only if at most this share of the circular shifts correlates as well: one in a hundred."""
+
 GUARD_SHARE = 0.05
+"""Circular shifts shorter than this share of the series are not used, because they are nearly the original."""
+
 LEAST_CORRELATION = 0.35
-"""At most one shift in a hundred may correlate as well. Shifts below a twentieth of the time are excluded, because they
-are nearly the original. A correlation below a third explains a tenth of the variance, whatever its probability."""
+"""A verdict needs at least this correlation. A correlation of a third explains only a tenth of the variance of the
+victim's loss."""
 
 
 @dataclass(slots=True)
 class Means:
-    """Mean of the values in each window: a ring of KEPT_WINDOWS, newest last. A long window contains many steps."""
+    """Mean of the values in each window. Contains the newest KEPT_WINDOWS windows, newest last."""
 
     total: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
     count: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
 
     def window(self, until: int) -> None:
-        """Append a window. Fill up with unknown windows to `until` in all."""
+        """Append a window without values. If there are fewer than `until` windows, append empty windows up to that
+        number."""
         for _ in range(max(1, min(until, KEPT_WINDOWS) - len(self.total))):
             self.total.append(0.0)
             self.count.append(0)
 
     def add(self, index: int, value: float) -> None:
-        """Add one value to a window."""
+        """Add one value to the window with this index."""
         self.total[index] += value
         self.count[index] += 1
 
     def values(self) -> FloatArray:
-        """Return the means: [windows], NaN without a value."""
+        """Return the mean of each window, oldest first; NaN for a window without values."""
         count = np.array(self.count, np.float64)
         total = np.array(self.total, np.float64)
         found: FloatArray = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
@@ -67,7 +80,8 @@ class Means:
 
 
 def least(window_seconds: float) -> tuple[int, int]:
-    """Return two minimum numbers of windows: of all, and of windows with a busy (and with an idle) neighbour."""
+    """Return the minimum number of windows for a correlation, and the minimum number of windows in each state of the
+    neighbour (busy, idle)."""
     if window_seconds >= SLOW_SAMPLING_SECONDS:
         return SLOW_LEAST_WINDOWS, SLOW_LEAST_STATE
     return LEAST_WINDOWS, LEAST_STATE
@@ -76,12 +90,11 @@ def least(window_seconds: float) -> tuple[int, int]:
 def correlate(
     victim: FloatArray, sent: FloatArray, least_windows: int, least_state: int, late: int = LATE
 ) -> tuple[float, float, float] | None:
-    """Return the correlation, the probability of one as high by chance, and the victim's loss while the neighbour is
-    busy.
+    """Return three numbers: the correlation, the probability that chance gives one as high, and the victim's loss while
+    the neighbour is busy.
 
-    late: most windows by which the victim may follow the neighbour; half as many by which it may precede it.
-
-    None if too few windows are known, or if one of the series never changes.
+    Returns None if too few windows are known, or if one of the series never changes. late: maximum number of windows by
+    which the victim may follow the neighbour; it may precede the neighbour by half as many.
     """
     length = min(len(victim), len(sent))
     victim, sent = victim[len(victim) - length :], sent[len(sent) - length :]
@@ -123,7 +136,7 @@ def correlate(
 def pauses(sent: FloatArray) -> tuple[int, int]:
     """Return the number of windows since the neighbour was last busy, and its longest pause in windows.
 
-    (0, 0) if its load never changes.
+    Returns (0, 0) if its load never changes.
     """
     sent = sent[np.isfinite(sent)]
     if not len(sent):
@@ -135,8 +148,10 @@ def pauses(sent: FloatArray) -> tuple[int, int]:
 
 
 def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
-    """Return the difference between high and low values of the windows; 0 if too few are known. values: NaN if
-    unknown."""
+    """Return by how much the highest values exceed the low ones; 0 if too few values are known.
+
+    values: one value for each window, NaN if unknown.
+    """
     values = values[~np.isnan(values)]
     if len(values) < least_windows:
         return 0.0
@@ -145,7 +160,8 @@ def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
 
 
 def pad(ring: deque[float], length: int, value: float) -> None:
-    """Pad a ring at its front with `value` up to this length. The ring began later than other rings."""
+    """Insert `value` at the front of a ring until it has this length. Used for a ring that was started later than the
+    others."""
     missing = min(length, ring.maxlen or length) - len(ring)
     for _ in range(max(0, missing)):
         ring.appendleft(value)

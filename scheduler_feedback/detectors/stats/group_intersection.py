@@ -1,8 +1,8 @@
-"""Group intersection: finds the rank that makes its groups slow, by the number of slow groups that it belongs to.
+"""Group intersection: finds the rank that makes its groups slow, by counting the slow groups that contain each rank.
 
-A rank belongs to several groups at once (tensor, data, pipeline, rail). If waiting within a group is counted as
-computing, a slow member makes its whole group look slow. Only that member is also in the other slow groups. A healthy
-group that contains a suspect vetoes it.
+A rank belongs to several groups at once (tensor, data, pipeline, rail). If a job counts waiting within a group as
+computing, one slow rank makes its whole group look slow. Only that rank is also in the other slow groups. So a
+suspect is cleared if another suspect in the same slow group is in more slow groups.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.telemetry import Shape
 
 SLOW_SHARE = 0.75
-"""A group is slow if three quarters of its members are. Chance leaves most members healthy."""
+"""A group is slow if at least this share of its members is. By chance, most members of a group are not slow."""
 
 
 def intersected(slow: npt.NDArray[np.bool_], shape: Shape, alarmed: Sequence[int]) -> list[int]:
-    """Return those alarmed ranks (indices) that no better suspect in a common slow group explains.
+    """Return the alarmed ranks (indices) that remain suspects.
 
-    slow: bool [n], which ranks are slow now.
+    A rank is removed if another alarmed rank shares a slow group with it and is in more slow groups. slow: bool [n],
+    whether each rank is slow.
     """
     if len(alarmed) < 2:
         return list(alarmed)

@@ -1,7 +1,7 @@
-"""Medians and means of all groups of a grouping at once, on [features, N] arrays, for groups of any sizes.
+"""Medians and means of all groups of columns at once, for groups of any size, in arrays of shape [features, N].
 
-On short rows np.partition spends more time on the call for each row than on the row. Small groups are therefore laid
-out with their members on the first axis, and sorted by a network of minima and maxima over all groups at once.
+np.partition is slow for many short rows: each row costs more for the call than for the work. Small groups are therefore
+arranged with their members on the first axis, and a network of minima and maxima sorts all groups at once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ NETWORK_SIZE = 16
 """Largest group for which a sorting network is faster than partitioning (measured: five times faster at 8 members)."""
 
 CELLS_AT_ONCE = 1 << 21
-"""Maximum number of values that are laid out at once (8 MiB): all features of 80,000 ranks. Fewer at a time cost twice
-as much, because of the calls for the many group sizes."""
+"""Maximum number of values that are sorted at once (8 MiB): all features of 80,000 ranks. With a smaller limit the many
+calls for different group sizes take twice as long."""
 
 
 def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:
-    """Return the lower median of each group's known members: float32 [features, N] -> [features, groups]; NaN without
-    any.
+    """Return the lower median of each group's known members: float32 [features, N] -> [features, groups].
 
-    The lower of the two middle values is used, not their mean, so that the result is the value of a member.
+    NaN for a group without known members. If there are two middle values, the result is the lower one and not their
+    mean, so that it is the value of a member.
     """
     knowns, result = ValidityMasks(grouping), np.empty((len(values), len(grouping)), np.float32)
     by_known: dict[ValidityMask, list[int]] = {}
@@ -40,7 +40,8 @@ def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:
 def known_median(
     values: Float32Array, features: Sequence[int], grouping: Grouping, known: ValidityMask
 ) -> Float32Array:
-    """Return ``group_median`` of some features that all have samples in exactly these columns: [features, groups]."""
+    """Return the lower median of each group, for features whose samples are missing in the same columns: [features,
+    groups]."""
     columns = values.shape[1]
     at_once = max(1, min(len(features), CELLS_AT_ONCE // max(columns, 1)))
     padded = np.empty((at_once, columns + 2), np.float32)
@@ -67,9 +68,9 @@ def known_median(
 
 
 def usual_value(values: Float32Array, usual: float, grouping: Grouping, known: ValidityMask) -> bool:
-    """Return whether more than half of the known members of every group have this value, which is then the median.
+    """Return whether more than half of the known members of every group have the value `usual`. It is then the median.
 
-    Errors are zero nearly everywhere. This test costs a fraction of a median.
+    Error counters are zero nearly everywhere, and this test is far cheaper than a median.
     """
     unlike = values != usual
     if not known.whole:
@@ -81,7 +82,10 @@ def usual_value(values: Float32Array, usual: float, grouping: Grouping, known: V
 
 
 def group_mean(values: Float32Array, grouping: Grouping) -> Float32Array:
-    """Return the mean of each group's known members: float32 [features, N] -> [features, groups]; NaN without any."""
+    """Return the mean of each group's known members: float32 [features, N] -> [features, groups].
+
+    NaN for a group without known members.
+    """
     order = grouping.order
     known = np.isfinite(values)
     if known.all():
@@ -94,7 +98,7 @@ def group_mean(values: Float32Array, grouping: Grouping) -> Float32Array:
 
 
 def _sorted(members: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Sort along the first axis by Batcher's odd-even merge network."""
+    """Sort the values along the first axis with a fixed network of comparisons (Batcher's odd-even merge)."""
     low = np.empty(members.shape[1:], np.float32)
     for a, b in _network(len(members)):
         np.minimum(members[a], members[b], out=low)
@@ -104,7 +108,8 @@ def _sorted(members: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _network(size: int) -> list[tuple[int, int]]:
-    """Return the pairs to compare and exchange, for any number of members (Knuth, TAOCP 3, algorithm 5.2.2M)."""
+    """Return the pairs of places that a sorting network for `size` members compares and exchanges, in order (Knuth,
+    TAOCP 3, algorithm 5.2.2M)."""
     pairs = []
     top = 1 << max(size - 1, 1).bit_length() >> 1
     p = max(top, 1)

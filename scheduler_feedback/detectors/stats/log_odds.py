@@ -1,8 +1,9 @@
-"""Confidence from evidence: the sum of a prior and bounded log-likelihood ratios.
+"""Confidence in a verdict: computed from the weights of its evidence, each of which is bounded.
 
-Every constant here is a DEVELOPMENT VALUE, set by hand on synthetic gangs so that a clean fault is near certain and a
-borderline fault is not. The constants will be fitted to confirmed and rejected verdicts (``gangwatch verdict confirm |
-reject``) once there are enough. Until then the confidence ranks verdicts correctly but is not a frequency.
+All constants in this module are DEVELOPMENT VALUES. They were set by hand on synthetic gangs, so that a clean fault is
+near certain and a borderline fault is not. They will be fitted to confirmed and rejected verdicts (``gangwatch verdict
+confirm | reject``) once there are enough. Until then the confidence ranks verdicts correctly, but it is not a measured
+frequency.
 """
 
 from __future__ import annotations
@@ -14,32 +15,54 @@ from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.counters.cause_attribution import CONTESTED_HINT, Attribution
 
 PRIOR = -2.0
-"""Without further evidence, about one in eight alarms that pass all checks is a straggler."""
+"""Log odds that an accused rank is a straggler, before any evidence: it is in one of eight alarms that pass all
+checks."""
 
 LEAST_CONFIDENCE = 0.5
-"""Minimum confidence of a verdict. Below it the detector reports an abstention."""
+"""An alarm with a lower confidence becomes an abstention instead of a verdict."""
 
 ACTING_CONFIDENCE = 0.9
-"""Least confidence for actions on running jobs (core/state.py). A straggler verdict with less is reported again when it
-reaches this."""
+"""Actions on running jobs need at least this confidence (core/state.py). A straggler verdict with less is reported
+again when it reaches this value."""
 
 BOUND = 5.0
-"""Maximum log-likelihood ratio of a single fact, so that none decides alone."""
+"""Upper limit of the weight of a single fact, so that no fact decides alone."""
 
 SUSPENDED_SEEN = 2.0
+"""Weight of samples that found the process of the rank stopped."""
+
 CAUSE_CLEAR = 0.75
+"""Weight of process counters that show a clear cause of the slowness."""
+
 CAUSE_UNKNOWN = -1.0
+"""Weight of process counters that show no clear cause. It is negative: the verdict becomes less certain."""
+
 COUNTERS_MISSING = -1.5
+"""Weight if process counters are missing. It is negative: the verdict becomes less certain."""
+
 ROLE_UNKNOWN = -5.0
-"""Slow from the start, without an earlier attempt to compare with: the rank's share of the work may be larger. With
-this, no such verdict reaches the confidence for actions on a running job, unless samples found the rank stopped."""
+"""Weight against a rank that was slow from the start, if no earlier attempt shows its share of the work. It prevents
+actions on a running job, unless samples found the rank stopped."""
 
 ROLE_LAID_OUT = -2.0
-"""As ROLE_UNKNOWN, for a known layout in which the peers do the same work: only uneven data may explain it."""
+"""Used instead of ROLE_UNKNOWN if the known layout of the job gives the peers the same work: then only uneven data can
+explain the slowness."""
+
+
+HANG_ENDED = -1.5
+"""Weight against a hang of a recorded job that went on. The state of the rank's process is not recorded."""
+
+STAGE_IS_NODE = -2.0
+"""Weight against more work of one stage, if the whole stage is on one node whose counters are missing: the node may be
+slow."""
+
+OFFSET_APART = -2.0
+"""Weight against more work of a rank with a constant offset that is far from all other ranks: its hardware may be
+slow."""
 
 
 def bounded(value: float, low: float = -BOUND, high: float = BOUND) -> float:
-    """Return the value within bounds; 0 if it is NaN."""
+    """Return the value, limited to the range from `low` to `high`; 0 if it is NaN."""
     return 0.0 if math.isnan(value) else min(max(value, low), high)
 
 
@@ -49,40 +72,49 @@ def confidence(evidence: Iterable[Evidence], prior: float = PRIOR) -> float:
 
 
 def of_residual(sigmas: float) -> float:
-    """Weigh the mean excess of the alarm interval, in standard deviations: zero at one, three from seven on."""
+    """Return the weight of the rank's mean excess. It is 0 at one standard deviation, and 3 at seven or more."""
     return bounded(0.5 * (sigmas - 1.0), -1.0, 3.0)
 
 
 def of_slowdown(slowdown: float) -> float:
-    """Weigh the job's slowdown: negative at the least slowdown of 5 %, which chance can reach; two from 30 % on."""
+    """Return the weight of the job's slowdown. It is negative near 5 %, which can be chance, and 2 at 30 % or more."""
     return bounded((slowdown - 1.10) * 10.0, -0.5, 2.0)
 
 
 def of_waits(held: float, excess: float) -> float:
-    """Weigh whether the other ranks wait longer because of the suspect's excess. In a synchronous gang the other ranks
-    wait for the whole excess."""
+    """Return the weight of the other ranks' waits. In a synchronous gang the others wait for the suspect's whole excess
+    time.
+
+    held: time that the others wait because of the suspect. excess: excess time of the suspect.
+    """
     return bounded(2.0 * held / excess - 0.5, -2.0, 1.5) if excess > 0 else -2.0
 
 
-def of_persistence(hits: int, windows: int) -> float:
-    """Weigh the slow windows of the interval, by their number and their share."""
-    return bounded(0.25 * (hits - 3) + 2.0 * hits / max(windows, 1) - 1.0, -1.0, 1.5)
+def of_persistence(hits: int, windows: int, own_past: bool) -> float:
+    """Return the weight of the slow windows since the alarm began, by their number and their share of all windows.
+
+    own_past: whether the rank is compared with its own healthy past. If not, the rank may always have more work, and
+    many slow windows prove no more than a few.
+    """
+    return bounded(0.25 * (hits - 3) + 2.0 * hits / max(windows, 1) - 1.0, -1.0, 3.0 if own_past else 1.5)
 
 
 def of_margin(gain: float, next_gain: float) -> float:
-    """Weigh the gain of the steps without the suspect against the next best explanation."""
+    """Return the weight of the time that steps would save without the suspect, compared with the next best suspect."""
     if gain <= 0:
         return -2.0
     return bounded(math.log(gain / max(next_gain, 0.05 * gain)) - math.log(3.0), -2.0, 1.0)
 
 
 def of_spread(now: float, usual: float) -> float:
-    """Weigh a spread of the peers that is much larger than usual: it indicates another problem."""
+    """Return the weight of the spread among the peers. It is negative if the spread is much larger than usual, which
+    indicates another problem."""
     return bounded(-0.75 * math.log(now / (2.0 * usual)), -1.5, 0.0) if now > 0 and usual > 0 else 0.0
 
 
 def of_cause(attribution: Attribution, shared_machine: bool, from_start: bool) -> float:
-    """Weigh how well the counters explain the excess. From the start, more work and slower work look the same."""
+    """Return the weight of how well the counters explain the excess. For a rank that was slow from the start, more work
+    and a slower machine look the same."""
     if not attribution.known:
         return COUNTERS_MISSING
     if attribution.cause is Cause.UNKNOWN:

@@ -1,24 +1,25 @@
-"""Significance test: whether long steps of a job occur at a fixed period, with a bounded false-alarm probability.
+"""Significance test: do long steps of a job occur at a fixed period? The false-alarm probability is bounded.
 
-A job that saves every 50 steps has a long step every 50 steps. A busy host also causes long steps, at random; among a
-handful of random steps, some are always equally far apart. A period is therefore reported only if chance does not
-explain it.
+A job that saves every 50 steps has a long step every 50 steps. A busy host also causes long steps, at random, and some
+of these are always equally far apart. A period is therefore reported only if chance does not explain it. A *beat* is a
+step at which the period places a long step.
 
-**Null hypothesis.** The long steps between two of them are placed at random among the steps between. Their cause, and
-its rate, are independent of step numbers.
+**Null hypothesis.** The long steps between the first and the newest beat are placed at random among the steps there.
 
-**Test of one pattern.** The first and the newest of m + 1 beats are D steps apart; between them are m - 1 beats, N
-steps and n long steps, of which k are at beats. Under the null k is hypergeometric, so chance gives as many with
-probability ``tail(N, n, m - 1, k)``. Rate and length are the observed ones: nothing is estimated from calmer times.
+**Test of one pattern.** The first and the newest of m + 1 beats are D steps apart. Between them there are N steps: m -
+1 of them are beats, n of them are long, and k of the beats are long. By chance at least k beats are long with
+probability ``tail(N, n, m - 1, k)`` (hypergeometric distribution). The rate and length of long steps are the observed
+ones; nothing is estimated from calmer times.
 
 **Periods tried.** Every earlier long step may be the first beat, and every divisor m of D gives a period. The
-probability is multiplied by the number T of such pairs (Bonferroni).
+probability is multiplied by the number of such pairs (Bonferroni correction).
 
 **Times tried.** The test runs once for each long step that has ended. The j-th test may use ``share_of(j)`` of
-FALSE_ALARM; the shares of all tests add up to FALSE_ALARM (alpha spending, Lan and DeMets 1983). So the probability
-that an attempt, whatever its length, is ever reported with a period that it does not have is at most FALSE_ALARM.
+FALSE_ALARM, and the shares of all tests add up to FALSE_ALARM (alpha spending, Lan and DeMets 1983). So the probability
+that an attempt of any length is ever reported with a wrong period is at most FALSE_ALARM.
 
-Delay, for a job without other long steps: a period of 50 is reported at its fifth beat, a period of 5 at its eighth.
+Delay for a job without other long steps: a period of 50 steps is reported at its fifth beat, one of 5 steps at its
+eighth.
 """
 
 from __future__ import annotations
@@ -30,59 +31,60 @@ from dataclasses import dataclass, field
 import numpy as np
 
 FALSE_ALARM = 0.001
-"""Bound on the probability that an attempt of a job is ever reported with a period by chance, whatever its length: one
-job in a thousand on hosts that are always busy, none on idle hosts. Derived above. Periods below five
-(``beats_needed``) have the same bound in addition."""
+"""Maximum probability that an attempt of a job, however long it runs, is reported with a period by chance. Periods
+below five steps (``beats_needed``) have a separate limit of the same size."""
 
 LEAST_PERIOD = 5
-"""Shorter periods are handled by ``beats_needed``: there, half of the steps may be long."""
+"""Minimum period, in steps, that ``LongSteps`` tests. At shorter periods up to half of the steps may be long:
+``beats_needed`` handles these."""
 
 LEAST_BEATS = 4
+"""A period is reported only if at least this many long steps show it."""
+
 KEPT_RUNS = 64
-"""Number of runs of long steps that are kept. On a host that makes one step in twelve long they cover 770 steps:
-fifteen beats of a period of 50."""
+"""Maximum number of runs of long steps that are kept. If one step in twelve is long, they cover 770 steps."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive long steps."""
+    """One or more consecutive long steps."""
 
     number: int
-    """The job's number of the first step."""
+    """Number of the run's first step, as the job counts its steps."""
     taken: int
     """Number of steps of the attempt before the first step of the run."""
     steps: int
     """Number of steps in the run."""
     lost_seconds: float
-    """Time by which these steps exceed usual steps."""
+    """Time by which the steps of the run exceed usual steps, in seconds."""
 
 
 @dataclass(slots=True)
 class Period:
-    """A period that is not explained by chance."""
+    """A period of long steps that chance does not explain."""
 
     steps: int
     newest: int
-    """Step number of the newest beat."""
+    """Number of the newest step at which the period places a long step."""
     beats: int
-    """Number of beats that were long."""
+    """Number of long steps (or runs of long steps) that occurred where the period places them."""
     missed: int
     steps_each: int
-    """Number of long steps of the shortest beat."""
+    """Number of consecutive long steps in the shortest run of the period."""
     lost_seconds: float
-    """Time lost in all long beats."""
+    """Time lost in all long steps of the period, in seconds."""
     chance: float
-    """Probability of such a pattern under the null hypothesis, times the number of patterns tried."""
+    """Probability that chance places the long steps like this, times the number of patterns tried."""
 
     @property
     def lost_seconds_a_step(self) -> float:
-        """Mean time lost per step, over all steps from one beat to the next, in seconds."""
+        """Return the mean time in seconds that the long steps of the period cost each step of the job."""
         return self.lost_seconds / max((self.beats + self.missed) * self.steps, 1)
 
 
 @dataclass(slots=True)
 class LongSteps:
-    """Newest long steps of one attempt, and their period; None if chance explains them."""
+    """Newest long steps of one attempt, and the period of these steps; None if chance explains them."""
 
     runs: deque[Run] = field(default_factory=lambda: deque(maxlen=KEPT_RUNS))
     tests: int = 0
@@ -92,7 +94,10 @@ class LongSteps:
     _open: bool = False
 
     def take(self, number: int, lost_seconds: float | None) -> None:
-        """Add one step. lost_seconds: its excess over a usual step if it is long, else None."""
+        """Add one step of the job.
+
+        lost_seconds: excess of the step over a usual step if the step is long; else None.
+        """
         if number <= self._newest:  # the job returned to a checkpoint: numbers are reused
             self.runs.clear()
             self.period, self._open = None, False
@@ -126,7 +131,7 @@ class LongSteps:
             self.period = self._found()
 
     def _found(self) -> Period | None:
-        """Return the most likely period that ends at the newest run; None if chance can explain it."""
+        """Return the most likely period that explains the newest run of long steps; None if chance can explain it."""
         runs = list(self.runs)
         newest = runs[-1]
         at = {run.number: index for index, run in enumerate(runs)}
@@ -156,14 +161,16 @@ class LongSteps:
 
 
 def share_of(test: int) -> float:
-    """Return the share of FALSE_ALARM for the test of this number, from 1 on. The shares of all tests add up to
+    """Return the share of FALSE_ALARM that the test with this number may use, counted from 1. All shares add up to
     FALSE_ALARM."""
     return FALSE_ALARM * 6 / (math.pi * test) ** 2
 
 
 def tail(steps: int, long: int, beats: int, hits: int) -> float:
-    """Return the probability that of `long` steps, placed at random among `steps`, at least `hits` fall on `beats`
-    given ones."""
+    """Return the probability that at least `hits` of some chosen steps are long, if chance places the long steps.
+
+    steps: number of all steps. long: number of long steps. beats: number of chosen steps.
+    """
     if hits <= 0:
         return 1.0
     if steps < max(long, beats):
@@ -173,11 +180,11 @@ def tail(steps: int, long: int, beats: int, hits: int) -> float:
 
 
 def beats_needed(period: int, test: int) -> int:
-    """Return the number of beats after which chance does not place the longest steps at one phase of a period of 2 to
-    4.
+    """Return how many long steps, each `period` steps (2 to 4) after the last, are needed to exclude chance.
 
-    In beats x period steps in random order, the longest are all at one phase with probability period / C(beats x
-    period, beats). test: number of such patterns tried in the attempt, including this one; each has its share as above.
+    By chance, all of the `beats` longest of beats x period steps have the same place in the period with probability
+    period / C(beats x period, beats). test: number of such patterns tried in the attempt, including this one; it sets
+    the limit of the probability (``share_of``).
     """
     beats = 2
     while period / math.comb(beats * period, beats) > share_of(test):

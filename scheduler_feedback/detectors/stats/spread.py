@@ -1,4 +1,4 @@
-"""Spread of values around their median, and of the other ranks' times."""
+"""Spread of values around their median, and spread of the other ranks' times."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
 
 MAD_TO_SIGMA = 1.4826
-"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
+"""Factor from the median absolute deviation to the standard deviation, for a normal distribution."""
 
 
 def spread(values: FloatArray) -> float:
-    """Return the robust standard deviation around the median."""
+    """Return the standard deviation around the median, estimated so that outliers hardly change it."""
     return MAD_TO_SIGMA * median(np.abs(values - median(values)))
 
 
 def spread_of_others(shifts: FloatArray, rank: int) -> float:
-    """Return the root mean square deviation of the other ranks from each other, over the newest windows: [windows, n].
+    """Return by how much the other ranks deviate from each other (root mean square), over the newest windows.
 
-    It is not robust on purpose: it must include bursts that affect different ranks in turn. Fewer than three others
-    cannot deviate visibly from each other, so that their variation in time counts as well.
+    shifts: [windows, n]. The result includes outliers on purpose: bursts that affect different ranks in turn must
+    count. With fewer than three other ranks, their variation in time counts as well.
     """
     others = np.delete(shifts, rank, axis=1)
     across = others - row_medians(others)[:, None]

@@ -1,7 +1,7 @@
-"""Validity masks: which columns hold a sample, with derived data, computed once for all features that miss the same.
+"""Validity masks: which columns contain a sample. One mask serves all features that miss samples in the same columns.
 
-Masks are needed while some nodes' frames have arrived and others' have not. Copying or clearing with a boolean mask
-takes numpy five to fifty times as long as adding two rows. A bit mask takes as long as the addition.
+Masks are needed while the frames of some nodes have not arrived yet. Copying or clearing with a boolean mask takes
+numpy five to fifty times as long as adding two rows. A bit mask takes only as long as the addition.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _BITS = np.dtype(np.uint32)
 
 
 class ValidityMask:
-    """Validity mask over the N columns of a grouping. of: bool [N]. whole: all columns hold a sample; any: at least one
-    does."""
+    """Validity mask over N columns that belong to groups.
+
+    of: bool [N], whether each column has a sample. whole: whether all columns have a sample. any: whether at least one
+    has.
+    """
 
     def __init__(self, of: BoolArray, grouping: Grouping) -> None:
         self.of = of
@@ -30,26 +33,27 @@ class ValidityMask:
 
     @cached_property
     def first(self) -> int:
-        """First column that holds a sample."""
+        """Return the index of the first column that has a sample."""
         return int(self.of.argmax())
 
     @cached_property
     def sizes(self) -> IndexArray:
-        """Number of members of each group that hold a sample: [groups]."""
+        """Return the number of members of each group that have a sample: [groups]."""
         groups = self._grouping
         return groups.sizes if self.whole else np.bincount(groups.of[self.of], minlength=len(groups))
 
     @cached_property
     def _bits(self) -> npt.NDArray[np.uint32]:
-        """Words with all bits set in columns that hold a sample, and no bit set in other columns: [N]."""
+        """Return one bit mask for each of the N columns: all bits set if the column has a sample, no bit set if it has
+        none."""
         return np.negative(self.of.astype(np.int32)).view(_BITS)
 
     @cached_property
     def _instead(self) -> npt.NDArray[np.uint32]:
-        """Placeholders for missing samples, as bits: [N].
+        """Return a placeholder for each missing sample, as the bits of a float: [N].
 
-        In each group, enough placeholders are below all values that the lower median of all members is the lower median
-        of the known ones.
+        In each group, just enough placeholders are lower than all values. So the lower median of all members equals the
+        lower median of the members that have a sample.
         """
         groups = self._grouping
         missing = groups.order[~self.of[groups.order]]  # by group
@@ -62,24 +66,24 @@ class ValidityMask:
         return instead.view(_BITS)
 
     def clear(self, row: Float32Array) -> None:
-        """Set a row [N] to zero where there is no sample. Changes the row."""
+        """Set the values of a row [N] to zero where there is no sample. Changes the row."""
         bits = row.view(_BITS)
         np.bitwise_and(bits, self._bits, out=bits)
 
     def put(self, row: Float32Array, values: Float32Array) -> None:
-        """Copy the values [N] that hold a sample into a row. Changes the row."""
+        """Copy those of the N values that are samples into a row. Changes the row."""
         bits = row.view(_BITS)
         bits ^= (bits ^ values.view(_BITS)) & self._bits
 
     def fill(self, row: Float32Array) -> None:
-        """Fill missing samples of a row [N] with the placeholders for medians. Changes the row."""
+        """Replace missing samples of a row [N] by placeholders that do not change the medians. Changes the row."""
         bits = row.view(_BITS)
         np.bitwise_and(bits, self._bits, out=bits)
         np.bitwise_or(bits, self._instead, out=bits)
 
 
 class ValidityMasks:
-    """Cache of recent validity masks. Most features of an evaluation share one."""
+    """Cache of recent validity masks. Most features of one evaluation use the same mask."""
 
     MOST = 8
 
@@ -89,7 +93,7 @@ class ValidityMasks:
         self._met: list[ValidityMask] = []
 
     def of(self, row: Float32Array) -> ValidityMask:
-        """Return the mask of a row [N], N >= 1."""
+        """Return the mask for a row of N >= 1 values, in which NaN means that there is no sample."""
         if not np.isnan(row.min()):
             return self._whole
         known = ~np.isnan(row)

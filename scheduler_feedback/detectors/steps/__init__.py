@@ -1,4 +1,4 @@
-"""Reported step times: alignment into windows, the healthy baseline, and the expected work of a step.
+"""Reported step times: windows of aligned steps, the healthy baseline, and the expected work of a step.
 
 Start at ``windows.py``.
 """

@@ -17,59 +17,75 @@ from scheduler_feedback.detectors.steps.places import Places, middle_of_others, 
 from scheduler_feedback.detectors.steps.windows import LEAST_COMPUTE, Window, join
 
 SKIPPED_STEPS = 3
-"""Number of skipped steps: the first steps compile, allocate and fill caches."""
+"""Number of first steps that are not used, because they compile, allocate and fill caches."""
 
 WARM_UP_STEPS = 25
+"""The warm-up has at least this many steps. In public step traces the variation of a rank is known after about 25
+steps."""
+
 WARM_UP_SECONDS = 8.0
-"""In public step traces the scale of a rank settles within about 25 steps. The warm-up lasts at least eight seconds, so
-that a disturbance of a second or two does not determine the baseline of short steps."""
+"""The warm-up takes at least this many seconds, so that a disturbance of a second or two does not spoil the baseline of
+a job with short steps."""
 
 SPREAD_FLOOR = 0.02
-"""Minimum scale: two per cent. Below it, a very regular job would have alarms for tiny deviations."""
+"""Minimum standard deviation of a rank's step times: two per cent. With less, a very regular job would raise alarms for
+tiny deviations."""
 
 FROM_START_PEERS = float(np.log(1.15))
+"""A rank was slow from the start only if it was slower than its peers in the warm-up by at least this ratio (logarithm
+of 1.15)."""
+
 FROM_START_SELF = float(np.log(1.10))
+"""A rank was slow from the start only if it was slower than in an earlier attempt by at least this ratio (logarithm of
+1.10)."""
+
 FROM_START_SIGMAS = 4.0
-"""A rank with such an excess over its peers, or over its own role in an earlier attempt, is slow from the start. Four
-sigma of the others' own spread: unequal pipeline stages spread a healthy gang (ByteDance trace ST)."""
+"""A rank was slow from the start only if it was slower by at least this many standard deviations of the other ranks.
+Unequal pipeline stages spread the ranks of a healthy gang (ByteDance trace ST)."""
 
 LEAST_SHARE = 16
-"""If more nodes are slow from the start than one for each sixteen ranks, the work is divided unequally."""
+"""If more than one node for each sixteen ranks is slow from the start, the work is divided unequally and no rank is
+slow."""
 
 EARLY_WINDOWS = 3
+"""A rank is reported before the warm-up ends only if it was slow in this many windows."""
+
 EARLY_RATIO = float(np.log(1.3))
-"""Number of windows, and ratio to the peers in each of them, that suffice to find a rank that is slow from the start.
-The baseline of all other ranks is still learned at the end of the warm-up."""
+"""A rank is reported before the warm-up ends only if it was slower than its peers by at least this ratio (logarithm of
+1.3) in each of the first EARLY_WINDOWS windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Healthy means of n ranks. All times are in seconds a step."""
+    """Usual values of n healthy ranks, learned in the warm-up. All times are in seconds a step."""
 
     steps: int
-    """Number of steps of the warm-up."""
+    """Number of steps of the warm-up from which the values were learned."""
     step_seconds: float
-    """Mean step time of the gang."""
+    """Mean step time of the gang in the warm-up, in seconds."""
     shared_wait: float
-    """Time of the collective itself."""
+    """Seconds a step that even the last rank spends in collectives: the duration of the communication itself."""
     compute: FloatArray
-    """Compute time: float64 [n]."""
+    """Mean compute time of each rank in the warm-up, in seconds a step: float64 [n]."""
     wait: FloatArray
-    """Time that each rank waits: float64 [n]."""
+    """Mean time that each rank waits in collectives, in seconds a step: float64 [n]."""
     own_spread: FloatArray
-    """Standard deviation of the log of a window's compute time against the peers: float64 [n]."""
+    """Standard deviation of each rank's compute time relative to its peers, over windows, in log seconds: float64
+    [n]."""
     parts: FloatArray
-    """CPU, run-queue and block-I/O time: float64 [n, 3], NaN if unknown."""
+    """Time of each rank on a CPU, waiting for a CPU, and waiting for disks, in seconds a step: float64 [n, 3], NaN if
+    unknown."""
     parts_compute: FloatArray
-    """Compute time of each rank over exactly the windows of `parts`: float64 [n]."""
+    """Compute time of each rank over the windows in which the process counters of `parts` were known, in seconds a
+    step: float64 [n]."""
     from_start: npt.NDArray[np.bool_]
-    """Ranks that were slow in the warm-up already: bool [n]."""
+    """Whether each rank was already slow in the warm-up: bool [n]."""
     reference: FloatArray
-    """Expected healthy compute time of each rank: float64 [n]."""
+    """Compute time to expect of each rank if it is healthy, in seconds a step: float64 [n]."""
     role_known: bool
-    """Whether an earlier attempt of the gang shows the ranks' usual offsets from their peers."""
+    """Whether an earlier attempt of the gang shows how each rank usually differs from its peers."""
     final: bool = True
-    """Whether the baseline covers a whole warm-up. If not, it was learned early, for a rank that is slow from the
+    """Whether the baseline covers a whole warm-up. If not, it was learned early because a rank is slow from the
     start."""
 
     @property
@@ -79,17 +95,18 @@ class Baseline:
 
 
 def log_compute(compute: FloatArray, step_seconds: float) -> FloatArray:
-    """Return the log of compute times. Times that are too short to matter count as LEAST_COMPUTE of a step."""
+    """Return the logarithm of compute times. Shorter times than the share LEAST_COMPUTE of a step count as that
+    share."""
     result: FloatArray = np.log(np.maximum(compute, LEAST_COMPUTE * step_seconds))
     return result
 
 
 def per_step(windows: Sequence[Window]) -> FloatArray:
-    """Return the counters' increase a step from the start of the first window to the start of the last: [n, 5], NaN if
-    unknown.
+    """Return the increase of each rank's process counters per step: [n, 5], NaN if unknown.
 
-    Only the start of the last window is used: when that window is complete, samples from both sides of its start have
-    arrived. Elapsed time is taken from the counters, not from the windows.
+    The increase is measured from the start of the first window to the start of the last one. The end of the last window
+    is not used, because samples after it may not have arrived. Elapsed time is taken from the counters, not from the
+    windows.
     """
     first, last = windows[0].began, windows[-1].began
     elapsed = (last.at_ns - first.at_ns) * 1e-9
@@ -102,11 +119,11 @@ def per_step(windows: Sequence[Window]) -> FloatArray:
 
 
 def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, final: bool = True) -> Baseline:
-    """Learn and freeze the baseline from the windows of the warm-up.
+    """Learn the baseline from the windows of the warm-up, and return it.
 
-    role: float64 [n], log compute time relative to the gang's median in an earlier attempt; None without one. Each
-    rank's worst window, and the gang's worst step time, are excluded: a single stall during start-up must not affect
-    the baseline; two stalls are normal behaviour.
+    role: float64 [n], log compute time relative to the gang's median in an earlier attempt; None without one. The worst
+    window of each rank, and the worst step time of the gang, are excluded: a single stall during start-up must not
+    affect the baseline, but two stalls are normal behaviour.
     """
     compute = np.array([window.compute for window in windows])
     usual_windows = sorted(windows, key=lambda window: window.step_seconds)[: max(1, len(windows) - 1)]
@@ -141,7 +158,7 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
 
 
 def learn_early(windows: Sequence[Window], role: FloatArray | None, where: Places) -> Baseline | None:
-    """Return a baseline of the first few windows, if a rank is far slower than its peers in all of them; else None."""
+    """Return a baseline of the first few windows if a rank is far slower than its peers in all of them; else None."""
     if len(windows) < EARLY_WINDOWS or not all(window.known for window in windows):
         return None
     found = learn(windows, role, where, final=False)

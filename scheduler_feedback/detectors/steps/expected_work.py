@@ -1,8 +1,8 @@
-"""Expected work: compute time to expect for the work of a rank.
+"""Expected work: the compute time to expect for the sequences that a rank processes.
 
-Sequences of unequal length make ranks unequal without a fault. A step of a transformer costs alpha N for N tokens, plus
-beta times the sum of squared sequence lengths for attention. Both factors are fitted once, to the healthy warm-up, from
-the ranks' reports.
+Sequences of unequal length make ranks unequal without a fault. A step of a transformer costs a constant times the
+number of tokens, plus another constant times the sum of squared sequence lengths (for attention). Both constants are
+fitted once, to the reports of the healthy warm-up.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import numpy as np
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 
 LEAST_EXPLAINED = 0.3
-"""Minimum share of the variance that a fit must explain. Otherwise tokens do not determine the time."""
+"""The fitted model is used only if it explains at least this share of the variance of compute times. Otherwise tokens
+do not determine the time."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
-"""Limits of the factor. Values beyond them did not occur in the warm-up, and the line is not extrapolated."""
+"""Limits of the expected compute time relative to the usual one. Larger changes did not occur in the warm-up, and the
+fit is not extrapolated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute seconds = fixed + a_token * tokens + a_square * squares, in units of the usual compute time."""
+    """Fitted model: compute time = fixed + a_token * tokens + a_square * squares, in units of the usual compute
+    time."""
 
     fixed: float
     a_token: float
@@ -40,10 +43,10 @@ class Work:
 
 
 def fit(compute: FloatArray, tokens: FloatArray, squares: FloatArray) -> Work | None:
-    """Fit the model to windows of the warm-up: [w, n] each, NaN if not reported; None if tokens explain little.
+    """Fit the model to w windows of the warm-up and n ranks; None if tokens explain too little of the compute time.
 
-    Each rank is centred on its own mean, so that a slow rank does not look like more work. Negative factors are
-    dropped.
+    All arrays are [w, n], NaN if not reported. Only variations of a rank around its own mean count, so that a slow rank
+    does not look like more work. A negative constant is left out.
     """
     known = np.isfinite(compute) & np.isfinite(tokens) & (compute > 0)
     if known.sum() < 8 or len(compute) < 2:

@@ -1,4 +1,4 @@
-"""Nodes and roles of a gang's ranks, and medians over the peers of a role."""
+"""Nodes and roles of a gang's ranks, and medians over ranks of one role."""
 
 from __future__ import annotations
 
@@ -12,36 +12,41 @@ from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.detectors.stats.medians import median_of_others, median_of_the_others
 
 LEAST_PEERS = 4
-"""Minimum size of a group that can vote: in a smaller one, two peers cannot outvote a third, and only a rank's own
-history counts."""
+"""Ranks of a role are compared with each other only if the role has at least this many. In a smaller role only a rank's
+own history counts, because too few peers remain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Nodes and roles of the ranks. Ranks of one role (pipeline stage) do the same work."""
+    """Nodes and roles of n ranks on m nodes. Ranks of one role (pipeline stage) do the same work."""
 
     names: tuple[str, ...]
-    """Names of the nodes: [m]."""
+    """Name of each node: m names."""
     index: npt.NDArray[np.intp]
-    """Index of each rank's node: [n]."""
+    """Index in `names` of each rank's node: [n]."""
     role: npt.NDArray[np.intp]
-    """Role of each rank: [n]."""
+    """Number of each rank's role: [n]."""
     roles: tuple[npt.NDArray[np.intp], ...]
-    """Ranks of each role."""
+    """Indices of the ranks of each role."""
     layout_known: bool
-    """Whether a layout defines the roles. Otherwise all ranks have one role."""
+    """Whether the layout of the job is known and defines the roles. If not, all ranks have one role."""
     grid: npt.NDArray[np.intp] | None
-    """Ranks of the roles, [roles, size], if all roles have one size: for arithmetic on all at once."""
+    """Indices of the ranks by role, [roles, ranks of a role]; None if roles differ in size."""
     votes: npt.NDArray[np.bool_]
-    """Whether a role has enough ranks to outvote one of them: bool [roles]."""
+    """Whether each role has enough ranks to outvote one of them: bool [roles]."""
     by_node: tuple[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]], ...]
-    """For each role: its ranks by node, its nodes, and the index in that order at which each node begins."""
+    """For each role, three arrays: its ranks sorted by node, the nodes, and for each node the index of its first rank
+    in the sorted array."""
     node_grid: npt.NDArray[np.intp] | None
-    """`grid` as [roles, nodes, size], if all roles have equally many nodes, and equally many ranks on each."""
+    """Indices of the ranks by role and node, [roles, nodes, ranks]; None if the numbers of nodes or ranks differ."""
+
+    def on_one_node(self, rank: int) -> bool:
+        """Return whether all ranks of the role of the rank with this index are on one node."""
+        return len(self.by_node[int(self.role[rank])][1]) == 1
 
 
 def places(shape: Shape) -> Places:
-    """Number the nodes and roles of the ranks."""
+    """Return the nodes and roles of the gang's ranks, numbered from 0."""
     names, index = np.unique(np.asarray(shape.nodes), return_inverse=True)
     role = shape.roles
     roles = tuple(np.flatnonzero(role == number) for number in range(int(role.max()) + 1))
@@ -64,14 +69,17 @@ def places(shape: Shape) -> Places:
 
 
 def middle_of_others(values: FloatArray, where: Places) -> FloatArray:
-    """Return the median of the other ranks of the role if they can vote, else of all other ranks: [n] -> [n]."""
+    """Return for each rank the median of the other ranks of its role, or of all other ranks if the role is too small:
+    [n ranks] -> [n ranks].
+    """
     if len(where.roles) == 1 or not where.votes.all():
         return median_of_others(values)
     return _of_roles(values, where)
 
 
 def middle_of_others_of(values: FloatArray, where: Places, rank: int) -> float:
-    """Return ``middle_of_others`` for one rank (index)."""
+    """Return for the rank with this index the median of the other ranks of its role, or of all other ranks if the role
+    is too small."""
     if len(where.roles) == 1 or not where.votes.all():
         return median_of_the_others(values, rank)
     members = where.roles[where.role[rank]]
@@ -79,7 +87,7 @@ def middle_of_others_of(values: FloatArray, where: Places, rank: int) -> float:
 
 
 def middle_of_peers(values: FloatArray, where: Places) -> FloatArray:
-    """Return the median of the other ranks of the role: [n] -> [n]; NaN if they are too few to vote."""
+    """Return for each rank the median of the other ranks of its role, [n ranks]; NaN if the role is too small."""
     return _of_roles(values, where)
 
 

@@ -1,8 +1,8 @@
-"""Shared sequences: ranks of one model replica process the same sequences, and are slow together if these are long.
+"""Shared sequences: all ranks of one model replica process the same sequences, and are slow together if these are long.
 
-A fault of one member does not make other ranks compute longer: they wait. If the ranks of one replica (one data rank,
+A fault of one rank does not make other ranks compute longer: they wait. If the ranks of one replica (one data rank,
 with all its stages and tensor ranks) compute longer at the same time, on several nodes, they have more work. If the
-replica is on one node, the node may be faulty as well; then the job's history and the counters decide.
+replica is on one node, the node may be faulty instead; then the job's history and the counters decide.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from scheduler_feedback.detectors.straggler.alarm_case import Case
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 
 ALIKE_SHARE = 0.5
-"""Minimum excess of the replica's median, as a share of the suspect's excess, for a common cause."""
+"""The suspect and the other ranks of its replica have one cause if the replica's median rank slowed down by at least
+this share of the suspect's slowdown."""
 
 PRESENT_SHARE = 0.9
-"""A rank that does not report is filled in from its peers, which says nothing about its work. A mate must have reported
-in this share of the windows in which the suspect reported."""
+"""Another rank of the replica is compared only if it reported in at least this share of the suspect's windows. Values
+of a rank that does not report are filled in from its peers, and show nothing about its work."""
 
 UNEVEN = 0.03
-"""Minimum healthy variation of a rank relative to its peers that indicates unequal work in each step. Balanced public
-traces vary by 0.4 to 1 % (ByteDance AR), long-context jobs by 11 % (notes of the same traces)."""
+"""Work is unequal in each step if a healthy rank varies by at least this much relative to its peers. Balanced public
+traces vary by 0.4 to 1 %, long-context jobs by 11 % (ByteDance)."""
 
 LASTING_EPISODES = 3.0
+"""An episode of slowness this many times as long as the longest earlier episode is not caused by sequences, which
+change in each step."""
+
 LEAST_EPISODE = 8
-"""Sequences are drawn in each step. An episode three times as long as the longest earlier one, or three times eight
-windows if that is more, is not chance."""
+"""Number of windows used for the longest earlier episode, if that was shorter."""
 
 EXPLAINED_BY_WORK = frozenset({Cause.UNKNOWN, Cause.COMPUTE})
-"""Causes that longer sequences explain: they need more computing."""
+"""Causes, as shown by counters, that longer sequences can explain: longer sequences need more computing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Comparison of the suspect with the ranks of its replica."""
+    """Comparison of a suspect with the other ranks of its replica."""
 
     ranks: tuple[int, ...]
     """Indices of the other ranks of the replica."""
@@ -51,16 +54,17 @@ class Alike:
     nodes: int
     """Number of nodes of the replica."""
     others_of_node: float
-    """Increase for ranks on the suspect's node that process other samples; -inf without such ranks."""
+    """Increase of compute time of ranks on the suspect's node that process other samples, in log seconds; -inf without
+    such ranks."""
 
     @property
     def node_wide(self) -> bool:
-        """Whether ranks on the suspect's node that process other samples are slow as well."""
+        """Whether ranks on the suspect's node that process other samples are also slow."""
         return self.others_of_node >= ALIKE_SHARE * self.own
 
     @property
     def slow(self) -> bool:
-        """Whether the replica is slow like the suspect."""
+        """Whether the other ranks of the replica are slow like the suspect."""
         return self.own > 0 and self.theirs >= ALIKE_SHARE * self.own
 
     def evidence(self) -> Evidence:
@@ -70,10 +74,8 @@ class Alike:
 
 
 def mates(shape: Shape, rank: int) -> IndexArray:
-    """Return the indices of the other ranks of the suspect's replica.
-
-    None if the layout is unknown or has one replica.
-    """
+    """Return the indices of the other ranks of the suspect's replica; None if the layout is unknown or has one
+    replica."""
     replica = shape.groups.get("pipeline")
     if replica is None or not (replica != replica[rank]).any():
         return np.zeros(0, np.intp)
@@ -83,7 +85,8 @@ def mates(shape: Shape, rank: int) -> IndexArray:
 
 
 def alike(case: Case, shape: Shape) -> Alike | None:
-    """Compare a suspect with its reporting mates over the alarm's interval; None without any."""
+    """Compare a suspect with the reporting ranks of its replica, since the alarm began; None if there are no such
+    ranks."""
     its_mates = mates(shape, case.rank)
     present = case.mean("present")
     its_mates = its_mates[present[its_mates] >= PRESENT_SHARE * present[case.rank]]
@@ -101,9 +104,9 @@ def alike(case: Case, shape: Shape) -> Alike | None:
 
 
 def judged_by_sequences(judgement: Judgement, case: Case, job: JobTelemetry, windows: int, longest: int) -> Judgement:
-    """Refuse the judgement if the suspect's sequences explain it as well as a fault.
+    """Refuse the judgement if the suspect's sequences explain its slowness as well as a fault does.
 
-    windows: length of the alarm's episode. longest: longest earlier episode of the job.
+    windows: number of windows since the slowness began. longest: the same for the longest earlier slowness of the job.
     """
     # A stopped process is not explained by more work.
     if judgement.refusal or judgement.cause is Cause.SUSPENDED or not case.switches.same_samples:

@@ -1,4 +1,4 @@
-"""Windows of aligned steps: means of each rank, and how much shorter the steps would have been without each rank."""
+"""Windows of aligned steps: mean times of each rank, and the time that the steps would save without each rank."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from scheduler_feedback.detectors.steps.expected_work import Work
 from scheduler_feedback.detectors.steps.places import Places
 
 WINDOW_SECONDS = 1.0
-"""Minimum length of a window: frames arrive once a second, so that shorter windows find nothing sooner."""
+"""A window lasts at least this many seconds. Frames arrive once a second, so that shorter windows would find nothing
+sooner."""
 
 WINDOW_STEPS = 5
+"""A window has at least this many steps. A mean of fewer steps is noisy."""
+
 LONG_WINDOW_SECONDS = 2.0
-"""A window contains at least five steps, because a mean of fewer is noisy, unless they take longer than two seconds.
-Waiting for more long steps would cost more time than their mean saves."""
+"""A window that lasts at least this many seconds may contain fewer than WINDOW_STEPS steps."""
 
 SHARED_WAIT_SLACK = 1.25
-"""The time of a collective varies with load by about a quarter. A stop is longer."""
+"""A collective that takes more than this many times its usual duration contains a stop of a process."""
 
 LEAST_COMPUTE = 0.02
-"""Minimum compute time, as a share of a step: changes below it cannot change the step time measurably."""
+"""Shorter compute times count as this share of a step: changes below it cannot change the step time measurably."""
 
 LONGEST_SECONDS = 4e9
-"""Maximum seconds of a step: the unit of time of a trace may be anything, and longer times would exceed 64 bits."""
+"""Maximum duration of a step in seconds. Longer times, possible in traces with another unit, would exceed 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +47,37 @@ class Window:
     last_ns: int
     """Wall time at the end of the window, in ns."""
     step_seconds: float
-    """Mean over steps and ranks, end to end."""
+    """Mean time in seconds from the end of a step to the end of the next, over steps and ranks."""
     compute: FloatArray
-    """Mean compute seconds a step: float64 [n], NaN if waits are unknown. Normalised by work (expected_work.py) once
-    that is known."""
+    """Mean compute seconds a step of each rank: float64 [n], NaN if waits are unknown. Once the effect of sequence
+    lengths is known (expected_work.py), it is removed."""
     wait: FloatArray
-    """Mean seconds a step in collectives: float64 [n], NaN if unknown."""
+    """Mean seconds a step that each rank waits in collectives: float64 [n], NaN if unknown."""
     gain: FloatArray
-    """Time by which the steps would have been shorter without the rank: float64 [n]. In each step, this is the largest
-    compute time of the rank's role, minus the largest of the role's other ranks; the field has the mean over steps."""
+    """Mean seconds that a step would save without the rank: float64 [n]. For one step this is the rank's compute time
+    minus the largest of the other ranks of its role, if the rank is the slowest; else zero."""
     node_gain: FloatArray
-    """Time by which the steps would have been shorter without all ranks of a node: float64 [m]. Computed as `gain`."""
+    """Mean seconds that a step would save without all ranks of a node: float64 [m]."""
     peak: FloatArray
-    """Largest compute time of each rank: float64 [n]."""
+    """Largest compute time of each rank in one step of the window, in seconds: float64 [n]."""
     peak_step: IntArray
     """Number of the step in which each rank had its largest compute time: int64 [n]."""
     shared_wait: float
-    """Mean over steps of the shortest wait of any rank: the time of the collective itself."""
+    """Mean over steps of the shortest wait of any rank, in seconds: the duration of the collective itself."""
     began: Consumed
-    """Cumulative counters at the start of the window."""
+    """Cumulative process counters of each rank at the start of the window."""
     stopped: FloatArray
-    """Number of samples in the window that found the rank stopped: float64 [n]."""
+    """Number of samples in the window that found each rank stopped: float64 [n]."""
     present: npt.NDArray[np.bool_]
-    """Whether any step of the rank was reported in the window: bool [n]."""
+    """Whether each rank reported any step in the window: bool [n]."""
     first_step: int
     last_step: int
     tokens: FloatArray
-    """Mean tokens a step: float64 [n], NaN if not reported."""
+    """Mean tokens a step of each rank: float64 [n], NaN if not reported."""
     squares: FloatArray
-    """Mean sum of squared lengths a step: float64 [n], NaN if not reported."""
+    """Mean over steps of each rank's sum of squared sequence lengths: float64 [n], NaN if not reported."""
     alike: float
-    """Correlation of forward and backward times over ranks and steps, each against the step's median; NaN if
+    """Correlation of forward with backward times over ranks and steps, each relative to the median of the step; NaN if
     unknown."""
 
     @property
@@ -84,7 +86,7 @@ class Window:
         return bool(np.isfinite(self.compute).all())
 
     def of_the_gang(self) -> Window:
-        """Return the window with its gang values only; arrays are empty."""
+        """Return the window without its per-rank values: only the values of the whole gang remain."""
         return replace(
             self, compute=_NONE, wait=_NONE, gain=_NONE, node_gain=_NONE, peak=_NONE, peak_step=_NO_STEPS,
             began=_NOT_CONSUMED, stopped=_NONE, present=_NO_STEPS.astype(np.bool_), tokens=_NONE, squares=_NONE,
@@ -101,10 +103,10 @@ ConsumedAt = Callable[[IntArray], Consumed]
 def cut(
     steps: StepTable, where: Places, consumed: ConsumedAt | None, timed: bool = True, work: Work | None = None
 ) -> tuple[list[Window], int]:
-    """Cut completed steps into whole windows. Return the windows and the number of steps used.
+    """Divide completed steps into windows. Return the windows and the number of steps used.
 
-    Steps that are too few for a window are left for later. timed: windows of about a second; otherwise one step each,
-    independent of the unit of time. work: expected compute time of each rank for its work.
+    Steps that do not fill a window are not used yet. timed: whether a window lasts about a second; if not, each step is
+    one window. work: fitted model of the compute time that each rank needs for its sequences.
     """
     if not timed:
         return [_window(steps, slice(k, k + 1), where, consumed, work) for k in range(len(steps))], len(steps)
@@ -122,7 +124,7 @@ def cut(
 
 
 def _mean_of_known(values: FloatArray) -> FloatArray:
-    """Return the mean of each row's known values, 0 if none is known: [k, n] -> [k]."""
+    """Return the mean of the known values in each of k rows: [k, n] -> [k]. The mean is 0 if no value is known."""
     mean: FloatArray = values.mean(axis=1)
     if np.isnan(mean).any():
         with np.errstate(invalid="ignore"):
@@ -185,10 +187,11 @@ def _mean(values: FloatArray | None, rows: slice, ranks: int) -> FloatArray:
 
 
 def _filled(values: FloatArray, where: Places) -> FloatArray:
-    """Fill missing values with the role's time in that step, plus the rank's usual difference from it: [k, n].
+    """Fill each missing value with the median of the role in that step, plus the rank's usual difference from it: [k
+    steps, n].
 
-    Within a role: a node that does not report, filled with the time of lighter stages, would make the rest of its stage
-    look slow. Within a step: a rank that reported only the step of a checkpoint would look slow in all steps.
+    The role is used, because values of lighter stages would make the reporting ranks look slow. The step is used,
+    because otherwise a rank that reported only a long step would look slow in all steps.
     """
     result = values.copy()
     for members in where.roles:
@@ -197,7 +200,8 @@ def _filled(values: FloatArray, where: Places) -> FloatArray:
 
 
 def _filled_by_peers(values: FloatArray) -> FloatArray:
-    """Fill missing values of one role as ``_filled``: [k, members]; NaN if none of it is known.
+    """Fill the missing values of one role's ranks, as ``_filled`` describes: [k steps, ranks]. NaN if no value is
+    known.
 
     Differences are used, not ratios: a checkpoint does not take longer on a rank that computes longer.
     """
@@ -224,11 +228,10 @@ def _alike(steps: StepTable, rows: slice, where: Places) -> float:
 
 
 def blame_stopped(window: Window, usual_shared_wait: float, where: Places) -> Window:
-    """Attribute the excess time of the collective to the rank that samples found stopped, if stops are on one node
-    only.
+    """Add the extra time of a collective to the compute time of the rank whose process was stopped in it.
 
-    A rank that is stopped within the collective delays all ranks, and looks like them: all wait. Only its process state
-    shows the stop. The excess wait becomes its compute time.
+    A rank that is stopped within a collective delays all ranks, but its own wait is as long as theirs. Only its process
+    state shows the stop. Nothing is changed if ranks on several nodes were stopped.
     """
     excess = window.shared_wait - SHARED_WAIT_SLACK * usual_shared_wait
     stopped = np.flatnonzero(window.stopped > 0)
@@ -244,7 +247,9 @@ def blame_stopped(window: Window, usual_shared_wait: float, where: Places) -> Wi
 
 
 def _gain_by_rank(compute: FloatArray, where: Places) -> FloatArray:
-    """Return how much shorter the steps would be without each rank, within its role: [k steps, n] -> [n]."""
+    """Return how much shorter the steps of a rank's role would be without that rank, for each rank: [k steps, n ranks]
+    -> [n].
+    """
     result = np.zeros(compute.shape[1])
     if where.grid is not None:
         result[where.grid] = _gain(compute[:, where.grid])
@@ -255,8 +260,10 @@ def _gain_by_rank(compute: FloatArray, where: Places) -> FloatArray:
 
 
 def _gain(compute: FloatArray) -> FloatArray:
-    """Return the mean over steps of the largest less the next value: [k steps, ..., n] -> [..., n]. Overwrites
-    `compute`."""
+    """Return, for each value on the last axis, the mean over steps of how far it exceeds the next largest value.
+
+    Shape [k steps, ..., n] -> [..., n]. Overwrites `compute`.
+    """
     steps, count = len(compute), compute.shape[-1]
     if count == 1:
         return np.zeros(compute.shape[1:])
@@ -272,7 +279,10 @@ def _gain(compute: FloatArray) -> FloatArray:
 
 
 def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> FloatArray:
-    """Return how much shorter the steps would be without each node, the largest of its roles: [m]."""
+    """Return how much shorter the steps would be without each node: [m nodes].
+
+    For a node with several roles, the largest value counts.
+    """
     nodes = len(where.names)
     if nodes == compute.shape[1]:
         return gain[np.argsort(where.index)]
@@ -288,7 +298,7 @@ def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> Float
 
 
 def join(windows: Sequence[Window], field: str) -> FloatArray:
-    """Return the mean of a per-rank, per-node or scalar field over windows, weighted by their steps."""
+    """Return the mean over windows of the field with this name, weighted by the number of steps in each window."""
     weights = np.array([window.steps for window in windows], float)
     parts = [getattr(window, field) for window in windows]
     alike = not isinstance(parts[0], float)  # np.array inspects each array, which takes three times as long

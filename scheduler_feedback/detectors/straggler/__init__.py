@@ -1,4 +1,4 @@
-"""The straggler detector: which rank slows its gang down.
+"""The straggler detector: finds the rank that slows its gang down.
 
 Start at ``straggler.py``.
 """

@@ -1,4 +1,5 @@
-"""The data of an alarm: the outlier rank, its gang, the windows since the alarm began, and what these measure."""
+"""The data of an alarm: the suspected rank, its gang, the windows since the alarm began, and what is measured in
+them."""
 
 from __future__ import annotations
 
@@ -22,18 +23,22 @@ from scheduler_feedback.detectors.steps.places import Places, middle_of_others_o
 from scheduler_feedback.detectors.steps.windows import Window, join
 
 HIT_SIGMAS = 2.0
-"""A rank is slow in a window if its excess is at least two standard deviations."""
+"""A rank is slow in a window only if its excess is at least this many standard deviations."""
 
 FEW = 8
-"""At most one rank in eight can be slow for its own reason at one time. More means a workload or machine problem."""
+"""At most one rank in eight can be slow for its own reason at one time. If more are slow, the workload or the machine
+is the cause."""
+
+FEW_RANKS = 2
+"""Two ranks can be slow for their own reasons at one time if the job has at least FEW ranks."""
 
 Means = dict[tuple[int, str], FloatArray]
-"""Mean of a field over the interval, by number of windows and name of the field."""
+"""Means of fields over the newest windows. The key is the number of windows and the name of the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A window, and the excess of each rank in standard deviations: float64 [n]."""
+    """A window, and the excess of each rank in it, in standard deviations: float64 [n]."""
 
     window: Window
     sigmas: FloatArray
@@ -41,33 +46,34 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An alarmed rank (index) with all data that the checks read."""
+    """One alarm: the index of the suspected rank, and all data that the checks read."""
 
     rank: int
     ranks: tuple[int, ...]
     where: Places
     interval: Sequence[Judged]
-    """Judged windows since the alarm began."""
+    """Windows since the alarm began, with the excess of each rank."""
     baseline: Baseline
     best_step_seconds: float
     alarmed: frozenset[int]
     """Indices of all ranks that are alarmed at the same time."""
     others_spread: float
-    """Spread of the other ranks' compute times, in log seconds."""
+    """Variation of the other ranks' compute times, in log seconds."""
     shared_machine: bool
     switches: Switches
     for_work: bool = False
-    """Whether compute times are normalised by the work of each rank."""
+    """Whether the effect of sequence lengths is removed from compute times."""
     accused: frozenset[int] = frozenset()
-    """Alarmed ranks, except this one, that active verdicts cover."""
+    """Indices of the other alarmed ranks that active verdicts already cover."""
     on_device: bool = False
     """Whether the rank computes on a GPU with readable counters."""
     means: Means = field(default_factory=dict)
-    """Cache of field means by the number of windows. All alarmed ranks of a job share it, because every interval ends
-    now."""
+    """Cache of field means over the newest windows. All alarmed ranks of a job share it, because all their windows end
+    at the same time."""
 
     def mean(self, of: str) -> FloatArray:
-        """Return the mean of a field over the interval, weighted by steps (``windows.join``)."""
+        """Return the mean of the field with this name over the windows since the alarm began, weighted by their
+        steps."""
         key = (len(self.interval), of)
         found = self.means.get(key)
         if found is None:
@@ -77,68 +83,72 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measurements of a case over its interval. Times are in seconds a step."""
+    """Measured values of one alarm, over the windows since it began. Times are in seconds a step."""
 
     windows: int
     slow_windows: int
     sigmas: float
-    """Mean excess of the rank, in standard deviations."""
+    """Mean excess of the suspected rank, in standard deviations."""
     from_start: bool
-    """Whether the rank was already slow during the warm-up. Its peers are then the reference."""
+    """Whether the rank was already slow during the warm-up. It is then compared with its peers instead of its own
+    past."""
     compute: float
     usual: float
-    """Compute time of the reference during the warm-up."""
+    """Compute time of the reference (the rank itself, or its peers) during the warm-up, in seconds a step."""
     drift: float
-    """Compute time of the other ranks relative to the warm-up: drift of the gang is not a rank's fault."""
+    """Compute time of the other ranks, divided by their compute time in the warm-up. A change of all ranks is not one
+    rank's fault."""
     wait: float
     others_wait: float
-    """Median wait of the other ranks."""
+    """Median of the other ranks' waits, in seconds a step."""
     extra_wait: float
-    """How much longer the other ranks wait than this rank, beyond the usual difference."""
+    """How much longer the other ranks wait than this rank does, minus the usual difference; in seconds a step."""
     step_seconds: float
     gain: float
-    """By how much the steps would be shorter without the rank, or without its node if other ranks of the node are
-    alarmed."""
+    """Seconds that a step would save without the rank. If other ranks of its node are alarmed, the whole node is left
+    out; if the node has all ranks of the role, only its alarmed ranks are."""
     next_gain: float
-    """Time by which the steps would be shorter without the next best rank."""
+    """Seconds that a step would save without the next best suspect."""
     few: bool
-    """Whether so few ranks are alarmed that each can be slow for its own reason."""
+    """Whether few enough ranks are alarmed for each to be slow for its own reason."""
     of_node: tuple[int, ...]
-    """Indices of the other alarmed ranks of the same node."""
+    """Indices of the other alarmed ranks on the same node."""
     of_other_nodes: tuple[int, ...]
-    """Indices of the alarmed ranks of other nodes."""
+    """Indices of the alarmed ranks on other nodes."""
     split: Attribution
 
     @property
     def expected(self) -> float:
-        """Compute time of a healthy rank in the interval."""
+        """Compute time that the rank would have if it were healthy, in seconds a step."""
         return self.usual * self.drift
 
     @property
     def excess(self) -> float:
-        """Compute time of the rank beyond the expected compute time."""
+        """Compute time of the rank minus the compute time that it would have if it were healthy, in seconds a step."""
         return float(self.compute - self.expected)
 
     @property
     def without(self) -> float:
-        """Step time that the gang would have without the rank."""
+        """Step time in seconds that the gang would have without the suspected rank."""
         return max(self.step_seconds - self.gain, 1e-9)
 
     @property
     def slowdown(self) -> float:
-        """Step time divided by the step time without the rank."""
+        """Step time of the gang divided by its step time without the suspected rank."""
         return self.step_seconds / self.without
 
 
 def measure(case: Case) -> Measured:
-    """Measure the alarmed rank against its healthy state and its peers."""
+    """Return the measured values of the suspected rank, compared with its healthy state and its peers."""
     rank, baseline, where = case.rank, case.baseline, case.where
     from_start = bool(baseline.from_start[rank])
     compute, wait, gain = case.mean("compute"), case.mean("wait"), case.mean("gain")
     of_node = [r for r in sorted(case.alarmed) if r != rank and where.index[r] == where.index[rank]]
     of_other_nodes = [r for r in sorted(case.alarmed) if where.index[r] != where.index[rank]]
-    few = len(case.alarmed) <= max(1, len(case.ranks) // FEW)
+    few = len(case.alarmed) <= most_alarmed(len(case.ranks))
     own_gain = float(case.mean("node_gain")[where.index[rank]] if of_node else gain[rank])
+    if of_node and where.on_one_node(rank):
+        own_gain = max(own_gain, _gain_beyond(compute, case, [rank, *of_node]))
     if of_other_nodes and few:
         own_gain = max(own_gain, _gain_beyond(compute, case, [rank, *(set(of_node) - case.accused)]))
     split = _attribute(case, from_start)
@@ -166,11 +176,16 @@ def measure(case: Case) -> Measured:
     )
 
 
-def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
-    """Return the windows in which the rank is slow: by two standard deviations, and by a quarter of its second largest
-    excess.
+def most_alarmed(ranks: int) -> int:
+    """Return how many ranks of a job with this number of ranks can be slow for their own reasons at one time."""
+    return max(FEW_RANKS, ranks // FEW) if ranks >= FEW else 1
 
-    The second largest excess is the reference, so that one long stall does not hide all other slow windows.
+
+def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
+    """Return the windows in which the rank is slow: its excess is at least two standard deviations, and at least a
+    quarter of its second largest excess.
+
+    The second largest excess is used, so that one long stall does not hide all other slow windows.
     """
     sigmas = np.array([judged.sigmas[rank] for judged in interval])
     second = np.partition(sigmas, -2)[-2] if len(sigmas) > 1 else 0.0
@@ -181,17 +196,17 @@ def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
 def stopped_again(interval: Sequence[Judged], rank: int) -> bool:
     """Return whether samples found the rank stopped more than once.
 
-    One stop lies in one step, and therefore in one window. Interpolation can extend it to the window before. Two
-    windows that are not adjacent, or three windows, are at least two stops.
+    One stop is within one step, and therefore in one window. By interpolation it can also appear in the window before.
+    So two windows that are not adjacent, or three windows, are at least two stops.
     """
     found = [index for index, judged in enumerate(interval) if judged.window.stopped[rank] > 0]
     return len(found) > 1 and found[-1] - found[0] > 1
 
 
 def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
-    """Return by how much the steps would be shorter without these ranks, after removing the other alarmed ranks.
+    """Return the time that a step would save without these ranks (`own`), after the other alarmed ranks are removed.
 
-    The cost of the other ranks, which are slow for their own reasons, is not attributed to these.
+    So the cost of other ranks, which are slow for their own reasons, is not attributed to these ranks.
     """
     alarmed = np.zeros(len(compute), np.bool_)
     alarmed[list(case.alarmed)] = True
@@ -203,9 +218,9 @@ def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
 
 
 def _extra_wait(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:
-    """Return by how much the rank delays the others: seconds per step.
+    """Return by how much the rank delays the others, in seconds a step.
 
-    This is the others' wait minus the rank's own wait, minus the usual value of this difference.
+    This is the others' wait minus the rank's own wait, minus the usual value of this difference (`usual`).
     """
     now = middle_of_others_of(wait, where, rank) - float(wait[rank])
     return now if usual is None else now - (middle_of_others_of(usual, where, rank) - float(usual[rank]))

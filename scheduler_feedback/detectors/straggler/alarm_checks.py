@@ -1,7 +1,7 @@
 """Checks that an alarm must pass to become a verdict.
 
-An alarm means that one rank is an outlier (alarm_case.py). The checks cover all windows since the alarm began. They
-test whether the job is slowed, whether this rank alone slows it, and whether the cause is the rank's own.
+An alarm means that one rank differs from its peers (alarm_case.py). The checks use all windows since the alarm began.
+They test whether the job is slower, whether this rank alone slows it, and whether the cause is the rank's own.
 """
 
 from __future__ import annotations
@@ -18,56 +18,58 @@ from scheduler_feedback.detectors.straggler.alarm_case import Case, Measured, me
 from scheduler_feedback.detectors.straggler.alarm_evidence import evidence_of
 
 LEAST_SLOWDOWN = 1.05
-"""Minimum slowdown for which a job may be stopped: five per cent (the threshold of EROICA and Guard)."""
+"""An alarm becomes a verdict only if the job is at least this many times slower: five per cent, as in EROICA and
+Guard."""
 
 FIRST_SLOWDOWN = 1.15
-"""Minimum slowdown to report before the baseline is final: healthy workers vary by a tenth for a few steps (PAI job
+"""Used instead of LEAST_SLOWDOWN before the warm-up has ended. Healthy workers vary by a tenth for a few steps (PAI job
 1)."""
 
 INVERTED = 0.7
-"""Maximum wait of a culprit relative to its peers. Public traces: a culprit waited 0.144 times as long as its peers,
-the lowest healthy rank 0.85 times."""
+"""A rank is the culprit only if it waits at most this share of the time for which its peers wait. In public traces a
+culprit had 0.144, and no healthy rank had less than 0.85."""
 
 EXTRA_WAIT_SHARE = 0.5
-"""Minimum extra wait of the peers, as a share of the suspect's excess. Below it the peers did not wait for the
-suspect."""
+"""A rank is the culprit only if its peers wait for it at least this share of its excess time."""
 
 ALONE = 3.0
-"""Minimum ratio of the seconds that the suspect explains to those of the next rank. Below it the alarm is refused,
-unless samples found the suspect stopped more than once."""
+"""A rank is the culprit only if it explains at least this many times as much lost time as the next rank. Not tested if
+samples found the rank stopped more than once."""
 
 
 OWN_PERIOD_HITS = 3
+"""A rank has periodic work of its own, such as checkpoints, only if at least this many slow steps are at a fixed
+period."""
+
 OWN_PERIOD_STEPS = 5
-"""Three or more slow steps exactly n steps apart (n >= 5) are periodic work of the rank: checkpoints, evaluation,
-garbage collection. Faults are not tied to step numbers. A stopped process is exempt, because stops can coincide with
-steps."""
+"""A rank has periodic work of its own only if the period is at least this many steps. Faults do not occur at fixed
+steps. Stopped processes are not tested for a period, because their stops can coincide with steps."""
 
 CONCENTRATED = 0.6
-"""Minimum share of a window's excess that a single step must hold."""
+"""A period is measured only if a single step has at least this share of the excess time of its window."""
 
 LARGER_PART = float(np.log(1.6))
-"""A rank that was slow from the start may have more work: pipeline stages of healthy jobs differ by up to half
-(ByteDance trace ST; NVRx's rule, 1.33 times, accuses two of its ranks). Above this ratio the detector reports a
-straggler, with low confidence."""
+"""A rank that was slow from the start is accused only if it is slower than its peers by at least this ratio (the
+logarithm of 1.6). With less, more work can be the reason: pipeline stages of healthy jobs differ by up to half
+(ByteDance trace ST)."""
 
 LARGER_PART_OF_ROLE = float(np.log(1.25))
-"""As LARGER_PART, if the layout shows that the peers do the same work: only uneven data or experts can explain the
-ratio."""
+"""Used instead of LARGER_PART if the layout gives the peers the same work. Then only uneven data or experts can be the
+reason."""
 
 TOKENS_SHARE = 0.5
-"""Tokens that explain half of a rank's excess are its reason. If tokens determined the compute time during warm-up,
-compute times are already normalised by work, and this check does not apply."""
+"""If the rank's tokens explain at least this share of its excess time, they are the reason, and the alarm is refused.
+Not tested if the effect of tokens has already been removed from compute times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Result of the checks for one alarmed rank."""
+    """Result of the checks for one suspected rank."""
 
     rank: int
     slowdown: float
-    """Step time over step time without the suspect, or without its node where other ranks of the node are outliers
-    too."""
+    """Step time divided by the step time without the suspect. If other ranks of its node are also alarmed, the whole
+    node is left out."""
     step_seconds: float
     cause: Cause
     confidence: float
@@ -75,24 +77,24 @@ class Judgement:
     counters: bool
     """Whether the process counters that could show the cause are available."""
     refusal: str = ""
-    """Why the alarm is not a verdict; '' if it is one."""
+    """Reason why the alarm does not become a verdict; '' if it does."""
     harmless: bool = False
-    """Whether the job is not slowed. Such a refusal is not reported as an abstention either."""
+    """Whether the job is not slower. The alarm then leads neither to a verdict nor to an abstention."""
     about: tuple[int, ...] = ()
-    """Indices of other ranks to which the refusal applies as well."""
+    """Indices of other ranks to which the refusal applies too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason for which an alarm is not a verdict."""
+    """Reason why an alarm does not become a verdict."""
 
     reason: str
     harmless: bool = False
-    """Whether the job is not slowed."""
+    """Whether the job is not slower, so that nothing is reported."""
 
 
 def judge(case: Case) -> Judgement:
-    """Run the checks on an alarm, the cheapest first. The first that fails refuses it."""
+    """Run the checks on an alarm, in the order of CHECKS. The first check that fails refuses the alarm."""
     measured = measure(case)
     evidence = evidence_of(case, measured)
     refusals = (check(case, measured) for check in CHECKS)
@@ -111,7 +113,7 @@ def judge(case: Case) -> Judgement:
 
 
 def _slows_the_job(case: Case, measured: Measured) -> Refusal | None:
-    """Refuse if the steps are not longer, or would be hardly shorter without the rank."""
+    """Refuse if the job is not slower, or if its steps would be hardly shorter without the rank."""
     slower = measured.step_seconds / min(case.baseline.step_seconds, case.best_step_seconds)
     slowdown, from_start = measured.slowdown, measured.from_start
     if not from_start and slower < LEAST_SLOWDOWN:
@@ -131,7 +133,7 @@ def _slows_the_job(case: Case, measured: Measured) -> Refusal | None:
 
 
 def _has_no_more_tokens(case: Case, measured: Measured) -> Refusal | None:
-    """Refuse if the rank's tokens explain its compute time."""
+    """Refuse if the number of the rank's tokens explains its compute time."""
     if case.for_work:
         return None
     tokens = _tokens_to_peers(case)
@@ -154,7 +156,7 @@ def _peers_wait(case: Case, measured: Measured) -> Refusal | None:
 
 
 def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
-    """Refuse a rank that was slow from the start if a larger part of the work can explain it."""
+    """Refuse a rank that was slow from the start if more work can explain its slowness."""
     if not measured.from_start or case.baseline.role_known:
         return None
     times = measured.compute / measured.usual
@@ -167,7 +169,7 @@ def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
 
 
 def _has_no_period(case: Case, measured: Measured) -> Refusal | None:
-    """Refuse if the slow steps are periodic work of the rank."""
+    """Refuse if the slow steps are at a fixed period: then they are periodic work of the rank."""
     period = 0 if measured.split.cause is Cause.SUSPENDED else _period(case, measured.expected)
     if period:
         return Refusal(f"it is slow exactly every {period} steps: periodic work of this rank, such as checkpoints")
@@ -175,7 +177,7 @@ def _has_no_period(case: Case, measured: Measured) -> Refusal | None:
 
 
 def _has_no_other_reason(case: Case, measured: Measured) -> Refusal | None:
-    """Refuse if another rank, or load of other nodes on a shared machine, can explain the slow steps."""
+    """Refuse if another rank, or other load on a shared machine, can explain the slow steps."""
     if measured.gain < ALONE * measured.next_gain and not measured.split.stopped_again:
         return Refusal("another rank explains the slow steps nearly as well")
     if case.shared_machine and measured.split.may_be_chance_load:
@@ -191,11 +193,12 @@ CHECKS = (
     _has_no_period,
     _has_no_other_reason,
 )
-"""All checks, in the order in which they run."""
+"""Checks that an alarm must pass, in the order in which they run."""
 
 
 def _tokens_to_peers(case: Case) -> float:
-    """Return the ratio of the rank's tokens to its peers' while it was slow; 0 if tokens are not reported."""
+    """Return the ratio of the rank's tokens to its peers' tokens since the alarm began; 0 if tokens are not
+    reported."""
     tokens = case.mean("tokens")
     if not np.isfinite(tokens).all() or (tokens <= 0).any():
         return 0.0
@@ -203,7 +206,10 @@ def _tokens_to_peers(case: Case) -> float:
 
 
 def _period(case: Case, expected: float) -> int:
-    """Return the exact period, in steps, of the slow steps, if one step causes each slow window; 0 if there is none."""
+    """Return the exact period of the rank's slow steps, in steps; 0 if there is none.
+
+    A period is measured only if a single step causes each slow window. expected: compute time of a healthy rank.
+    """
     rank = case.rank
     slow = slow_windows(case.interval, rank)
     excess = np.array([(window.compute[rank] - expected) * window.steps for window in slow])

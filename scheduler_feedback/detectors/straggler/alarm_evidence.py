@@ -1,4 +1,4 @@
-"""The evidence for or against an alarm: each measurement, its reference and its weight."""
+"""Evidence for or against an alarm: each measured value, with its reference and its weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from scheduler_feedback.detectors.straggler.alarm_case import Case, Measured
 
 
 def evidence_of(case: Case, measured: Measured) -> tuple[Evidence, ...]:
-    """Return the evidence that a person can verify, whether the alarm passes the checks or not."""
+    """Return the evidence of an alarm in a form that a person can verify, whether or not the alarm becomes a
+    verdict."""
     facts = (*_of_steps(case, measured), *_of_counters(measured, case.shared_machine))
     if not measured.from_start or case.baseline.role_known:
         return facts
@@ -63,7 +64,7 @@ def _of_steps(case: Case, measured: Measured) -> list[Evidence]:
             float(measured.windows),
             "windows",
             "all windows since the alarm began",
-            log_odds.of_persistence(measured.slow_windows, measured.windows),
+            log_odds.of_persistence(measured.slow_windows, measured.windows, not measured.from_start),
         ),
         Evidence(
             "unrest_of_others",  # the published name of the other ranks' spread
@@ -82,7 +83,7 @@ def _left_out(measured: Measured) -> str:
 
 
 def _of_counters(measured: Measured, shared_machine: bool) -> list[Evidence]:
-    """Return the evidence from process counters: the parts of the excess."""
+    """Return the evidence from process counters: the parts of the suspect's excess time."""
     split = measured.split
     ratio = log_odds.bounded(log_odds.of_cause(split, shared_machine, measured.from_start))
     if not split.known:

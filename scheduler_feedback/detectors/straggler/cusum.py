@@ -1,53 +1,61 @@
-"""CUSUM of the straggler detector: residuals of one window, and persistence of an alarm.
+"""CUSUM of the straggler detector: computes each rank's excess in a window, and adds it up over windows.
 
-Log residuals, a frozen scale and clipped sums were chosen in trials on public step traces.
+The use of logarithms, of a frozen scale and of limited sums was decided by trials on public step traces.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.stats.medians import row_medians
 from scheduler_feedback.detectors.stats.spread import spread, spread_of_others
 from scheduler_feedback.detectors.steps.baseline import SPREAD_FLOOR, Baseline, log_compute
-from scheduler_feedback.detectors.steps.places import middle_of_others, middle_of_peers
+from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_others, middle_of_peers
 from scheduler_feedback.detectors.steps.windows import Window
 from scheduler_feedback.detectors.straggler.alarm_case import Judged, slow_windows, stopped_again
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, RECENT_WINDOWS, GangState
 
 CLIP_SIGMAS = 6.0
-"""Maximum that one window adds: a single stall cannot raise an alarm, however long it is. Two stalls near each other
-can."""
+"""Maximum excess, in standard deviations, that one window adds to a rank's CUSUM (a running sum). So a single stall
+raises no alarm, however long it is."""
 
 ALLOWANCE_SIGMAS = 0.75
+"""Number of standard deviations that is subtracted from each excess before the CUSUM (a running sum) adds it."""
+
 ALARM = 8.0
-"""Trials on public traces: with an allowance of 0.75 and an alarm at 6 to 10, a slowdown of 5 % is found in three
-steps, without false accusations."""
+"""Value of the CUSUM (running sum of a rank's excess) from which the rank is alarmed. In trials on public traces,
+values from 6 to 10 find a slowdown of 5 % in three steps, without false accusations."""
 
 HIGHEST_SCORE = 12.0
-"""Upper bound of the CUSUM. It limits the time that the CUSUM takes to fall after a fault has ended."""
+"""Upper limit of the CUSUM (running sum of a rank's excess). With it, the CUSUM falls soon after a fault has ended."""
 
 LEAST_HITS = 3
+"""An alarm becomes a verdict only if the rank was slow in at least this many windows. Fewer can be chance."""
+
 LEAST_HITS_STOPPED = 2
-"""Minimum number of slow windows; fewer are treated as chance. Two suffice if samples found the rank stopped more than
-once: chance does not stop a process twice, and stalls of seconds fill few windows."""
+"""Used instead of LEAST_HITS if samples found the rank stopped more than once: chance does not stop a process twice."""
 
 ATTRIBUTION_NS = 2_000_000_000
-"""Minimum length of an interval to attribute its time: counters are sampled once a second."""
+"""An alarm's cause is determined only after the alarm has lasted for this many ns, because counters are sampled once a
+second."""
 
 LIGHT_WORK = 0.95
+"""If the median rank computes less than this share of its time in the warm-up, the job is doing other work, for example
+an evaluation."""
+
 LIGHT_NS = 1_800_000_000_000
-"""All ranks computing so much less than in the warm-up are doing other work, such as an evaluation, which takes
-minutes. After half an hour the warm-up is treated as not representative, for example because caches were cold."""
+"""Time in ns after which less work counts as the normal state of the job: the warm-up was not representative."""
 
 LARGE_GANG = 64
-"""From this size on the spread of all ranks replaces the spread of the other ranks: one rank hardly changes it."""
+"""Number of ranks from which the spread is computed over all ranks, including the suspect: one rank hardly changes
+it."""
 
 
 def judge_window(watched: GangState, baseline: Baseline, window: Window, switches: Switches) -> None:
-    """Compute the residuals of one window, and add them to the CUSUMs."""
+    """Compute each rank's excess in one window, and add it to the rank's CUSUM."""
     watched.counted += 1
     sigmas = np.zeros(len(watched.ranks))
     if window.known and baseline.known:
@@ -69,9 +77,9 @@ def judge_window(watched: GangState, baseline: Baseline, window: Window, switche
 
 
 def _forget(watched: GangState) -> None:
-    """Drop per-rank times of windows that no alarm will read; keep their gang values and sigmas.
+    """Drop the per-rank times of old windows that no alarm will read. Excesses and values of the whole gang are kept.
 
-    All windows would take 60 kB for each node of eight ranks.
+    Otherwise the windows would take 60 kB for each node of eight ranks.
     """
     risen = watched.since[watched.since >= 0]
     episode = watched.counted - int(risen.min()) if len(risen) else 0
@@ -84,10 +92,10 @@ def _forget(watched: GangState) -> None:
 
 
 def _less_work(watched: GangState, window: Window) -> float:
-    """Return the ratio of the median rank's recent work to the warm-up's, if it is lower and has not lasted long; else
-    1.
+    """Return the median rank's recent compute time divided by that in the warm-up; 1 if it is not lower, or has been
+    lower for long.
 
-    A short phase of less work, such as an evaluation, must not set the best step time.
+    Needed so that a short phase of less work, such as an evaluation, does not become the best step time.
     """
     work = float(np.exp(np.median(np.array(watched.shifts), axis=1).mean())) if len(watched.shifts) else 1.0
     if work >= LIGHT_WORK:
@@ -99,8 +107,10 @@ def _less_work(watched: GangState, window: Window) -> float:
 
 
 def _sigmas(watched: GangState, baseline: Baseline, window: Window, switches: Switches) -> FloatArray:
-    """Return each rank's excess over its own history and, in large enough groups, over its peers, in standard
-    deviations."""
+    """Return each rank's excess in a window, in standard deviations: [n ranks].
+
+    It is the excess over the rank's own history, and also over its peers if the role has enough ranks.
+    """
     now = log_compute(window.compute, baseline.step_seconds)
     shift = now - log_compute(baseline.reference, baseline.step_seconds)
     watched.shifts.append(shift)
@@ -117,14 +127,28 @@ def _sigmas(watched: GangState, baseline: Baseline, window: Window, switches: Sw
     if len(now) > LARGE_GANG:
         scale = np.maximum(scale, spread(recent - row_medians(recent)[:, None]))
     else:
-        for rank in np.flatnonzero(residual > ALLOWANCE_SIGMAS * scale):
-            scale[rank] = max(scale[rank], spread_of_others(recent, int(rank)))
+        high = residual > ALLOWANCE_SIGMAS * scale
+        for rank in np.flatnonzero(high).tolist():
+            others = _compared_with(watched.where, high, rank)
+            scale[rank] = max(scale[rank], spread_of_others(recent[:, others], int(np.searchsorted(others, rank))))
     sigmas: FloatArray = residual / scale
     return sigmas
 
 
+def _compared_with(where: Places, high: npt.NDArray[np.bool_], rank: int) -> IntArray:
+    """Return the indices of the rank and of those ranks that show the usual spread.
+
+    If all ranks of the rank's node are slow, the other ranks of the node are left out. They would be half of a job on
+    two nodes.
+    """
+    node = where.index == where.index[rank]
+    if int(node.sum()) < LEAST_PEERS or not high[node].all() or int((~node).sum()) < LEAST_PEERS:
+        return np.arange(len(high))
+    return np.flatnonzero(~node | (np.arange(len(high)) == rank))
+
+
 def persistent(watched: GangState, rank: int, timed: bool) -> bool:
-    """Return whether the alarm has enough slow windows, and a long enough interval to attribute the time."""
+    """Return whether the alarm has lasted: it has enough slow windows, and is long enough to attribute to a cause."""
     interval = watched.interval(rank)
     slow = slow_windows(interval, rank) if interval else []
     if not slow:
@@ -135,6 +159,6 @@ def persistent(watched: GangState, rank: int, timed: bool) -> bool:
 
 
 def mates_of(watched: GangState, rank: int) -> tuple[int, ...]:
-    """Return the other alarmed ranks of the rank's node."""
+    """Return the indices of the other alarmed ranks on the rank's node."""
     same = watched.where.index == watched.where.index[rank]
     return tuple(r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank)

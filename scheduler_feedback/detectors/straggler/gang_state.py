@@ -1,4 +1,4 @@
-"""State that the straggler detector keeps for each gang, and its snapshot.
+"""State of each gang in the straggler detector, and the snapshot of this state.
 
 A snapshot contains baselines, CUSUMs, active verdicts, and the ranks' roles in earlier attempts. It contains no
 windows: after a restart an alarm collects its evidence again, which takes seconds.
@@ -23,10 +23,10 @@ from scheduler_feedback.detectors.steps.windows import Window
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
 
 RECENT_WINDOWS = 8
-"""Number of windows over which the current spread of the other ranks is measured."""
+"""Number of newest windows from which the current spread of the other ranks' times is measured."""
 
 INTERVAL_WINDOWS = 24
-"""Number of windows of evidence at most, even if the CUSUM began to rise earlier."""
+"""Maximum number of windows that an alarm uses as evidence."""
 
 HISTORY_WINDOWS = 64
 
@@ -35,69 +35,90 @@ SNAPSHOT_VERSION = 2
 
 @dataclass(slots=True)
 class ActiveVerdict:
-    """An active verdict on one rank, or on a node of which several ranks are slow."""
+    """An active verdict on one rank, or on a node with several slow ranks."""
 
     verdict_id: str
     first_ns: int
-    """Wall time at which the alarm began."""
+    """Wall time in ns at which the alarm began."""
     reported_confidence: float
     """Highest confidence reported so far."""
     reported_cause: bool = False
     """Whether a cause has been reported."""
     node: str = ""
-    """Node of which several ranks are slow; '' where the verdict is on one rank."""
+    """Node with several slow ranks; '' if the verdict is on one rank."""
     cause: str = ""
-    """Cause that was reported for the node."""
+    """Cause that was reported for the node; '' if the verdict is on one rank."""
     others: set[int] = field(default_factory=set)
     """Indices of the other ranks that the verdict covers."""
 
 
 @dataclass(slots=True)
+class Spell:
+    """A period in which one rank slowed its gang down."""
+
+    since: int
+    """Number of the window in which the rank's CUSUM (running sum of its excess) rose above zero."""
+    first_window: int
+    """Number of the first slow window."""
+    first_step: int
+    """First step of the first slow window."""
+    window_steps: int
+    """Number of steps in the first slow window."""
+    windows: int = 0
+    """Number of windows from the first slow window to the newest window in which the rank slowed the gang down."""
+
+
+@dataclass(slots=True)
 class GangState:
-    """State of one attempt of a gang. Arrays are float64 or int64 [n], in rank order."""
+    """State of one attempt of a gang of n ranks. Arrays have one value for each rank."""
 
     attempt: int
     ranks: tuple[int, ...]
     where: Places
     seen_ns: int
-    """Time of the newest telemetry of the gang."""
+    """Time in ns of the newest telemetry of the gang."""
     shape: Shape | None = None
-    """Newest shape of the gang."""
+    """Ranks of the gang with their nodes and roles, as last received."""
     pending: StepTable | None = None
-    """Finished steps that are in no window yet."""
+    """Finished steps that wait until enough of them fill a window; None if there are none."""
     to_skip: int = SKIPPED_STEPS
-    """Number of the attempt's first steps that are still to be skipped."""
+    """Number of first steps of the attempt that still have to be skipped."""
     work: Work | None = None
-    """Fitted model of the compute time for a given amount of work."""
+    """Fitted model of a rank's compute time for its sequence lengths; None if tokens explain little."""
     warm_up: list[Window] = field(default_factory=list)
     baseline: Baseline | None = None
     best_step_seconds: float = np.inf
-    """Minimum mean step time over RECENT_WINDOWS, at the amount of work of the warm-up."""
+    """Lowest mean step time in seconds over RECENT_WINDOWS windows, corrected for phases of less work."""
     light_since_ns: int | None = None
-    """Time since which all ranks have computed less than in the warm-up; None while they do not."""
+    """Time in ns since which the median rank has computed less than in the warm-up; None if it does not."""
     history: deque[Judged] = field(default_factory=lambda: deque(maxlen=HISTORY_WINDOWS))
     shifts: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_WINDOWS))
     counted: int = 0
     """Number of windows judged so far."""
     longest_episode: int = 0
-    """Maximum number of windows for which the CUSUM of a rank was above zero before it returned to zero."""
+    """Longest time, in windows, for which the CUSUM (running sum of the excess) of a rank was above zero before it
+    returned to zero."""
     score: FloatArray = field(default_factory=lambda: np.zeros(0))
-    """CUSUM of each rank."""
+    """CUSUM (running sum of the excess) of each rank: [n]."""
     since: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Number of the window in which the CUSUM of each rank left zero; -1 at zero."""
+    """Number of the window in which each rank's CUSUM (running sum of its excess) rose above zero; -1 if it is zero:
+    [n]."""
     refused: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Number of consecutive windows in which the alarm of each rank failed the checks."""
+    """Number of consecutive windows in which the alarm of each rank failed the checks: [n]."""
     active: dict[int, ActiveVerdict] = field(default_factory=dict)
-    """Active verdicts by index of the rank."""
+    """Active verdicts, by the index of the accused rank."""
+    spells: dict[int, list[Spell]] = field(default_factory=dict)
+    """Newest spells of each rank that slowed the gang down without a known cause, by the index of the rank. Snapshots
+    do not contain them."""
     slow_windows: int = 0
     calm_windows: int = 0
     abstained: set[int] = field(default_factory=set)
-    """Indices of ranks (-1: the gang) with an abstention reported in the current episode."""
+    """Indices of ranks (-1: the whole gang) for which an abstention was already reported in this period of slowness."""
     samples: tuple[int, tuple[Sample, ...]] = (-1, ())
-    """`counted` at the time when the metric samples were computed, and the samples: they are read more often."""
+    """Cached metric samples, with the value of `counted` at which they were computed."""
 
     def active_on(self, rank: int) -> ActiveVerdict | None:
-        """Return the verdict on the rank, else the most certain verdict on its whole node, else None."""
+        """Return the verdict on the rank. If there is none, return the most certain verdict on its node, or None."""
         if rank in self.active or not self.active:
             return self.active.get(rank)
         node = self.where.names[self.where.index[rank]]
@@ -106,7 +127,7 @@ class GangState:
 
     @property
     def accused(self) -> set[int]:
-        """Indices of all ranks that active verdicts cover."""
+        """Return the indices of all ranks that active verdicts cover."""
         return self.active.keys() | {other for active in self.active.values() for other in active.others}
 
     def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
@@ -115,27 +136,29 @@ class GangState:
             del self.active[rank]
 
     def forget_course(self) -> None:
-        """Reset all CUSUMs to zero, as after the warm-up."""
+        """Set the CUSUM (running sum of the excess) of all ranks to zero, as after the warm-up."""
         count = len(self.ranks)
         self.score = np.zeros(count)
         self.since = np.full(count, -1, np.int64)
         self.refused = np.zeros(count, np.int64)
 
     def take_in(self, steps: StepTable) -> StepTable:
-        """Return the pending steps followed by the new steps; skip the attempt's first steps."""
+        """Return the pending steps followed by the new steps, without the first steps of the attempt."""
         skipped = min(self.to_skip, len(steps))
         self.to_skip -= skipped
         steps = rest(steps, skipped)
         return steps if self.pending is None or not len(self.pending) else behind(self.pending, steps)
 
     def episode(self, rank: int) -> int:
-        """Return the number of windows since the rank's CUSUM left zero; 0 at zero."""
+        """Return the number of windows since the rank's CUSUM (running sum of its excess) rose above zero; 0 if it is
+        zero."""
         return self.counted - int(self.since[rank]) if self.since[rank] >= 0 else 0
 
     def interval(self, rank: int) -> list[Judged]:
-        """Return the judged windows since the rank's CUSUM left zero, from the first slow window on.
+        """Return the windows since the rank's CUSUM rose above zero, beginning with the first slow window.
 
-        A CUSUM can leave zero by chance long before the fault. The windows between would dilute the cost of the fault.
+        A CUSUM can rise above zero by chance long before a fault. Windows before the fault would make its cost look
+        smaller.
         """
         length = min(self.counted - int(self.since[rank]), INTERVAL_WINDOWS, len(self.history))
         windows = list(self.history)[-length:] if length > 0 and self.since[rank] >= 0 else []
@@ -144,14 +167,14 @@ class GangState:
 
 
 def rest(steps: StepTable, after: int) -> StepTable:
-    """Return the steps without the first `after` steps."""
+    """Return the table of steps without its first `after` steps."""
     if not after:
         return steps
     return StepTable(*(None if array is None else array[after:] for array in _arrays_of(steps)))  # type: ignore[arg-type]
 
 
 def behind(first: StepTable, then: StepTable) -> StepTable:
-    """Concatenate two tables of the same ranks. Fill a column that only one table has with NaN in the other."""
+    """Join two tables of steps of the same ranks. A column that only one table has is filled with NaN for the other."""
     joined: list[FloatArray | IntArray | None] = []
     for one, other in zip(_arrays_of(first), _arrays_of(then), strict=True):
         if one is None and other is None:
@@ -176,12 +199,13 @@ _KEYS = {
     "reported_causes": "told_causes",
     "node_verdicts": "told_nodes",
 }
-"""Keys of snapshots since 0.1.0 for fields that have other names here."""
+"""Names in snapshots of those fields that have another name in the code. Snapshots have kept these names since release
+0.1.0."""
 
 
 class _Kept(msgspec.Struct, rename=_KEYS):
-    """State of one gang in a snapshot. Arrays are little-endian float64, by the name of their field in Baseline or
-    GangState."""
+    """State of one gang in a snapshot. Arrays are little-endian float64, with the name of their field in Baseline or
+    GangState as key."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -211,14 +235,15 @@ class _Snapshot(msgspec.Struct):
 
 
 Roles = dict[str, tuple[tuple[int, ...], FloatArray]]
-"""Ranks of each gang, and the log of their compute time relative to the gang's median in an earlier attempt."""
+"""For each gang, its ranks, and the log of each rank's compute time relative to the gang's median in an earlier
+attempt."""
 
 _ARRAYS = ("compute", "wait", "own_spread", "parts", "parts_compute", "from_start", "reference")
 _SUMS = ("score",)
 
 
 def dump(watched: Mapping[str, GangState], roles: Roles) -> bytes:
-    """Encode all state that must survive a restart."""
+    """Encode the state of all gangs as a snapshot."""
     kept = {name: _keep(one, one.baseline) for name, one in watched.items() if one.baseline is not None}
     packed_roles = {name: (ranks, place.astype("<f8").tobytes()) for name, (ranks, place) in roles.items()}
     return msgspec.msgpack.encode(_Snapshot(SNAPSHOT_VERSION, kept, packed_roles))
@@ -250,7 +275,7 @@ def _keep(watched: GangState, baseline: Baseline) -> _Kept:
 
 
 def load(data: bytes) -> tuple[dict[str, GangState], Roles]:
-    """Decode a snapshot of `dump`. Raises ValueError if the bytes are not a snapshot of this version."""
+    """Decode a snapshot that `dump` encoded. Raises ValueError if the bytes are not a snapshot of this version."""
     try:
         snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
         if snapshot.version != SNAPSHOT_VERSION:
@@ -304,7 +329,7 @@ def _unpack(kept: _Kept) -> GangState:
 
 
 def _of(count: int, active: Mapping[int, object], nodes: Mapping[int, tuple[str, str, tuple[int, ...]]]) -> bool:
-    """Return whether all ranks that verdicts cover have an index below `count`."""
+    """Return whether the verdicts are valid for a gang of `count` ranks: all indices of ranks are below this number."""
     others = (other for _, _, those in nodes.values() for other in those)
     return nodes.keys() <= active.keys() and all(0 <= rank < count for rank in (*active, *others))
 

@@ -1,8 +1,8 @@
 """Rotating slowness: refuses alarms in jobs whose ranks are slow one after the other.
 
-Garbage collection stops each rank for a moment every few steps, each rank in different steps. A long document slows the
-rank that processes it. By chance, one of sixteen ranks is then slow in most of a few windows. A faulty rank is slow in
-nearly all windows, and stays slow.
+Garbage collection stops each rank for a moment every few steps. A long document slows the rank that processes it. By
+chance, one of sixteen ranks can then be slow in most of a few windows. A faulty rank is slow in nearly all windows, and
+remains slow.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ IN_TURN = {Cause.PAUSES: "pause in turn", Cause.SEQUENCE_LENGTH: "get longer seq
 """Causes within the job that slow its ranks one after the other, with the words that describe each cause."""
 
 LEAST_WINDOWS = 12
+"""In a job with rotating slowness, a rank is accused only after at least this many windows."""
+
 LEAST_SHARE = 0.9
-"""The slowest rank of such a job is slow in a third of the windows (ROTATING_SHARE allows a half). Eleven slow windows
-of twelve occur by chance in 0.3 % of all intervals at a half, and in 5 of 100,000 at a third."""
+"""In a job with rotating slowness, a rank is accused only if it is slow in at least this share of the windows. With
+rotating slowness the slowest rank is slow in about a third of the windows; by chance it reaches this share in 5 of
+100,000 alarms."""
 
 
 def judged_by_rotation(judgement: Judgement, case: Case, turns: Cause | None) -> Judgement:
-    """Refuse the judgement if rotating slowness can explain it.
+    """Return the judgement of an alarm, or a refusal if rotating slowness of the job can explain the alarm.
 
-    turns: cause of the job's active verdict about rotating slowness; None without such a verdict.
+    turns: cause of the job's active verdict about rotating slowness; None if there is no such verdict.
     """
     if judgement.refusal or turns is None or judgement.cause is not Cause.UNKNOWN:
         return judgement

@@ -1,14 +1,14 @@
 """The straggler detector: finds the rank that delays its gang for its own reason.
 
 1. Completed steps are grouped into windows (steps/windows.py).
-2. The windows of the warm-up give a frozen baseline (steps/baseline.py).
-3. Each later window gives each rank a residual against its own history and its peers, in standard deviations. A CUSUM
-adds the residuals up (cusum.py).
-4. A rank whose CUSUM reaches the alarm threshold passes the checks (alarm_checks.py), or is refused with a reason.
+2. From the windows of the warm-up a baseline is learned, and frozen (steps/baseline.py).
+3. In each later window, each rank's excess over its own history and its peers is measured, in standard deviations. A
+CUSUM (a running sum) adds up the excess over windows (cusum.py).
+4. If the CUSUM of a rank reaches the alarm threshold, the alarm must pass the checks (alarm_checks.py). It becomes a
+verdict, or is refused with a reason.
 5. A verdict stays active until its rank has run at normal speed for a while.
 
-Log residuals, frozen scale, clipped CUSUM and wait inversion were chosen in trials on public step traces. Each constant
-documents its source.
+The method was chosen in trials on public step traces. Each constant documents its source.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
+from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.context import DetectionContext, Proposal
 from scheduler_feedback.detectors.stats.group_intersection import intersected
 from scheduler_feedback.detectors.stats.spread import spread_of_others
@@ -37,10 +38,11 @@ from scheduler_feedback.detectors.steps.expected_work import Work, fit
 from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.detectors.steps.shared_sequences import judged_by_sequences
 from scheduler_feedback.detectors.steps.windows import Window, blame_stopped, cut, join
-from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means, slow_windows
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means
 from scheduler_feedback.detectors.straggler.alarm_checks import judge
-from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, persistent
+from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
+from scheduler_feedback.detectors.straggler.persistence import doubt, is_own_work
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler.verdict_building import (
@@ -57,26 +59,25 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
 )
 
 LEAST_CONFIDENCE = 0.5
-"""Minimum confidence of a verdict. Below it the detector reports an abstention."""
+"""An alarm with a lower confidence becomes an abstention instead of a verdict."""
 
 PATIENCE_WINDOWS = 3
-"""Number of consecutive windows after which a refused alarm is reported as an abstention."""
+"""An alarm is reported as an abstention only after the checks have refused it in this many consecutive windows."""
 
 FIRST_WINDOWS = 8
-"""Number of windows of the first, preliminary baseline. The rest of the warm-up is already judged by it."""
+"""Number of windows from which a preliminary baseline is learned. The rest of the warm-up is judged by it."""
 
 WORK_FIELDS = ("compute", "tokens", "squares")
 
 ABSENT_NS = 600_000_000_000
-"""A gang without telemetry for ten minutes has ended, as in core/telemetry/fleet.py. A restarted controller receives
-telemetry again sooner."""
+"""Time in ns without telemetry after which a gang counts as ended: ten minutes."""
 
 
 class StragglerDetector:
     """Detector of the rank for which a gang waits. Owned by one thread.
 
-    timed: windows last about a second, as frames arrive. Otherwise each step is a window, and the first steps are not
-    skipped, as in a recorded trace, whose unit of time may be anything.
+    timed: whether times are real seconds, so that a window lasts about a second. If not (in a recorded trace with
+    another unit of time), each step is one window, and the first steps are not skipped.
     """
 
     name = DETECTOR
@@ -123,8 +124,8 @@ class StragglerDetector:
             yield from watched.samples[1]
 
     def snapshot(self) -> bytes:
-        """Encode baselines, CUSUMs and active verdicts. Without them a restart during a fault would learn the fault as
-        healthy."""
+        """Encode baselines, CUSUMs and active verdicts. Without them, a restart during a fault would learn the fault as
+        normal."""
         return dump(self._watched, self._roles)
 
     def restore(self, data: bytes) -> None:
@@ -134,8 +135,8 @@ class StragglerDetector:
     # --- one gang -----------------------------------------------------------------------------------------------------
 
     def _watch(self, job: JobTelemetry, now_wall_ns: int) -> GangState | None:
-        """Return the state of this attempt, or None if there is nothing to compare. Start over for a new attempt or new
-        ranks."""
+        """Return the state of the gang's attempt; None if there are no ranks to compare. The state is new for a new
+        attempt or for other ranks."""
         shape = job.shape
         name, watched = shape.job, self._watched.get(shape.job)
         if watched is not None and watched.shape is shape:
@@ -175,11 +176,10 @@ class StragglerDetector:
         return findings
 
     def _warm_up(self, name: str, watched: GangState, window: Window, job: JobTelemetry) -> list[Proposal]:
-        """Learn the baseline from the whole warm-up; before its end, from the windows so far while no rank is
-        suspicious.
+        """Learn the baseline from the windows of the warm-up, and return results of ranks that are already slow.
 
-        If a rank becomes slow during the warm-up, the earlier baseline stays, so that the slow rank is not learned as
-        healthy.
+        Before the end of the warm-up, the baseline is learned from the windows so far, while no rank is suspected. If a
+        rank becomes slow, the earlier baseline is kept, so that the slow rank is not learned as healthy.
         """
         if watched.warm_up and watched.warm_up[-1].known != window.known:
             watched.warm_up.clear()  # a baseline has known waits in all windows or in none
@@ -239,8 +239,11 @@ class StragglerDetector:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
                 judgement = self._causes.with_past(judgement, job.shape)
-                if self._timed:  # no action follows from a recorded trace
-                    judgement = not_yet_sure(judgement, len(slow_windows(case.interval, rank)))
+                if judgement.cause is Cause.UNKNOWN and (why := doubt(watched, case, job.shape)):
+                    windows, mates = watched.spells[rank][-1].windows, mates_of(watched, rank)
+                    own_work = is_own_work(watched, case, job.shape)
+                    judgement = not_yet_sure(judgement, why, windows, mates, own_work)
+            if not judgement.refusal:
                 watched.refused[rank] = 0
                 findings += verdict(name, watched, judgement, job)
             elif not judgement.harmless and rank not in watched.accused:
@@ -274,7 +277,7 @@ class StragglerDetector:
 
 
 def _slowdowns(name: str, watched: GangState) -> Iterator[Sample]:
-    """Yield how much each rank slows its gang down."""
+    """Yield metric samples: how much each rank slows its gang down."""
     newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:] if judged.window.known]
     if newest:
         step_seconds, gain = float(join(newest, "step_seconds")), join(newest, "gain")
@@ -284,7 +287,8 @@ def _slowdowns(name: str, watched: GangState) -> Iterator[Sample]:
 
 
 def _given_usual_work(windows: list[Window], work: Work | None) -> list[Window]:
-    """Normalise the compute times of warm-up windows to each rank's usual work, as later windows are."""
+    """Return the windows of the warm-up with the effect of sequence lengths removed from compute times, as in later
+    windows."""
     if work is None:
         return windows
     return [replace(w, compute=w.compute / work.factor(w.tokens, w.squares)) for w in windows]

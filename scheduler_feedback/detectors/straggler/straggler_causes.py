@@ -1,4 +1,4 @@
-"""Causes of slow ranks by device counters and fault history, where process counters do not show the cause."""
+"""Causes of slow ranks found by device counters and fault history, where process counters do not show the cause."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ GPU_ROWS = np.array([row for row, feature in enumerate(FEATURES) if feature.of =
 OF_PARTS = frozenset(
     {Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.PCIE, Cause.NIC, Cause.LINK}
 )
-"""Causes that the fault history records for a part. Causes that act on the processes only are not recorded."""
+"""Causes that the fault history records, because they are faults of a part. Causes that affect only processes are not
+recorded."""
 
 CONTENDED = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.UNKNOWN})
-"""Causes that another job on the same host can produce. An unknown cause is one of them."""
+"""Causes that another job on the same host can produce. A slow rank without a known cause is included."""
 
 
 class Causes:
-    """Cause of an alarm by device counters, and fault history of the accused part.
+    """Finder of an alarm's cause by device counters, and of earlier faults of the accused part.
 
-    It also keeps the set of hosts that several jobs share: waiting on such a host may be caused by the other job.
+    It also keeps the set of hosts that several jobs share: on such a host, another job may be the cause of waits.
     """
 
     _context: DetectionContext
@@ -42,7 +43,7 @@ class Causes:
         self._crowded: set[str] = set()
 
     def begin(self, context: DetectionContext) -> None:
-        """Use this tick's context from now on."""
+        """Set the context of the current tick for all further calls."""
         self._context = context
         shapes = tuple(job.shape for job in context.telemetry.jobs)
         if shapes != self._shapes:
@@ -51,15 +52,15 @@ class Causes:
             self._crowded = {host for host, jobs in hosts.items() if jobs > 1}
 
     def on_device(self, job: JobTelemetry, rank: int) -> bool:
-        """Return whether the rank computes on a GPU with readable counters; then GPU counters, not process counters,
-        show its state."""
+        """Return whether the rank computes on a GPU with readable counters. GPU counters then show its state better
+        than process counters."""
         counters = self._context.counters
         if job.shape.job not in counters.columns:
             return False
         return bool(np.isfinite(counters.newest[GPU_ROWS, counters.of(job.shape.job).start + rank]).any())
 
     def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
-        """Add the cause shown by device counters, where process counters show none."""
+        """Return the judgement with the cause that device counters show, if process counters show none."""
         counters = self._context.counters
         if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in counters.columns:
             return judgement
@@ -81,8 +82,10 @@ class Causes:
         return replace(judgement, cause=cause, evidence=items, confidence=log_odds.confidence(items), counters=True)
 
     def with_past(self, judgement: Judgement, shape: Shape) -> Judgement:
-        """Add evidence of earlier verdicts on the part and its node. It raises the confidence but makes no verdict
-        alone."""
+        """Return the judgement with earlier verdicts on the part and its node as further evidence.
+
+        Earlier verdicts raise the confidence. Without other evidence they never lead to a verdict.
+        """
         rank = judgement.rank
         past = self._context.fault_history.weight(shape.gpus[rank] if shape.gpus else "", shape.nodes[rank])
         if judgement.cause not in OF_PARTS or not past:

@@ -1,4 +1,5 @@
-"""Findings of the straggler detector: verdicts, abstentions, cleared verdicts, and gangs that are slow as a whole."""
+"""Results of the straggler detector: verdicts, abstentions, cleared verdicts, and reports on gangs that are slow as a
+whole."""
 
 from __future__ import annotations
 
@@ -9,51 +10,60 @@ from typing import Any
 import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape
-from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import Cover, PartFault, Proposal
 from scheduler_feedback.detectors.counters.cause_signatures import OF_HOST, OF_NIC
-from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
+from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE, LEAST_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, join
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
 from scheduler_feedback.detectors.straggler.alarm_checks import LEAST_SLOWDOWN, Judgement
 from scheduler_feedback.detectors.straggler.cusum import ALARM, ALLOWANCE_SIGMAS, CLIP_SIGMAS, LEAST_HITS, mates_of
-from scheduler_feedback.detectors.straggler.gang_state import ActiveVerdict, GangState
+from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, ActiveVerdict, GangState
+from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_WINDOWS
 from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
 
 DETECTOR = "straggler"
 
 CAUSE_NS = 6_000_000_000
-"""Maximum time for which an alarm without a clear cause is held back before it is reported without one."""
+"""An alarm without a clear cause is held back for at most this many ns. Then it is reported without a cause."""
 
 CAUSE_WINDOWS = 10
-"""Interval, in windows, at which a verdict that lacks only its cause is evaluated again."""
+"""Interval, in windows, at which a verdict without a known cause is evaluated again."""
 
 CLEAR_WINDOWS = 10
-"""A verdict is cleared when the rank was not slow in any of the newest CLEAR_WINDOWS windows, and its mean excess is
-within the allowance. This is longer than the pauses of an intermittent fault. Waiting for the CUSUM to reach zero would
-take three times as long."""
+"""Number of windows after which a verdict is cleared, if its rank was slow in none of them. It is longer than the
+pauses of an intermittent fault."""
 
 UNEASY_SCORE = ALARM / 3
-"""An episode lasts while a CUSUM is at least a third of the alarm threshold."""
+"""A period of slowness continues while the CUSUM of a rank (running sum of its excess) is at least this value: a third
+of the alarm threshold."""
 
-ACTING_WINDOWS = 5
-UNSURE_CONFIDENCE = 0.89
-"""Maximum confidence without a known cause until the rank was slow in ACTING_WINDOWS windows: a node with three long
-pauses looks the same until then. The verdict is reported at once, but no running job is moved for it."""
+UNSURE_CONFIDENCE = 0.6
+"""Upper limit of the confidence of a verdict without a known cause while its rank may still be healthy
+(persistence.py). It is too low to move a running job: most such ranks have work of their own."""
+
+OWN_WORK_CONFIDENCE = 0.2
+"""Used instead of UNSURE_CONFIDENCE if the job's own work is more likely than a fault (persistence.py) and no counters
+are known. It is below LEAST_CONFIDENCE: the rank is reported as unknown."""
 
 GANG_SLOWDOWN = 1.10
+"""If no single rank is slow, an abstention about the whole gang is reported only if the gang is at least this many
+times slower than in its warm-up."""
+
 GANG_WINDOWS = 8
+"""An abstention about the whole gang is reported only if the gang was slow in this many consecutive windows."""
+
 GANG_STEPS = 25
-"""A gang that is slower by GANG_SLOWDOWN for GANG_WINDOWS windows, without an outlier, is reported as an abstention.
-Windows of one step are far noisier: GANG_STEPS of them are needed."""
+"""Used instead of GANG_WINDOWS if each step is one window: such windows are far noisier."""
 
 CALM_WINDOWS = 10
-"""Number of quiet windows that end an episode. A reason is reported once per episode."""
+"""A period of slowness ends after this many windows in which no rank is slow. The reason for an abstention is reported
+once in each period."""
 
 
 def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemetry) -> list[Proposal]:
-    """Return the verdict if it is new, or if it contains more than the one already reported.
+    """Return the verdict if it is new, or if it adds to the one that was reported; else nothing.
 
     A verdict on a whole node is not repeated for each of its ranks, so that an operator is paged once.
     """
@@ -109,15 +119,15 @@ def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemet
 
 
 def cover(watched: GangState, active: ActiveVerdict, ranks: Iterable[int]) -> list[Proposal]:
-    """Add the ranks to a verdict on their node. The verdict is cleared when all of its ranks run at normal speed."""
+    """Add the ranks to an active verdict on their node. It is cleared when all of its ranks run at normal speed."""
     new = [rank for rank in ranks if watched.active.get(rank) is not active and rank not in active.others]
     active.others.update(new)
     return [Cover(active.verdict_id, tuple(watched.ranks[rank] for rank in new))] if new else []
 
 
 def is_settled(active: ActiveVerdict, windows: int, own: bool) -> bool:
-    """Return whether no further evaluation of the verdict is due now. A verdict that lacks only its cause is evaluated
-    at longer intervals.
+    """Return whether the verdict needs no further evaluation in this window. A verdict without a known cause is
+    evaluated again at intervals.
 
     own: whether the verdict is on the rank itself, not on its node.
     """
@@ -126,10 +136,10 @@ def is_settled(active: ActiveVerdict, windows: int, own: bool) -> bool:
 
 
 def says_more(active: ActiveVerdict, judgement: Judgement, own: bool) -> bool:
-    """Return whether the judgement adds to the reported verdict: enough confidence to act, or its cause.
+    """Return whether the judgement adds to the reported verdict: its cause, or enough confidence to act.
 
-    Counters may arrive every half minute, long after the steps identified the slow rank, and no job is moved without a
-    known cause. A fault of one part is reported in addition to another reason for which its node is slow.
+    own: whether the verdict is on the rank itself. A fault of one part is also reported if its node is slow for another
+    reason.
     """
     if not own and judgement.cause in OF_PARTS and judgement.cause != active.cause:
         return True
@@ -140,7 +150,7 @@ def says_more(active: ActiveVerdict, judgement: Judgement, own: bool) -> bool:
 
 
 def abstention(name: str, watched: GangState, judgement: Judgement) -> Abstention:
-    """Return an abstention with the reason for which the alarm is not a verdict."""
+    """Return an abstention with the reason why the alarm does not become a verdict."""
     return Abstention(
         name,
         watched.attempt,
@@ -153,7 +163,7 @@ def abstention(name: str, watched: GangState, judgement: Judgement) -> Abstentio
 
 
 def cleared(name: str, watched: GangState, window: Window) -> list[Finding]:
-    """Clear the verdicts whose ranks have run at normal speed for CLEAR_WINDOWS windows."""
+    """Clear the verdicts whose ranks have run at normal speed for CLEAR_WINDOWS windows, and return these events."""
     if not watched.active:
         return []
     newest = np.array([judged.sigmas for judged in list(watched.history)[-CLEAR_WINDOWS:]])
@@ -174,15 +184,22 @@ def cleared(name: str, watched: GangState, window: Window) -> list[Finding]:
 
 
 def whole_gang(name: str, watched: GangState, baseline: Baseline, alarmed: bool, timed: bool) -> list[Finding]:
-    """Report once per episode that the gang is slow without an outlier, or with unknown wait times. Track the episode's
-    end."""
+    """Return an abstention if the whole gang is slow, and no single rank is the cause or wait times are unknown.
+
+    It is reported once in each period of slowness. This function also tracks when such a period ends.
+    """
     window = watched.history[-1].window
-    slower = window.step_seconds / min(baseline.step_seconds, watched.best_step_seconds)
+    best = min(baseline.step_seconds, watched.best_step_seconds)
+    slower = window.step_seconds / best
     calm = slower < LEAST_SLOWDOWN and not (watched.score >= UNEASY_SCORE).any() and not watched.active
     watched.calm_windows = watched.calm_windows + 1 if calm else 0
     if watched.calm_windows >= CALM_WINDOWS:
         watched.abstained.clear()
-    watched.slow_windows = watched.slow_windows + 1 if slower >= GANG_SLOWDOWN else 0
+    least = GANG_SLOWDOWN
+    if not (window.known and baseline.known):  # nothing else can be reported: a mean over windows shows smaller changes
+        newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:]]
+        slower, least = float(join(newest, "step_seconds")) / best, LEAST_SLOWDOWN
+    watched.slow_windows = watched.slow_windows + 1 if slower >= least else 0
     if (
         alarmed
         or watched.active
@@ -193,13 +210,14 @@ def whole_gang(name: str, watched: GangState, baseline: Baseline, alarmed: bool,
     watched.abstained.add(-1)
     why = "no rank is an outlier: suspect the workload or the machine"
     if not (window.known and baseline.known):
-        why = "the time that ranks wait in collectives is unknown"
+        why = "the time that ranks wait in collectives is unknown: their step times do not show which rank is slow"
     reason = f"steps take {slower:.3g} times their best time, and {why}"
     return [Abstention(name, watched.attempt, None, window.last_ns, reason, (), DETECTOR)]
 
 
 def _place(shape: Shape, rank: int, cause: Cause, mates: tuple[int, ...]) -> dict[str, Any]:
-    """Return the accused device and the alternatives: GPU, NIC, or the node if several of its ranks are slow."""
+    """Return the accused device (GPU, NIC, or the node if several of its ranks are slow), and other possible
+    devices."""
     node, gpu = shape.nodes[rank], shape.gpus[rank] if shape.gpus else ""
     nic = shape.nics[rank] if shape.nics else ""
     places = [("gpu", gpu), ("nic", nic), ("node", node)]
@@ -218,10 +236,10 @@ def _place(shape: Shape, rank: int, cause: Cause, mates: tuple[int, ...]) -> dic
 
 
 def _onset(interval: list[Judged], rank: int) -> Window:
-    """Return the window in which the slowness most likely began. A chance excess before it can have kept the CUSUM
-    above zero.
+    """Return the window in which the slowness most likely began. By chance the CUSUM can have risen earlier.
 
-    The most likely start of a shift is where the sum, up to the end, of the excess over half the shift is largest.
+    For each window, sum up the excess from there to the end, less half of the newest excess per window. The window with
+    the largest sum is returned.
     """
     sigmas = np.array([min(judged.sigmas[rank], CLIP_SIGMAS) for judged in interval])
     newest = float(np.median(sigmas[-LEAST_HITS:]))
@@ -236,20 +254,32 @@ def _last_slow(watched: GangState, rank: int) -> int:
 
 
 def _before(watched: GangState, interval: int) -> float:
-    """Return the gang's mean step time before the alarm's interval, or during warm-up if there are too few windows."""
+    """Return the gang's mean step time in seconds before the alarm began; if too few windows are kept, during the
+    warm-up."""
     past = [judged.window for judged in list(watched.history)[:-interval]][-16:]
     if len(past) >= 3:
         return float(join(past, "step_seconds"))
     return watched.baseline.step_seconds if watched.baseline is not None else float("nan")
 
 
-def not_yet_sure(judgement: Judgement, slow_windows: int) -> Judgement:
-    """Limit the confidence below ACTING_CONFIDENCE if neither a cause nor enough slow windows support the judgement."""
-    if judgement.cause is not Cause.UNKNOWN or slow_windows >= ACTING_WINDOWS:
-        return judgement
-    return replace(judgement, confidence=min(judgement.confidence, UNSURE_CONFIDENCE))
+def not_yet_sure(
+    judgement: Judgement, reason: str, windows: int, mates: tuple[int, ...], own_work: bool = False
+) -> Judgement:
+    """Return the judgement of a rank that may still be healthy for this reason, with a lower confidence.
+
+    The confidence is then too low for actions on a running job. If the job's own work is likely and no counters are
+    known, it is too low for a verdict.
+
+    windows: windows for which the rank has been slow. mates: indices of the other alarmed ranks of its node. own_work:
+    whether the job's own work is more likely than a fault.
+    """
+    why = Evidence("windows_of_slowness", float(windows), float(LEAST_WINDOWS), "windows", reason, 0.0)
+    unsure = UNSURE_CONFIDENCE if judgement.counters or not own_work else OWN_WORK_CONFIDENCE
+    confidence = min(judgement.confidence, unsure)
+    refusal = reason if confidence < LEAST_CONFIDENCE else ""
+    return replace(judgement, confidence=confidence, evidence=(*judgement.evidence, why), refusal=refusal, about=mates)
 
 
 def too_weak(judgement: Judgement) -> Judgement:
-    """Return the judgement as a refusal, because its confidence is below 0.5."""
+    """Return the judgement as a refusal, because its confidence is too low for a verdict."""
     return replace(judgement, refusal=f"the evidence is too weak: confidence {judgement.confidence:.2f}")

@@ -1,4 +1,4 @@
-"""The workload detector: slowdowns that a job causes itself.
+"""The workload detector: finds slowdowns that a job causes itself.
 
-Start at ``workload.py``; ``workload_rules.py`` and ``change_rules.py`` hold its rules.
+Start at ``workload.py``. ``workload_rules.py`` and ``change_rules.py`` contain its rules.
 """

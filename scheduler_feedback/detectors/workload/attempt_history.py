@@ -1,4 +1,4 @@
-"""Attempt history: state of the workload detector for one attempt of a job."""
+"""Attempt history: what the workload detector has learned about one attempt of a job, and its newest steps."""
 
 from __future__ import annotations
 
@@ -21,63 +21,77 @@ from scheduler_feedback.detectors.steps.places import Places, middle_of_peers
 from scheduler_feedback.detectors.workload.slow_stage import Pressure
 
 RECENT_STEPS = 64
-"""Number of steps that are kept; for 16,000 ranks they take 16 MB a job."""
+"""Number of newest steps that are kept of a job. For 16,000 ranks they take 16 MB."""
 
 LEAST_STEPS = 5
+"""A median step time is computed only from at least this many steps."""
+
 OFFSET_STEPS = 100
+"""Number of steps over which constant offsets of ranks from their peers are measured."""
+
 OFFSET_BLOCKS = 4
+"""OFFSET_STEPS are divided into this many equal parts. A rank has a constant offset only if it is slower in each
+part."""
+
 LEAST_KNOWN = 0.8
+"""A step is used only if at least this share of the ranks has reported it."""
+
 SPIKE = 1.5
+"""A step is a long step, such as one with a checkpoint, if it takes at least this many times the usual step time."""
+
 LONGER = 1.04
-"""Minimum ratio of a long step to a usual one: just below the five per cent from which a slowdown is reported."""
+"""Steps are longer than usual if they take at least this many times the usual step time. It is just below the five per
+cent from which a slowdown is reported."""
 
 
 @dataclass(slots=True)
 class ActiveVerdict:
-    """An active verdict."""
+    """An active verdict, and when its cause was last detected."""
 
     verdict: Verdict
     seen: int
     """Number of steps of the job when the verdict's cause was last detected."""
     seen_ns: int
-    """Time at which the verdict's cause was last detected."""
+    """Time in ns at which the verdict's cause was last detected."""
 
 
 LEAST_SWAY = 0.005
-"""Steps of the most regular public trace (ByteDance AR) vary by half a per cent."""
+"""Smallest assumed variation of step times, as a share: that of the most regular public trace (ByteDance AR)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Normal values of a job, from its warm-up."""
+    """Normal values of a job, learned from its warm-up. There are n ranks."""
 
     seconds: float
     compute: FloatArray
-    """Compute time of each rank: [n]."""
+    """Compute time of each rank in seconds a step: [n]."""
     tokens: FloatArray
-    """Tokens of each rank: [n]."""
+    """Mean tokens a step of each rank: [n]."""
     normal: FloatArray
-    """Compute time of each rank for its usual work: [n]."""
+    """Compute time of each rank in seconds a step, with the effect of sequence lengths removed: [n]."""
     sway: float
     """Variation of the median rank's compute time from step to step, in log seconds."""
     top: float
-    """Excess of a step's slowest rank over the median rank, each relative to its own usual time."""
+    """Usual excess of a step's slowest rank over the median rank, after each rank's time is divided by its own usual
+    time."""
     tops_spread: float
     """Variation from step to step of the excess of the slowest rank over the median rank."""
     unlike: float
-    """Spread of half of the ranks around the median rank."""
+    """Usual spread of the ranks' times around the median rank, as a standard deviation that outliers hardly change."""
     unequal: float
-    """Excess of a step's largest work over its mean, by tokens."""
+    """Excess of the largest work of a step over its mean work, as computed from the reported tokens."""
     unequal_spread: float
     """Variation from step to step of the excess of the largest work over the mean work."""
     busy: FloatArray
-    """Seconds a step in which tensor pipes are busy, and their relative standard error: [2, roles], NaN without
-    counters."""
+    """For each role, the seconds a step in which tensor pipes are busy, and the relative standard error: [2, roles].
+    NaN without counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """One window of counters: its end, its length, and the share of it in which tensor pipes were busy, [roles]."""
+    """One window of counters: its end time, its length, and for each role the share of the window in which tensor pipes
+    were busy."""
 
     at_ns: int
     seconds: float
@@ -86,7 +100,7 @@ class Busy:
 
 @dataclass(slots=True)
 class Course:
-    """History of one attempt of a job. The deques hold rows of the newest steps."""
+    """History of one attempt of a job with n ranks. Each deque contains the newest steps, newest last."""
 
     shape: Shape
     where: Places
@@ -95,11 +109,11 @@ class Course:
     taken: int = 0
     evaluated: int = 0
     compute: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    """Compute seconds: [n]."""
+    """Compute seconds of each rank, one row [n] per step."""
     middle: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    """Compute seconds of the median rank."""
+    """Compute seconds of the median rank in each step."""
     normal: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    """Compute seconds for the usual work of each rank: [n]."""
+    """Compute seconds of each rank with the effect of sequence lengths removed, one row [n] per step."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     numbers: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -108,24 +122,24 @@ class Course:
     forward: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     backward: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     busy: deque[Busy] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    """Newest windows of counters."""
+    """Newest windows of counters, each with the share of time in which each role's tensor pipes were busy."""
     work: Work | None = None
-    """Fitted model of the compute time for a given amount of work."""
+    """Fitted model of a rank's compute time for its sequence lengths; None if tokens explain little."""
     last_ns: int = 0
     since_ns: int = 0
-    """Time since which the newest steps are longer than usual; 0 if they are not."""
+    """Time in ns since which steps are longer than usual; 0 if they are not."""
     offsets: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=OFFSET_BLOCKS))
     block: list[FloatArray] = field(default_factory=list)
     block_step: int = 0
     usual: Usual | None = None
     pressure: Pressure | None = None
-    """Share of time that tasks wait on the job's nodes, if each stage is on a separate node."""
+    """Share of time that tasks on each of the job's nodes wait; None unless each stage is on a separate node."""
     waits: Pressure | None = None
-    """Share of time that tasks wait on the job's nodes, if there are no tensor pipe counters."""
+    """Share of time that tasks on each of the job's nodes wait; None if the job has tensor pipe counters."""
     long_steps: LongSteps = field(default_factory=LongSteps)
     """Long steps of the whole job, and their period."""
     beat_tests: int = 0
-    """Number of tested patterns with a period below five."""
+    """Number of tests for long steps at a period below five steps. More tests require more evidence."""
     active: dict[str, ActiveVerdict] = field(default_factory=dict)
 
     def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
@@ -135,7 +149,7 @@ class Course:
 
 
 def take_in(course: Course, steps: StepTable) -> bool:
-    """Add the steps that nearly every rank reported with its wait. Return whether there are any."""
+    """Add those steps that nearly every rank reported together with its waits. Return whether there are any."""
     fine = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
     kept = 0
     for k in np.flatnonzero(fine.mean(axis=1) >= LEAST_KNOWN).tolist():
@@ -184,7 +198,8 @@ def take_in(course: Course, steps: StepTable) -> bool:
 
 
 def _of_all(course: Course, compute: FloatArray, seconds: float) -> bool:
-    """Return whether the whole job was slow: the median rank as well, not just one rank that the others waited for."""
+    """Return whether the whole job was slow in a step: the median rank too, and not only a rank that the others waited
+    for."""
     usual = course.usual
     return usual is not None and float(np.median(compute - usual.compute)) >= (seconds - usual.seconds) / 2
 
@@ -226,7 +241,7 @@ def _learn(course: Course) -> None:
 
 
 def _mark(course: Course) -> None:
-    """Update the time since which steps are longer than usual."""
+    """Update the time since which steps have been longer than usual."""
     if course.usual is None:
         return
     longer = len(course.seconds) >= 2 and min(list(course.seconds)[-2:]) >= LONGER * course.usual.seconds
@@ -238,9 +253,10 @@ def _mark(course: Course) -> None:
 
 
 def busy_seconds(course: Course, since_ns: int, step_seconds: float) -> FloatArray:
-    """Return the seconds a step in which tensor pipes are busy, and their relative standard error: [2, roles].
+    """Return, for each role, the seconds a step in which tensor pipes are busy, and the relative standard error: [2,
+    roles].
 
-    Uses windows of counters that began at or after `since_ns`; NaN without any.
+    Only windows of counters that began at or after `since_ns` are used; NaN if there are none.
     """
     windows = [one for one in course.busy if one.at_ns - round(one.seconds * 1e9) >= since_ns]
     if not windows:
@@ -259,12 +275,16 @@ def busy_seconds(course: Course, since_ns: int, step_seconds: float) -> FloatArr
 
 
 def unequal_work(given: FloatArray) -> FloatArray:
-    """Return the excess of each step's largest work over its mean: [k, n] -> [k]."""
+    """Return, for each step, the ratio of the largest work to the mean work, minus one: [k steps, n] -> [k]."""
     found: FloatArray = given.max(axis=1) - given.mean(axis=1)
     return found
 
 
 def tops(ratio: FloatArray) -> tuple[FloatArray, float]:
-    """Return the excess of each step's slowest rank over the median rank [k], and the spread of half of the ranks."""
+    """Return two values: for each step, the excess of the slowest rank over the median rank [k]; and the spread of
+    the ranks around it, as a standard deviation that outliers hardly change.
+
+    ratio: [k steps, n].
+    """
     middle = row_medians(ratio)
     return ratio.max(axis=1) - middle, MAD_TO_SIGMA * median(np.abs(ratio - middle[:, None]))

@@ -1,7 +1,7 @@
 """Rules for changes since a job was new: all ranks or one stage have more work, wait for input, or pause in turn.
 
-The newest steps are compared with the usual ones. Their number depends on their length: short steps are noisy and many
-are used; of long steps, four must suffice.
+The newest steps are compared with the usual ones. Short steps are noisy, so that many of them are used; of long steps,
+four must suffice.
 """
 
 from __future__ import annotations
@@ -22,73 +22,105 @@ from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS
+from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS
 from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
-from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, slow_node
+from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, NODE, slow_node
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 
 LEAST_RECENT, MOST_RECENT = 4, 16
-"""Minimum and maximum number of the newest steps that are evaluated."""
+"""A change is evaluated over at least LEAST_RECENT and at most MOST_RECENT of the newest steps."""
 
 RECENT_SECONDS = 12.0
-"""Duration of the newest steps that are evaluated, within these limits of their number."""
+"""Total duration, in seconds, of the newest steps that are evaluated. LEAST_RECENT and MOST_RECENT limit their
+number."""
 
 SHIFT_SIGMAS = 5.0
+"""Compute time has changed only if it grew by at least this many standard deviations of its usual variation from step
+to step."""
+
 LONG_SHARE = 0.75
-"""A shift requires three quarters of the newest steps beyond five standard deviations of the usual variation. Chance
-does not produce this during a job, however heavy the tails."""
+"""Compute time has changed only if it was longer than usual in at least this share of the newest steps."""
 
 SHARE_OF_WORK = 0.6
-"""Minimum share of the increase in step time that must be compute time for a cause within the job."""
+"""A change is the job's own only if compute time makes up at least this share of the increase in step time. With less,
+the cause is not within the job."""
 
 PATIENCE_STEPS = 5
-"""Number of steps to wait for counters before the first stage is reported as waiting for input without them."""
+"""Number of steps for which to wait for counters. Then a slow first stage is reported as waiting for input without
+them."""
+
+ALIKE_STAGES = 0.7
+"""The stages of a node have become slower by about the same factor if the least growth is at least this share of the
+largest."""
 
 APART = 3.0
-"""Only one stage has grown if all others have grown by less than a third of it."""
+"""Only one stage has changed if its compute time grew at least this many times as much as that of any other stage."""
 
 LEAST_OF_STAGE = 4
+"""A change of a single stage is reported only if the stage has at least this many ranks."""
+
 IDLE_SHARE, WORK_SHARE = 1 / 3, 2 / 3
-"""Limits for the idle share: the part of the increase in compute time in which tensor pipes were not busier. Above two
-thirds the ranks were kept from working. Below one third they have more work. Between the two there is no claim."""
+"""Limits for the idle share: the part of the increase in compute time in which tensor pipes were not busier. Above
+WORK_SHARE the ranks waited for input. Below IDLE_SHARE they have more work. Between the two nothing is reported."""
 
 UNEQUAL_SIGMAS = 4.0
+"""Sequence lengths have become more unequal if their inequality grew by at least this many standard deviations of its
+usual variation from step to step."""
+
 SHARE_OF_LENGTHS = 1 / 3
-"""Minimum share of the increase in step time that unequal sequence lengths explain: a third. In a pipeline of p stages,
-a third of 1/p: the stages work on p microbatches at a time and wait for the longest, which a sum over a rank's
+"""Unequal sequence lengths are the cause only if they explain at least this share of the increase in step time. It is
+divided by the number of pipeline stages, because a stage waits for the longest microbatch, which the sum of a rank's
 microbatches does not show."""
 
 LENGTHS_EXPLAIN = 0.8
-"""Lengths have become unequal if the reported work explains four fifths of the variance of each rank's compute time."""
+"""If the reported tokens explained little of a rank's compute time when the job was new, they are used only if they now
+explain at least this share of its variance."""
 
 PAUSE = 0.05
+"""Ranks pause in turn (rotating pauses) only if the slowest rank of a step now takes at least this much longer than the
+median rank, compared with the usual excess: 0.05 is five per cent."""
+
 PAUSE_STEPS = 6
+"""Rotating pauses are detected only if at least this many of the newest steps are available."""
+
 PAUSE_SIGMAS = 3.0
+"""Rotating pauses are detected only if the excess of the slowest rank over the median rank grew by at least this many
+standard deviations."""
+
 PAUSE_RANKS = 4
+"""Rotating pauses are detected only if at least this many different ranks have paused."""
+
 PAUSE_NODE_SHARE = 0.75
+"""Rotating pauses are detected only if the slowest rank is on one and the same node in at most this share of the
+steps."""
+
 ROTATING_SHARE = 0.5
+"""Rotating pauses are detected only if one and the same rank is the slowest in at most this share of the steps. A
+faulty rank is the slowest in all."""
+
 AS_EVER = 1.5
-"""Rotating pauses: in three quarters of the newest six or more steps the slowest rank's excess is above its usual one
-by five per cent and three standard deviations. The spread of half of the ranks is unchanged (within a half). At least
-four ranks were the slowest, none in more than half of the steps, and no node in more than three quarters."""
+"""Rotating pauses are detected only if the ranks' spread is at most this many times their usual spread. A larger spread
+has another cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """Newest steps of a job."""
+    """Newest steps of a job: k steps of n ranks."""
 
     seconds: float
-    """Median step time of the newest steps."""
+    """Median duration of the newest steps, in seconds."""
     normal: FloatArray
-    """Compute time normalised by work: [k, n]."""
+    """Compute seconds of each rank with the effect of sequence lengths removed: [k steps, n]."""
     compute: FloatArray
     shift: FloatArray
-    """Log of the median of `normal` over its usual value: [n]."""
+    """Increase of each rank's compute time over its usual value, in log seconds: [n]."""
 
 
 def claims(course: Course, job: JobTelemetry, crowded: bool, counters: CounterStatistics) -> Iterator[Claim]:
-    """Yield the claims of all rules.
+    """Yield the claims of all rules for changes since the job was new.
 
-    crowded: whether other jobs use its hosts; a slowdown of all ranks on a host may then be caused by them.
+    crowded: whether other jobs use the job's hosts. They may then cause a slowdown of all ranks on a host, and nothing
+    is claimed.
     """
     usual = course.usual
     if usual is None or crowded:
@@ -103,7 +135,7 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, counters: CounterSt
         normal = np.array(list(course.normal)[-count:])
         compute = np.array(list(course.compute)[-count:])
         recent = Recent(seconds, normal, compute, np.log(column_medians(normal) / usual.normal))
-        node = _slow_node(course, usual, recent)
+        node = _slow_node(course, usual, recent) or _slow_stages_of_node(course, usual)
         if node is not None:
             yield node
             return
@@ -115,7 +147,8 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, counters: CounterSt
 
 
 def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
-    """Claim the node of a stage, if the node is what became slow."""
+    """Return a claim that a node is slow, if a stage is on one node and the node's tasks wait more than before; else
+    None."""
     if course.pressure is None or not course.since_ns or not course.where.layout_known:
         return None
     ranks, stages = tuple(course.shape.ranks.tolist()), course.shape.coordinate("stage")
@@ -129,15 +162,58 @@ def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
     return claim if _shifted(usual, recent.normal, members) else None
 
 
+def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
+    """Return a claim that a node is slow, if several whole stages are on it and on no other node, and all of them have
+    become slower by about the same factor, but no other stage has; else None.
+
+    Work seldom changes by the same factor in exactly the stages of one node. A stall of the node's data loader looks
+    the same until it ends: the stages must be slow in nearly all of the newest LEAST_WINDOWS steps. If counters are
+    known, they decide instead: they show whether the node is slow, or its stages have more work.
+    """
+    where = course.where
+    if not where.layout_known or _has_pressure(course) or course.taken < WARM_UP_STEPS + LEAST_WINDOWS:
+        return None
+    newest = np.log(np.array(list(course.normal)[-LEAST_WINDOWS:]) / usual.normal)
+    shift = column_medians(newest)
+    by_node = np.array([float(np.median(shift[where.index == node])) for node in range(len(where.names))])
+    worst = int(by_node.argmax())
+    there = where.index == worst
+    inside = [members for members in where.roles if there[members].all()]
+    if len(inside) < 2 or sum(map(len, inside)) < int(there.sum()) or there.all():
+        return None
+    of_stage = [float(np.median(shift[members])) for members in inside]
+    others = float(np.abs(shift[~there]).max())
+    least = max(SHIFT_SIGMAS * usual.sway, math.log(LEAST_SLOWDOWN))
+    if min(of_stage) < max(least, APART * others, ALIKE_STAGES * max(of_stage)):
+        return None
+    if float((newest[:, there].min(axis=1) >= min(of_stage) / 2).mean()) < LEAST_SHARE:
+        return None
+    ranks = tuple(course.shape.ranks[there].tolist())
+    evidence = (
+        Evidence("compute_to_usual", math.exp(min(of_stage)), math.exp(others), "ratio",
+                 "growth since warm-up; the next slowest rank of another node has this",
+                 log_odds.of_residual(min(of_stage) / usual.sway)),
+        Evidence("slow_stages_of_the_node", float(len(inside)), float(len(where.roles)), "stages",
+                 f"all stages; all stages of {where.names[worst]} grew alike, and no other stage grew", 2.0),
+    )  # fmt: skip
+    return Claim(f"{NODE}-{where.names[worst]}", Kind.STRAGGLER, Cause.UNKNOWN, ranks[0], ranks,
+                 usual.seconds, evidence, node=where.names[worst])  # fmt: skip
+
+
+def _has_pressure(course: Course) -> bool:
+    """Return whether counters show how long the tasks of the job's nodes wait."""
+    return course.pressure is not None and course.pressure.usual is not None
+
+
 def _shifted(usual: Usual, normal: FloatArray, members: IndexArray | slice) -> bool:
-    """Return whether the median of these ranks is longer than usual, in most of the steps and beyond chance."""
+    """Return whether the median of these ranks takes longer than usual in most of the steps, beyond chance."""
     middle = row_medians(np.log(normal[:, members] / usual.normal[members]))
     least = max(SHIFT_SIGMAS * usual.sway, math.log(LEAST_SLOWDOWN) / 2)
     return float((middle >= least).mean()) >= LONG_SHARE
 
 
 def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
-    """Return the share of the increase in compute time in which tensor pipes were not busier: [roles].
+    """Return, for each role, the share of the increase in compute time in which tensor pipes were not busier.
 
     NaN if counters are missing or not exact enough.
     """
@@ -151,7 +227,7 @@ def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
 
 
 def _pressed(course: Course, job: JobTelemetry, counters: CounterStatistics) -> list[bool]:
-    """Return whether hosts of each role wait for CPUs or disks more than other hosts of the job: [roles]."""
+    """Return, for each role, whether tasks on its hosts wait more for CPUs or disks than on the job's other hosts."""
     if job.shape.job not in counters.columns:
         return [False] * len(course.where.roles)
     columns = counters.of(job.shape.job)
@@ -161,7 +237,7 @@ def _pressed(course: Course, job: JobTelemetry, counters: CounterStatistics) -> 
 
 
 def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> Iterator[Claim]:
-    """Claim that all ranks compute longer than when the job was new, by about the same factor."""
+    """Yield a claim about the whole job, if all ranks compute longer than when it was new, by about the same factor."""
     shift = recent.shift
     middle = median(shift)
     if middle <= 0 or middle < SHARE_OF_WORK * math.log(recent.seconds / usual.seconds):
@@ -192,9 +268,10 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
 
 
 def _hosts_may_be_busier(course: Course, usual: Usual) -> bool:
-    """Return whether tasks wait longer than usual on half of the job's hosts, or no counters have arrived since.
+    """Return whether tasks wait longer than usual on half of the job's hosts, or no counters have arrived since the
+    slowdown began.
 
-    False with tensor pipe counters, which separate more work from busier hosts: both slow all ranks of a host alike.
+    Returns False if there are tensor pipe counters, which already distinguish more work from busy hosts.
     """
     waits = course.waits
     if waits is None or waits.usual is None or np.isfinite(usual.busy[0]).any():
@@ -211,8 +288,11 @@ def _kept_waiting(idle: float) -> Evidence:
 def _stage_grown(
     course: Course, usual: Usual, recent: Recent, idle: FloatArray, pressed: list[bool]
 ) -> Iterator[Claim]:
-    """Claim a stage whose ranks all take longer than when the job was new, while the others do not: more work, or no
-    input."""
+    """Yield a claim about one stage, if its ranks all take longer than when the job was new, and the other ranks do
+    not.
+
+    The cause is more work, or missing input.
+    """
     where = course.where
     if not where.layout_known or len(where.roles) < 2:
         return
@@ -235,12 +315,15 @@ def _stage_grown(
         lasts = (course.last_ns - course.since_ns) * 1e-9 if course.since_ns else 0.0
         if (first and lasts < PATIENCE_STEPS * usual.seconds) or (on_nodes == 1 and not first):
             return  # the next counters separate missing input from a slow node
-    evidence = (
+    evidence: tuple[Evidence, ...] = (
         Evidence("compute_to_usual", math.exp(shift), math.exp(others), "ratio",
                  "growth since warm-up; the next slowest stage has this", log_odds.of_residual(shift / usual.sway)),
         Evidence("least_of_the_stage", math.exp(float(recent.shift[members].min())), 1.0, "ratio",
                  "usual; all ranks of the stage take longer", 1.5),
     )  # fmt: skip
+    if on_nodes == 1 and np.isnan(kept) and not _has_pressure(course):
+        against = "the whole stage is on one node, and no counter shows that the node is not slow"
+        evidence = (*evidence, Evidence("node_counters", 0.0, 1.0, "", against, log_odds.STAGE_IS_NODE))
     ranks = tuple(course.shape.ranks[members].tolist())
     if first and (kept > WORK_SHARE or np.isnan(kept)):
         # The work of the first stage seldom changes; its input does often.
@@ -252,7 +335,8 @@ def _stage_grown(
 
 
 def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Claim]:
-    """Claim that the work of the ranks has become more unequal: the excess of the largest work explains the loss."""
+    """Yield a claim if sequence lengths have become more unequal and the rank with the most work explains the
+    slowdown."""
     if len(course.tokens) < len(recent.compute):
         return
     given = recent.compute / recent.normal if course.work is not None else _newly_given(course, recent)
@@ -278,9 +362,9 @@ def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Cla
 
 
 def _newly_given(course: Course, recent: Recent) -> FloatArray | None:
-    """Return the expected work over its usual value, [k, n], for a job whose lengths explained nothing when it was new.
+    """Return the work of each rank relative to its usual work, [k steps, n ranks]; None if tokens explain too little.
 
-    None if they still explain nothing.
+    It is for a job in whose warm-up tokens explained too little.
     """
     count = len(recent.compute)
     tokens = np.array(list(course.tokens)[-count:])
@@ -297,7 +381,8 @@ def _newly_given(course: Course, recent: Recent) -> FloatArray | None:
 
 
 def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
-    """Claim rotating pauses: ranks stop for a moment, one after the other, and all others wait each time."""
+    """Yield a claim about rotating pauses, if ranks stop for a moment, one after the other, and all others wait each
+    time."""
     if course.taken < WARM_UP_STEPS + count or len(course.where.names) < 2:
         return
     now = median(np.array(list(course.seconds)[-count:]))

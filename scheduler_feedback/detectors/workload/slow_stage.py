@@ -1,8 +1,8 @@
-"""Slow stage or slow node: separates the two where each stage of a job is on a separate node.
+"""Slow stage or slow node: distinguishes the two where each stage of a job is on a separate node.
 
-No rank of such a job has a role peer on another node. All ranks of a stage take longer together, whether the stage has
-more work, waits for its input, or shares a slow disk or a busy CPU. The time that the node's tasks wait for disks and
-CPUs separates these. If the node is slow, the cause is not within the job.
+In such a job no other node has ranks of the same role to compare with. All ranks of a stage take longer together,
+whether the stage has more work, waits for its input, or shares a slow disk or a busy CPU. The time that the node's
+tasks wait for disks and CPUs shows which. If the node is slow, the cause is not within the job.
 """
 
 from __future__ import annotations
@@ -25,33 +25,43 @@ WAITING = (FEATURE["io_waiting"], FEATURE["cpu_waiting"])
 CAUSES = (Cause.STORAGE, Cause.CPU_CONTENTION)
 
 KEPT_WINDOWS = 16
+"""Number of newest windows of counters that are kept."""
+
 USUAL_SHARE = 1 / 720
-"""Weight of a window in the usual wait: a mean over as many windows as the interference detector keeps. The first slow
-steps, before they are detected, change it little."""
+"""Smallest weight of a new window in the running average of the usual waiting time. It is small, so that the first slow
+windows change the average little."""
 
 LEAST_WAITING = 0.03
+"""A node is slow only if the share of time for which its tasks wait grew by at least this much: three percentage
+points."""
+
 TIMES_USUAL = 3.0
-"""The node is slow if its tasks wait for three percentage points more of the time, and three times as long as usual."""
+"""A node is slow only if its tasks wait at least this many times as long as usual."""
 
 APART = 3.0
-"""The increase of all other nodes, in compute time and in waiting, must be less than a third of the slow node's."""
+"""A node is slow only if its compute time grew at least this many times as much as that of any other node of the job,
+and its waiting time too."""
 
 NODE = "node"
-"""Prefix of the keys of claims about a node."""
+"""Prefix of the key of a claim (a suspected cause) about a slow node."""
 
 
 @dataclass(slots=True)
 class Pressure:
-    """Share of time that tasks of each node of one job wait for disks and for CPUs: [2, nodes]."""
+    """Waits of the tasks on each node of one job for disks and for CPUs, as shares of time: [2, nodes]."""
 
     newest: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
-    """Newest windows, each with its midpoint in time."""
+    """Newest windows of counters: the midpoint of each in ns, and the shares of time for which tasks wait, [2,
+    nodes]."""
     usual: FloatArray | None = None
-    """Usual share of time that tasks of each node wait; None if unknown."""
+    """Usual share of time for which tasks wait, [2, nodes]; None if unknown."""
     taken: int = 0
 
     def take(self, middle_ns: int, values: Float32Array, where: Places, calm: bool) -> None:
-        """Add one window of all features, [features, n]. calm: whether steps take no longer than usual."""
+        """Add one window of counters, [features, n ranks].
+
+        calm: whether steps take no longer than usual; only then the usual share is updated.
+        """
         waiting = values[WAITING, :].astype(np.float64)
         ranks_on = np.bincount(where.index, minlength=len(where.names))
         found = np.stack([np.bincount(where.index, row, len(where.names)) / ranks_on for row in waiting])
@@ -64,14 +74,18 @@ class Pressure:
             self.usual = before + max(USUAL_SHARE, 1 / self.taken) * (found - before)
 
     def more(self, since_ns: int) -> FloatArray | None:
-        """Return the increase over the usual share since `since_ns`: [2, nodes]; None without a window."""
+        """Return by how much tasks have waited longer than usual since `since_ns`, as shares of time: [2, nodes]. None
+        if there is no window since."""
         since = [found for middle_ns, found in self.newest if middle_ns >= since_ns]
         if not since or self.usual is None:
             return None
         return np.asarray(np.mean(since, axis=0) - self.usual)
 
     def open(self, since_ns: int, nodes: npt.NDArray[np.bool_]) -> bool:
-        """Return whether one of these nodes (bool [nodes]) may be slow: its tasks wait, or there is no window yet."""
+        """Return whether one of these nodes may be slow, because its tasks wait or because no window has arrived yet.
+
+        nodes: bool [nodes], which nodes to test.
+        """
         if self.usual is None:
             return False
         more = self.more(since_ns) if since_ns else None
@@ -79,7 +93,7 @@ class Pressure:
 
 
 def alone(where: Places) -> bool:
-    """Return whether the job has several roles, each on one node."""
+    """Return whether the job has several roles, and all ranks of each role are on one node."""
     return len(where.roles) > 1 and len(where.names) > 1 and all(len(nodes) == 1 for _, nodes, _ in where.by_node)
 
 
@@ -93,10 +107,10 @@ def slow_node(
     since_ns: int,
     usual: float,
 ) -> Claim | None:
-    """Claim a node whose ranks all take longer and whose tasks wait.
+    """Return a claim that a node is slow, if its ranks all take longer and its tasks wait; else None.
 
-    first: bool [n], ranks of the first stage. shift: [n], increase of each rank's compute time, in log seconds. sway:
-    variation of the median rank's time. usual: seconds of a step.
+    first: bool [n], whether each rank is in the first stage. shift: increase of each rank's compute time in log
+    seconds, [n]. sway: variation of the median rank's time from step to step. usual: usual step time in seconds.
     """
     shifts = np.array([float(np.median(shift[where.index == node])) for node in range(len(where.names))])
     worst = int(shifts.argmax())

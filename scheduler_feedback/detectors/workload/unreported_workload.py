@@ -1,19 +1,20 @@
-"""Causes within a job that reports no steps, by the counters of all its ranks.
+"""Causes within a job that reports no steps, found by the counters of all its ranks.
 
-Such a job is slower if its iterations take longer to transfer their bytes (job_slowdown.py). The activity of its ranks
-shows why. Tensor work per byte transferred is the work of an iteration. SMs of a rank that waits in a collective are
-busy polling; SMs of a rank with nothing to run are idle. A single slow rank makes the others poll, and their work stays
-the same. Therefore these causes are within the job, because most ranks of a role show them alike and no single member
-can produce them:
+Such a job is slower if its iterations take longer to transfer their bytes (job_slowdown.py). Three counters show why:
+
+- Tensor activity per transferred byte measures the work of an iteration.
+- SMs of a rank that waits in a collective are busy, because it polls.
+- SMs of a rank that has nothing to run are idle.
+
+If a single rank is slow, the others poll, and their work does not change. Therefore a cause is within the job if most
+ranks of a role show it alike. The detector reports these causes:
 
 - The ranks of all roles have more work per iteration: another batch, another loss, an evaluation.
-- The ranks of one stage have more work.
+- The ranks of one stage have more work, since recently or always.
 - The ranks of all roles, or of the first stage, run nothing: they wait for input, or save.
 
-A stage that always had more work than the others is reported as well: its tensor pipes are busier.
-
-Values are medians or quantiles over a role, so that no single member changes them. A role on a single node is not used:
-a fault of a node affects all its ranks alike.
+All values are medians or quantiles over the ranks of a role, so that no single rank changes them. A role on a single
+node is not used, because a fault of the node affects all its ranks alike.
 """
 
 from __future__ import annotations
@@ -41,49 +42,57 @@ from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN,
 from scheduler_feedback.detectors.workload.workload_rules import STAGE_RATIO
 
 KEPT = 512
-"""Number of windows that are kept: as many as the slowdown test keeps. A role takes twenty bytes a window."""
+"""Number of newest windows that are kept, as in the slowdown test."""
 
 LEAST_BEFORE = 6
-"""Minimum number of averages over whole iterations to learn the usual value and its variation. Of samples every second,
-eight averages of forty seconds each are kept."""
+"""The usual value and its variation are learned only from at least this many earlier averages. Each average covers
+several windows, so that it contains whole iterations."""
 
 EACH, LEAST_NEWEST, LONG_WINDOW_SECONDS = 0.5, 3, 20.0
-"""Each of the newest averages must show half of the change of their mean: a job that saves is idle in one or two of
-them. There are at least three if windows are shorter than this."""
+"""A change counts only if every new average of the counters shows at least EACH of the mean change, so that one
+checkpoint does not count. At least LEAST_NEWEST new averages are needed if a window is shorter than
+LONG_WINDOW_SECONDS, in seconds."""
 
 TENSOR, BUSY, CLOCK, INSIDE, BETWEEN = range(5)
+"""Indices of the signals in SIGNALS."""
+
 SIGNALS = ("tensor_active", "sm_active", "sm_clock", *RATES)
+"""Counters from which the activity of each role is computed."""
+
 SHARES = (0.5, 0.75, 0.5, 0.5, 0.5)
-"""Quantile over the ranks of a role: the median, and the upper quartile for SM activity, because "nothing runs" must
-hold for three quarters of the ranks."""
+"""Quantile over the ranks of a role that is used for each signal. For SM activity it is the upper quartile: if that is
+low, three quarters of the ranks run nothing."""
 
 MOST_SLOWDOWN = 4.0
-"""A job that is slower than this does other work, or none."""
+"""A slowdown above this ratio is not explained: such a job does other work, or none."""
 
 MORE, NO_MORE = 0.6, 0.3
-"""Increase of the work per iteration, as a share of the increase of iteration time: more work from 0.6 on, no more work
-up to 0.3."""
+"""Limits for the growth of the work per iteration, as a share of the growth of the iteration time: from MORE on the
+ranks have more work, up to NO_MORE they have not. Between the two nothing is reported."""
 
 LESS_CLOCK = 0.25
-"""If clocks fell by a quarter of the slowdown, the same work takes longer because of heat or a power limit."""
+"""More work is reported only if lower clocks explain at most this share of the slowdown. Otherwise heat or a power
+limit is the cause."""
 
 IDLE, POLLING = 0.1, 0.15
-"""Limits for the share of the lost time in which SMs are busy, relative to their activity before. A polling rank uses
-24 of an H100's 132 SMs (NCCL's channels). A rank that runs nothing uses none."""
+"""Limits for the share of the lost time in which a rank's SMs are busy: up to IDLE the rank runs nothing, from POLLING
+on it polls in a collective. NCCL polls with 24 of an H100's 132 SMs."""
 
 SIGMAS = 3.0
 LEAST_SIGMA = 0.01
 
 LEAST_WINDOWS, LEAST_SECONDS = 16, 300.0
+"""Minimum number of windows, and minimum time in seconds, before a stage is reported that always had more work."""
+
 STAGES_ALIKE = 1.03
-"""A stage has more work if the other stages are alike, and its tensor pipes are a tenth busier, as for jobs with step
-reports (workload_rules.py), at no lower clock, in the median of five minutes or more."""
+"""A single stage is reported only if the busiest of the other stages has at most this many times the activity of their
+median."""
 
 AGAIN_SECONDS = 4.0
-"""Interval between evaluations, which take a tenth of a millisecond: every fourth window for windows of a second."""
+"""Interval between two evaluations of a job, in seconds."""
 
 HOLD_SECONDS = 120.0
-"""A verdict is cleared when its cause was not detected for HOLD_SECONDS; for slow windows, for two more averages."""
+"""A verdict is cleared if its cause was not detected for this many seconds, or for four windows if those are longer."""
 
 
 @dataclass(slots=True)
@@ -96,19 +105,20 @@ class ActiveVerdict:
 
 @dataclass(slots=True)
 class RoleActivity:
-    """Activity of one job without step reports, by role and window."""
+    """Counters of one job without step reports, as quantiles over the ranks of each role, for each window."""
 
     shape: Shape
     ring: Float32Array = field(init=False)
-    """Signals: float32 [KEPT, signals, roles], NaN if less than half of a role is known."""
+    """Newest values of each signal: float32 [KEPT, signals, roles], NaN if less than half of a role's ranks are
+    known."""
     members: tuple[IndexArray, ...] = field(init=False)
-    """Indices of each role's ranks."""
+    """Indices of the ranks of each role."""
     nodes: tuple[int, ...] = field(init=False)
-    """Number of nodes of each role."""
+    """Number of nodes that each role uses."""
     taken: int = 0
-    """Number of windows so far."""
+    """Number of windows received so far."""
     active: dict[str, ActiveVerdict] = field(default_factory=dict)
-    """Active verdicts by key."""
+    """Active verdicts, by the key of their claim."""
 
     def __post_init__(self) -> None:
         roles = self.shape.roles
@@ -117,7 +127,7 @@ class RoleActivity:
         self.ring = np.full((KEPT, len(SIGNALS), len(self.members)), np.nan, np.float32)
 
     def take(self, values: Float32Array) -> None:
-        """Add one window: [features, ranks]."""
+        """Add one window of counters: [features, ranks]."""
         row = self.ring[self.taken % KEPT]
         for signal, (name, share) in enumerate(zip(SIGNALS, SHARES, strict=True)):
             for role, ranks in enumerate(self.members):
@@ -130,7 +140,7 @@ class RoleActivity:
             del self.active[key]
 
     def claims(self, test: SlowdownTest) -> list[Claim]:
-        """Return the cause within the job, if it is slower and its ranks show why: at most one claim."""
+        """Return at most one claim: the cause within the job, if the job is slower and its ranks show why."""
         if not LEAST_SLOWDOWN <= test.slower() <= MOST_SLOWDOWN or not test.recent_windows:
             return []
         width, newest = self._whole_iterations(test)
@@ -164,7 +174,10 @@ class RoleActivity:
         return []
 
     def stage_claims(self, seconds: float) -> list[Claim]:
-        """Return the claim on a stage that has always had more work than the others."""
+        """Return a claim if one stage has always had more work than the others; else nothing.
+
+        seconds: length of a window.
+        """
         kept = min(self.taken, KEPT)
         if (
             self.shape.stage is None
@@ -196,7 +209,8 @@ class RoleActivity:
         return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, evidence)]
 
     def _whole_iterations(self, test: SlowdownTest) -> tuple[int, int]:
-        """Return the number of windows per average, and the number of averages that are new."""
+        """Return the number of windows that an average over whole iterations covers, and the number of averages that
+        are new."""
         width = test.widths[test.judged_by]
         if test.period_seconds is not None:
             iterations = math.ceil(width * test.window_seconds / test.period_seconds - 0.5)
@@ -205,9 +219,9 @@ class RoleActivity:
         return width, newest if test.window_seconds >= LONG_WINDOW_SECONDS else max(newest, LEAST_NEWEST)
 
     def _means(self, width: int) -> FloatArray:
-        """Return averages over `width` windows, newest last: [blocks, signals, roles]; NaN if less than half is known.
+        """Return averages over `width` windows each, newest last: [averages, counters, roles].
 
-        A block is one average.
+        NaN if less than half of the values are known.
         """
         kept = min(self.taken, KEPT)
         course = np.roll(self.ring, -(self.taken % KEPT), axis=0)[KEPT - kept :]
@@ -220,7 +234,11 @@ class RoleActivity:
         return found
 
     def _of_stage(self, more: BoolArray, work: FloatArray, clock: FloatArray, slower: float) -> list[Claim]:
-        """Claim that exactly one stage has more work."""
+        """Return a claim if exactly one stage has more work; else nothing.
+
+        more: bool [roles]. work, clock: work per iteration and SM clock of each role, relative to the usual values.
+        slower: slowdown of the job.
+        """
         found = np.flatnonzero(more)
         if len(found) != 1 or self.shape.stage is None or self.nodes[found[0]] < 2:
             return []
@@ -230,8 +248,10 @@ class RoleActivity:
         return [_claim(f"{STAGE}-more", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, slower, ranks, evidence)]
 
     def _idle(self, means: FloatArray, newest: int, slower: float) -> list[Claim]:
-        """Claim missing input if no rank has more work: separate time lost to polling from time without anything to
-        run."""
+        """Return a claim that input is missing, if the ranks lost their time without anything to run; else nothing.
+
+        Time in which ranks poll in a collective does not count, because they wait for another rank.
+        """
         works, _ = _against_the_usual(means[:, TENSOR], newest)
         busy, _ = _against_the_usual(means[:, BUSY], newest)
         polls = np.divide(
@@ -276,16 +296,16 @@ def _claim(
 
 
 class UnreportedWorkloads:
-    """All jobs that report no steps. Owned by the workload detector."""
+    """Activity of all jobs that report no steps. Owned by the workload detector."""
 
     def __init__(self) -> None:
         self._activities: dict[str, RoleActivity] = {}
 
     def evaluate(self, context: DetectionContext) -> list[Finding]:
-        """Return new verdicts and cleared verdicts of jobs that report no steps."""
+        """Evaluate jobs that report no steps. Return new verdicts and cleared verdicts."""
         telemetry = context.telemetry
         windows, seconds = telemetry.counters.values.shape[1], telemetry.counters.seconds
-        unreported = {job.shape.job for job in telemetry.jobs if job.steps is None}
+        unreported = context.by_counters
         for gone in self._activities.keys() - unreported:
             del self._activities[gone]
         for activity in self._activities.values() if context.published.refused else ():
@@ -364,7 +384,7 @@ def _verdict(claim: Claim, job: JobTelemetry, test: SlowdownTest, now_ns: int, s
 
 
 def _quantile(row: Float32Array, share: float) -> float:
-    """Return a quantile of the known values; NaN if less than half are known."""
+    """Return the quantile `share` of the known values; NaN if less than half of the values are known."""
     known = row[np.isfinite(row)]
     if 2 * len(known) <= len(row):
         return float("nan")
@@ -373,9 +393,9 @@ def _quantile(row: Float32Array, share: float) -> float:
 
 
 def _to_the_usual(means: FloatArray, newest: int) -> FloatArray:
-    """Return the newest blocks over the median of the earlier ones: [blocks, roles] -> [newest, roles].
+    """Return each new average, divided by the median of the earlier averages: [averages, roles] -> [newest, roles].
 
-    NaN if less than half of the earlier blocks are known.
+    newest: number of new averages. NaN if less than half of the earlier averages are known.
     """
     before = means[:-newest]
     known = np.isfinite(before).mean(axis=0) >= 0.5
@@ -385,9 +405,10 @@ def _to_the_usual(means: FloatArray, newest: int) -> FloatArray:
 
 
 def _against_the_usual(means: FloatArray, newest: int) -> tuple[FloatArray, FloatArray]:
-    """Return the mean of the newest blocks over the median of the earlier ones, and the standard deviation of a block.
+    """Return two values for each role: the mean of the new averages divided by the median of the earlier ones, and the
+    relative spread of the earlier ones.
 
-    [blocks, roles] -> ([roles], [roles]).
+    means: [averages, roles]. newest: number of new averages.
     """
     before = np.where(np.isfinite(means[:-newest]).mean(axis=0) >= 0.5, means[:-newest], 1.0)
     usual = np.nanmedian(before, axis=0)

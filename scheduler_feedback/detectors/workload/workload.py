@@ -1,8 +1,9 @@
-"""The workload detector: slowdowns that a job causes itself.
+"""The workload detector: reports slowdowns that a job causes itself.
 
-It reports them, so that no one searches for faulty hardware; no action follows. It evaluates the newest steps of a job:
-pipeline stages with unequal work, sequences of unequal length, ranks with a constant offset from their peers, long
-steps at a fixed period (checkpoints, evaluation), and a job all of whose ranks have more work than before.
+They are reported so that no one searches for faulty hardware; no action follows. The detector evaluates the newest
+steps of a job. It finds pipeline stages with unequal work, sequences of unequal length, ranks with a constant offset
+from their peers, long steps at a fixed period (checkpoints, evaluation), and jobs whose ranks all have more work than
+before.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from scheduler_feedback.detectors.workload import change_rules
 from scheduler_feedback.detectors.workload.attempt_history import ActiveVerdict, Busy, Course, take_in
 from scheduler_feedback.detectors.workload.slow_stage import Pressure, alone
 from scheduler_feedback.detectors.workload.unreported_workload import UnreportedWorkloads
-from scheduler_feedback.detectors.workload.workload_rules import RHYTHM, claims
+from scheduler_feedback.detectors.workload.workload_rules import OFFSET, RHYTHM, claims
 
 EVERY_STEPS = 4
+"""Number of steps between two evaluations of a live job. Causes within a job last long, so that more evaluations are
+not needed."""
+
 LONG_STEP_SECONDS = 2.0
-"""A live job is evaluated every EVERY_STEPS steps, because causes within a job last long. Steps longer than
-LONG_STEP_SECONDS are evaluated one by one."""
+"""Length of a step, in seconds, from which every step is evaluated."""
 
 HOLD_STEPS, HOLD_SECONDS = 64, 120.0
-"""A verdict is cleared when its cause was not detected for HOLD_STEPS steps and HOLD_SECONDS. The work of a job varies
-by chance: of sixty steps of half a second, some stretches contain no long step. Without this, verdicts would appear and
-clear every minute."""
+"""A verdict is cleared if its cause was not detected for this number of steps and for this time. The work of a job
+varies by chance: with shorter limits, verdicts would appear and clear every minute."""
 
 HOLD_NODE_STEPS = 8
-"""Replaces HOLD_STEPS for verdicts on a node, which can lead to actions: two evaluations of short steps."""
+"""Number of steps, used instead of HOLD_STEPS, for verdicts on a node: these can lead to actions and must end soon."""
 
 LEAST_CONFIDENCE = 0.5
 
@@ -60,7 +62,7 @@ class WorkloadDetector:
         self._ends: list[int] = []  # end of each job's roles among the roles of all jobs
 
     def tick(self, context: DetectionContext) -> list[Finding]:
-        """Evaluate the steps completed since the last tick, and return the new findings."""
+        """Evaluate the steps completed since the last tick, and return the new verdict events."""
         findings: list[Finding] = []
         telemetry = context.telemetry
         present = {job.shape.job for job in telemetry.jobs}
@@ -115,7 +117,7 @@ class WorkloadDetector:
         return course
 
     def _follow(self, telemetry: Telemetry) -> None:
-        """Add the tensor pipe activity of each job's roles in the newest windows of counters."""
+        """Add the newest tensor pipe activity of each job's roles to the job's history."""
         counters, place = telemetry.counters, FEATURE["tensor_active"]
         if not len(counters.at_ns) or not self._courses or np.isnan(counters.values[place]).all():
             return
@@ -136,8 +138,8 @@ class WorkloadDetector:
                         course.busy.append(Busy(at_ns, counters.seconds, share[window]))
 
     def _wait(self, telemetry: Telemetry) -> None:
-        """Add the time that tasks wait on nodes, for jobs with one stage per node and jobs without tensor pipe
-        counters."""
+        """Add the time that tasks on the nodes wait to the job's history. Needed for jobs with one stage per node and
+        for jobs without tensor pipe counters."""
         counters = telemetry.counters
         uncounted = np.isnan(counters.values[FEATURE["tensor_active"]])
         all_counted = not uncounted.any()
@@ -162,13 +164,18 @@ class WorkloadDetector:
             active = course.active.get(claim.key)
             if active is not None:
                 active.seen, active.seen_ns = course.taken, course.last_ns
-                continue
+                if claim.key != OFFSET or set(claim.ranks) <= _named(active.verdict):
+                    continue  # only a set of ranks can grow
             confidence = log_odds.confidence(claim.evidence)
             if confidence < LEAST_CONFIDENCE:
                 continue
             step_seconds = float(np.mean(course.seconds))
             verdict = Verdict(
-                verdict_id=f"{name}.{job.shape.attempt}.{claim.key}.{course.numbers[0]}",
+                verdict_id=(
+                    f"{name}.{job.shape.attempt}.{claim.key}.{course.numbers[0]}"
+                    if active is None
+                    else active.verdict.verdict_id
+                ),
                 kind=claim.kind,
                 gang=name,
                 attempt=job.shape.attempt,
@@ -211,3 +218,7 @@ class WorkloadDetector:
             reason = f"not detected for {steps} steps"
             findings.append(Cleared(over.verdict_id, name, course.last_ns, reason, course.numbers[0]))
         return findings
+
+
+def _named(verdict: Verdict) -> set[int]:
+    return set(verdict.ranks) or {verdict.rank}

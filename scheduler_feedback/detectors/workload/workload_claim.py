@@ -1,4 +1,4 @@
-"""Claim: result of a workload rule, before it becomes a verdict."""
+"""Claim: a cause that a workload rule suspects. It can become a verdict."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 
 STAGE = "stage"
-"""Prefix of the keys of claims about a stage."""
+"""Prefix of the key of a claim (a suspected cause) about a pipeline stage."""
 
 LEAST_SLOWDOWN = 1.05
-"""Minimum slowdown to report: five per cent (the threshold of EROICA and Guard)."""
+"""Minimum slowdown of a job to report: five per cent, as in EROICA and Guard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Claim:
     kind: Kind
     cause: Cause
     rank: int
-    """Rank that the claim is about; -1 for the job."""
+    """Number of the rank that the claim is about; -1 if it is about the job."""
     ranks: tuple[int, ...]
     without_seconds: float
-    """Step time without the cause."""
+    """Step time in seconds that the job would have without the cause."""
     evidence: tuple[Evidence, ...]
     first_step: int | None = None
     node: str = ""
-    """Faulty node; '' if the cause is within the job."""
+    """Name of the slow node; '' if the cause is within the job."""

@@ -1,4 +1,4 @@
-"""Rules for causes within a job, and for how each differs from faulty hardware."""
+"""Rules that find causes within a job, and distinguish each cause from faulty hardware."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
-from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
+from scheduler_feedback.core.telemetry.telemetry import IndexArray, JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.stats.periodicity import FALSE_ALARM, LEAST_PERIOD, beats_needed
 from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
-from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
+from scheduler_feedback.detectors.steps.baseline import FROM_START_PEERS, FROM_START_SELF, WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
-from scheduler_feedback.detectors.steps.places import Places
+from scheduler_feedback.detectors.steps.places import Places, middle_of_peers
 from scheduler_feedback.detectors.workload.attempt_history import (
     LEAST_STEPS,
     OFFSET_BLOCKS,
@@ -27,42 +27,71 @@ from scheduler_feedback.detectors.workload.attempt_history import (
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 
 STAGE_RATIO = 1.10
+"""A stage has more work only if its median compute time is at least this many times that of the other stages."""
+
 STAGE_OF_EACH = 1.05
-"""A stage has more work if its median rank takes a tenth longer than the other stages, and each of its ranks takes five
-per cent longer (the threshold of EROICA and Guard). Trial ST of ByteDance's traces has 1.6."""
+"""A stage has more work only if the compute time of each of its ranks is at least this many times that of the other
+stages. In a public trace with unequal stages (ByteDance ST) it is 1.6."""
 
 OFFSET_RATIO = math.log(1.04)
-"""Healthy ranks of public traces vary by four per cent for minutes (PAI job 1). A larger offset in each of four
-quarters of a hundred steps is not chance."""
+"""A constant offset of a rank from its peers is reported only if it is at least this large: 4 %, as a logarithm.
+Healthy ranks of public traces vary by that much for minutes, but not over a hundred steps."""
 
 UNLIKE = 0.04
+"""Unequal sequences are reported only if the ranks' times spread by at least this much around their usual offsets, in
+log seconds."""
+
 SEQUENCE_COST = 0.05
+"""Unequal sequences are reported only if they cost at least this share of a step."""
+
 ALIKE = 0.9
-"""Minimum correlation of forward and backward times of a rank: then the rank has more work, not a slower machine
-(ByteDance, OSDI'25: a correlation of 0.9)."""
+"""A rank has more work, and not a slower machine, if its forward and backward times correlate at least this well
+(ByteDance, OSDI'25)."""
 
 ROTATING_SHARE = 0.5
-"""In a healthy long-context job no rank was the slowest in more than 37 % of the steps. A culprit is the slowest in
-all."""
+"""Unequal sequences are the cause only if one and the same rank is slow in at most this share of the steps. In a
+healthy long-context job it was 37 %; a faulty rank is slow in all."""
 
 EXPLAINED = 0.5
+"""Unequal sequences are the cause only if the reported tokens explain at least this share of the ranks' variation."""
+
 WELL_EXPLAINED = 0.8
+"""With only few steps, unequal sequences are the cause only if the reported tokens explain at least this share of the
+ranks' variation."""
+
 LEAST_SEQUENCE_STEPS = 5
+"""Unequal sequences are detected only from at least this many steps."""
+
 SEQUENCE_SECONDS = 30.0
+"""Total duration in seconds of the newest steps that are evaluated for unequal sequences."""
+
 RHYTHM, BEAT = "rhythm", "beat"
-"""Keys of claims about periodic long steps: a period of five and more, and a shorter one."""
+"""Keys of claims (suspected causes) about periodic long steps: RHYTHM for a period of five steps or more, BEAT for a
+shorter one."""
 
 BEAT_RATIO = 1.1
+"""At a period of two to four steps, a step is long only if it takes at least this many times as long as each step
+between two long steps."""
+
+OFFSET = "offset"
+"""Key of the claim (suspected cause) about constant offsets."""
+
+OFFSET_OF_NEXT = 2.0
+"""A constant offset is far from those of all other ranks if it is at least this many times the next largest one, and
+large enough for a rank that is slow from the start."""
+
+LISTED_OFFSETS = 4
+"""Maximum number of ranks with a constant offset for which the evidence contains the cost of the rank alone."""
+
 HELD_BEATS = 3
-"""Long steps at a period of two to four. Each must be a tenth longer than every step between them, and their number
-must exclude that chance places the longest steps at one phase of the period (``periodicity.beats_needed``). Once
-reported, the claim holds while the newest three long steps meet this."""
+"""A verdict on a period of two to four steps stays active only while this many of the newest long steps are
+periodic."""
 
 
 def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
-    """Yield the claims of all rules.
+    """Yield the claims of all rules about the newest steps.
 
-    crowded: whether other jobs use its hosts, which can slow a whole stage.
+    crowded: whether other jobs use the job's hosts. They can slow a whole stage.
     """
     if len(course.compute) < LEAST_STEPS:
         return
@@ -81,7 +110,7 @@ def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
 
 
 def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
-    """Claim a stage whose ranks all compute longer than those of the other stages."""
+    """Yield a claim that a stage has more work, if all its ranks compute longer than those of the other stages."""
     where = course.where
     if not where.layout_known or len(where.roles) < 2:
         return
@@ -115,58 +144,81 @@ def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[
 
 
 def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
-    """Claim ranks that are slightly slower than their peers in every quarter of the newest hundred steps."""
+    """Yield one claim about all ranks that are slightly slower than their peers in each quarter of the newest hundred
+    steps.
+
+    A rank that has become slower by a tenth since the warm-up is excluded: it may have a fault.
+    """
     if len(course.offsets) < OFFSET_BLOCKS:
         return
     blocks = np.array([block for _, block in course.offsets])
     low, mean = blocks.min(axis=0), blocks.mean(axis=0)
-    with np.errstate(invalid="ignore"):
-        found = np.flatnonzero((low >= OFFSET_RATIO / 2) & (mean >= OFFSET_RATIO))
+    always = (low >= OFFSET_RATIO / 2) & (mean >= OFFSET_RATIO)
+    if course.usual is not None:  # a large part of the offset began after the warm-up: it is not constant
+        first = np.log(course.usual.compute)
+        always &= mean - (first - middle_of_peers(first, course.where)) < FROM_START_SELF
+    found = np.flatnonzero(always)
     if not len(found) or len(found) > len(ranks) // 2:
         return
     compute = np.array(course.compute)
     alike = compute.copy()
     alike[:, found] = row_medians(np.delete(compute, found, axis=1))[:, None]
-    without = seconds - float(np.mean(compute.max(axis=1) - np.minimum(alike, compute).max(axis=1)))
-    if seconds < LEAST_SLOWDOWN * without:
+    without_all = np.minimum(alike, compute).max(axis=1)
+    if seconds < LEAST_SLOWDOWN * (seconds - float(np.mean(compute.max(axis=1) - without_all))):
         return  # some rank is always the slowest; the cost is too small to report
-    for rank in found.tolist():
-        offset, lowest = float(mean[rank]), float(low[rank])
-        residual = log_odds.of_residual(offset / max(float(blocks[:, rank].std()), 0.005))
-        evidence = (
-            Evidence(
-                "compute_to_peers",
-                math.exp(offset),
-                1.0,
-                "ratio",
-                f"ranks of its role, over {OFFSET_STEPS} steps",
-                residual,
-            ),
-            Evidence(
-                "compute_to_peers_at_least",
-                math.exp(lowest),
-                1.0,
-                "ratio",
-                f"the same in the lowest of {OFFSET_BLOCKS} parts of these steps: it is a constant offset",
-                1.5,
-            ),
+    yield _offset_claim(found, compute, without_all, blocks, seconds, ranks, course.offsets[0][0])
+
+
+def _offset_claim(
+    found: IndexArray, compute: FloatArray, without: FloatArray, blocks: FloatArray, seconds: float,
+    ranks: tuple[int, ...], first_step: int,
+) -> Claim:  # fmt: skip
+    """Return one claim about all ranks with a constant offset.
+
+    found: indices of these ranks. compute: [k steps, n]. without: compute time of the slowest rank in each step if
+    these ranks were like their peers: [k]. blocks: offset of each rank in each part of the newest steps: [parts, n].
+    """
+    mean, low = blocks.mean(axis=0), blocks.min(axis=0)
+    worst = int(found[mean[found].argmax()])
+    cost = float(np.mean(np.maximum(compute[:, found].max(axis=1), without) - without))
+    items = [
+        Evidence(
+            "compute_to_peers", math.exp(float(mean[worst])), 1.0, "ratio",
+            f"ranks of its role, over {OFFSET_STEPS} steps",
+            log_odds.of_residual(float(mean[worst]) / max(float(blocks[:, worst].std()), 0.005)),
+        ),
+        Evidence(
+            "compute_to_peers_at_least", math.exp(float(low[worst])), 1.0, "ratio",
+            f"the same in the lowest of {OFFSET_BLOCKS} parts of these steps: it is a constant offset", 1.5,
+        ),
+    ]  # fmt: skip
+    rest = np.delete(mean, worst)
+    if mean[worst] >= FROM_START_PEERS and mean[worst] >= OFFSET_OF_NEXT * max(float(rest.max()), 0.0):
+        against = "the next largest offset of a rank: the hardware of this rank may be slow"
+        items.append(
+            Evidence("offset_to_next", math.exp(float(mean[worst])), math.exp(float(rest.max())), "ratio", against,
+                     log_odds.OFFSET_APART)
+        )  # fmt: skip
+    if len(found) == 1:
+        return Claim(
+            OFFSET, Kind.WORKLOAD, Cause.STANDING_OFFSET, ranks[worst], (), seconds - cost, tuple(items), first_step
         )
-        yield Claim(
-            f"offset-{ranks[rank]}",
-            Kind.WORKLOAD,
-            Cause.STANDING_OFFSET,
-            ranks[rank],
-            (),
-            without,
-            evidence,
-            course.offsets[0][0],
-        )
+    by_cost = sorted(found.tolist(), key=lambda rank: -float(mean[rank]))
+    for rank in by_cost[:LISTED_OFFSETS]:
+        alone = float(np.mean(np.maximum(compute[:, rank], without) - without))
+        words = f"with rank {ranks[rank]} as it is, and the others of these ranks like their peers; without all of them"
+        items.append(Evidence("step_seconds_of_one_rank", seconds - cost + alone, seconds - cost, "seconds", words))
+    return Claim(
+        OFFSET, Kind.WORKLOAD, Cause.STANDING_OFFSET, -1, tuple(ranks[rank] for rank in found.tolist()),
+        seconds - cost, tuple(items), first_step,
+    )  # fmt: skip
 
 
 def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[Claim]:
-    """Claim ranks that are slow in turn because of more work."""
+    """Yield a claim about unequal sequences, if ranks are slow one after the other because they have more work."""
     whole = len(course.compute)
-    if whole < WARM_UP_STEPS // 2:
+    passes_known, tokens_known = len(course.forward) == whole == len(course.backward), len(course.tokens) == whole
+    if whole < WARM_UP_STEPS // 2 or not (passes_known or tokens_known):
         return
     # Use recent steps only, so that a new cause is found soon; fewer if steps are long.
     newest_steps = int(np.clip(SEQUENCE_SECONDS / max(seconds, 1e-9), LEAST_SEQUENCE_STEPS, WARM_UP_STEPS))
@@ -188,12 +240,12 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
         Evidence("slow_steps_of_the_slowest_rank", high, ROTATING_SHARE, "ratio", "a faulty rank is slow in all", 1.0),
     ]
     newest = slice(-len(compute), None)
-    if len(course.forward) == whole == len(course.backward):
+    if passes_known:
         alike = _correlation(np.array(course.forward)[newest], np.array(course.backward)[newest], course.where)
         if alike < ALIKE:
             return
         evidence.append(Evidence("forward_backward_correlation", alike, ALIKE, "", "published threshold", 2.0))
-    elif len(course.tokens) == whole:
+    else:
         tokens = np.array(course.tokens)[newest]
         squares = np.array(course.squares)[newest] if len(course.squares) == whole else np.full_like(tokens, np.nan)
         work = fit(compute, tokens, squares)
@@ -205,15 +257,13 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
             return
         against = "least variance explained by reported tokens and squared lengths"
         evidence.append(Evidence("explained_by_tokens", explained, EXPLAINED, "ratio", against, 2.0))
-    else:
-        return
     yield Claim(
         "sequence", Kind.SEQUENCE_IMBALANCE, Cause.SEQUENCE_LENGTH, -1, (), seconds * (1 - cost), tuple(evidence)
     )
 
 
 def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
-    """Claim long steps of the whole job at a fixed period: checkpoints or evaluation."""
+    """Yield a claim about checkpoints or evaluation, if long steps of the whole job occur at a fixed period."""
     period = course.long_steps.period
     if period is None:
         return
@@ -233,7 +283,7 @@ def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
 
 
 def _beats(course: Course, seconds: float) -> Iterator[Claim]:
-    """Claim that every second, third or fourth step is long for all ranks alike: checkpoints."""
+    """Yield a claim about checkpoints, if every second, third or fourth step is long for all ranks alike."""
     middle, in_a_row = list(course.middle), _in_a_row(list(course.numbers))
     active = course.active.get(BEAT)
     for apart in range(2, LEAST_PERIOD):

@@ -1,0 +1,161 @@
+"""Persistence: tests whether a slow rank without a known cause has been slow for long enough to accuse its hardware.
+
+Healthy ranks have work of their own: a recompilation, a stall of the data loader, an asynchronous checkpoint, a popular
+expert. In the step times such work looks like a new fault, but it ends and comes back. A fault lasts.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.telemetry import Shape
+from scheduler_feedback.detectors.steps.places import LEAST_PEERS
+from scheduler_feedback.detectors.steps.shared_sequences import mates
+from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows
+from scheduler_feedback.detectors.straggler.alarm_checks import OWN_PERIOD_HITS, OWN_PERIOD_STEPS
+from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, GangState, Spell
+from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS
+from scheduler_feedback.detectors.workload.attempt_history import OFFSET_STEPS
+
+RETURNING_WINDOWS = 2 * INTERVAL_WINDOWS
+"""A rank that is slow again and again, with short pauses, is accused only after at least this many windows."""
+
+TIMES_THE_EARLIER = 2
+"""If several ranks of a node are slow again, they are accused only after this many times the windows of their longest
+earlier spell: stalls of a data loader come back."""
+
+KEPT_SPELLS = 8
+"""Number of newest spells that are kept for each rank."""
+
+
+def doubt(watched: GangState, case: Case, shape: Shape) -> str:
+    """Record the spell of an alarm that passed all checks, and return why the rank may still be healthy; '' if
+    it has been slow for long enough.
+
+    Call it only for an alarm without a known cause.
+    """
+    spell = record(watched, case)
+    period = spell_period(watched.spells[case.rank])
+    if period and spell.windows * spell.window_steps < period:  # a longer spell is not periodic
+        return f"it becomes slow about every {period} steps: periodic work of this rank, such as checkpoints"
+    slow = len(slow_windows(case.interval[-LEAST_WINDOWS:], case.rank))
+    if slow < LEAST_SHARE * LEAST_WINDOWS and not _keeps_returning(spell, case):
+        return (
+            f"it was slow in {slow} of the newest {LEAST_WINDOWS} windows: work of its own, such as a recompilation, a "
+            "stall of its data loader or a checkpoint, looks the same until it ends"
+        )
+    before, now = _spells_of_node(watched, case)
+    if not _is_alone(case) and now < TIMES_THE_EARLIER * before:
+        return (
+            f"ranks of its node were slow for {before} windows before, and recovered: their data loader may stall, and "
+            f"they have been slow for {now} windows now"
+        )
+    longest = _longest_of_others(watched, case)
+    if spell.windows <= longest:
+        return (
+            f"it has been slow for {spell.windows} windows, and another rank was slow for {longest} windows and "
+            "recovered: the job's own work may slow one rank after the other"
+        )
+    if not case.for_work and spell.windows < OFFSET_STEPS and _has_experts(shape) and not _is_whole_node(case):
+        return (
+            "the job routes tokens to experts and does not report tokens: a popular expert looks the same for up to "
+            f"{OFFSET_STEPS} windows"
+        )
+    return ""
+
+
+def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
+    """Return whether a rank in doubt is more likely healthy than at fault.
+
+    Several ranks, ranks that were slow before and recovered, and ranks of a job with experts that does not report
+    tokens seldom have a fault. The ranks of one replica on one node count as one: they share their work and their
+    hardware.
+    """
+    node = case.where.index[case.rank]
+    replica = [rank for rank in mates(shape, case.rank).tolist() if case.where.index[rank] == node]
+    returns = len(watched.spells[case.rank]) > 1 or _longest_of_others(watched, case) > 0
+    return returns or not case.alarmed <= {case.rank, *replica} or (not case.for_work and _has_experts(shape))
+
+
+def record(watched: GangState, case: Case) -> Spell:
+    """Add the alarm to the spells of its rank, or extend the spell that it continues. Return the spell."""
+    rank = case.rank
+    spells = watched.spells.setdefault(rank, [])
+    since = int(watched.since[rank])
+    if not spells or spells[-1].since != since:
+        first = case.interval[0].window
+        spells.append(Spell(since, watched.counted - len(case.interval), first.first_step, first.steps))
+        del spells[:-KEPT_SPELLS]
+    spell = spells[-1]
+    spell.windows = watched.counted - spell.first_window
+    return spell
+
+
+def spell_period(spells: list[Spell]) -> int:
+    """Return the period, in steps, at which the spells begin; 0 if there are too few, or if they begin irregularly.
+
+    A spell may be missing: then two spells are several periods apart. A window shows the step at which a spell begins
+    with the precision of the window's length, and the distance of two spells with twice that.
+    """
+    if len(spells) < OWN_PERIOD_HITS:
+        return 0
+    begins = [spell.first_step for spell in spells]
+    apart = [later - earlier for earlier, later in itertools.pairwise(begins)]
+    period, slack = min(apart), 2 * max(spell.window_steps for spell in spells)
+    if period < max(OWN_PERIOD_STEPS, 4 * slack):
+        return 0  # too short to distinguish from chance
+    off = (min(gap % period, -gap % period) for gap in apart)
+    return period if all(one <= slack for one in off) else 0
+
+
+def _keeps_returning(spell: Spell, case: Case) -> bool:
+    """Return whether the rank, and no other rank of its node, has been slow in half of the windows for a long time.
+
+    If all ranks of a node are slow again and again, their data loader may stall.
+    """
+    half = len(slow_windows(case.interval, case.rank)) >= INTERVAL_WINDOWS / 2
+    return half and _is_alone(case) and spell.windows >= RETURNING_WINDOWS
+
+
+def _is_alone(case: Case) -> bool:
+    """Return whether no other rank of the node is alarmed."""
+    node = case.where.index == case.where.index[case.rank]
+    return not any(node[rank] for rank in case.alarmed if rank != case.rank)
+
+
+def _spells_of_node(watched: GangState, case: Case) -> tuple[int, int]:
+    """Return the windows of the longest earlier spell of the node's alarmed ranks, and those of their shortest present
+    spell.
+
+    A rank whose CUSUM does not fall to zero between two spells has one long spell. The other ranks show the pause.
+    """
+    before, now = 0, watched.spells[case.rank][-1].windows
+    for rank in case.alarmed:
+        if case.where.index[rank] == case.where.index[case.rank]:
+            since = int(watched.since[rank])
+            for spell in watched.spells.get(rank, []):
+                if spell.since == since:
+                    now = min(now, spell.windows)
+                else:
+                    before = max(before, spell.windows)
+    return before, now
+
+
+def _longest_of_others(watched: GangState, case: Case) -> int:
+    """Return the windows of the longest spell of a rank that is not slow now."""
+    over = (spells for rank, spells in watched.spells.items() if rank not in case.alarmed and rank != case.rank)
+    return max((spell.windows for spells in over for spell in spells), default=0)
+
+
+def _is_whole_node(case: Case) -> bool:
+    """Return whether all ranks of the node are alarmed, and only these. They compute several experts, of which not all
+    are popular."""
+    node = case.where.index == case.where.index[case.rank]
+    return int(node.sum()) >= LEAST_PEERS and set(np.flatnonzero(node).tolist()) == set(case.alarmed)
+
+
+def _has_experts(shape: Shape) -> bool:
+    experts = shape.coordinate("expert")
+    return bool(len(experts)) and int(experts.max()) > int(experts.min())
