@@ -64,16 +64,16 @@ class Outcome:
     now_ns: int
     """Wall time of the cycle."""
     changed: bool
-    """False if only the time changed, or values derived from the state such as expected starts. The journal omits such
-    a cycle."""
+    """Whether the state changed. The time, and values derived from the state such as expected starts, do not count.
+    The journal omits a cycle that changed nothing."""
 
 
 def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     """Run one cycle: change the state in place, and return the decisions.
 
-    Deterministic in (state, events, now_ns). now_ns is wall time. The state's scheduling index contains derived values
-    (queue order, free slots, expected ends). The cost of a cycle therefore depends on its events, not on the size of
-    the cluster.
+    The result depends only on state, events and now_ns (wall time). The state's scheduling index contains derived
+    values (queue order, free slots, expected ends). The cost of a cycle therefore depends on its events, not on the
+    size of the cluster.
     """
     context = begin(state, now_ns)  #                             1  advance the time; it never goes back
     apply_events(context, events, REQUESTS_AND_OBSERVATIONS)  #   2  requests of users, observations of the backend
@@ -117,7 +117,13 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
         reclaim.reclaim(context)  # queues below their quota get back borrowed slots
     if preempts and (happened or not (context.due or index.stoppable_due)):  # for gain: not through time alone
         preemption.swap(context)
+    reclaims = policy.preempt and policy.order is Order.FAIR
+    if reclaims:
+        reclaim.start_within_quota(context)
     reservation = place_or_reserve(context)  # start the head, or reserve slots for it
+    if reclaims and reclaim.start_within_quota(context):  # it waited only for a job of a higher priority
+        index.evaluate_all()
+        reservation = place_or_reserve(context)
     backfill(context, reservation)  # start jobs that do not delay it
     while start_on_slow_nodes(context, reservation):  # use idle healthy slots together with slow ones
         reservation = place_or_reserve(context)
@@ -172,7 +178,7 @@ def apply_events(context: CycleContext, events: Sequence[Event], handlers: _Hand
 
 
 def evaluate_what_is_due(context: CycleContext) -> None:
-    """Evaluate every decision again if a policy's timeout has expired. The journal records such a cycle."""
+    """Evaluate every decision again if a timeout of a policy has expired. The journal records such a cycle."""
     if context.due:
         context.index.evaluate_all()
         context.evaluated = True
@@ -209,7 +215,7 @@ def commit(context: CycleContext, happened: bool) -> Outcome:
 def forget_the_oldest(state: State, index: SchedulingIndex) -> None:
     """Limit the size of the state: drop the oldest ended jobs and decisions, which stay in the journal.
 
-    Allows a tenth more jobs than ``ended_jobs_kept``, so that many are dropped at once.
+    Jobs are dropped only when there are ten per cent more than ``ended_jobs_kept``, so that this rarely costs time.
     """
     kept = state.policy.ended_jobs_kept
     if len(index.ended) <= kept * 1.1:

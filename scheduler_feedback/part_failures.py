@@ -34,7 +34,7 @@ MOST_KNOWN = 256
 """Maximum number of different bugs that are logged, each once; further bugs are not logged."""
 
 RECENT_SECONDS = 900.0
-"""Time in seconds for which a failure is shown if its part is in service."""
+"""A failure of a part that works again is shown for this time after the failure, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Trouble(TypedDict):
     failures: int
     """Number of failures since the controller's start."""
     wall_ns: int
-    """Time of the newest failure."""
+    """Wall time of the newest failure, in nanoseconds since the epoch."""
 
 
 @dataclass(slots=True)
@@ -114,8 +114,7 @@ class PartFailures:
         self._aside = {"node": nodes, "gang": gangs}
 
     def started_again(self, reason: str, ended_ns: int) -> None:
-        """Record that the previous controller ended unexpectedly and this one replaced it. ended_ns: wall time of that
-        end."""
+        """Record that this controller replaced one that ended unexpectedly. ended_ns: wall time of that end."""
         trouble = Trouble(part="controller", out=False, text=reason, failures=1, wall_ns=ended_ns)
         self._started_again = time.monotonic(), trouble
 
@@ -131,7 +130,10 @@ class PartFailures:
             return "; ".join(f"{part} failed: {text}" for part, text in self._out.items())
 
     def troubles(self) -> list[Trouble]:
-        """Return parts out of service, then parts that failed within RECENT_SECONDS, including the controller."""
+        """Return the parts that are out of service, then those that failed within RECENT_SECONDS.
+
+        An unexpected end of the previous controller is listed too.
+        """
         now_s = time.monotonic()
         with self._lock:
             found = [
@@ -197,7 +199,7 @@ def in_words(trouble: Trouble) -> str:
 def _where(error: BaseException) -> tuple[str, int]:
     """Return the file and line that raised the error, which identify a bug.
 
-    The file and line are stored with the error: if several callers wait for one task, only the first gets the inner
+    They are stored in the exception, because only the first of several callers that await a task gets the full
     traceback.
     """
     known: tuple[str, int] | None = getattr(error, "_raised_at", None)

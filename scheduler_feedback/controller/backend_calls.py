@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class BackendCalls:
-    """Calls of a backend that handle its errors.
+    """Caller of a backend that counts and logs the backend's errors.
 
     Attributes: `trouble`, why the last observation failed, or ''; `responded`, whether an observation ever succeeded;
     `failures`, number of errors so far.
@@ -28,7 +28,10 @@ class BackendCalls:
         self.failures = 0
 
     def observe(self, state: State, queued: Iterable[Event], *, with_nodes: bool) -> list[Event]:
-        """Return what happened to attempts and, if wanted, to nodes. queued: events that no cycle has processed yet."""
+        """Return what happened to the attempts on the backend. with_nodes: also return changes of nodes.
+
+        queued: events that no cycle has processed yet.
+        """
         holding = [(job.job_id, job.attempt) for job in state.jobs.values() if job.state.holds_slots]
         events: list[Event] = []
         try:

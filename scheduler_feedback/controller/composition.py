@@ -1,4 +1,4 @@
-"""The composition root: builds every controller, with any backend, from one configuration."""
+"""Construction of controllers: builds a controller with any backend from one configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ControllerConfiguration:
     """Configuration of one controller."""
 
     folder: Path
-    """The state folder."""
+    """State folder of the controller, with the journal and the token."""
     policy: Policy
     backend: str
     """Name of the backend in the registry."""
@@ -28,11 +28,11 @@ class ControllerConfiguration:
     reload: Callable[[], Policy] | None = None
     """Reads the configuration again and returns its policy; None if it cannot be reloaded."""
     on_entries: Callable[[Sequence[NumberedEntry]], None] | None = None
-    """Called with the entries of each cycle."""
+    """Called with the journal entries of each cycle."""
 
 
 def compose(configuration: ControllerConfiguration) -> Controller:
-    """Return the controller, which is not started. Raises BackendError if the backend's saved state is unusable."""
+    """Build the controller without starting it. Raises BackendError if the backend's saved state is unusable."""
     return Controller(
         configuration.folder,
         make_backend(configuration.backend, configuration.folder, configuration.backend_settings),

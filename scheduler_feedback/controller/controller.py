@@ -1,8 +1,8 @@
 """The controller of one state folder: cycle, feed, detectors and API, in separate threads.
 
 There are three kinds of threads. The cycle's thread (cycle_thread.py) owns state, store and backend. The feed's thread
-(feed/) reads the agents' streams, and runs detection in between (detection_thread.py). The event loop of the server
-answers the API. They share only queues. A controller that is killed loses nothing that it acted on, and jobs keep
+(feed/) reads the agents' streams, and runs detection in between (detection_thread.py). The server's event loop
+handles API requests. They share only queues. A controller that is killed loses nothing that it acted on, and jobs keep
 running.
 
 A bug outside of the cycle disables the part that has it (part_failures.py), and scheduling continues. A bug in the
@@ -56,13 +56,13 @@ from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
 from scheduler_feedback.journal.recovery import Recovered, recover
 from scheduler_feedback.journal.store import NumberedEntry, Store
-from scheduler_feedback.part_failures import PartFailures
+from scheduler_feedback.part_failures import PartFailures, in_words
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 
 STOP_SECONDS = 2.0
 
 SPEEDS_SECONDS = 0.5
-"""How long speeds and agents' states are shared between readers: detection runs twice a second."""
+"""Seconds for which readers share one result of ``speeds`` or ``agent_statuses``. Detection runs twice a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Controller:
         return self
 
     def _rebuild(self, journal: Path, policy: Policy) -> None:
-        """Replace the journal if the backend says that it may be out of date."""
+        """Replace the journal if the backend rebuilds the state from its system."""
         now_ns = self._clock.wall_ns()
         state = self.backend.rebuild_state(policy, now_ns)
         if state is not None:
@@ -267,7 +267,7 @@ class Controller:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def measures(self) -> list[Sample]:
-        """Return the metrics of all parts, from any thread. A part whose metrics fail because of a bug has none."""
+        """Return the metrics of all parts, from any thread. A part whose metrics raise an exception is left out."""
         found: list[Sample] = []
         inner = (self.cycle, self._detection, self._feed.feed, self.backend)
         parts = (*inner, self.snapshot_reader, self.subscribers, self.access, self.audit)
@@ -279,7 +279,10 @@ class Controller:
         return found
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
-        """Return the gang's recent step times after the row of this sequence. From any thread; may wait briefly."""
+        """Return at most `most` recent step times of the gang, those with sequence numbers above `sequence`.
+
+        May be called from any thread, and may wait briefly.
+        """
         return self._detection.pace_of(gang, sequence, most)
 
     def agent_statuses(self) -> dict[str, AgentStatus]:
@@ -287,14 +290,19 @@ class Controller:
         return agent_statuses(list(self._feed.feed.streams.values()), self._clock.monotonic_ns(), self._clock.wall_ns())
 
     def speeds(self) -> dict[str, Speed]:
-        """Return the current speed of each gang. From any thread; may wait briefly."""
+        """Return the current speed of each gang. May be called from any thread, and may wait briefly."""
         return self._detection.speeds()
+
+    def troubles(self) -> list[str]:
+        """Return a sentence for each failed part, and one if detection is late. May be called from any thread."""
+        late = self._detection.late()
+        return [*map(in_words, self.failures.troubles()), *([late] if late else [])]
 
     def alive(self) -> tuple[bool, str]:
         """Return whether the cycle's thread and the API's loop run, and if not, what is stuck.
 
-        Restart a controller that is not alive. One that is only not ready may be waiting for a disk or an API server,
-        and a restart would not help.
+        Restart a controller that is not alive. A controller that is alive but not ready may be waiting for a disk or
+        an API server, and a restart would not help.
         """
         stuck = self.cycle.progress.stuck()
         served_ns = self._served_ns
@@ -305,7 +313,7 @@ class Controller:
         return not stuck, stuck
 
     async def shared_speeds(self) -> Mapping[str, Speed]:
-        """Return ``speeds``, at most half a second old: readers share it. Call it in the loop that serves the API."""
+        """Return the result of ``speeds``, at most half a second old. Call it in the loop that serves the API."""
         now_s = asyncio.get_running_loop().time()
         kept = self._speeds
         if kept is None or now_s - kept[0] > SPEEDS_SECONDS:
@@ -315,7 +323,7 @@ class Controller:
         return await asyncio.shield(kept[1])
 
     def shared_agent_statuses(self) -> Mapping[str, AgentStatus]:
-        """Return ``agent_statuses``, at most half a second old: readers share it. May be called from any thread."""
+        """Return the result of ``agent_statuses``, at most half a second old. May be called from any thread."""
         now_s = time.monotonic()
         kept = self._agent_statuses
         if kept is None or now_s - kept[0] > SPEEDS_SECONDS:

@@ -14,13 +14,16 @@ from scheduler_feedback.journal.store import NumberedEntry
 
 @dataclass(frozen=True, slots=True)
 class CycleHooks:
-    """Callbacks of the thread. All are called on it and must not block. If one of the first three raises, `failed` gets
-    the exception and the name of the part that has the bug."""
+    """Callbacks that the cycle's thread calls; they must not block.
+
+    If one of `written`, `baselines` and `measures` raises an exception, `failed` gets it, with the name of the part
+    that has the bug.
+    """
 
     written: Callable[[Sequence[Event], Sequence[NumberedEntry]], None]
-    """Called after a commit with the events and the entries."""
+    """Called after a commit, with the cycle's events and journal entries."""
     baselines: Callable[[], Mapping[str, bytes]]
-    """Returns the detectors' snapshots by name."""
+    """Returns a snapshot of each detector's baselines, by name of the detector."""
     measures: Callable[[State], Sequence[Sample]]
     """Called once a second; returns the metrics of the state."""
     died: Callable[[BaseException], None]

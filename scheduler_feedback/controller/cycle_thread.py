@@ -47,7 +47,7 @@ TICK_SECONDS = 1.0
 SNAPSHOT_SECONDS = 60.0
 
 RETRY_SECONDS = 1.0
-"""Interval between tries to write to a failing store."""
+"""Seconds between two attempts to write to a failing store."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -111,7 +111,7 @@ class CycleThread:
         return not self._thread.is_alive()
 
     def ask(self, question: Callable[[State], _T]) -> Future[_T]:
-        """Run `question` on the state between two cycles. It must not change the state or keep parts of it."""
+        """Run `question` on the state between two cycles. It must not change the state, or keep parts of the state."""
         answer: Future[_T] = Future()
         self._inbox.put(Question(question, answer))
         return answer
@@ -282,7 +282,9 @@ class CycleThread:
     # --- freeze -------------------------------------------------------------------------------------------------------
 
     def _set_switch(self, events: Sequence[Event]) -> StoreError | None:
-        """Set the freeze switch as the journal says; return the error if that fails, else None."""
+        """If these journalled events change the freeze, set the freeze switch. Return the error if that fails, else
+        None.
+        """
         if any(isinstance(event, FreezeSet) for event in events):
             try:
                 self._freeze_switch.follow(self._state.frozen)
@@ -302,7 +304,7 @@ class CycleThread:
             self._go_back()
 
     def _go_back(self) -> None:
-        """Rebuild the state from the store, without the changes that were not written."""
+        """Rebuild the state from the store. This drops the changes that were not written."""
         try:
             recovered = recover(self._store)
         except StoreError as error:
@@ -355,10 +357,10 @@ class CycleThread:
         return f"failed: {error}"
 
     def _carry_out_again(self) -> None:
-        """Settle actions whose outcome was not recorded before the restart.
+        """Carry out again the actions whose outcome was not recorded before the restart.
 
-        They may have been carried out or not; carrying out an action twice has the effect of one. A start that a freeze
-        blocks is left to ``observe``, which detects whether it happened.
+        A repeated action has no further effect. During a freeze, starts of gangs are not repeated; ``observe`` then
+        detects whether the gang was started before the restart.
         """
         for action in self._store.open_actions():
             self.progress.pass_finished()

@@ -1,8 +1,8 @@
 """Detection: processes frames into the fleet's telemetry, and runs the detectors once a tick.
 
 The thread that reads the frames also runs detection (``between``). A separate thread would compete with it for Python's
-lock, which each thread holds for 5 ms at a time, while a frame takes five system calls. Detection has its own thread
-for the case that no frames are read.
+lock, which each thread holds for 5 ms at a time, while a frame takes five system calls. If no frames are read, a thread
+of its own runs detection.
 
 Frames wait in a bounded queue. If detection is too slow, the oldest frames are dropped and counted, and the gap in the
 sequence counts as missing telemetry.
@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Frame
+from scheduler_feedback.controller.frame_age import FrameAge
 from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.telemetry.fleet import Fleet, Sample
@@ -40,23 +41,24 @@ from scheduler_feedback.detectors.detection import SHARED, SharedState, shared_o
 from scheduler_feedback.part_failures import PartFailures
 
 TICK_SECONDS = 0.5
-"""Interval between ticks: half of the usual interval of frames. The detectors evaluate a frame at most this much
-later."""
+"""Seconds between two ticks: half of the usual interval of frames. A frame waits at most one tick for the detectors."""
 
 FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
-"""The detection thread takes over when the thread that reads frames has not run detection for this long."""
+"""Seconds after which the detection thread takes over, if the thread that reads frames does not run detection."""
 
 QUEUE_FRAMES = 65_536
 """Maximum number of queued frames: five seconds of frames from 12,500 nodes, at a frame per second."""
 
 ASIDE_SECONDS, ASIDE_MOST_SECONDS = 60.0, 600.0
-"""How long a node's telemetry is set aside after a bug in one of its frames; doubled each time. The maximum is below
-the quarter of an hour over which the alert counts failures, so that the alert stays active while the bug does."""
+"""If processing a frame of a node fails because of a bug, the node's telemetry is ignored for 60 s. Another failure
+soon afterwards doubles that time, up to 600 s. The maximum is below the quarter of an hour over which the alert counts
+failures, so that the alert stays active while the bug does."""
 
 MOST_RESTARTS, RESTARTS_SECONDS = 3, 3600.0
-"""Limit on restarts of frame processing after bugs, in this many seconds; then it is disabled. After a restart the
-detectors learn each job's usual speed again, which takes minutes: four an hour would cause load, but no detection."""
+"""Frame processing that fails because of a bug is restarted at most MOST_RESTARTS times in RESTARTS_SECONDS; then it is
+disabled. After a restart the detectors learn each job's usual speed again, which takes minutes. With more restarts they
+would cause load without detecting anything."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +102,7 @@ class DetectionThread:
         self._restarts: deque[int] = deque(maxlen=MOST_RESTARTS)
         self._offered = self._taken = self._refused = self._passed_over = 0
         self._measures: tuple[Sample, ...] = ()
+        self._frame_age = FrameAge()
         self._patience_seconds = 0.0
         self._due_ns = 0
         self._forgot_ns = self._ticked_ns = clock.monotonic_ns()
@@ -128,6 +131,10 @@ class DetectionThread:
         """Return the parts that are out of service, and why; empty if all parts work."""
         return self._failures.out_of_service()
 
+    def late(self) -> str:
+        """Return a sentence for users if detection uses old frames; otherwise ''."""
+        return self._frame_age.late()
+
     def measures(self) -> list[Sample]:
         """Return the metrics of the fleet and of detection, as of the last tick."""
         dropped = max(0, self._offered - self._taken - len(self._queue))
@@ -137,12 +144,13 @@ class DetectionThread:
             ("gangwatch_watch_frames_refused_total", (), float(self._refused)),
             ("gangwatch_watch_frames_set_aside_total", (), float(self._passed_over)),
             *self._failures.measures(),
+            *(() if (age := self._frame_age.seconds) is None else [("gangwatch_watch_frame_age_seconds", (), age)]),
         ]
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
-        """Return the gang's recent step times after the row of this sequence; None if no step is known.
+        """Return at most `most` recent step times of the gang, those with sequence numbers above `sequence`.
 
-        Waits for a running tick.
+        None if no step of the gang is known. Waits for a running tick.
         """
         with self._lock:
             return self._paces.since(gang, sequence, most)
@@ -153,8 +161,9 @@ class DetectionThread:
             return self._paces.speeds()
 
     def snapshots(self) -> dict[str, bytes]:
-        """Return every detector's baselines and their shared state, by name; the last good ones of a disabled
-        detector."""
+        """Return every detector's baselines, and their shared state, by name. A disabled detector has its last good
+        ones.
+        """
         with self._lock:
             for name, part in self._kept.items():
                 if not self._failures.is_out(name):
@@ -188,8 +197,7 @@ class DetectionThread:
     def between(self) -> float:
         """Process queued frames, and run a tick if it is due; return the seconds until the next one.
 
-        Usually called on the thread that offers frames: there it takes a tenth less time, because the frames are still
-        in the CPU's cache.
+        Usually called on the thread that offers frames.
 
         After a tick that took too long there is a pause of at most half a tick. The pause must not grow with the tick:
         otherwise more frames would queue up, and the next tick would take longer still.
@@ -228,6 +236,7 @@ class DetectionThread:
         with self._lock:
             self._ticked_ns = self._clock.monotonic_ns()
             events = self._tick()
+            self._frame_age.tick_ended(self._clock.wall_ns())
         if events:
             self._found(events)
 
@@ -286,6 +295,8 @@ class DetectionThread:
                 continue
             # When detection is late, several frames of an agent are queued. Folding only the newest catches up.
             superseded = left > 0 and _goes_on(frame, queue[0][1])
+            if not superseded:
+                self._frame_age.add(frame.wall_ns)
             try:
                 self._fleet.observe(layout, frame, received_ns, superseded)
             except FrameError as error:
@@ -319,7 +330,7 @@ class DetectionThread:
     # --- bugs --------------------------------------------------------------------------------------------------------
 
     def _passes_over(self, node: str, received_ns: int) -> bool:
-        """Return whether the node's frames are still ignored; readmit the node if its time is over."""
+        """Return whether the node's frames are still ignored. If that time is over, accept the node's frames again."""
         until_ns, seconds = self._aside[node]
         if node not in self._fleet.aside:
             # Readmitted: the bug counts as gone after as much time as the node was set aside for.
@@ -347,7 +358,7 @@ class DetectionThread:
         self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))
 
     def _set_failed_aside(self) -> None:
-        """Set aside nodes and gangs whose data failed after it was queued."""
+        """Set aside nodes and gangs whose queued data could not be processed."""
         for node, error in self._fleet.failed():
             self._set_aside(node, error)
         if self._look.failed:

@@ -44,7 +44,8 @@ class FreezeSwitch:
             raise StoreError(f"{self.flag}: {error.strerror}; frozen, but only until the controller ends") from error
 
     def follow(self, frozen: bool) -> None:
-        """Set the switch as the journal says. Raises StoreError if the file cannot be written or removed."""
+        """Turn the switch on if the journal has a freeze (`frozen`), else off. Raises StoreError if the file of the
+        switch cannot be written or removed."""
         if frozen:
             self.turn_on()
             return
@@ -68,5 +69,5 @@ class FreezeSwitch:
         return by_hand
 
     def event(self) -> FreezeSet:
-        """Return the event of a freeze by the file."""
+        """Return an event that informs the cycle of a freeze by the file that an operator has created."""
         return FreezeSet(True, f"the file {self.flag.name}")

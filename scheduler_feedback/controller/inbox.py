@@ -31,7 +31,7 @@ class UserRequest:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about the state between two cycles."""
+    """A question about the state. The cycle's thread answers it between two cycles."""
 
     ask: Callable[[State], Any]
     answer: Future[Any]
@@ -55,7 +55,7 @@ def _refuse(answer: Future[Any], error: Exception) -> None:
 
 @dataclass(slots=True)
 class Arrived:
-    """The messages in the inbox."""
+    """All messages taken from the inbox at one time."""
 
     questions: list[Question] = field(default_factory=list)
     requests: list[UserRequest] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Inbox:
         self._queue.put(None)
 
     def take(self, timeout_seconds: float) -> Arrived:
-        """Return all messages; wait at most this long for the first."""
+        """Return all messages; wait at most `timeout_seconds` for the first one."""
         arrived = Arrived()
         try:
             message = self._queue.get(timeout=timeout_seconds)

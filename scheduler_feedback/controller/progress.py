@@ -35,7 +35,10 @@ class Progress:
     # --- the cycle's thread -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start counting: work before the thread's start, such as reading the journal, does not count."""
+        """Start to measure the time since the last pass and cycle.
+
+        Earlier work, such as reading the journal, does not count.
+        """
         self._pass_ns = self._cycle_ns = self._clock.monotonic_ns()
 
     def doing(self, what: str) -> None:

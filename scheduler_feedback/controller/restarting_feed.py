@@ -14,7 +14,8 @@ PAUSE_SECONDS, PAUSE_MOST_SECONDS = 1.0, 60.0
 """Pauses before the feed is started again after a bug in its thread: 1, 2, 4, ... 60 s."""
 
 PROVEN_SECONDS = 30.0
-"""A feed that has run for this long is in service again: by then it has opened and read every agent's stream."""
+"""A restarted feed counts as working again after it has run for this many seconds. By then it has opened and read every
+agent's stream."""
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 def hold(path: Path) -> int:
-    """Lock the file while the descriptor is open, and write this pid to it. Raises StateFolderBusyError if the file is
-    locked.
+    """Lock the file, write this pid to it, and return its descriptor. Closing the descriptor releases the lock.
+
+    Raises StateFolderBusyError if the file is locked.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -44,7 +45,7 @@ def refuse_emptied(journal: Path, jobs: Path) -> None:
 
 
 def make_token(path: Path) -> None:
-    """Create the API's token at the first start. A complete file is linked, so that no reader sees a part of it."""
+    """Create the API's token at the first start. The file is written atomically."""
     if not path.exists():
         temporary = path.with_name(f".token.{os.getpid()}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -9,11 +9,11 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 PAUSE = 20
-"""Minimum interval between two computations, as a multiple of the time that one takes."""
+"""Least pause between two computations of the metrics, as a multiple of the time that one computation takes."""
 
 
 class StateSamples:
-    """Newest samples of the state. compute: returns the samples. failed: called if `compute` raises an exception."""
+    """Newest metric samples of the state. compute: returns them. failed: called if `compute` raises an exception."""
 
     def __init__(
         self, compute: Callable[[State], Sequence[Sample]], failed: Callable[[str, Exception], None], clock: Clock
@@ -23,7 +23,10 @@ class StateSamples:
         self.newest: tuple[Sample, ...] = ()
 
     def update(self, state: State) -> None:
-        """Compute the metrics again, for at most a twentieth of the time."""
+        """Compute the metrics again unless the last computation was too recent.
+
+        They take at most a twentieth of the time.
+        """
         began_ns = self._clock.monotonic_ns()
         if began_ns < self._due_ns:
             return

@@ -12,9 +12,9 @@ class StartGang(msgspec.Struct, frozen=True):
     no effect."""
 
     action_id: str
-    """Unique id."""
+    """Unique id of this action."""
     job_id: str
-    """Job to start."""
+    """Id of the job to start."""
     attempt: int
     """Number of the new attempt."""
     spec: JobSpec
@@ -22,7 +22,7 @@ class StartGang(msgspec.Struct, frozen=True):
     placement: tuple[Slot, ...]
     """Slot of each rank, in rank order."""
     reason: str = ""
-    """Reason in words."""
+    """Reason for the start, in words."""
 
 
 class StopGang(msgspec.Struct, frozen=True):
@@ -30,9 +30,9 @@ class StopGang(msgspec.Struct, frozen=True):
     the attempt."""
 
     action_id: str
-    """Unique id."""
+    """Unique id of this action."""
     job_id: str
-    """Job to stop."""
+    """Id of the job to stop."""
     attempt: int
     """Number of the attempt to stop."""
     signal: str
@@ -40,9 +40,9 @@ class StopGang(msgspec.Struct, frozen=True):
     grace_seconds: float
     """Time between the stop signal and SIGKILL, in seconds."""
     why: StopReason
-    """Reason, as a code."""
+    """Reason for the stop, as a code."""
     reason: str = ""
-    """Reason in words."""
+    """Reason for the stop, in words."""
     checkpoint_command: tuple[str, ...] = ()
     """Command that saves the job before the signal, as an argument list without a shell; empty: no command."""
     checkpoint_timeout_seconds: float = 0.0
@@ -56,14 +56,14 @@ class Entry(msgspec.Struct, frozen=True):
     """One sentence of a story: what was done or not done, to which object, and why."""
 
     wall_ns: int
-    """Time of the entry."""
+    """Wall time of the entry, in nanoseconds since 1970."""
     subject: str
-    """Job id or 'node:NAME'."""
+    """Object of the entry: a job id, or 'node:NAME' for a node."""
     kind: str
     """Type of the entry, as a short word (submitted, waits, started, running, suspect, migrate, stay, quarantine,
     probation, released, ended, ...)."""
     text: str
-    """The sentence."""
+    """The sentence that `explain` and `story` show."""
     applied: bool = True
     """Whether the decision was applied; False if observe mode or a freeze prevented it."""
     detail: tuple[tuple[str, str], ...] = ()

@@ -27,12 +27,26 @@ class Level(StrEnum):
     SPINE = "spine"
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Limit on the pods of one constraint on a node, from resources other than slots: CPU, memory and others."""
+
+    constraint: str
+    """Name of the constraint (`JobSpec.constraint`), whose pods all request the same resources."""
+    pods: int
+    """Number of pods for which the node has resources now."""
+    most_pods: int
+    """The same if all gangs on the node had ended."""
+    share: float = 0.0
+    """Largest part (0 to 1) of any resource that one pod requests, of what the node has without gangs; 0 if unknown."""
+
+
 @dataclass(slots=True)
 class Node:
     """A node, its state, and the reason for that state.
 
-    Only the cycle changes a node. The cycle uses methods of the scheduling index to change fields that this index
-    depends on. All times are the cycle's wall time, in nanoseconds since 1970.
+    Only the cycle changes a node. The scheduling index contains data derived from some fields; the cycle changes these
+    fields only through methods of the index. All times are the cycle's wall time, in nanoseconds since 1970.
     """
 
     name: str
@@ -44,7 +58,7 @@ class Node:
     machine: str = ""
     """boot_id of the host. Nodes with the same boot_id share processors."""
     state: NodeState = NodeState.HEALTHY
-    """Current state."""
+    """Current state of the node."""
     since_ns: int = 0
     """Wall time at which the state began."""
     until_ns: int | None = None
@@ -66,13 +80,14 @@ class Node:
     gpu_type: str = ""
     """GPU type of all slots; '' if the cluster has one type or the type is unknown."""
     spine: str = ""
-    """Spine domain; '' if unknown. A domain name need only be unique inside the next wider domain."""
+    """Name of the node's spine; '' if unknown. A name need only be unique inside the next wider level of the
+    network."""
     rack: str = ""
-    """Rack domain; '' if unknown."""
+    """Name of the node's rack; '' if unknown."""
     rail: str = ""
-    """Rail domain; '' if unknown."""
+    """Name of the group of nodes whose NICs of equal number share a leaf switch; '' if unknown."""
     island: str = ""
-    """NVLink domain wider than a node; '' if unknown."""
+    """Name of the node's NVLink island, if the island spans several nodes; '' if unknown."""
     island_slots: int = 0
     """Number of consecutive slots that form one NVLink island. 0: the whole node is one island."""
     slowdown: float = 1.0
@@ -84,6 +99,8 @@ class Node:
     """Whether the node is reserved for gangs that leave a bad node. Preemptible jobs may use it meanwhile."""
     refuses: tuple[str, ...] = ()
     """Names of job constraints that the node does not meet, as the backend reports them."""
+    limits: tuple[Limit, ...] = ()
+    """Limits by other resources, as the backend reports them. A constraint without a limit is limited by slots only."""
     queues: tuple[str, ...] = ()
     """Queues of the external scheduler whose jobs may use the node; empty if it has no queues."""
     draining: bool = False
@@ -91,7 +108,7 @@ class Node:
 
 
 class Tier(IntEnum):
-    """Class of a node that takes jobs. Nodes that take no jobs have no tier."""
+    """Class of a node that takes jobs: healthy, probation, suspect or spare. Nodes that take no jobs have no tier."""
 
     HEALTHY = 0
     PROBATION = 1

@@ -1,6 +1,6 @@
 """Lossless encoding of events, actions, entries and the state as bytes.
 
-The format is MessagePack, not JSON, because a measure may be infinite or absent (NaN), and JSON has neither value.
+The format is MessagePack, not JSON, because a number may be infinite or absent (NaN), which JSON cannot represent.
 Events and actions are unions, encoded as ``[class name, fields]``; the state is encoded as ``[version, fields]``. A
 field that is missing in an older message takes its default; an unknown field is ignored. ``printable`` returns an
 event, action, entry or state as plain lists and dicts.
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class _Union(Generic[_T]):
-    """Codec of a union of structs and dataclasses, with the class name as tag."""
+    """Encoder and decoder of a union: a value of one of several classes, tagged with the name of its class."""
 
     __slots__ = ("_decoders", "_envelope", "_what")
 

@@ -3,9 +3,7 @@
 Outputs:
 
 - documents: the API's JSON, the page, `gangwatch jobs` and `top`. They differ by reader, so a field has an audience.
-- text: stories, explanations, daemons' logs, metric labels, alerts, traces. All readers get the same text, so a field
-is
-  either in it or not.
+- text: stories, explanations, daemons' logs, metric labels, alerts, traces. All readers get the same text.
 - journal: the export of the journal (`GET /api/journal`), which requires the operator's role.
 - bundle: the support bundle, which leaves the organisation.
 
@@ -28,7 +26,7 @@ from scheduler_feedback.core.job import JobSpec
 
 
 class Audience(StrEnum):
-    """Readers who see a field in documents."""
+    """Readers who see a field in the API's JSON documents."""
 
     ANYONE = "anyone"  # every reader that may use the server
     OWNER = "owner"  # the job's user, and operators
@@ -54,19 +52,20 @@ class Rule:
 
 
 NAME = Rule(Audience.ANYONE, text=True, journal=True, bundle=Share.WHOLE)
-"""Names of jobs, users, queues, nodes, devices, types; ids; and notes that people write for others."""
+"""Rule for names (of jobs, users, queues, nodes, devices, types), ids, and notes that people write for others."""
 
 ARGUMENTS = Rule(Audience.OWNER, text=False, journal=True, bundle=Share.NOTHING)
-"""Argument lists. Command lines often contain passwords or keys, which must not reach any other output."""
+"""Rule for argument lists of jobs. Command lines often contain passwords or keys, which must not reach any other
+output."""
 
 FOLDER = Rule(Audience.OWNER, text=False, journal=True, bundle=Share.NOTHING)
-"""Paths in a user's file system."""
+"""Rule for paths in a user's file system."""
 
 VARIABLES = Rule(Audience.NOBODY, text=False, journal=False, bundle=Share.KEYS)
-"""Environment variables of jobs. They often contain keys for other services."""
+"""Rule for environment variables of jobs. They often contain keys for other services."""
 
 SETTINGS = Rule(Audience.ANYONE, text=True, journal=True, bundle=Share.NOTHING)
-"""Argument lists of the operator, from the configuration."""
+"""Rule for argument lists that the operator wrote in the configuration."""
 
 RULES: dict[str, Rule] = {
     # submitted specifications
@@ -115,6 +114,7 @@ RULES: dict[str, Rule] = {
     "NodeSeen.island": NAME,
     "NodeSeen.refuses": NAME,
     "NodeSeen.queues": NAME,
+    "Limit.constraint": NAME,
     "AttemptRunning.job_id": NAME,
     "RankSeen.node": NAME,
     "Hosted.job_id": NAME,
@@ -167,13 +167,16 @@ RULES: dict[str, Rule] = {
 }
 
 WITHHELD = Rule(Audience.NOBODY, text=False, journal=False, bundle=Share.NOTHING)
-"""Rule of a field without a row."""
+"""Rule of a field that the table of rules does not list: no output contains the field."""
 
 REMOVED = "[removed]"
 
 
 def rule_of(owner: type, field: str) -> Rule:
-    """Return the rule of a field. A field without a row is withheld everywhere."""
+    """Return the rule of this field of the class `owner`.
+
+    A field without a row in the table is withheld from all outputs.
+    """
     return RULES.get(f"{owner.__name__}.{field}", WITHHELD)
 
 
@@ -188,7 +191,7 @@ OWNERS_FIELDS = tuple(
 def hide(document: dict[str, Any]) -> dict[str, Any]:
     """Return the job's document for a reader that is neither the job's user nor an operator.
 
-    A withheld field keeps its type and is empty; `hidden` names it.
+    A withheld field keeps its type and is empty. The field `hidden` lists the names of withheld fields.
     """
     hidden = [field for field in OWNERS_FIELDS if document.get(field)]
     empty = {field: type(document[field])() for field in hidden}
@@ -240,7 +243,10 @@ def for_bundle(value: object) -> Any:
 
 
 def shared(value: object, rule: Rule) -> Any:
-    """Return the part of a field's value that the rule allows. Numbers, flags and enumerations contain no secrets."""
+    """Return the part of a field's value that the rule allows.
+
+    Numbers, booleans and enum members are always returned, because they contain no secrets.
+    """
     if rule.bundle is Share.WHOLE or not _holds_text(value):
         return for_bundle(value)
     if isinstance(value, dict) and rule.bundle is Share.KEYS:

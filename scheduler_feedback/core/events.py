@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.cluster import Limit, Node
 from scheduler_feedback.core.job import HostedWait, JobSpec, Slot
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
@@ -25,9 +25,9 @@ class Submitted(msgspec.Struct, frozen=True):
     job_id: str
     spec: JobSpec
     array_of: str = ""
-    """Array that the job is a member of; '' for none."""
+    """Id of the job array to which the job belongs; '' for none."""
     array_index: int = 0
-    """Index of the job in its array."""
+    """Index of the job in its job array, from 0."""
     by: str = ""
     """User who submitted the job for its owner; '' if the owner submitted it."""
 
@@ -59,7 +59,8 @@ class NodeCommanded(msgspec.Struct, frozen=True):
 
 
 class VerdictJudged(msgspec.Struct, frozen=True):
-    """An operator's confirmation or rejection of a verdict. A rejection releases its node and resets its backoff."""
+    """An operator's confirmation or rejection of a verdict. A rejection releases the accused node and resets the node's
+    count of quarantines."""
 
     verdict_id: str
     confirmed: bool
@@ -67,14 +68,14 @@ class VerdictJudged(msgspec.Struct, frozen=True):
 
 
 class FreezeSet(msgspec.Struct, frozen=True):
-    """A freeze of all actions, or its end."""
+    """Start or end of a freeze, which suspends all actions."""
 
     frozen: bool
     by: str = ""
 
 
 class PolicySet(msgspec.Struct, frozen=True):
-    """New settings, from the configuration at a start or reload. Journalled, so that a replay is exact."""
+    """New settings from the configuration, at a start or a reload."""
 
     policy: Policy
     by: str = ""
@@ -99,10 +100,11 @@ class NodeSeen(msgspec.Struct, frozen=True):
     island_slots: int = 0
     refuses: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
 
 
 def as_seen(node: Node) -> NodeSeen:
-    """Return the backend's last report about the node."""
+    """Return the node's current properties as the event with which the backend reports them."""
     return NodeSeen(
         node.name,
         node.slots,
@@ -117,6 +119,7 @@ def as_seen(node: Node) -> NodeSeen:
         node.island_slots,
         node.refuses,
         node.queues,
+        node.limits,
     )
 
 
@@ -145,10 +148,10 @@ class Hosted(msgspec.Struct, frozen=True):
     attempt: int
     """Number of the attempt, as the external scheduler counts."""
     spec: JobSpec
-    """Specification of kind EXTERNAL."""
+    """Job specification. Its `kind` is EXTERNAL."""
     placement: tuple[Slot, ...]
     began_wall_ns: int = 0
-    """Start of the attempt."""
+    """Wall time at which the attempt started, in nanoseconds."""
 
 
 class HostWaits(msgspec.Struct, frozen=True):
@@ -173,7 +176,7 @@ class Checkpointed(msgspec.Struct, frozen=True):
 
 
 class AttemptEnded(msgspec.Struct, frozen=True):
-    """The end of an attempt: none of its processes is left."""
+    """End of an attempt: all of its processes have ended."""
 
     job_id: str
     attempt: int
@@ -182,7 +185,7 @@ class AttemptEnded(msgspec.Struct, frozen=True):
     started: bool = True
     """Whether the gang ever ran. False if a rank could not be started; `reason` says which and why."""
     reason: str = ""
-    """Reason in words; '' if the attempt ran."""
+    """Why the attempt did not start or was stopped, in words; '' if neither applies."""
     ended_wall_ns: int = 0
     """Time at which the last process ended, by the shim's clock. The controller may have been down at that time."""
     signalled: bool = False
@@ -209,14 +212,14 @@ class RankFailed(msgspec.Struct, frozen=True):
 
 
 class AttemptUnknown(msgspec.Struct, frozen=True):
-    """An attempt that the state contains but the backend does not: its start was never carried out."""
+    """An attempt of which the backend has no record, although the state contains it: it was never started."""
 
     job_id: str
     attempt: int
 
 
 class FirstStep(msgspec.Struct, frozen=True):
-    """First training step of an attempt, from which restart times are measured."""
+    """First training step of an attempt. The time of a restart is measured up to this step."""
 
     job_id: str
     attempt: int
@@ -225,7 +228,7 @@ class FirstStep(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """Progress report of a running job: work of all attempts in seconds of running alone at full speed."""
+    """Progress report of a running job: total work of all attempts, in seconds of a run alone at full speed."""
 
     job_id: str
     attempt: int

@@ -1,4 +1,5 @@
-"""Explanation of a job's state for `gangwatch explain`: why, until when, and what would change it."""
+"""Explanation of a job's state for `gangwatch explain`: why the job is in this state, until when, and what would change
+it."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ class WaitsFor:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A node that the job cannot use freely now."""
+    """A node that the job cannot use at present, or only with limits, and the reason."""
 
     node: str
     """Name of the node."""
     state: str
-    """State of the node."""
+    """State of the node, for example quarantine."""
     free: int
     """Free slots of the node."""
     reason: str
@@ -42,7 +43,7 @@ class Explanation:
     state: JobState
     """State of the job."""
     why: str
-    """Reason in one sentence."""
+    """Reason for the job's state, in one sentence."""
     waits_for: tuple[WaitsFor, ...] = ()
     """Jobs that must end before this job can start, in order of their expected ends."""
     expected_start_ns: int | None = None

@@ -1,8 +1,8 @@
 """Fabric: the leaf switch of each node, or of each rail of a node.
 
 Jobs below one leaf switch share its uplinks into the fabric. In a rail-optimised fabric each rail of a node connects to
-its own leaf; otherwise all NICs of a node connect to one leaf. Frames do not contain the names of leaf switches. A file
-contains them (fabric_file.py).
+its own leaf; otherwise all NICs of a node connect to one leaf. A file contains the names of leaf switches
+(fabric_file.py).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Leaf:
     nodes: tuple[str, ...]
     """Names of the nodes below the switch."""
     rail: int = ALL_RAILS
-    """Rail of the nodes whose NICs connect to the switch; ALL_RAILS if all NICs do."""
+    """Number of the rail whose NICs connect to the switch; ALL_RAILS if all NICs of the nodes connect to it."""
 
 
 class Fabric:
     """Leaf switches by node and rail. Empty if the fabric is unknown."""
 
     def __init__(self, leaves: Iterable[Leaf] = ()) -> None:
-        """Raise ValueError if a rail of a node has two leaves."""
+        """Create the fabric. Raises ValueError if a rail of a node has two leaf switches."""
         self._of: dict[tuple[str, int], str] = {}
         for leaf in leaves:
             for node in leaf.nodes:
@@ -42,5 +42,5 @@ class Fabric:
         return len(self._of)
 
     def uplink(self, node: str, rail: int = ALL_RAILS) -> str:
-        """Return the name of the leaf whose uplinks this rail of the node shares; '' if unknown."""
+        """Return the name of the leaf switch to which this rail of the node connects; '' if unknown."""
         return self._of.get((node, rail)) or self._of.get((node, ALL_RAILS), "")

@@ -125,8 +125,7 @@ class Formats:
                 self._later.setdefault(feature.kind, []).append(feature)
 
     def used_by(self, values: Iterable[object]) -> dict[str, str]:
-        """Return the kinds and features in these values that the first release cannot read: name -> first release that
-        can."""
+        """Return the kinds and features in these values that release 0.1.0 cannot read: name -> oldest release."""
         if not self._later:
             return {}
         return {

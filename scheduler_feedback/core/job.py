@@ -67,7 +67,7 @@ class Packing(StrEnum):
 
 
 class After(StrEnum):
-    """State of another job that a job waits for."""
+    """State that another job must reach before a dependent job may start."""
 
     OK = "ok"  # completed
     FAILED = "failed"  # failed or cancelled
@@ -76,7 +76,8 @@ class After(StrEnum):
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """Condition on another job. The job starts once it is met; if it can no longer be met, the job ends."""
+    """Condition on another job. The dependent job starts once the condition is met, and ends if the condition can no
+    longer be met."""
 
     job_id: str
     """Id of the other job, or of an array: then each of its members must meet the condition."""
@@ -90,7 +91,7 @@ class Group(msgspec.Struct, frozen=True):
     role: str
     """Name of the role."""
     ranks: int
-    """Number of ranks."""
+    """Number of ranks with this role."""
     command: tuple[str, ...] = ()
     """Argument list of these ranks; empty: the job's command."""
     same_node: bool = False
@@ -107,11 +108,11 @@ class JobSpec(msgspec.Struct, frozen=True):
     ranks: int
     """Gang size, one slot per rank. All ranks start, or none."""
     user: str = ""
-    """Owner of the job."""
+    """Name of the user who owns the job."""
     queue: str = "default"
     """Queue that the job waits in."""
     kind: JobKind = JobKind.TRAINING
-    """Who starts the job and why; see `JobKind`."""
+    """Origin of the job: a user's training, a probe of gangwatch, or another scheduler."""
     time_limit_seconds: float | None = None
     """User's estimate of the whole run time, used by backfill. A job that exceeds its limit is not killed."""
     restartable: bool = False
@@ -121,7 +122,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     grace_seconds: float = 30.0
     """Time between the checkpoint signal and SIGKILL, in seconds."""
     restart_cost_seconds: float = 10.0
-    """User's estimate of load and warm-up time, for the cost test."""
+    """User's estimate of the time for loading and warm-up after a restart, in seconds. It is part of the cost of a
+    move."""
     max_retries: int = 0
     """Maximum number of new attempts after failures. Migrations do not count."""
     working_directory: str = ""
@@ -151,9 +153,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Interval at which the job saves automatically; a stop loses the work since the last save. None: the job saves on
     request."""
     checkpoint_cost_seconds: float = 0.0
-    """Time that one save takes."""
+    """Time that one save takes, in seconds."""
     priority: int = 0
-    """Higher priorities go first, before any other criterion."""
+    """Priority of the job. Jobs with a higher number start first, whatever the order of the policy is."""
     preemptible: bool = False
     """Whether the job may be stopped for another gang. It must be restartable too."""
     min_run_seconds: float | None = None
@@ -161,9 +163,11 @@ class JobSpec(msgspec.Struct, frozen=True):
     packing: Packing = Packing.PACK
     """How to place a gang for which several placements are possible."""
     required_level: Level | None = None
-    """All ranks must be inside one domain of this level; the job waits until they fit."""
+    """Network level, such as rack: all ranks must be inside one domain (one rack). The job waits until they fit; None:
+    anywhere."""
     preferred_level: Level | None = None
-    """Domain level to place the ranks in if possible."""
+    """Network level, such as rack: if possible, all ranks are placed inside one domain (one rack); None: no
+    preference."""
     workload: str = ""
     """Short name of what the job trains. Jobs with the same user, queue, workload and size are expected to have similar
     run times."""
@@ -179,7 +183,7 @@ class JobSpec(msgspec.Struct, frozen=True):
 
     @property
     def stop_seconds(self) -> float:
-        """Longest time from the request to stop until all ranks are killed."""
+        """Longest time from the request to stop the job until all of its ranks are killed, in seconds."""
         return self.grace_seconds + (self.checkpoint_timeout_seconds if self.checkpoint_command else 0.0)
 
 
@@ -201,7 +205,7 @@ class HostedWait(msgspec.Struct, frozen=True, order=True, gc=False):
     queue: str
     """Name of the external scheduler's queue."""
     ranks: int
-    """Ranks of each gang."""
+    """Number of ranks of each gang."""
     seconds: float | None = None
     """Longest time that one of these gangs may run; None if unlimited."""
 
@@ -224,32 +228,32 @@ class RankRecord(msgspec.Struct, frozen=True, gc=False):
 class Job(msgspec.Struct):
     """A job and its newest attempt.
 
-    Only the cycle changes a job. The cycle uses methods of the scheduling index to change fields that this index
-    depends on. All times are the cycle's wall time, in nanoseconds since 1970.
+    Only the cycle changes a job. The scheduling index contains data derived from some fields; the cycle changes these
+    fields only through methods of the index. All times are the cycle's wall time, in nanoseconds since 1970.
     """
 
     job_id: str
-    """Unique id."""
+    """Unique id of the job."""
     spec: JobSpec
     """Specification, as submitted."""
     state: JobState
-    """Current state."""
+    """Current state of the job."""
     submitted_ns: int
-    """Time of submission."""
+    """Time at which the job was submitted."""
     attempt: int = 0
     """Number of the newest attempt; 0 before the first start."""
     ranks: list[RankRecord] = []
     """Ranks of the newest attempt, by rank."""
     started_ns: int | None = None
-    """Start of the first attempt."""
+    """Time at which the first attempt started; None before it."""
     attempt_started_ns: int | None = None
-    """Start of the newest attempt."""
+    """Time at which the newest attempt started; None before it."""
     ended_ns: int | None = None
-    """End of the job."""
+    """Time at which the job ended; None before it."""
     run_ns: int = 0
-    """Time run in earlier attempts."""
+    """Time that all earlier attempts ran together, in nanoseconds."""
     retries: int = 0
-    """Failures so far that led to a new attempt."""
+    """Number of failures so far that led to a new attempt."""
     stop_reason: StopReason | None = None
     """Why the newest attempt must stop. Set before the stop is requested, so that a freeze can delay the request."""
     end_reason: str = ""
@@ -263,11 +267,11 @@ class Job(msgspec.Struct):
     last_migration_ns: int | None = None
     """Time of the last migration."""
     first_step_ns: int | None = None
-    """First observed step of the newest attempt, for restart times."""
+    """Time of the first observed step of the newest attempt. Restart times are measured up to this time."""
     stopping_ns: int | None = None
     """Time at which the stop was requested."""
     attempt_ended_ns: int | None = None
-    """End of the newest attempt."""
+    """Time at which the newest attempt ended; None before it."""
     action_id: str = ""
     """Id of the newest action about this job."""
     failure: str = ""
@@ -281,25 +285,26 @@ class Job(msgspec.Struct):
     level: int = 0
     """Number of the job's discrete queue under least attained service (LAS), from 0."""
     turn: int = 0
-    """Position of the job in its discrete queue of LAS; lower positions go first."""
+    """Position of the job in its queue of the order `las` (least attained service). Lower positions go first."""
     estimate_seconds: float | None = None
-    """Total run time of similar jobs at the last evaluation; None: not evaluated."""
+    """Expected total run time in seconds, from similar jobs at the last evaluation; None: not evaluated."""
     urgency: float = 0.0
     """Sort key of the job in the fair order, lowest first: its expected remaining GPU-seconds at the last evaluation.
-    In the themis order: minus rho."""
+    In the themis order: minus rho (time from submission to the expected end, divided by the run time alone)."""
     appraise_ns: int = 0
-    """Time of the next evaluation of the fair order."""
+    """Time at which the job's urgency and expected run time are evaluated again."""
     preemptions: int = 0
-    """Number of stops for another gang."""
+    """Number of times that the job was stopped for another gang."""
     migrations: int = 0
-    """Number of migrations."""
+    """Number of migrations of the job so far."""
     array_of: str = ""
-    """Array that the job is a member of; '' if none."""
+    """Id of the job array to which the job belongs; '' if none."""
     array_index: int = 0
-    """Index of the job in its array."""
+    """Index of the job in its job array, from 0."""
     speed: float = 1.0
     """Speed of the newest attempt as a share of the speed that the estimates assume, given its ranks and GPU type."""
     proposed: str = ""
     """Last action that observe mode logged for this job."""
     overdue: bool = False
-    """Whether the job has waited longer than the starvation limit, and may use the starvation share to go first."""
+    """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
+    Policy.starvation_share of the slots."""

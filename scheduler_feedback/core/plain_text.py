@@ -1,4 +1,4 @@
-"""Checks for text that displays as written: no control characters, no characters that reorder a line."""
+"""Checks that a text is displayed as it is written: no control characters, no characters that reorder a line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def misleading(what: str, text: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    """Return the text with U+FFFD for each refused character, for names that another scheduler has accepted."""
+    """Return the text with each control and reordering character replaced by U+FFFD. Used for names from other
+    schedulers."""
     if text.isascii() and text.isprintable():
         return text
     return "".join("\ufffd" if _harm(character) is not None else character for character in text)

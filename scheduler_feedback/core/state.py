@@ -32,7 +32,7 @@ class Order(StrEnum):
 
 
 class Backfilling(StrEnum):
-    """Which jobs may start ahead of a waiting job."""
+    """Rule for which jobs may start ahead of a waiting job."""
 
     NONE = "none"
     GREEDY = "greedy"  # any job that fits; nothing is reserved (as in the simulators of Tiresias and Muri)
@@ -41,7 +41,7 @@ class Backfilling(StrEnum):
 
 
 class Estimates(StrEnum):
-    """Source of the expected run times."""
+    """Source of the expected run times of jobs."""
 
     EXACT = "exact"  # the true run time; only in a simulation
     LIMIT = "limit"  # the user's time limit
@@ -54,7 +54,7 @@ class Queue:
     root."""
 
     name: str
-    """Unique name."""
+    """Unique name of the queue."""
     parent: str = ""
     """Name of the parent queue; '': the root."""
     weight: float = 1.0
@@ -89,7 +89,7 @@ class Policy:
     quarantine_seconds: float = 600.0
     """Length of the first quarantine. Each further quarantine of the node doubles the length."""
     quarantine_max_seconds: float = 86400.0
-    """Longest quarantine."""
+    """Longest quarantine, in seconds. A quarantine of this length is not doubled any more."""
     quarantine_max_fraction: float = 0.25
     """Maximum share of all nodes that may be in quarantine; at least one node may be. More accused nodes suggest a
     faulty detector rather than that many faulty nodes."""
@@ -98,7 +98,7 @@ class Policy:
     quarantine_slowdown: float = 3.0
     """A slow node stays in use while jobs wait for slots if its slowdown is below this value."""
     probation_seconds: float = 600.0
-    """Length of probation."""
+    """Length of a node's probation, in seconds."""
     start_timeout_seconds: float = 60.0
     """An attempt fails if not all of its ranks have been seen running within this time."""
     retry_backoff_seconds: float = 5.0
@@ -107,7 +107,7 @@ class Policy:
     """Command that measures a node after its quarantine, one rank per slot. The node passes if every rank exits with
     code 0. Empty: no probe; probation follows immediately."""
     probe_timeout_seconds: float = 120.0
-    """A probe that takes longer has failed."""
+    """Maximum duration of a probe, in seconds. A longer probe has failed."""
     ended_jobs_kept: int = 10_000
     """Maximum number of ended jobs in the state. The journal keeps the stories of older ones."""
     order: Order = Order.FIFO
@@ -115,7 +115,7 @@ class Policy:
     backfill: Backfilling = Backfilling.EASY
     """Which jobs may start ahead of a waiting job."""
     estimates: Estimates = Estimates.LIMIT
-    """Source of the expected run times."""
+    """Source of the expected run times of jobs."""
     preempt: bool = False
     """Whether restartable and preemptible gangs may be stopped for other gangs."""
     replan_seconds: float = 0.0
@@ -126,22 +126,23 @@ class Policy:
     """Starvation limit: a job that has waited this long in total goes before all other jobs."""
     starvation_share: float = 1.0
     """Share of the slots that jobs past the starvation limit (overdue jobs) may hold; the earliest submitted go first.
-    A value below 1 limits the slots that overdue jobs take from other jobs. A job then waits at most the starvation
-    limit plus W / share, where W is the work of the overdue jobs before it."""
+    A value below 1 leaves slots to other jobs, but an overdue job may then wait up to W / share longer than the limit.
+    W is the work of the overdue jobs submitted earlier."""
     usage_half_life_seconds: float = 7 * 86400.0
-    """Half-life of a queue's past usage."""
+    """Half-life of a queue's past usage, in seconds: usage of this age counts half."""
     queues: tuple[Queue, ...] = ()
-    """Hierarchy of queues. Each queue's `borrow` says whether it may borrow."""
+    """Hierarchy of queues. The field `borrow` of a queue determines whether the queue may borrow slots."""
     las_thresholds: tuple[float, ...] = (3600.0,)
-    """Attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias, section 5: 2 queues)."""
+    """Attained GPU-seconds at which a job falls into the next queue of the order `las` (least attained service).
+    Tiresias, section 5, has two queues."""
     throughput: dict[str, dict[str, float]] = field(default_factory=dict)
     """Speed of a job relative to the speed that the estimates assume: workload ('' for all other workloads) -> GPU type
     -> speed."""
     history_quantile: float = 0.6
     """Quantile of the run times of similar jobs that is used as the estimate."""
     preempt_gain: float = 4.0
-    """A gang is stopped for another gang only if its remaining GPU-seconds exceed this many times those of the other
-    gang."""
+    """A gang is stopped for another gang only if the stopped gang's remaining GPU-seconds exceed this many times the
+    other gang's."""
     defragmentation_moves: int = 4
     """Maximum number of gangs moved at once to free slots in one domain for another gang; 0: none."""
     uplink_slowdown: float = 0.0
@@ -151,18 +152,18 @@ class Policy:
     """Minimum number of nodes kept in each domain of spare_level for gangs that leave a bad node. Preemptible jobs may
     use these nodes meanwhile."""
     spare_level: Level = Level.RACK
-    """Domain level of the spare nodes."""
+    """Network level, such as rack: each domain of this level (each rack) keeps spare nodes."""
     spare_failures_per_day: float = 0.0
     """Failures of one node per day. If this is above 0, a domain gets enough spares that simultaneous failures exceed
     them with a probability of at most spare_risk_fraction."""
     spare_repair_seconds: float = 86400.0
-    """Repair time of a node."""
+    """Expected time to repair a failed node, in seconds."""
     spare_risk_fraction: float = 0.01
-    """Accepted probability of too few spares."""
+    """Accepted probability that a domain has fewer spare nodes than failed nodes."""
     resize_horizon_seconds: float = 3600.0
-    """Maximum time for which idle slots and waits are counted when a move or resize of gangs is evaluated."""
+    """Longest time ahead for which the evaluation of a move or resize counts idle slots and waiting, in seconds."""
     restart_on_hang: bool = True
-    """Whether a hanging gang that declared itself restartable is restarted away from the culprit."""
+    """Whether a hanging restartable gang is restarted on nodes without the culprit."""
 
 
 FAIR_POLICY = Policy(
@@ -180,22 +181,23 @@ FAIR_POLICY = Policy(
 
 @dataclass(slots=True)
 class Decision:
-    """A migration that was decided, or that observe mode would have made. It is scored against its outcome."""
+    """A migration that was decided, or that observe mode would have made. The predicted gain is later compared with the
+    outcome."""
 
     decision_id: str
-    """Unique id."""
+    """Unique id of the decision."""
     job_id: str
-    """Job to migrate."""
+    """Id of the job to migrate."""
     verdict_id: str
-    """Verdict that led to the migration."""
+    """Id of the verdict that led to the migration."""
     wall_ns: int
-    """Time of the decision."""
+    """Wall time of the decision, in nanoseconds since 1970."""
     applied: bool
     """Whether the decision was applied; False in observe mode."""
     predicted_gain_seconds: float
     """Expected benefit of the migration minus its cost, in seconds."""
     slowdown: float
-    """Slowdown in the verdict."""
+    """Slowdown of the job according to the verdict."""
     cost_seconds: float
     """Expected cost of the restart, in seconds."""
     outcome_seconds: float | None = None
@@ -204,7 +206,7 @@ class Decision:
     attempt: int = 0
     """Number of the attempt that the migration stops."""
     fault_cost_seconds: float = 0.0
-    """Cost of the fault before the decision."""
+    """Cost of the fault up to the decision, in seconds."""
 
 
 class OpenDecision(msgspec.Struct, rename={"choice": "ruling"}):
@@ -223,7 +225,7 @@ class PastVerdict:
     """A verdict that is no longer active. A node may still be in quarantine because of it."""
 
     verdict: Verdict
-    """The verdict."""
+    """The verdict that is no longer active."""
     until_ns: int
     """Time at which the verdict ended."""
     why: str
@@ -247,7 +249,7 @@ class Ended:
     user: str
     """User of the job."""
     workload: str
-    """Workload of the job."""
+    """Short name of what the job trained; see `JobSpec.workload`."""
     ranks: int
     """Number of ranks of the job."""
     seconds: float
@@ -263,7 +265,7 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """
 
     policy: Policy = msgspec.field(default_factory=Policy)
-    """Current settings."""
+    """Current settings of the cycle."""
     now_ns: int = 0
     """Time of the newest cycle. It never decreases."""
     cycle: int = 0
@@ -291,7 +293,7 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     counts: dict[str, int] = {}
     """Counts of verdicts, abstentions and decisions, for the metrics."""
     open_decisions: dict[str, OpenDecision] = {}
-    """Decisions by id of the active verdict that led to them."""
+    """Decisions that each active verdict has led to, by the verdict's id."""
     decision_count: int = 0
     """Number of decisions so far. The id of the next decision contains the next number."""
     frozen_by: str = ""
@@ -301,21 +303,23 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     past_verdicts: list[PastVerdict] = []
     """Verdicts that are no longer active, newest last; at most PAST_VERDICTS."""
     idle: bool = False
-    """Whether no event since the last scheduling pass could allow a job to start."""
+    """Whether a scheduling pass would start no job, because no event since the last pass allows a start."""
     planned_ns: int = 0
     """Time of the last preemption pass."""
     renewed_ns: int = 0
-    """Time at which all pending jobs were last evaluated."""
+    """Time at which the expected run times and positions of all pending jobs were last updated."""
     first_turn: int = 1
-    """Position that a stopped job last received in the discrete queues of LAS. The next stopped job gets the next lower
-    one."""
+    """Position that a stopped job last received in the queues of the order `las` (least attained service). The next
+    stopped job gets the next lower one."""
     last_turn: int = 0
-    """Position that a job at the end of a queue last received in the discrete queues of LAS. The next job gets the next
-    higher one."""
+    """Position that a job at the end of a queue last received in the queues of the order `las` (least attained
+    service). The next job gets the next higher one."""
     chosen_turn: int = 0
-    """Number of positions that chosen jobs have received in the discrete queues of LAS."""
+    """Number of times that the order `las` (least attained service) chose a job to run and put it first in its
+    queue."""
     history: dict[str, list[float]] = {}
-    """Run time histogram of each group of similar jobs, in bins of half an octave. Old entries decay."""
+    """Run time histogram of each group of similar jobs. The bounds of a bin differ by a factor of 1.4, and older jobs
+    count less."""
     recently_ended: list[Ended] = []
     """Ended jobs that are not in the history yet."""
     trust: list[float] = []

@@ -1,4 +1,4 @@
-"""Frozen copies of the state, for readers, while the cycle changes the original. Pure.
+"""Frozen copies of the state, for readers, while the cycle changes the original. No I/O.
 
 Two copies of one state share every job, node and decision that is equal in both. A copy compares each object once, and
 needs memory only for changed objects. It takes 6 ms for 10,000 jobs and 12,500 nodes without a change.
@@ -92,10 +92,7 @@ def _open_decision(opened: OpenDecision) -> OpenDecision:
 
 
 def _decisions(state: State, old: State) -> list[Decision]:
-    """Return copies of the decisions, oldest first.
-
-    Decisions are appended, scored while open, and removed from the front.
-    """
+    """Return copies of the decisions, the oldest first. A decision that is equal in `old` is shared, not copied."""
     known = {decision.decision_id: decision for decision in old.decisions}
     made: list[Decision] = []
     for decision in state.decisions:

@@ -115,7 +115,8 @@ def _accused(state: State, verdict: Verdict) -> Iterator[Sample]:
 
 
 def _lost_slots(state: State, verdict: Verdict) -> float:
-    """Return how many of the gang's slots the slowdown wastes: 0 if it is not running, all if it makes no progress."""
+    """Return how many of the gang's slots the slowdown wastes: 0 if the gang is not running, all if it makes no
+    progress."""
     job = state.jobs.get(verdict.gang)
     if job is None or job.state is not JobState.RUNNING or not verdict.slowdown > 1.0:
         return 0.0
@@ -123,7 +124,7 @@ def _lost_slots(state: State, verdict: Verdict) -> float:
 
 
 def _lost(state: State) -> Iterator[Sample]:
-    """Yield the slots that do no work. For a gang with several verdicts, the worst one counts."""
+    """Yield the number of slots that do no useful work, by reason. The worst of several verdicts on a gang counts."""
     worst: dict[str, float] = {}
     for verdict in state.verdicts.values():
         worst[verdict.gang] = max(worst.get(verdict.gang, 0.0), _lost_slots(state, verdict))

@@ -34,13 +34,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A detected fault of one gang member, or, with rank -1, of the whole gang. The verdict ends with its attempt at
-    the latest."""
+    """A detected fault of one rank or, with rank -1, of the whole gang. The verdict ends with its attempt at
+    the latest.
+    """
 
     verdict_id: str
-    """Unique and deterministic (gang, attempt, rank, first_ns), so that a replay produces the same id."""
+    """Unique id. It is computed from gang, attempt, rank and first_ns, so that a replay produces the same id."""
     kind: Kind
-    """Type of problem."""
+    """Kind of problem, for example straggler or hang."""
     gang: str
     """Job id; '' if the verdict is about a node without a job."""
     attempt: int
@@ -54,15 +55,15 @@ class Verdict:
     confidence: float
     """Probability that the verdict is right, 0 to 1."""
     slowdown: float
-    """Step time now over step time without the suspect (>= 1), for the cost test."""
+    """Current step time of the job divided by its step time without the suspect; at least 1."""
     step_seconds_before: float
-    """Mean step time of the healthy gang."""
+    """Mean step time of the gang before the fault, in seconds."""
     step_seconds_now: float
     """Mean step time of the gang in the evidence window. For a hang: time without a step."""
     first_wall_ns: int
-    """Start of the evidence window."""
+    """Wall time at which the evidence window begins, in nanoseconds since 1970."""
     last_wall_ns: int
-    """End of the evidence window."""
+    """Wall time at which the evidence window ends, in nanoseconds since 1970."""
     evidence: tuple[Evidence, ...] = ()
     """Facts behind the verdict."""
     frames: tuple[tuple[str, int], ...] = ()
@@ -88,7 +89,7 @@ class Verdict:
     detected_step: int = -1
     """Newest known step when the verdict was first reported; -1 if the job reports no steps."""
     lasts_seconds: float | None = None
-    """Expected duration of the fault from first_wall_ns on; None: the policy's expectation applies."""
+    """Expected duration of the fault from first_wall_ns on; None: Policy.expected_persistence_seconds applies."""
     longest_pause_seconds: float | None = None
     """For a hang, the job's longest earlier pause that ended without help while no process was stopped; None if the
     detector does not report it."""
@@ -96,14 +97,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """End of a verdict: the member ran at normal speed for the detector's holding time."""
+    """End of a verdict: the accused ran at normal speed for as long as the detector requires."""
 
     verdict_id: str
     """Id of the verdict that ended."""
     gang: str
     """Id of the verdict's job."""
     wall_ns: int
-    """Time at which the verdict ended."""
+    """Wall time at which the verdict ended, in nanoseconds since 1970."""
     reason: str
     """Why the verdict ended, in words."""
     last_step: int = -1
@@ -112,7 +113,10 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Abstention:
-    """Slowness without a verdict: the detector found no single culprit or cause. It leads to no action."""
+    """Slowness without a verdict: the detector found no single culprit or cause.
+
+    Only an abstention of `detector` MASS_LOSS has an effect: a freeze.
+    """
 
     gang: str
     """Job id; '' for the whole cluster."""
@@ -121,7 +125,7 @@ class Abstention:
     rank: int | None
     """The slow rank; None if unknown."""
     wall_ns: int
-    """Time of the report."""
+    """Wall time of the report, in nanoseconds since 1970."""
     reason: str
     """Why the detector abstained."""
     evidence: tuple[Evidence, ...] = ()

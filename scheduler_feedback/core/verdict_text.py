@@ -32,7 +32,7 @@ def short(verdict: Verdict) -> str:
 
 
 def cause_of(verdict: Verdict) -> str:
-    """Return the cause in words, with the disturbing job if there is one."""
+    """Return the cause in words, with the aggressor if there is one."""
     words = CAUSES[verdict.cause].words
     return f"{words}, caused by {verdict.aggressor}" if verdict.aggressor else words
 

@@ -15,8 +15,8 @@ WHOLE_LOOK_NS = 10_000_000_000
 in place."""
 
 SAME_INSTANT_NS = 2_000_000_000
-"""A file system may store times in whole seconds, so a folder that changed within this time may change again
-unnoticed."""
+"""A folder that was modified less than this time ago is read at every refresh, in nanoseconds. File systems may store
+times in whole seconds, so a second change within a second may not alter the modification time."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _Identity = tuple[int, int, int]
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
-    """The content of an agent's file; pid and start time identify the process."""
+    """Content of one agent's file. The pid and the start time identify the agent's process."""
 
     pid: int
     start_time: int

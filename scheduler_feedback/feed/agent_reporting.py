@@ -1,4 +1,4 @@
-"""Status of agents' telemetry for page, API and command line: reporting, or silent (stale)."""
+"""Status of agents' telemetry for page, API and command line: reporting, or not reporting (stale)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SILENT_LEAST_SECONDS = 3.0
 busy machine. At the usual interval of a second, silence is reported within 5 s."""
 
 NEVER_SECONDS = 10.0
-"""An agent without a first frame for this long is silent. Its stream is usually opened within a second or two; if
-10,000 agents start at once, within ten."""
+"""Seconds without a first frame after which an agent is silent. Its stream is usually opened within a second or two;
+if 10,000 agents start at once, within ten."""
 
 
 class AgentStatus(NamedTuple):
@@ -50,6 +50,6 @@ def agent_statuses(streams: Iterable[Stream], monotonic_ns: int, wall_ns: int) -
 
 
 def silent(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> list[tuple[str, AgentStatus]]:
-    """Return the nodes among `nodes` whose agent is silent, longest silence first."""
+    """Return the nodes among `nodes` whose agent is not reporting, the longest outage first."""
     found = [(node, statuses[node]) for node in nodes if node in statuses and statuses[node].silent]
     return sorted(found, key=lambda one: (-(one[1].age_seconds or 0.0), one[0]))

@@ -95,7 +95,7 @@ class Trust:
     """Expiry of the controller's certificate, in seconds since the epoch; None without one."""
 
     def name_of(self, node: str, host: str) -> str:
-        """Return the name to request from a node's agent (SNI)."""
+        """Return the server name (TLS SNI) to request from a node's agent."""
         if self.verify == "host":
             return host
         try:
@@ -114,12 +114,12 @@ class Trust:
 
 
 class CurrentCredentials:
-    """The credentials and the newest valid contents of their files. Without credentials: no client certificate, and the
-    system's certificate authorities.
+    """The credentials and the newest valid contents of their files. Without credentials, connections use the system's
+    certificate authorities and no client certificate.
     """
 
     def __init__(self, credentials: Credentials | None) -> None:
-        """Raises ConfigError for unusable credentials."""
+        """Read the files. Raises ConfigError if the credentials are unusable."""
         self._files = credentials or Credentials()
         self._stamps = _stamps(self._files)
         self._trust = self._files.read() if credentials is not None else None
@@ -130,7 +130,7 @@ class CurrentCredentials:
         return self._trust.ends if self._trust is not None else None
 
     def trust(self) -> Trust:
-        """Return the contents of the files."""
+        """Return the newest valid contents of the files."""
         if self._trust is None:
             self._trust = self._files.read()
         return self._trust
@@ -150,7 +150,7 @@ class CurrentCredentials:
 
 
 def _stamps(credentials: Credentials) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return values that change when a file does, also if a link in its path changes (as Kubernetes does)."""
+    """Return values that change when a file changes, also if only a link in its path changes (as on Kubernetes)."""
     stamps: list[tuple[int, int, int] | None] = []
     for file in credentials.files():
         try:

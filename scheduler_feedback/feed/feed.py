@@ -43,25 +43,31 @@ from scheduler_feedback.feed.stream_state import ALLOWED_A_SECOND, LAYOUT_WEIGHT
 DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
-"""A stream without a complete frame for this long is closed: ten frames at the usual interval of a second."""
+"""Seconds without a complete frame after which a stream is closed: ten frames at the usual interval of a second."""
 
 CREDENTIALS_SECONDS = 5.0
-"""Interval at which certificate files are checked: a revoked certificate is refused after ten seconds at most."""
+"""Seconds between two checks of the certificate files: a revoked certificate is refused after ten seconds at most."""
 
 OPENED_A_TURN = 128
 """Maximum number of connections opened between two polls of the open streams. If 10,000 agents reconnect at once, no
 frame is delayed by more than these handshakes (about a millisecond each)."""
 
 FRAMES_AT_ONCE = 256
-"""Maximum number of frames read before detection runs: a megabyte, which fits into a CPU's second-level cache."""
+"""Maximum number of frames read before detection runs. They take a megabyte, which fits into a CPU's second-level
+cache."""
 
-STREAMS_TOGETHER, TOGETHER_SECONDS = 256, 0.02
-"""With at least this many streams, all frames that arrive within this time (in seconds) are read together: a wake-up
-per frame costs as much as reading the frame."""
+STREAMS_TOGETHER = 256
+"""Frames are read in batches if at least this number of streams is open. Without batches, waking the thread for each
+frame would cost as much as reading the frame."""
+
+TOGETHER_SECONDS, TOGETHER_OPENING_SECONDS = 0.1, 0.02
+"""Longest time in seconds between two batches of frames: normally, and while TLS handshakes run. A handshake takes
+several batches, so long pauses between batches would delay agents that reconnect. A batch ends early when detection is
+due."""
 
 MOST_FRAMES_A_SECOND = 64
-"""Maximum rate of frames accepted from one agent. An agent sends at most 20 a second (agent.interval_seconds >=
-0.05)."""
+"""Maximum number of frames a second that are accepted from one agent. An agent sends at most 20 a second
+(agent.interval_seconds >= 0.05)."""
 
 NEVER_NS = 1 << 62
 
@@ -70,11 +76,11 @@ MOST_FRAMES_AT_ONCE = 2048
 socket's buffers."""
 
 DESCRIPTORS_BESIDE = 256
-"""Files, sockets and pipes of a controller in addition to one descriptor per agent."""
+"""Number of files, sockets and pipes of a controller in addition to one descriptor per agent."""
 
 COLLECT_AFTER = 50_000
-"""New objects between two runs of the garbage collector. Frames contain no cycles, and thousands of them are queued for
-detection: with the default (700) the collector takes a tenth of the time."""
+"""Number of new Python objects after which the garbage collector runs. Frames contain no reference cycles, so it
+finds nothing in them; at Python's default (700), scanning the queued frames takes a tenth of the processing time."""
 
 Deliver = Callable[[AnyLayout, Frame, int], None]
 """Receives a frame with its layout and the monotonic time of its receipt. Called on the feed's thread: must not
@@ -88,8 +94,8 @@ class Feed:
 
     wanted: metric names (or prefixes ending in ``*``) to request from the agents; none requests all. credentials: for
     agents with TLS. between: called on the feed's thread between two reads; returns the seconds until it must be called
-    again. failed: called with a bug that one agent's stream triggered, and with that agent; the stream is closed, and
-    opened again after the longest pause. reached: called with each agent's node and the address of its stream.
+    again. failed: called with the agent and the exception if one agent's stream triggers a bug; the stream is opened
+    again after the longest pause. reached: called with each agent's node and the address of its stream.
     """
 
     def __init__(
@@ -103,7 +109,7 @@ class Feed:
         failed: Callable[[str, Exception, str], None] | None = None,
         reached: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Raises ConfigError for unusable credentials."""
+        """Read the credentials. Raises ConfigError if they are unusable."""
         self._credentials = CurrentCredentials(credentials)
         self._deliver = deliver
         self._between = between
@@ -205,7 +211,8 @@ class Feed:
         if self._addresses.asked:
             wait_seconds = min(wait_seconds, POLL_SECONDS)
         if len(self._open) >= STREAMS_TOGETHER:
-            together_seconds = min(wait_seconds, TOGETHER_SECONDS)
+            longest = TOGETHER_OPENING_SECONDS if self._handshakes.running else TOGETHER_SECONDS
+            together_seconds = min(wait_seconds, longest)
             time.sleep(together_seconds)
             wait_seconds -= together_seconds
         asked_ns = self._listened_ns()
@@ -228,11 +235,11 @@ class Feed:
         return wait_seconds
 
     def _listened_ns(self) -> int:
-        """Return the clock for timeouts. It stops while this thread does other work than reading."""
+        """Return the time of the clock for timeouts. It stops while this thread does work other than reading."""
         return self._clock.monotonic_ns() - self._away_ns
 
     def _sweep(self, now_ns: int) -> None:
-        """Once a second, update the list of agents and close silent streams.
+        """Once a second, update the list of agents and close streams that have timed out.
 
         The deadline is compared with the time of the last poll, after which all ready sockets were read. So an agent
         does not time out because this thread was late.
@@ -256,7 +263,7 @@ class Feed:
             follower.burst = max(0.0, follower.burst - allowed)
 
     def _match(self, now_ns: int) -> None:
-        """Follow exactly the agents that have announced themselves."""
+        """Begin to follow newly announced agents, and stop following agents whose announcement is gone."""
         records = self._agents.records
         for node, follower in list(self._followers.items()):
             if records.get(node) != follower.record:
@@ -374,7 +381,7 @@ class Feed:
         return False
 
     def _let_in(self) -> None:
-        """Start handshakes that were waiting for a slot."""
+        """Start TLS handshakes that waited because too many were running."""
         now_ns = self._listened_ns()
         for follower in self._handshakes.let_in(now_ns):
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
@@ -496,7 +503,7 @@ class Feed:
             self._pause(follower, received_ns + int(pause_seconds * 1e9))
 
     def _pause(self, follower: Follower, until_ns: int) -> None:
-        """Stop reading the stream until then. An agent that sends too much delays only itself."""
+        """Stop reading the stream until this time. An agent that sends too much delays only itself."""
         stream = follower.stream
         stream.pauses += 1
         if stream.pauses == 1:
@@ -521,7 +528,7 @@ class Feed:
                 self._epoll.modify(follower.descriptor, select.EPOLLIN | writes)
 
     def _lost(self, follower: Follower, complaint: str, longest: bool = False) -> None:
-        """Close the stream, and schedule the next try."""
+        """Close a stream that ended or failed, and schedule the next connection attempt."""
         stream = follower.stream
         self._close(follower)
         # Log a repeated complaint once; the counters show the repetitions.

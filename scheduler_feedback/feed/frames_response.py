@@ -1,4 +1,4 @@
-"""A parser from the bytes of a response to ``GET /frames`` to messages. It has no socket, so that tests can cut streams
+"""Parser of a response to ``GET /frames``: bytes in, messages out. It has no socket, so that tests can cut streams
 anywhere.
 
 Anything other than HTTP/1.1 as the agents send it is refused (RFC 9112: a status line, headers, a chunked body). The
@@ -66,7 +66,7 @@ class Response:
         return self._take_chunks(data) if self._chunked else self._splitter.feed(data)
 
     def _take_head(self, data: bytes) -> bytes:
-        """Parse the head; return the data after it."""
+        """Parse the status line and the headers once they are complete; return the data after them."""
         assert self._head is not None
         data = self._head + data
         head, found, rest = data.partition(b"\r\n\r\n")

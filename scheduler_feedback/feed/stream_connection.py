@@ -56,7 +56,7 @@ class SharedBuffers:
 
 
 class Connection:
-    """A connection to one agent, with its request.
+    """A connection to one agent, which sends one request and reads the response.
 
     Methods raise OSError (which includes TLS errors), ``EndedError``, ``IdentityError``, and what ``Response`` raises.
     certificate: the agent's certificate, once it is accepted; None before that, and without TLS.
@@ -115,7 +115,9 @@ class Connection:
 
     @property
     def writes(self) -> bool:
-        """Whether to wait until the socket accepts bytes."""
+        """Whether to wait until the socket accepts bytes: the connection is not established, or bytes are left to
+        send.
+        """
         return self._connecting or bool(self._unsent)
 
     def push(self) -> None:
@@ -132,7 +134,7 @@ class Connection:
         self._flush()
 
     def take(self) -> list[bytes]:
-        """Read once from the socket; return the messages that are complete now."""
+        """Read once from the socket, and return the messages that are now complete."""
         buffer = self._buffers.buffer
         try:
             count = self._socket.recv_into(buffer)
@@ -155,8 +157,10 @@ class Connection:
         return messages
 
     def _decrypt(self, tls: ssl.SSLObject) -> list[bytes]:
-        """Return the messages that are complete now. Overwrites the shared buffer, to avoid allocating one per
-        frame."""
+        """Decrypt the received bytes and return the messages that are now complete.
+
+        Overwrites the shared buffer, to avoid allocating one per frame.
+        """
         incoming, buffer = self._buffers.incoming, self._buffers.buffer
         messages: list[bytes] = []
         while incoming.pending or tls.pending():

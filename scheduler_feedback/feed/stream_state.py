@@ -12,35 +12,35 @@ from scheduler_feedback.feed.stream_connection import Connection
 
 BACKOFF_LEAST_SECONDS = 0.1
 BACKOFF_MOST_SECONDS = 5.0
-"""Longest pause between two tries. A restarted agent is connected again well before its node could count as lost, which
-takes 10 s without frames."""
+"""Longest pause between two connection attempts, in seconds. A restarted agent is connected again well before its node
+could count as lost, which takes 10 s without frames."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """Public state of one node's stream."""
+    """State of one node's stream that other parts of the controller read."""
 
     node: str
     connected: bool = False
     frames: int = 0
     malformed: int = 0
     pauses: int = 0
-    """Times that reading was paused because the agent sent too much."""
+    """Number of times that reading was paused because the agent sent too much."""
     received_ns: int | None = None
     """Monotonic time of the newest frame; None before the first."""
     interval_seconds: float = 1.0
     """Interval of frames, from the agent's layout."""
     known_ns: int = 0
-    """Monotonic time since which the stream is followed."""
+    """Monotonic time at which the feed began to follow the agent."""
     identity_refused: int = 0
-    """Connections refused because the agent's certificate is not the node's."""
+    """Number of connections that were refused because the agent's certificate is not the node's."""
     certificate_ends: float | None = None
     """Expiry of the agent's certificate, in seconds since the epoch; None without one."""
     complaint: str = field(default="", repr=False)
 
 
 class Backoff:
-    """Pauses between tries: they double from the minimum to the maximum, with a jitter of half."""
+    """Pauses between connection attempts. They double up to a maximum; a random factor shortens each by up to half."""
 
     __slots__ = ("_seconds",)
 
@@ -48,7 +48,7 @@ class Backoff:
         self._seconds = BACKOFF_LEAST_SECONDS
 
     def next(self, longest: bool = False) -> float:
-        """Return the seconds to wait before the next connection attempt."""
+        """Return the seconds to wait before the next connection attempt. longest: use the maximum pause at once."""
         seconds = BACKOFF_MOST_SECONDS if longest else self._seconds
         self._seconds = min(BACKOFF_MOST_SECONDS, 2 * seconds)
         return seconds * random.uniform(0.5, 1.0)
@@ -59,7 +59,7 @@ class Backoff:
 
 LAYOUT_WEIGHT = 16
 """Weight of a byte of a layout; a byte of a frame has the weight 1. A layout costs more CPU time, 0.3 ms per kilobyte
-(measured), because its columns are mapped to owners again."""
+(measured), because each of its series is mapped to its owner again."""
 
 ALLOWED_A_SECOND = 4 * 1024 * 1024
 ALLOWED_AT_ONCE = 8 * 1024 * 1024
@@ -68,7 +68,10 @@ kB of layout (2.4 MB weighted) when a rank starts or ends. The allowance takes l
 
 
 class Allowance:
-    """The number of weighted bytes that one agent may still send. now_ns: monotonic time."""
+    """Rate limit of one agent: the number of weighted bytes (``LAYOUT_WEIGHT``) that it may still send.
+
+    now_ns: monotonic time.
+    """
 
     __slots__ = ("_left", "_since_ns")
 
@@ -77,7 +80,7 @@ class Allowance:
         self._since_ns = now_ns
 
     def take(self, cost: int, now_ns: int) -> float:
-        """Subtract the weighted bytes in `cost`; return the seconds to pause reading, 0.0 for no pause."""
+        """Subtract `cost` weighted bytes. Return how many seconds to pause reading; 0.0 for no pause."""
         earned = (now_ns - self._since_ns) * 1e-9 * ALLOWED_A_SECOND
         self._left = min(self._left + max(0.0, earned), ALLOWED_AT_ONCE) - cost
         self._since_ns = now_ns
@@ -86,7 +89,7 @@ class Allowance:
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """Private state of one agent's stream."""
+    """State of one agent's stream that only the feed uses."""
 
     record: AgentRecord
     stream: Stream
@@ -101,10 +104,10 @@ class Follower:
     frames_before: int = 0
     """Number of frames that were received before the stream was opened."""
     fitting: str = ""
-    """Layout id of the newest frame that was checked against its layout. The decoder returns the identical string for
-    frames of the same shape."""
+    """Layout id of the newest frame whose shape was checked against its layout. A later frame with the same string
+    object as its layout id has the same shape, because the decoder reuses the string, and is not checked again."""
     burst: float = 0.0
-    """Number of received messages beyond the rate MOST_FRAMES_A_SECOND."""
+    """Number of messages that the agent has recently sent in excess of MOST_FRAMES_A_SECOND per second."""
     allowance: Allowance | None = None
     followed: bool = True
-    """False once the stream is no longer wanted."""
+    """Whether the feed still follows the agent."""

@@ -22,9 +22,9 @@ class Copied:
     path: Path
     size_bytes: int
     cycle: int
-    """Number of the newest cycle."""
+    """Number of the newest cycle in the copy."""
     cycles: int
-    """Number of replayable cycles."""
+    """Number of cycles in the copy that can be replayed."""
 
 
 def back_up(source: Path, target: Path) -> Copied:

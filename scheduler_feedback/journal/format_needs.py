@@ -59,7 +59,7 @@ def raise_minimum(database: sqlite3.Connection, release: str) -> None:
 def check_reader(database: sqlite3.Connection, path: Path, schema_release: str, formats: Formats = FORMATS) -> None:
     """Raise NewerStoreError if the store contains data that this release cannot read; StoreError if it is damaged.
 
-    schema_release: the release of the newest schema that this one reads.
+    schema_release: oldest release that can read the current schema.
     """
     try:
         minimum, features = _read(database)

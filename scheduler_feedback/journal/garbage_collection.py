@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 COLLECT_AFTER = 50_000
-"""New objects between two runs of the garbage collector; Python's default is 700."""
+"""Number of new objects between two runs of the garbage collector; Python's default is 700."""
 
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """Run the collector rarely in this context: with the default it takes a tenth of the time and finds few cycles."""
+    """Run Python's garbage collector rarely in this context. Its default costs a tenth of the time and frees little."""
     usual = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *usual[1:])

@@ -1,8 +1,8 @@
 """Recovery of the state from the newest snapshot and the journal after it.
 
-The cycle is deterministic, so a replay makes the recorded decisions, which is checked action by action. If a decision
-differs (another build, or a bug), the recorded actions are what was carried out. The state then follows the record, so
-that an upgrade does not lose or end a gang, and the difference is logged and counted.
+The cycle is deterministic, so a replay makes the recorded decisions. Recovery compares each replayed action with the
+recorded one. If they differ (another build, or a bug), the state follows the recorded action, because the backend has
+carried it out. The difference is logged and counted.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _replay_part(path: Path, start: int | None, last: int | None) -> tuple[bytes
 
 
 def run_again(state: State, row: JournalRow) -> tuple[Outcome, bool]:
-    """Replay one journalled cycle on `state`; return its outcome, and whether that is the recorded one."""
+    """Replay one journalled cycle on `state`. Return its outcome, and whether its actions are the recorded ones."""
     # Cycles without a change were not journalled, but they count.
     state.cycle = row.cycle - 1
     count_before = state.action_count
@@ -130,13 +130,13 @@ def run_again(state: State, row: JournalRow) -> tuple[Outcome, bool]:
 def _is_recorded(action: Action, record: bytes) -> bool:
     """Return whether the action is the recorded one. The wording of its reason is ignored.
 
-    Another build may have written fewer or more fields, so different bytes alone are no difference.
+    Its encoded bytes may differ, because another build may have written fewer or more fields.
     """
     return encode_action(action) == record or replace(action, reason="") == replace(decode_action(record), reason="")
 
 
 def follow(state: State, recorded: Sequence[Action], replayed: Sequence[Action], now_ns: int) -> None:
-    """Correct the jobs for which the replayed actions differ from the recorded ones."""
+    """Correct the jobs so that they follow the recorded actions where the replayed actions differ."""
     for job_id in dict.fromkeys(action.job_id for action in (*recorded, *replayed)):
         done = [action for action in recorded if action.job_id == job_id]
         wrong = [action for action in replayed if action.job_id == job_id]

@@ -2,7 +2,7 @@
 
 A replay with all events makes exactly the recorded decisions. A replay without the events of one job shows the
 decisions if that job had never been submitted: for example, when the head of the queue would have started. Observations
-of other jobs are then replayed as recorded, and may come too late or concern attempts that were never made. So only the
+of other jobs are still replayed as recorded, even if they do not fit the new decisions. So only the
 first start of a job is meaningful in such a replay, not its later course.
 """
 
@@ -29,12 +29,12 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 
 def nothing(event: Event) -> bool:  # noqa: ARG001 - every event is kept
-    """Return False for every event, so that the replay skips none."""
+    """Return False for every event: this filter drops no event."""
     return False
 
 
 def about(*job_ids: str) -> Callable[[Event], bool]:
-    """Return a filter that drops every event about these jobs."""
+    """Return a filter that drops every event about the given jobs."""
 
     def drop(event: Event) -> bool:
         match event:
@@ -68,7 +68,7 @@ def replay(
 
 
 def start_times(outcomes: Iterable[cycle.Outcome]) -> dict[tuple[str, int], int]:
-    """Return the start time of each (job, attempt)."""
+    """Return the wall time in nanoseconds of the start of each (job id, attempt)."""
     return {
         (action.job_id, action.attempt): outcome.now_ns
         for outcome in outcomes

@@ -25,8 +25,8 @@ BLOCK_CYCLES = 512
 cycle."""
 
 BLOCKS_AT_ONCE = 32
-"""Maximum number of blocks written with one snapshot, to limit the delay of the cycle; a minute of cycles is one
-block."""
+"""Maximum number of compressed blocks that are written with one snapshot, so that the cycle is not delayed for long.
+One block is about a minute of cycles."""
 
 SNAPSHOT_SUMS = "snapshot_sums"
 """Key of the table `meta`. Its value is a JSON object, from a snapshot's cycle to the CRC-32 of its state before
@@ -40,7 +40,7 @@ _sums = msgspec.json.Decoder(dict[int, int])
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Limits on stored history. Data that a restart needs is kept regardless."""
+    """Limits on stored history. Data that a restart needs is always kept."""
 
     days: float = 30.0
     """Age at which journal rows, outcomes, and entries of ended jobs are deleted."""
@@ -104,13 +104,13 @@ def _thin_snapshots(database: sqlite3.Connection, retention: Retention, now_ns: 
 
 
 def _needed_after(database: sqlite3.Connection) -> int:
-    """Return the cycle after which a restart may need the journal."""
+    """Return the last cycle whose journal rows no restart needs."""
     cycles = database.execute("SELECT cycle FROM snapshots ORDER BY cycle DESC LIMIT ?", (KEPT_SNAPSHOTS,)).fetchall()
     return int(cycles[-1][0])
 
 
 def _compact(database: sqlite3.Connection) -> None:
-    """Move old cycles into blocks, in whole blocks only."""
+    """Move old cycles into compressed blocks. Only whole blocks are written."""
     needed_after = _needed_after(database)
     for _ in range(BLOCKS_AT_ONCE):
         rows = database.execute(

@@ -55,7 +55,8 @@ __all__ = [
 ]
 
 SMALLEST_BYTES = 512
-"""Smallest page size of SQLite. SQLite takes a shorter file for an empty database, and would start a new journal."""
+"""Smallest possible size of a journal file in bytes: one page of SQLite. A shorter file is refused as damaged, because
+SQLite would treat it as empty and start a new journal in it."""
 
 PROBE_BYTES = 64 * 1024
 """Size of the test write. A store that can write this much has room for several cycles, so the next cycle will not
@@ -75,8 +76,9 @@ class CycleRow:
 
 
 class CycleRecord:
-    """A cycle in the process of being written. Its inputs are written; ``decided`` adds the rest, ``discard`` drops
-    it."""
+    """A cycle in the process of being written. Its inputs are written; ``decided`` adds its decisions, ``discard``
+    drops the cycle.
+    """
 
     __slots__ = ("_connection", "_cycle", "discarded", "entries")
 
@@ -181,9 +183,9 @@ class Store(Reader):
 
     @contextmanager
     def cycle(self, cycle: int, now_ns: int, events: Sequence[Event]) -> Iterator[CycleRecord]:
-        """Open the transaction of one cycle: writes the inputs at its start, and is durable at its end.
+        """Open the transaction of one cycle: write the inputs first, and commit at the end of the context.
 
-        An exception inside leaves nothing written. Raises StoreError if the store fails.
+        If the context raises an exception, nothing is written. Raises StoreError if the store fails.
         """
         with self._named(f"write cycle {cycle}"), self._transaction() as database:
             database.execute(
@@ -205,13 +207,13 @@ class Store(Reader):
     def append(
         self, cycle: int, now_ns: int, events: Sequence[Event], actions: Sequence[Action], entries: Sequence[Entry]
     ) -> list[NumberedEntry]:
-        """Write a cycle whose outcome is already known. Raises StoreError; nothing is written then."""
+        """Write a cycle with its decisions in one transaction. Raises StoreError if nothing could be written."""
         with self.cycle(cycle, now_ns, events) as record:
             record.decided(actions, entries)
         return record.entries
 
     def append_all(self, rows: Sequence[CycleRow]) -> None:
-        """Write many cycles, without entries, in one transaction. Raises StoreError; nothing is written then."""
+        """Write many cycles, without entries, in one transaction. Raises StoreError if nothing could be written."""
         with self._named("write cycles"), self._transaction() as database:
             _write_needs(database, [value for row in rows for value in (*row.events, *row.actions)])
             database.executemany(
@@ -282,8 +284,8 @@ class Store(Reader):
 
 
 def _write_needs(database: sqlite3.Connection, values: Iterable[object]) -> None:
-    """Record the release that can read these values, if older ones cannot. Call it in the transaction that adds
-    them."""
+    """Record which release is needed to read these values, if the first release cannot read them. Call it in the
+    transaction that adds the values."""
     if used := FORMATS.used_by(values):
         write_needs(database, used)
 

@@ -57,12 +57,14 @@ _ADVICE = (
     ("SQLITE_NOTADB", WHEN_DAMAGED),
     ("SQLITE_IOERR", "Its disk fails: check the kernel log; nothing of this was written"),
 )
-"""Remedies by the name of SQLite's error (https://sqlite.org/rescode.html)."""
+"""Advice to the user by the name of SQLite's error (https://sqlite.org/rescode.html)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A state to start from (None: an empty one), the detectors' snapshots by name, and the cycles to replay."""
+    """Data for a restart or replay: the initial state (None: an empty one), the detectors' snapshots by name, and
+    cycles.
+    """
 
     state: State | None
     detectors: dict[str, bytes]
@@ -71,7 +73,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A state to start from (None: an empty one), and the cycles to replay, read on demand, once."""
+    """Data for a replay: the initial state (None: an empty one), and the cycles, which can be read only once."""
 
     state: State | None
     journal: Iterator[JournalRow]
@@ -79,8 +81,8 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The replayable cycles: from the first one after `after`, up to `last`. complete: whether they start at the first
-    cycle ever.
+    """Range of the cycles that can be replayed: those after `after`, up to `last`. complete: whether the range starts
+    at the first cycle ever.
     """
 
     complete: bool
@@ -92,7 +94,7 @@ _LARGEST = 2**63 - 1  # of an SQLite integer
 
 
 def _has_blocks(database: sqlite3.Connection) -> bool:
-    """Return whether the file has schema 2 or newer: older files may be read before they are migrated."""
+    """Return whether the file has compressed blocks (schema 2 or newer). An older file may not be migrated yet."""
     return int(database.execute("PRAGMA user_version").fetchone()[0]) >= 2
 
 
@@ -161,10 +163,12 @@ class Reader:
     def replaying(
         self, now_ns: int | None = None, cycle: int | None = None, job: str | None = None
     ) -> Iterator[Running]:
-        """Open the replay up to a time or a cycle, or of the whole journal, read on demand.
+        """Open a replay of the journal: up to a time or a cycle, of the cycles of one job, or of all cycles. Cycles are
+        read one by one while the context is active.
 
-        job: replay from before the job's submission to its last entry, if the journal has the job's story. Inside of
-        the context the file is read as of one moment, and may grow; its write-ahead log grows until the context ends.
+        job: replay from a snapshot before the job's submission to the job's last entry. If the journal has no entry of
+        the job, all cycles are replayed. The context reads the file as it was at the start. Until the context ends,
+        other threads may write, but the write-ahead log grows.
         """
         with self._reading("read the journal") as database:
             story = None
@@ -180,20 +184,20 @@ class Reader:
 
     @staticmethod
     def _story_of(database: sqlite3.Connection, job: str) -> tuple[int, int] | None:
-        """Return the first and last cycle with an entry about the job; None if there is none, as in a simulation."""
+        """Return the first and last cycle with an entry about the job. None if there is none, as in a simulation."""
         first, last = database.execute(
             "SELECT min(cycle), max(cycle) FROM entries WHERE subject = ?", (job,)
         ).fetchone()
         return None if first is None else (int(first), int(last))
 
     def journal_extent(self) -> Extent:
-        """Return the cycles that ``journal_all`` reads, to read them in parts."""
+        """Return the range of cycles that ``journal_all`` reads, so that a caller can read it in parts."""
         with self._reading("read the journal") as database:
             start = self._start(database, "", ())
             last = int(database.execute("SELECT coalesce(max(cycle), 0) FROM journal").fetchone()[0])
             if _has_blocks(database):
                 last = max(last, int(database.execute("SELECT coalesce(max(last_cycle), 0) FROM blocks").fetchone()[0]))
-        return Extent(start is None, start or 0, last)
+        return Extent(not start, start or 0, last)
 
     def journal_count(self, after: int, last: int, most_blocks: int) -> tuple[int, int]:
         """Count the cycles after `after` up to `last`, in at most `most_blocks` blocks. Return the count, and the last
@@ -214,14 +218,14 @@ class Reader:
             return found + int(database.execute(count, (after, until)).fetchone()[0]), until
 
     def journal_part(self, after: int, last: int, most: int) -> list[JournalRow]:
-        """Return the oldest cycles after `after` up to `last`, at most `most`."""
+        """Return cycles after `after` up to `last`, oldest first, at most `most`."""
         with self._reading("read the journal") as database, closing(self._rows(database, after, last)) as rows:
             return list(islice(rows, most))
 
     def parts(self) -> list[tuple[int | None, int | None]]:
         """Cut the whole journal at its snapshots; return (cycle of the first snapshot, last cycle) of each part.
 
-        None as the first cycle means the start of the journal, None as the last cycle its end.
+        None as the first cycle means the start of the journal, None as the last cycle means the end of the journal.
         """
         with self._reading("read the journal") as database:
             first = self._start(database, "", ())
@@ -230,7 +234,7 @@ class Reader:
 
     @contextmanager
     def replaying_part(self, start: int | None, last: int | None) -> Iterator[Running]:
-        """Open ``replaying`` for one of ``parts``."""
+        """Open ``replaying`` for one of the parts that ``parts`` returns."""
         with self._reading("read the journal") as database:
             state = None if start is None else self._state_of(database, start)
             with closing(self._rows(database, start or 0, last)) as rows:
@@ -239,8 +243,9 @@ class Reader:
     def _way_to(
         self, database: sqlite3.Connection, now_ns: int | None, cycle: int | None
     ) -> tuple[int | None, int | None]:
-        """Return (cycle of the first snapshot, last cycle). None as the first means the start of the journal, as the
-        last its end.
+        """Return the cycles for a replay up to a time or cycle: (cycle of the first snapshot, last cycle).
+
+        None as the first means the start of the journal, None as the last means the end of the journal.
         """
         if cycle is not None:
             return self._start(database, "WHERE cycle < ?", (cycle,), newest=True), cycle
@@ -269,13 +274,13 @@ class Reader:
     def _start(
         self, database: sqlite3.Connection, where: str, values: tuple[object, ...], newest: bool = False
     ) -> int | None:
-        """Return the cycle of the snapshot to start from; None: from the start of the journal.
+        """Return the cycle of the snapshot from which to replay; None to replay from the start of the journal.
 
         Raises StoreError if the requested cycles were deleted.
         """
         forgotten_to = self._forgotten_to(database)
-        if not newest and not forgotten_to:
-            return None
+        if not newest and not forgotten_to:  # a rebuilt state is the snapshot of cycle 0, before the first cycle
+            return 0 if database.execute("SELECT 1 FROM snapshots WHERE cycle = 0").fetchone() else None
         order = "DESC" if newest else "ASC"
         row = database.execute(f"SELECT cycle FROM snapshots {where} ORDER BY cycle {order} LIMIT 1", values).fetchone()
         if row is not None and row[0] >= forgotten_to:
@@ -320,7 +325,9 @@ class Reader:
 
     @staticmethod
     def _rows(database: sqlite3.Connection, after: int, last: int | None = None) -> Generator[JournalRow, None, None]:
-        """Yield the cycles after `after`, up to `last`, from the blocks and then from the journal."""
+        """Yield the cycles after `after`, up to `last`: first from the compressed blocks, then from the table
+        `journal`.
+        """
         last = _LARGEST if last is None else last
         actions = database.execute(
             "SELECT cycle, body FROM actions WHERE cycle > ? AND cycle <= ? ORDER BY cycle, rowid", (after, last)
@@ -359,16 +366,18 @@ class Reader:
             ]
 
     def entries_of(self, subject: str, after: int = 0, most: int = _LARGEST) -> list[NumberedEntry]:
-        """Return the stored entries of the subject (a job id, or 'node:NAME') in order, after the entry `after`, at
-        most `most`."""
+        """Return at most `most` entries of the subject (a job id, or 'node:NAME'), oldest first, with numbers above
+        `after`.
+        """
         return self.entries_of_all([(subject, 0, _LARGEST)], after, most)
 
     def entries_of_all(
         self, wanted: Iterable[tuple[str, int, int]], after: int = 0, most: int = _LARGEST, newest: bool = False
     ) -> list[NumberedEntry]:
-        """Return the entries of several subjects, each with its first and last cycle, after `after`, at most `most`.
+        """Return at most `most` entries of several subjects, with numbers above `after`.
 
-        newest: the newest entries, newest first; else the oldest, oldest first.
+        wanted: (subject, first cycle, last cycle). newest: return the newest entries, newest first; otherwise the
+        oldest ones, oldest first.
         """
         where = "WHERE subject = ? AND cycle >= ? AND cycle <= ? AND id > ? ORDER BY id " + ("DESC " if newest else "")
         found: dict[int, tuple[Any, ...]] = {}
@@ -388,7 +397,7 @@ class Reader:
         return None if row is None else int(row[0])
 
     def entries_after(self, entry_id: int, limit: int = 1000) -> list[NumberedEntry]:
-        """Return the entries of all subjects after this one, oldest first."""
+        """Return the entries of all subjects after the entry with this number, oldest first."""
         return self._entries("WHERE id > ? ORDER BY id LIMIT ?", (entry_id, limit))
 
     def newest_entry_id(self) -> int:
@@ -411,12 +420,12 @@ class Reader:
                 yield database
 
     def explaining(self, what: str) -> AbstractContextManager[None]:
-        """Add the file's name and the remedy to errors about rows that were read earlier."""
+        """Return a context that adds the file's name and a remedy to errors about rows that were read earlier."""
         return self._named(what)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Add the file's name and the remedy to errors of SQLite. A misuse of SQLite is a bug, and is not changed."""
+        """Add the file's name and a remedy to errors of SQLite. Errors that show a bug in gangwatch are unchanged."""
         try:
             yield
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError):

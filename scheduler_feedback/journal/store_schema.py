@@ -39,7 +39,8 @@ MIGRATIONS = (_SCHEMA_1, _SCHEMA_2)
 """Migrations from an empty file to the newest schema. Never change a released one."""
 
 SCHEMA_RELEASES = ("0.1.0", "0.1.0")
-"""The first release that reads each schema, for the error of older releases."""
+"""First release that can read each schema. A file with a newer schema requires this release, and older releases name it
+when they refuse the file."""
 
 SCHEMA_VERSION = len(MIGRATIONS)
 

@@ -24,7 +24,7 @@ class EntryError(StoreError):
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, zlib.error, TypeError)
-"""Errors of damaged columns; TypeError if a column has another type than bytes."""
+"""Errors from decoding a damaged database column; TypeError if the column has another type than bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class JournalRow:
 
 @dataclass(frozen=True, slots=True)
 class NumberedEntry:
-    """A stored entry. entry_id: increases with every entry."""
+    """A journal entry with its number. entry_id: increases with every entry."""
 
     entry_id: int
     cycle: int
@@ -79,7 +79,7 @@ def _decoded(entries: Sequence[bytes], decode: Callable[[bytes], _Decoded], wher
 
 
 def block_of(first_cycle: int, last_cycle: int, body: bytes) -> list[tuple[int, int, bytes]]:
-    """Return (cycle, time, events) of each cycle of a block. Raises EntryError."""
+    """Return (cycle, time, events) of each cycle in a compressed block of old cycles. Raises EntryError."""
     try:
         return _block.decode(zlib.decompress(body))
     except UNREADABLE as error:

@@ -17,18 +17,18 @@ class CycleContext:
     state: State
     """State of the cycle; policies change it in place."""
     now_ns: int
-    """Time of the cycle, as in the state."""
+    """Time of the cycle, in ns; equal to ``state.now_ns``."""
     index: SchedulingIndex = field(init=False)
     """Values derived from the state, and the methods that change it."""
     actions: list[Action] = field(default_factory=list)
-    """Actions decided so far."""
+    """Actions for the backend that this cycle has decided."""
     entries: list[Entry] = field(default_factory=list)
-    """Sentences for `explain` and `story` so far."""
+    """Log entries written so far in this cycle; `explain` and `story` show them."""
     arrived: list[str] = field(default_factory=list)
-    """Jobs that became pending in this run."""
+    """Ids of the jobs that became pending in this cycle."""
     evaluated: bool = False
-    """Whether a preemption pass ran, or its preconditions changed. Either may change later decisions even if this run
-    decides nothing."""
+    """Whether this cycle evaluated decisions on which later cycles may depend, for example in a preemption pass. Such a
+    cycle is written to the journal even if it decided nothing."""
     due: bool = False
     """Whether a policy's timeout has expired, so that every decision is evaluated again."""
 
@@ -38,18 +38,18 @@ class CycleContext:
     def record(
         self, subject: str, kind: str, text: str, detail: tuple[tuple[str, str], ...] = (), applied: bool = True
     ) -> None:
-        """Add a sentence for `explain` and `story`."""
+        """Add a log entry, which `explain` and `story` show."""
         self.entries.append(Entry(self.now_ns, subject, kind, text, applied, detail))
 
     def decide(
         self, subject: str, kind: str, text: str, detail: tuple[tuple[str, str], ...] = (), outcome: str = "applied"
     ) -> None:
-        """Add a sentence about a decision and count it. Only the outcome 'applied' was carried out."""
+        """Add a log entry about a decision, and count the decision. Only an 'applied' decision is carried out."""
         self.record(subject, kind, text, detail, outcome == "applied")
         self.count("decisions", kind, outcome)
 
     def count(self, *name: str) -> None:
-        """Add one to the metrics counter with this name. ``core.state_metrics`` reads it."""
+        """Add one to the metrics counter with this name. ``core.state_metrics`` publishes it."""
         key = "/".join(name)
         self.state.counts[key] = self.state.counts.get(key, 0) + 1
 
@@ -59,5 +59,5 @@ class CycleContext:
         return f"a-{self.state.action_count:06d}"
 
     def after(self, seconds: float) -> int:
-        """Return the time that is this many seconds after now, in nanoseconds."""
+        """Return the time of the cycle plus this many seconds, in nanoseconds."""
         return self.now_ns + nanoseconds(seconds)

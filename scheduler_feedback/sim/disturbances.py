@@ -1,4 +1,4 @@
-"""Faults of a simulation: they slow its nodes and are reported to the feedback."""
+"""Effects of a simulation's faults: slow nodes, and notices to the source of simulated verdicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Disturbances:
         self._number = 0
 
     def begin(self, engine: Engine) -> None:
-        """Schedule the faults of nodes."""
+        """Schedule every fault that slows a node at a given time, and prepare the source of simulated verdicts."""
         for fault in self._by_node:
             slowness = self._named(fault.node, fault.slowdown, fault.begin_ns + fault.lasts_ns)
             engine.later(Occurrence(fault.begin_ns, partial(self._begins, slowness)))
@@ -39,7 +39,7 @@ class Disturbances:
         return Slowness(self._number, node, slowdown, until_ns)
 
     def started(self, engine: Engine, job_id: str, gang: Gang, now_ns: int) -> Iterator[Event]:
-        """Report a started gang to the feedback if a node of the gang is slow, and schedule the fault of its job."""
+        """Notify the source of verdicts about each slow node of a started gang, and schedule the job's fault."""
         for node in gang.nodes:
             for slowness in self._active.get(node, {}).values():
                 if self._feedback is not None:
@@ -50,8 +50,8 @@ class Disturbances:
     def _await_hit(self, engine: Engine, job_id: str, gang: Gang, now_ns: int) -> None:
         """Schedule a check for the earliest time at which the fault of the job can begin.
 
-        The fault begins once the job has done a given amount of work. A slow gang needs longer; the check is then
-        repeated.
+        The fault begins once the job has done a given amount of work. If a slow gang has not done it yet, the check
+        repeats.
         """
         done_ns = gang.course.work_ns - gang.left_ns
         missing_ns = max(self._by_job[job_id].at_work_ns - done_ns, 0)

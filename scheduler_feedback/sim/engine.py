@@ -42,7 +42,7 @@ from scheduler_feedback.sim.results import Account, Report, report
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
 
 ROUNDING_NS = 1000
-"""Largest rounding error of sums of seconds in floats, in a trace of years."""
+"""Largest rounding error, in nanoseconds, of times that are summed as float seconds over years of simulated time."""
 
 MOST_TURNS = 10_000
 """Maximum number of cycles at one simulated time. More cycles than that mean that the cycle has a bug."""
@@ -51,10 +51,10 @@ SAVED_AND_STOPPED = 128 + 15
 """Exit code of a rank that SIGTERM ended, as a shell reports it."""
 
 PROBE_NS = 60 * 10**9
-"""Duration of a probe, including its start (``backends/local/slot_probe.py``)."""
+"""Duration of a probe in nanoseconds, including its start (``backends/local/slot_probe.py``)."""
 
 PROBE_FINDS_SLOWDOWN = 1.1
-"""Largest slowdown of a node with which its probe succeeds."""
+"""A probe succeeds if its node's slowdown is at most this factor (1.1: 10 % slower than a healthy node)."""
 
 
 class Journal:
@@ -69,18 +69,18 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A finished attempt, for the chart."""
+    """One finished attempt of a job, as the chart of the HTML page shows it."""
 
     job_id: str
     """Job of the attempt."""
     began_ns: int
-    """Simulated time of the attempt's start."""
+    """Simulated time of the attempt's start, in nanoseconds."""
     ended_ns: int
-    """Simulated time of the attempt's end."""
+    """Simulated time of the attempt's end, in nanoseconds."""
     nodes: dict[str, int]
     """Number of ranks on each node."""
     why: str
-    """'ended', or the reason of the stop."""
+    """Why the attempt ended: 'ended' if the job is done, else the reason for which it was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,15 @@ class Settings:
     """Settings of a simulation."""
 
     policy: Policy
-    """Settings of the cycle."""
+    """Scheduling settings that the cycle applies."""
     restart_cost_seconds: float | None = None
-    """Time without progress at the start of each attempt after a job's first; None: each job's own value."""
+    """Seconds without progress at the start of every attempt except a job's first. None: each job's own value is
+    used."""
     stall_seconds: Callable[[TraceJob], float] | None = None
-    """Time that a running gang of the given job loses at each time at which the cycle runs (published runs of Muri).
-    The gang loses at most its progress since the previous such time."""
+    """Returns the seconds that a job's running gang loses each time the cycle runs, to reproduce Muri's published runs.
+    The gang loses at most its progress since the previous run of the cycle."""
     spans: bool = False
-    """Whether to keep the attempts for the chart."""
+    """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
 
 class Engine:
@@ -134,7 +135,7 @@ class Engine:
 
     @property
     def first_ns(self) -> int:
-        """Time of the first submission."""
+        """Simulated time of the first job submission, in nanoseconds."""
         return self._trace.first_ns
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -181,7 +182,7 @@ class Engine:
         )
 
     def _name_the_unfinished(self) -> None:
-        """Add each job that has not ended, with the reason, to `refused`. No event is left that could end it."""
+        """Add each job that never ended to `refused`, with the reason. Called when no event is left."""
         for job_id, course in self.courses.items():
             if course.ended_ns is None:
                 job = self.state.jobs.get(job_id)
@@ -192,7 +193,7 @@ class Engine:
     # --- arrivals -----------------------------------------------------------------------------------------------------
 
     def _admitted(self) -> list[TraceJob]:
-        """Pass the settings and nodes to the cycle, and return the jobs that this cluster can ever run."""
+        """Pass the settings and nodes to the cycle, and return only the jobs that this cluster can run."""
         self._settle(self.first_ns, [PolicySet(self._settings.policy, "simulation"), *self._nodes])
         jobs = []
         known: dict[tuple[object, ...], str | None] = {}
@@ -247,7 +248,7 @@ class Engine:
             events += heappop(self._later)[2].happen(self, now_ns)
 
     def later(self, occurrence: Occurrence) -> None:
-        """Schedule a call at a later simulated time."""
+        """Schedule a function call at the simulated time that `occurrence` contains."""
         self._sequence += 1
         heappush(self._later, (occurrence.at_ns, self._sequence, occurrence))
 
@@ -269,7 +270,7 @@ class Engine:
         return ended
 
     def _end(self, job_id: str, now_ns: int, events: list[Event]) -> None:
-        """End an attempt: its job is done, or the attempt was stopped and its unsaved work is lost."""
+        """End an attempt. Either its job is done, or the attempt was stopped and loses its unsaved work."""
         gang = self.gangs.pop(job_id)
         course = gang.course
         if gang.stopping:
@@ -306,7 +307,7 @@ class Engine:
             self.spans.append(Span(job_id, gang.began_ns, now_ns, gang.nodes, why))
 
     def _stall(self, now_ns: int, events: list[Event]) -> None:
-        """Subtract the time lost by a replan from the progress of every gang, except gangs that end at this time."""
+        """Delay every gang by the time that `stall_seconds` returns, except gangs that end at this time."""
         stall = self._settings.stall_seconds
         assert stall is not None
         for job_id, gang in self.gangs.items():
@@ -321,7 +322,7 @@ class Engine:
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ns: int, events: list[Event]) -> None:
-        """Run cycles at one time until their actions have no immediate consequence."""
+        """Run the cycle repeatedly at one simulated time, until its actions have no immediate consequences."""
         for _ in range(MOST_TURNS):
             began = time.perf_counter()
             outcome = cycle.run(self.state, events, now_ns)
@@ -365,7 +366,7 @@ class Engine:
         self._due(job_id, gang, gang.end_ns)
 
     def _due(self, job_id: str, gang: Gang, at_ns: int) -> None:
-        """Set the time at which a gang ends. Times set earlier for this gang are then ignored."""
+        """Set the time at which a gang ends. It replaces earlier times of this gang."""
         self._sequence += 1
         gang.due = self._sequence
         heappush(self._heap, (at_ns, self._sequence, job_id))
@@ -401,7 +402,7 @@ class Engine:
         self._start_events.append(AttemptRunning(action.job_id, action.attempt, ()))
 
     def _probe_ended(self, job_id: str, now_ns: int) -> AttemptEnded:
-        """End a probe. It fails if its node is still slow."""
+        """End a probe and return the event. The probe fails if its node is still slow."""
         action = self._probes.pop(job_id)
         slow = self.machines.worst(slot.node for slot in action.placement) > PROBE_FINDS_SLOWDOWN
         return AttemptEnded(job_id, action.attempt, (), ended_wall_ns=now_ns, all_exited_with=1 if slow else 0)

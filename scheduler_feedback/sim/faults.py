@@ -28,14 +28,14 @@ from scheduler_feedback.sim.table import CellError, rows
 
 LEAST_SLOWDOWN = 1.1
 TRANSIENT_MOST = 2.35
-"""Largest slowdown of faults by job: the slowest worker of bytedance-AR (compute of rank 0 against the median of its
-stage) and of pai-job1."""
+"""Largest slowdown of a fault that is drawn by job, taken from the slowest workers of two published traces. These
+traces are bytedance-AR (compute time of rank 0 divided by the median of its stage) and pai-job1."""
 PERSISTENT_MOST = 3.04
-"""Largest slowdown of faults by node: the mean slowdown of jobs with a dominant bad worker (What-if analysis / SMon,
-OSDI'25)."""
+"""Largest slowdown of a fault that is drawn by node. It is the mean slowdown of jobs with a dominant bad worker
+(What-if analysis / SMon, OSDI'25)."""
 
 MOST_SLOWDOWN = 1000.0
-"""Largest slowdown of a fault in a file. A slower node does not run at all."""
+"""Largest slowdown that a file of faults may contain: a node 1000 times slower than a healthy node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +45,30 @@ class NodeFault:
     node: str
     """Name of the node."""
     begin_ns: int
-    """Start of the fault."""
+    """Simulated time at which the fault begins, in nanoseconds."""
     lasts_ns: int
-    """Duration of the fault."""
+    """Duration of the fault in nanoseconds."""
     slowdown: float
-    """Run time on the node over run time on a healthy node."""
+    """Run time of a job on the node, divided by its run time on a healthy node."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """A fault that slows the node of one rank once its job has done some of its work."""
+    """A fault of one job. Once the job has done a given amount of work, the node of one of its ranks becomes slow."""
 
     at_work_ns: int
-    """Work in nanoseconds that the job has done when the fault begins."""
+    """Work that the job has done when the fault begins, in nanoseconds of run time at full speed."""
     rank: int
     """Rank whose node becomes slow."""
     lasts_ns: int
-    """Duration of the fault."""
+    """Duration of the fault in nanoseconds."""
     slowdown: float
-    """Run time on the node over run time on a healthy node."""
+    """Run time of a job on the node, divided by its run time on a healthy node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """All faults of one simulation. by_job: by job id."""
+    """All faults of one simulation. by_job: the fault of each affected job, by job id."""
 
     by_node: tuple[NodeFault, ...] = ()
     by_job: dict[str, JobFault] | None = None
@@ -76,14 +76,14 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """Jobs of similar size in Greyhound's study."""
+    """A size class of jobs in Greyhound's study, with the published frequency and duration of faults."""
 
     least_gpus: int
     """Minimum number of GPUs of a job in the class."""
     hit: float
     """Share of the class's jobs that a fault hit."""
     mean_seconds: float
-    """Mean duration of the faults."""
+    """Mean duration of the faults, in seconds."""
 
 
 _GREYHOUND = (
@@ -91,20 +91,22 @@ _GREYHOUND = (
     _Class(9, 43 / 107, 24 * 60.0),  # their four-node jobs represent all jobs on more than one node of 8
     _Class(1, 6 / 392, 10 * 60.0),
 )
-"""Share of hit jobs and mean duration of the slowness (Greyhound: 4 + 2 of 392; 42 + 1 of 107; 13 + 3 of 27)."""
+"""Size classes of jobs with their share of affected jobs and mean fault duration, from Greyhound's study. Faults
+affected 16 of 27 jobs from 512 GPUs on, 43 of 107 jobs from 9 GPUs on, and 6 of 392 smaller jobs."""
 
 _LENGTH_SIGMA = 1.5
-"""Sigma of the log-normal duration. With means of 10 to 72 minutes, it covers the published "sub-minutes to nearly ten
-hours"."""
+"""Standard deviation of the logarithm of a fault's duration, which is log-normal. With means of 10 to 72 minutes, this
+covers the published durations of "sub-minutes to nearly ten hours"."""
 
 _BAD_SHARE = 0.017
-"""Share of slow nodes at any time. SMon found dominant bad workers in 1.7 % of slow jobs; no study counts nodes."""
+"""Share of nodes that are slow at any time. No study counts slow nodes, so this is the share of slow jobs in which SMon
+found a dominant bad worker (1.7 %)."""
 _REPAIR_DAYS = 28.0
-"""Mean time until repair: the period over which Meta's operators search for faulty nodes (Kokolis et al.)."""
+"""Mean days until a slow node is repaired. Meta's operators search for faulty nodes in this period (Kokolis et al.)."""
 
 
 def life(ranks: int) -> tuple[float, float]:
-    """Return the mean duration in seconds, and the sigma of its logarithm, of a fault that hits a job of this size."""
+    """Return a fault's mean duration in seconds, and the standard deviation of its logarithm, for jobs of this size."""
     return _class_of(ranks).mean_seconds, _LENGTH_SIGMA
 
 
@@ -113,7 +115,7 @@ def _class_of(ranks: int) -> _Class:
 
 
 def transient(jobs: Sequence[TraceJob], seed: int) -> Faults:
-    """Draw faults by job with the published rates and durations."""
+    """Draw at random which jobs a fault hits, with the published rates and durations."""
     found: dict[str, JobFault] = {}
     for job in jobs:
         draw = random.Random(f"{seed}/{job.job_id}")
@@ -128,7 +130,7 @@ def transient(jobs: Sequence[TraceJob], seed: int) -> Faults:
 
 
 def persistent(nodes: Sequence[NodeSeen], first_ns: int, last_ns: int, seed: int) -> Faults:
-    """Draw faults by node, in equilibrium from the start: some nodes are already slow, others become slow."""
+    """Draw random faults of nodes. Some nodes are slow from the start, and others become slow later."""
     found: list[NodeFault] = []
     repair_ns = nanoseconds(_REPAIR_DAYS * 86400)
     sound_ns = repair_ns * (1 - _BAD_SHARE) / _BAD_SHARE
@@ -172,7 +174,7 @@ def read(path: Path, nodes: Sequence[NodeSeen], first_ns: int) -> Faults:
 
 
 FAULT_PRESETS = ("transient", "persistent")
-"""Values of `--faults` that are not files."""
+"""Values of `--faults` that select built-in faults. Any other value is the path of a file."""
 
 
 def faults_of(

@@ -1,4 +1,4 @@
-"""Job traces: recorded jobs as job specifications of gangwatch, with the refused jobs and the corrections."""
+"""Job traces: recorded jobs, converted to job specifications. Jobs that cannot be simulated are listed separately."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ SIMULATED_COMMAND = ("simulated",)
 """Command of simulated jobs, because a specification needs one. It is never run."""
 
 EPOCH_NS = 946_684_800 * 10**9
-"""Start time of traces whose clock starts at 0: 2000-01-01. In the state, 0 means "not yet"."""
+"""Simulated start time of a trace whose clock starts at 0: 2000-01-01. In the state, a time of 0 means "not yet"."""
 
 MOST_REFUSED = 1000
-"""Number of refused jobs above which a file counts as having another format, if fewer jobs were accepted."""
+"""Reading a trace fails if more than this many jobs, and more than half of the jobs read so far, are refused. The file
+is then damaged or has another format."""
 
 LONGEST_SECONDS = 1e9
-"""Longest run time, as in the API: 31 years."""
+"""Longest run time of a job in seconds (31 years), as in the API."""
 
 MOST_RANKS = 1 << 20
+"""Largest number of ranks of a job, as in the API."""
 MOST_MEMBERS = 100_000
+"""Largest number of jobs in an array, as in the API."""
 MOST_PRIORITY = 1_000_000
-"""Largest number of ranks, number of members and priority of a job, as in the API."""
+"""Largest priority of a job, as in the API."""
 
 LATEST_NS = 7_258_118_400 * 10**9
-"""Latest time: 2200-01-01. A journal's times are nanoseconds in 64 bits, which end in 2262."""
+"""Latest simulated time: 2200-01-01. The journal stores nanoseconds in 64 bits, which overflow in 2262."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,13 @@ class TraceJob:
     """A job of a trace."""
 
     job_id: str
-    """Id in the trace."""
+    """Id of the job in the trace."""
     line: int
-    """Line in the file, starting with 1."""
+    """Number of the job's line in the file, starting with 1."""
     submitted_ns: int
-    """Time of submission on the trace's own clock."""
+    """Time of submission on the trace's own clock, in nanoseconds."""
     run_seconds: float
-    """True run time, alone, at full speed."""
+    """True run time in seconds, if the job runs alone at full speed."""
     spec: JobSpec
     """Specification that the user submitted. It does not contain the true run time."""
 
@@ -62,32 +65,34 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A job that is not simulated."""
+    """A job of the trace that cannot be simulated, with the reason."""
 
     job_id: str
     """Id in the trace; '' if it could not be read."""
     line: int
-    """Line in the file."""
+    """Number of the job's line in the file, starting with 1."""
     reason: str
-    """Reason, with line and column."""
+    """Why the job is refused, with the line and column in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs of a trace."""
+    """All jobs that were read from one trace file."""
 
     name: str
-    """Name for messages."""
+    """Name of the trace in messages."""
     jobs: tuple[TraceJob, ...]
     """Jobs by time of submission; jobs with equal times in the order of the file."""
     refused: tuple[Refused, ...] = ()
-    """Jobs that are not simulated."""
+    """Jobs that cannot be simulated."""
     notes: tuple[str, ...] = ()
-    """Corrections, one sentence each."""
+    """Corrections that were made to the jobs, one sentence each."""
 
     @property
     def first_ns(self) -> int:
-        """Time of the first submission in the simulation. A trace whose clock starts at 0 starts at EPOCH_NS."""
+        """Simulated time of the first submission, in nanoseconds; a fixed date (EPOCH_NS) for a trace with relative
+        times.
+        """
         first = self.jobs[0].submitted_ns if self.jobs else 0
         return first if first >= EPOCH_NS else first + EPOCH_NS
 

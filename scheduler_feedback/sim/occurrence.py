@@ -1,4 +1,4 @@
-"""Entries of the simulation's timetable."""
+"""Timetable entries of the simulation: functions that are called at given simulated times."""
 
 from __future__ import annotations
 

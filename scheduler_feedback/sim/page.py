@@ -15,7 +15,8 @@ from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.truth import Course
 
 MOST_SPANS = 100_000
-"""Maximum number of attempts in the chart, the longest first. They take some megabytes in the browser."""
+"""Maximum number of attempts in the chart. If there are more, the longest are drawn. They take some megabytes in the
+browser."""
 
 MOST_POINTS = 2000
 """Maximum number of points of a plot: more than a screen has columns."""
@@ -74,9 +75,9 @@ def _seconds(ns: int) -> float:
 
 
 def lay_out(spans: Sequence[Span], capacity: Mapping[str, int]) -> list[tuple[str, int, int, Span]]:
-    """Return (node, first lane, number of lanes, span) of each drawn bar. No two bars share a lane at the same time.
+    """Return (node, first lane, number of lanes, span) for each bar of the chart. A lane is the row of one slot.
 
-    A span whose free lanes are not adjacent is returned in several pieces.
+    Bars in one lane do not overlap. A span whose free lanes are not adjacent is returned in several pieces.
     """
     free = {name: list(range(slots)) for name, slots in capacity.items()}
     busy: dict[str, list[tuple[int, int]]] = {name: [] for name in capacity}
@@ -99,7 +100,7 @@ def lay_out(spans: Sequence[Span], capacity: Mapping[str, int]) -> list[tuple[st
 def _waiting(
     spans: Sequence[Span], courses: Mapping[str, Course], first_ns: int, by_ranks: bool
 ) -> list[tuple[float, int]]:
-    """Return the number of waiting jobs (or of their ranks) after each change."""
+    """Return (seconds, number of waiting jobs) after each change. With `by_ranks`, the number counts their ranks."""
     moves = []
     for course in courses.values():
         moves.append((course.submitted_ns, course.job.spec.ranks if by_ranks else 1))
@@ -134,7 +135,8 @@ def _steps(moves: list[tuple[int, int]], first_ns: int) -> list[tuple[float, int
 
 
 def thinned(steps: list[tuple[float, int]], most: int = MOST_POINTS) -> list[tuple[float, int]]:
-    """Return at most `most` points of a curve: the largest of each interval, so that peaks remain visible."""
+    """Reduce a curve to at most `most` points. The largest value of each interval remains, so that peaks stay
+    visible."""
     if len(steps) <= most:
         return steps
     begin, length = steps[0][0], (steps[-1][0] - steps[0][0]) / most

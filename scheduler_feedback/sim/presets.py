@@ -40,23 +40,23 @@ START_SECONDS: dict[str, dict[int, float]] = {
     "a2c": {1: 38, 2: 39, 4: 39, 8: 46, 16: 46, 32: 46},
     "dqn": {1: 5, 2: 5, 4: 6, 8: 6, 16: 8, 32: 8},
 }
-"""Measured start time by model and GPUs (`overhead_dict` of Muri's ``run_sim.py``)."""
+"""Measured start time in seconds, by model and number of GPUs (`overhead_dict` of Muri's ``run_sim.py``)."""
 
 OTHER_START_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Rules of published simulations."""
+    """Rules of one published simulation, to reproduce its results."""
 
     name: str
     """Name of the preset."""
     policy: Callable[[Policy], Policy]
     """Returns the requested settings with the preset's overrides."""
     slower: float
-    """Factor on every run time."""
+    """Factor by which every run time is multiplied."""
     stall_seconds: Callable[[TraceJob], float]
-    """Returns the run time that a continuing gang of this job loses by a replan."""
+    """Returns the seconds that a job's running gang loses each time the scheduler plans again."""
     restart_cost_seconds: float = 0.0
     """Restart cost of a preempted job, in seconds."""
 
@@ -85,4 +85,4 @@ def _muri_stall(job: TraceJob) -> float:
 MURI = Preset("muri", _muri_policy, MURI_SLOWER, _muri_stall)
 
 PRESETS = (MURI,)
-"""Every preset."""
+"""All presets that a simulation can use."""

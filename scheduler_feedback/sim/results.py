@@ -27,27 +27,27 @@ class Account:
     """Counters of a running simulation."""
 
     capacity: Mapping[str, int]
-    """Slots by node."""
+    """Number of slots of each node, by node name."""
     free: dict[str, int] = field(init=False)
-    """Free slots by node."""
+    """Number of free slots of each node, by node name."""
     free_slots: int = field(init=False)
-    """Free slots of all nodes."""
+    """Number of free slots on all nodes."""
     scattered_slots: int = 0
-    """Free slots on partly used nodes."""
+    """Number of free slots on partly used nodes."""
     since_ns: int | None = None
-    """Time of the last update; None before the first."""
+    """Simulated time of the last update, in nanoseconds; None before the first."""
     held_slot_ns: int = 0
-    """Slot-time held by gangs: nanoseconds summed over slots."""
+    """Time for which gangs held slots, in nanoseconds summed over all slots."""
     free_slot_ns: int = 0
-    """Sum over all slots of the time in which no gang holds them."""
+    """Time for which slots were free, in nanoseconds summed over all slots."""
     scattered_slot_ns: int = 0
-    """Slot-time, in nanoseconds, of free slots on partly used nodes."""
+    """Time for which slots on partly used nodes were free, in nanoseconds summed over these slots."""
     preemptions: int = 0
-    """Number of attempts stopped for another gang."""
+    """Number of attempts that were stopped so that another gang could use their slots."""
     migrations: int = 0
     """Number of moves of gangs."""
     backfilled: int = 0
-    """Number of starts ahead of a pending job."""
+    """Number of jobs that started before an earlier pending job."""
     decisions: int = 0
     """Number of starts and stops that the cycle decided."""
     cycle_seconds: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Account:
         self.free_slots = sum(self.capacity.values())
 
     def pass_time(self, now_ns: int) -> None:
-        """Add the time since the last change."""
+        """Add the time since the last update to the counters of free slots, and set the time of the update."""
         if self.since_ns is not None:
             passed = now_ns - self.since_ns
             self.free_slot_ns += self.free_slots * passed
@@ -66,7 +66,7 @@ class Account:
         self.since_ns = now_ns
 
     def take(self, nodes: Mapping[str, int]) -> None:
-        """Take this many slots of each node; a negative number returns them."""
+        """Count these slots of each node as used. A negative number counts slots as free again."""
         for name, count in nodes.items():
             before, all_of_it = self.free[name], self.capacity[name]
             after = before - count
@@ -75,7 +75,7 @@ class Account:
             self.scattered_slots += (after if after < all_of_it else 0) - (before if before < all_of_it else 0)
 
     def give(self, nodes: Mapping[str, int]) -> None:
-        """Return this many slots of each node."""
+        """Count these slots of each node as free again."""
         self.take({name: -count for name, count in nodes.items()})
 
 
@@ -106,7 +106,8 @@ class Report:
 
 
 def _quantile(values: NDArray[np.float64], share: float) -> float | None:
-    """Return the smallest value that at least this share of the values does not exceed; None without values."""
+    """Return a quantile: the smallest value that at least this share of the values does not exceed. None if there are
+    no values."""
     if not values.size:
         return None
     return float(np.sort(values)[max(math.ceil(share * values.size) - 1, 0)])

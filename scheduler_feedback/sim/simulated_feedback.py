@@ -6,7 +6,7 @@ verdicts go to the same cycle as real ones.
 
 ========== ============================================================================================================
 `off`      no verdicts
-`on`       verdicts as measured: with delay and a slightly wrong size, some missing, some against healthy members
+`on`       verdicts as measured: with delay and a slightly wrong size, some missing, some against healthy ranks
 `told`     immediate and exact verdicts: which node is slow and how much, but not for how long
 `oracle`   immediate and exact verdicts: which node is slow, how much, and for how long
 ========== ============================================================================================================
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scheduler_feedback.sim.truth import Gang
 
 FEEDBACKS = ("off", "on", "told", "oracle")
-"""Kinds of simulated verdicts."""
+"""Values of `--feedback`: the kinds of simulated verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,23 @@ class Slowness:
     node: str
     """Name of the node."""
     slowdown: float
-    """Run time on the node over run time on a healthy node."""
+    """Run time of a job on the node, divided by its run time on a healthy node."""
     until_ns: int
-    """End of the fault."""
+    """Simulated time at which the fault ends, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Share and delay of detected faults, for slowdowns from a given size on."""
+    """Share of faults that the simulated detector finds, and its delay, for faults of at least a given slowdown."""
 
     slowdown: float
-    """Minimum slowdown that is detected."""
+    """Smallest slowdown for which these values apply."""
     found: float
-    """Share of faults that are detected."""
+    """Share of these faults that the detector finds, 0 to 1."""
     p50_seconds: float
-    """Median delay from onset to verdict."""
+    """Median delay from the start of a fault to its verdict, in seconds."""
     p95_seconds: float
-    """95 % quantile of the delay."""
+    """95 % quantile of the delay from the start of a fault to its verdict, in seconds."""
 
 
 MEASURED = (
@@ -68,9 +68,9 @@ MEASURED = (
     Quality(1.20, 1.0, 4.5, 9.3),
     Quality(1.50, 1.0, 4.5, 6.3),
 )
-"""Results of `python -m benchmarks.straggler --json` for gangs of eight ranks: in each column the worse of the steady
-and the intermittent fault (docs/measurements/2026-11-21-one-machine.md). Between two sizes, the values of the smaller
-apply."""
+"""Detection results of `python -m benchmarks.straggler --json` for gangs of eight ranks. Each value is the worse one of
+steady and intermittent faults (docs/measurements/2026-11-21-one-machine.md). Between two slowdowns, the values of the
+smaller slowdown apply."""
 
 _LEAST_PEERS = 4
 """Minimum number of slots of a gang whose ranks are compared with each other. Smaller gangs are only compared with
@@ -84,24 +84,24 @@ class DetectorModel:
     """Errors of the simulated detector."""
 
     quality: Sequence[Quality] = MEASURED
-    """Detection by size of the slowdown."""
+    """Share of faults found and delay, for each range of slowdowns."""
     clear_seconds: float = 15.0
-    """Delay from the end of the slowness to the end of the verdict."""
+    """Seconds from the end of a fault until its verdict is cleared."""
     size_error: float = 0.05
     """Standard deviation of the logarithm of the reported slowdown."""
     confidence: tuple[float, float] = (0.9, 0.999)
     """Minimum and maximum reported confidence."""
     false_per_1000_gpu_days: float = 0.0
-    """Rate of verdicts against members of healthy gangs."""
+    """Number of false verdicts against members of healthy gangs, per 1000 GPU-days."""
     false_seconds: float = 600.0
-    """Time after which a false verdict is cleared."""
+    """Seconds after which a false verdict is cleared."""
     false_slowdown: tuple[float, float] = (1.1, 1.5)
     """Minimum and maximum slowdown of a false verdict."""
 
     def delay_seconds(self, slowdown: float, draw: random.Random) -> float | None:
-        """Draw the delay from onset to verdict; None if the fault is not detected.
+        """Draw the random delay in seconds from a fault's start to its verdict; None if the fault is not detected.
 
-        The delay is log-normal and has the measured p50 and p95.
+        The delay is log-normal and has the measured median and 95 % quantile.
         """
         quality = self.quality[max(bisect_right([one.slowdown for one in self.quality], slowdown) - 1, 0)]
         found, at = draw.random() < quality.found, draw.gauss(0.0, 1.0)
@@ -115,17 +115,17 @@ class Hurt:
     """A gang on a node that becomes slow, or that is already slow when the gang starts."""
 
     engine: Engine
-    """The simulation."""
+    """Simulation in which the gang runs."""
     slowness: Slowness
-    """The fault."""
+    """Fault that makes the node slow."""
     job_id: str
     """Job of the gang."""
     gang: Gang
-    """The gang."""
+    """Gang that the slow node delays."""
     began_so: bool
     """Whether the node was already slow when the gang started there."""
     now_ns: int
-    """Current time."""
+    """Simulated time at which the slow node begins to delay the gang, in nanoseconds."""
 
 
 class Feedback(Protocol):
@@ -135,19 +135,19 @@ class Feedback(Protocol):
         """Prepare for the start of the simulation."""
 
     def slow(self, slowness: Slowness, now_ns: int) -> Iterable[Event]:
-        """Handle the start of a node's slowness."""
+        """Return the events to publish when a node becomes slow."""
 
     def slows(self, hurt: Hurt) -> Iterable[Event]:
-        """Handle the effect of a slow node on a gang."""
+        """Return the events to publish when a slow node begins to delay a gang."""
 
     def sound(self, engine: Engine, slowness: Slowness, now_ns: int) -> Iterable[Event]:
-        """Handle the end of a node's slowness."""
+        """Return the events to publish when a node is no longer slow."""
 
 
 class Detector:
-    """Detector with measured delays and errors.
+    """Simulated detector with measured delays and errors.
 
-    Each fault, job and attempt has its own draws, independent of others.
+    Each fault, job and attempt has its own random numbers, so other decisions do not change them.
     """
 
     def __init__(self, model: DetectorModel, seed: int) -> None:
@@ -198,8 +198,7 @@ class Detector:
     # --- false verdicts -----------------------------------------------------------------------------------------------
 
     def _next_false(self, engine: Engine, now_ns: int) -> None:
-        """Schedule the next false verdict, at a random slot. If the slot is idle at that time, no verdict is
-        reported."""
+        """Schedule the next false verdict, against a random slot. If that slot is idle then, no verdict is reported."""
         slots = sum(engine.account.capacity.values())
         per_second = self._model.false_per_1000_gpu_days * slots / 1000 / 86400
         draw = random.Random(f"{self._seed}/false/{self._innocent}")
@@ -256,7 +255,7 @@ class Oracle:
 
 
 def verdict_of(hurt: Hurt, size: float, confidence: float, now_ns: int, exact: bool = False) -> Verdict:
-    """Return the verdict that this gang's member on the slow node is a straggler."""
+    """Return the verdict that this gang's rank on the slow node is a straggler."""
     slowness, job_id, gang, onset_ns = hurt.slowness, hurt.job_id, hurt.gang, hurt.now_ns
     ranks = hurt.engine.state.jobs[job_id].ranks
     rank = next((one.rank for one in ranks if one.slot.node == slowness.node), 0)

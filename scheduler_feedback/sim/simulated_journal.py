@@ -17,7 +17,8 @@ from scheduler_feedback.journal.store import CycleRow, Store
 from scheduler_feedback.sim.engine import Journal
 
 BATCH_CYCLES = 2000
-"""Cycles per transaction: enough that the cost of the transaction is small compared with its rows."""
+"""Number of cycles that are written in one database transaction. The transaction itself then costs little compared with
+the rows that it writes."""
 
 
 class JournalFile(Journal):

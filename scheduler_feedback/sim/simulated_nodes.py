@@ -21,17 +21,17 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.sim.table import CellError, Row, rows
 
 RACK_NODES = 32
-"""Default nodes per leaf switch: a scalable unit of NVIDIA's DGX SuperPOD (reference architecture)."""
+"""Default number of nodes per leaf switch: one scalable unit of NVIDIA's DGX SuperPOD (reference architecture)."""
 
 DEFAULT_SLOTS = 8
 MOST_SLOTS = 1_000_000
-"""Maximum number of slots of all nodes. A larger number is taken for a typing error."""
+"""Maximum number of slots of all nodes. A larger number is assumed to be a typing error."""
 
 _GRID = re.compile(r"(\d+)x(\d+)(?:/(\d+))?")
 
 
 def nodes_of(text: str) -> tuple[NodeSeen, ...]:
-    """Parse 'NODESxGPUS', 'NODESxGPUS/NODES PER RACK', or read a file. Raises TraceError."""
+    """Return the nodes that --nodes selects: 'NODESxGPUS', 'NODESxGPUS/NODES PER RACK' or a file. Raises TraceError."""
     found = _GRID.fullmatch(text)
     if found is not None:
         count, slots, rack = int(found[1]), int(found[2]), int(found[3] or RACK_NODES)
@@ -47,7 +47,7 @@ def nodes_of(text: str) -> tuple[NodeSeen, ...]:
 
 
 def grid(count: int, slots: int, rack: int = RACK_NODES) -> tuple[NodeSeen, ...]:
-    """Return equal nodes, named so that sorting by name sorts by number."""
+    """Return `count` equal nodes. Sorting them by name sorts them by number."""
     digits, rack_digits = len(str(count - 1)), len(str((count - 1) // rack))
     return tuple(
         NodeSeen(
@@ -58,7 +58,7 @@ def grid(count: int, slots: int, rack: int = RACK_NODES) -> tuple[NodeSeen, ...]
 
 
 def read(path: Path) -> tuple[NodeSeen, ...]:
-    """Read the nodes of a file. Raises TraceError with line and column for any invalid line."""
+    """Read the nodes of a file. Raises TraceError with line and column if a line is invalid."""
     found: dict[str, NodeSeen] = {}
     slots = 0
     for row in rows(path, ()):

@@ -20,11 +20,11 @@ from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, Detec
 from scheduler_feedback.sim.traces import TRACES
 
 ENDED_JOBS_KEPT = 1000
-"""Ended jobs kept in the state. The engine keeps its own records of all jobs."""
+"""Number of ended jobs that are kept in the state. The engine keeps its own records of all jobs."""
 
 HORIZON = 3.0
-"""Length of the period in which faults of nodes are drawn, as a multiple of the time between the first and the last
-submission. Jobs may still be pending after the last submission."""
+"""Faults of nodes can begin from the first submission until this many times the expected length of the trace later. The
+expected length is the time between the first and the last submission, plus the longest run time of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class Simulation:
     """Inputs of a simulation."""
 
     trace: Trace
-    """The jobs."""
+    """Jobs to simulate."""
     nodes: tuple[NodeSeen, ...]
-    """The cluster."""
+    """Nodes of the simulated cluster."""
     policy: Policy = field(default_factory=Policy)
     """Settings of the scheduler. A preset overrides some of them."""
     load: float = 1.0
-    """Factor on the arrival rate of jobs."""
+    """Factor by which the arrival rate of jobs is multiplied."""
     restart_cost_seconds: float = 0.0
-    """Restart cost of every job."""
+    """Seconds without progress at the start of every attempt except a job's first."""
     preset: str | None = None
-    """Name of a preset."""
+    """Name of a preset (see ``presets.py``); None: no preset."""
     faults: str | None = None
-    """Name of a fault preset, or a file."""
+    """Name of built-in faults, or the path of a file of faults; None: no faults."""
     feedback: str | Feedback = "off"
     """Source of verdicts: one of FEEDBACKS, or an implementation of Feedback."""
     detector: DetectorModel = field(default_factory=DetectorModel)
@@ -52,7 +52,7 @@ class Simulation:
     seed: int = 0
     """Seed of all random draws."""
     spans: bool = False
-    """Whether to keep the attempts for the chart."""
+    """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
     def engine(self, journal: Journal | None = None) -> Engine:
         """Return the engine, ready to run. Raises TraceError if the faults cannot be read."""

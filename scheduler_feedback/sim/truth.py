@@ -1,6 +1,6 @@
 """True progress of each job and true speed of its gang, independent of the scheduler's estimates.
 
-A gang is as fast as its slowest member: a node with slowdown 1.5 makes every gang on it take 1.5 times as long. The
+A gang is as fast as its slowest rank: a node with slowdown 1.5 makes every gang on it take 1.5 times as long. The
 speed of a gang is proportional to its ranks, relative to the requested ranks (the work is divided evenly). After a
 restart, it makes no progress for the restart cost. Times are whole nanoseconds, so an undisturbed job ends exactly on
 time.
@@ -24,21 +24,21 @@ class Course:
     job: TraceJob
     """The job in the trace."""
     work_ns: int
-    """Whole work of the job, as its run time alone at full speed."""
+    """Total work of the job: its run time in nanoseconds if it runs alone at full speed."""
     left_ns: int
-    """Work that is not done and saved yet."""
+    """Work that is not yet done and saved, in nanoseconds of run time at full speed."""
     submitted_ns: int
-    """Time of submission."""
+    """Simulated time of submission, in nanoseconds."""
     waits_since_ns: int | None = None
-    """Start of the current wait; None while the job runs or before it is submitted."""
+    """Simulated time at which the current wait began; None while the job runs or before it is submitted."""
     waiting_ns: int = 0
-    """Time for which the job has waited so far."""
+    """Total time of the job's finished waits, in nanoseconds."""
     starts: int = 0
-    """Number of starts."""
+    """Number of the job's attempts that have started."""
     first_start_ns: int | None = None
-    """Time of the first start."""
+    """Simulated time of the job's first start, in nanoseconds; None before it."""
     ended_ns: int | None = None
-    """Time of the end."""
+    """Simulated time of the job's end, in nanoseconds; None before it."""
 
 
 @dataclass(slots=True)
@@ -54,24 +54,24 @@ class Gang:
     slots: int
     """Number of slots that the attempt holds."""
     began_ns: int
-    """Start of the attempt."""
+    """Simulated time of the attempt's start, in nanoseconds."""
     since_ns: int
-    """Time up to which the progress is subtracted from left_ns."""
+    """Simulated time at which left_ns was updated last, in nanoseconds."""
     left_ns: int
-    """Remaining work, as run time at full speed."""
+    """Remaining work of the job, in nanoseconds of run time at full speed."""
     warm_ns: int
-    """Part of the restart cost that is still to pass, in nanoseconds."""
+    """Remaining part of the restart cost, in nanoseconds. The gang makes no progress during this time."""
     full_speed: float
-    """Speed on healthy nodes, given its ranks and GPU type."""
+    """Speed if all nodes are healthy, given the number of ranks and the GPU type. 1 is full speed."""
     speed: float
-    """Current speed: work per time; 1 is full speed of the requested ranks."""
+    """Current speed. 1 is the full speed of the requested number of ranks."""
     due: int = 0
     """Number of the newest entry of the timetable for this gang's end. Older entries are ignored."""
     stopping: bool = False
     """Whether the stop of the attempt was requested."""
 
     def advance(self, now_ns: int, lost_ns: int = 0) -> None:
-        """Add the progress up to now, minus a pause of `lost_ns`."""
+        """Subtract the work done until now from left_ns. lost_ns: part of that time without progress."""
         elapsed = max(now_ns - self.since_ns - lost_ns, 0)
         self.since_ns = now_ns
         if self.stopping:
@@ -105,7 +105,7 @@ class Machines:
         return max((self.slowdown.get(name, 1.0) for name in nodes), default=1.0)
 
     def slow(self, node: str, slowdown: float, now_ns: int) -> Iterator[tuple[str, Gang]]:
-        """Change the node's slowdown from now on. Yields the gangs whose expected end changes."""
+        """Set a node's slowdown from now on, and yield the gangs whose expected end changes."""
         if slowdown > 1:
             self.slowdown[node] = slowdown
         else:
@@ -118,7 +118,7 @@ class Machines:
                 yield job_id, gang
 
     def start(self, action: StartGang, course: Course, nodes: dict[str, Node], now_ns: int) -> Gang:
-        """Start the attempt of this action."""
+        """Return the running attempt that this action starts, and add it to its nodes."""
         ranks: dict[str, int] = {}
         for slot in action.placement:
             ranks[slot.node] = ranks.get(slot.node, 0) + 1
@@ -151,7 +151,8 @@ class Machines:
 
 
 def saved_ns(gang: Gang) -> int:
-    """Return the work left if the attempt ends now. Work after the last checkpoint is lost."""
+    """Return the job's remaining work, in nanoseconds, if the attempt ends now. Work after the last checkpoint is
+    lost."""
     interval = gang.course.job.spec.checkpoint_interval_seconds
     if interval is None:
         return gang.left_ns

@@ -1,4 +1,4 @@
-"""Topology: the domains that each node belongs to.
+"""Topology: the network domains (spine, rack, rail, NVLink island) of each node.
 
 Nodes are numbered so that every domain is a range of numbers. A set of nodes is the bits of one integer, and selecting
 the nodes of a rack is one AND. The order is spine, rack, rail, island, then name, so nodes with neighbouring numbers
@@ -10,41 +10,42 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduler_feedback.core.cluster import Level, Node
+from scheduler_feedback.core.cluster import Level, Limit, Node
 from scheduler_feedback.core.job import Slot
 
 WIDE = (Level.SPINE, Level.RACK, Level.RAIL, Level.ISLAND)
-"""Levels above the node, from wide to narrow."""
+"""Network levels that group nodes, the widest first."""
 
 WIDTH = {Level.ISLAND: 0, Level.NODE: 1, Level.RAIL: 2, Level.RACK: 3, Level.SPINE: 4}
 
 
 @dataclass(slots=True)
 class Domain:
-    """Nodes that share a switch."""
+    """A network domain: the nodes below one switch, or the whole cluster."""
 
     number: int
-    """Number of the domain."""
+    """Index of the domain in ``Topology.domains``."""
     level: Level | None
-    """Level of the domain; None for the whole cluster."""
+    """Network level of the domain, for example rack; None for the whole cluster."""
     name: str
-    """Name of the domain."""
+    """Name of the domain, for example of the rack."""
     nodes: int = 0
-    """Bit mask of the domain's nodes."""
+    """Nodes of the domain, as a bit mask: bit n is the node with number n."""
     children: list[int] = field(default_factory=list)
-    """Numbers of the domains inside it; empty if it contains only nodes."""
+    """Numbers of the next narrower domains inside this domain; empty if it has none."""
 
 
 class Topology:
-    """Static properties of the nodes: valid until a node appears, disappears, or changes its size or place.
+    """Static properties of the nodes. They change only if a node appears, disappears, or changes its size or place.
 
-    names, sizes, slots: of each node, by number.
+    names, sizes, slots: name, number of slots, and slots of each node, by node number.
     types: GPU type of each node, as an index into `type_names`.
     islands: size of the NVLink islands inside each node; 0 if the node is one island.
-    largest: largest size.
-    refused: bits of the nodes that do not meet a constraint, by the constraint's name.
-    domains: number 0 is the whole cluster.
-    above: numbers of each node's domains, including 0.
+    largest: number of slots of the largest node.
+    refused: bit mask of the nodes that do not meet a constraint, by the constraint's name.
+    limits: limits by other resources than slots, by the constraint's name and the node's number.
+    domains: all domains by number; number 0 is the whole cluster.
+    above: for each node, the numbers of the domains that contain it, including 0.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Topology:
         "domains",
         "islands",
         "largest",
+        "limits",
         "names",
         "number",
         "refused",
@@ -79,6 +81,10 @@ class Topology:
         for number, node in enumerate(ordered):
             for constraint in node.refuses:
                 self.refused[constraint] = self.refused.get(constraint, 0) | self.bits[number]
+        self.limits: dict[str, dict[int, Limit]] = {}
+        for number, node in enumerate(ordered):
+            for limit in node.limits:
+                self.limits.setdefault(limit.constraint, {})[number] = limit
         self.domains = [Domain(0, None, "the cluster")]
         self.by_level: dict[Level, list[int]] = {level: [] for level in WIDE}
         self.above: list[tuple[int, ...]] = []
@@ -105,7 +111,7 @@ class Topology:
             self.above.append(tuple(inside))
 
     def bits_of(self, names: Iterable[str]) -> int:
-        """Return the bits of the named nodes. Unknown names are ignored."""
+        """Return the named nodes as a bit mask. Unknown names are ignored."""
         bits = 0
         for name in names:
             if (number := self.number.get(name)) is not None:
@@ -113,7 +119,10 @@ class Topology:
         return bits
 
     def narrow(self, widest: Level) -> list[int]:
-        """Return domains that cover the nodes: the level's own, and narrower ones for nodes whose domain is unknown."""
+        """Divide the cluster into network domains of level `widest`. Return the numbers of these domains.
+
+        A node without a known domain at this level is covered by its next narrower domain.
+        """
         covered, chosen = 0, []
         for level in WIDE:
             if WIDTH[level] <= WIDTH[widest]:
@@ -126,12 +135,12 @@ class Topology:
 
 
 def lowest(bits: int) -> int:
-    """Return the number of the lowest set bit."""
+    """Return the position of the lowest set bit, counted from 0."""
     return (bits & -bits).bit_length() - 1
 
 
 def numbers(bits: int) -> list[int]:
-    """Return the numbers of the set bits in increasing order."""
+    """Return the positions of the set bits, in increasing order."""
     found = []
     while bits:
         bit = bits & -bits

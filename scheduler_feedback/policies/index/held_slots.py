@@ -1,4 +1,4 @@
-"""Held slots: the slots that gangs hold or have reserved, free slots, and expected releases.
+"""Held slots: slots that gangs hold, reserved slots, free slots, and the times when slots are expected to be freed.
 
 This is the part of the scheduling index about slots; ``scheduling_index`` adds the queue and the timeouts.
 """
@@ -20,7 +20,7 @@ _NONE: tuple[Slot, ...] = ()
 
 
 class HeldSlots:
-    """Slots of one state, by job. The attributes are documented in the constructor."""
+    """Held, reserved and free slots of one state. The constructor documents the attributes."""
 
     __slots__ = (
         "capacity_or_none",
@@ -44,26 +44,26 @@ class HeldSlots:
         self.plan_or_none: Plan | None = None
         self.capacity_or_none: Capacity | None = None
         self.held: dict[str, tuple[Slot, ...]] = {}
-        """Slots that jobs hold, by job."""
+        """Slots that active attempts hold, by job id."""
         self.claims: dict[str, tuple[Slot, ...]] = {}
-        """Slots reserved for restarts, by job."""
+        """Slots that are reserved for the next attempt of a job, by job id."""
         self.ends: list[Release] = []
-        """Expected releases, in order of time."""
+        """Times when slots are expected to be freed, the earliest first."""
         self.ends_of: dict[str, list[Release]] = {}
         self.stopping: set[str] = set()
-        """Jobs with a stop reason."""
+        """Ids of the jobs that are to be stopped."""
         self.grown = True
         """Whether an older pending job may be able to start: slots became free, a node came back, a pause ended."""
         self.changed = True
-        """Whether the reservation must be computed again."""
+        """Whether the reservation of the head must be computed again."""
         self.disputes = False
         """Whether a verdict of interference between two gangs is active."""
         self.shares = Shares(state.policy)
-        """Slots that each queue holds."""
+        """Number of slots that each queue holds, and the limits of the queues."""
 
     @property
     def plan(self) -> Plan:
-        """Return the free slots: not held by an attempt, and not reserved for a restart."""
+        """Return the free slots. Slots that are reserved for a restart are not free."""
         if self.plan_or_none is None:
             busy = (slot for slots in (*self.held.values(), *self.claims.values()) for slot in slots)
             self.plan_or_none = Plan(self.state.nodes.values(), busy)
@@ -74,7 +74,7 @@ class HeldSlots:
         return self.plan_or_none
 
     def _cross(self, slots: tuple[Slot, ...], more: int) -> None:
-        """Count a gang on the uplinks that it crosses, if ``uplink_slowdown`` is set."""
+        """Add a gang on these slots to the gang count of every uplink that it uses. more: 1; -1 subtracts it."""
         plan = self.plan_or_none
         if plan is None or not self.policy.uplink_slowdown:
             return
@@ -84,20 +84,20 @@ class HeldSlots:
                 del plan.crossing[domain]
 
     def congestion_changed(self) -> None:
-        """Update uplink costs after a verdict of interference, or one of its gangs, has come or gone."""
+        """Update the uplink costs after a change of an interference verdict, or of a gang that it names."""
         if self.plan_or_none is not None:
             self.disputes = any(verdict.aggressor for verdict in self.state.verdicts.values())
             self.plan_or_none.congested = uplink_loss.congested(self.state, self.plan_or_none) if self.disputes else {}
 
     @property
     def capacity(self) -> Capacity:
-        """Return what the nodes could hold if they were empty."""
+        """Return the capacity of the nodes as if no job were running."""
         if self.capacity_or_none is None:
             self.capacity_or_none = Capacity(self.state.nodes)
         return self.capacity_or_none
 
     def _take(self, job: Job, slots: tuple[Slot, ...]) -> None:
-        """Record that the attempt holds these slots."""
+        """Record that the job's attempt holds these slots."""
         self.held[job.job_id] = slots
         self._cross(slots, 1)
         if self.plan_or_none is not None:
@@ -120,12 +120,15 @@ class HeldSlots:
         self.grown = self.changed = True
 
     def is_clear(self, claim: Iterable[Slot]) -> bool:
-        """Return whether no attempt holds any of the reserved slots. Only gangs that are being stopped can."""
+        """Return whether the reserved slots `claim` are free: no gang that is being stopped still holds one of them."""
         wanted = set(claim)
         return all(wanted.isdisjoint(self.held.get(job_id, _NONE)) for job_id in self.stopping)
 
     def most_ranks_instead(self, job: Job) -> int | None:
-        """Return ``most_ranks`` as if the running job had released its slots, for a restart of the job."""
+        """Return the maximum number of ranks of the running job after a restart; None: the number that it asks for.
+
+        Its present slots count as free for the limit of its queue.
+        """
         most = max(job.spec.ranks, len(job.ranks))  # a gang that has grown may keep its size
         left = self.shares.left(job.spec.queue) if self.shares.limited else None
         if left is not None:
@@ -133,10 +136,9 @@ class HeldSlots:
         return most if most > job.spec.ranks else None
 
     def idle_seconds(self) -> float:
-        """Return for how long no job has been pending; 0 if one is.
+        """Return for how many seconds no job has been pending; 0 if a job is pending.
 
-        This time is expected to last as long again. By the rule of ski rental, the loss is then at most twice that of
-        the best decision.
+        Policies assume that the idle period will last as long again.
         """
         return 0.0 if self.state.waits else (self.state.now_ns - self.state.emptied_ns) / 1e9
 
@@ -150,7 +152,7 @@ class HeldSlots:
                 insort(self.ends, release)
 
     def _clear_ns(self, job: Job) -> int:
-        """Return when the gangs on a pending job's reserved slots are expected to end; 0 if there are none."""
+        """Return when the pending job's reserved slots are expected to be free; 0 if no gang holds any of them."""
         if not job.claim or job.state is not JobState.PENDING:
             return 0
         claim = set(job.claim)
@@ -178,7 +180,10 @@ class HeldSlots:
             self.grown = self.changed = True
 
     def update_expected_restarts(self, claimants: Iterable[str]) -> None:
-        """Update the expected ends of pending jobs with reserved slots, if the gangs on those slots end later."""
+        """Update the expected ends of pending jobs, after a change of the gangs that still hold their reserved slots.
+
+        claimants: ids of pending jobs with reserved slots.
+        """
         for job_id in sorted(claimants):
             before = self.ends_of.get(job_id)
             self._drop_ends(job_id)

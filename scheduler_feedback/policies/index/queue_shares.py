@@ -6,9 +6,10 @@ from scheduler_feedback.core.state import Policy, Queue, State
 
 
 class Shares:
-    """Slots held by queue.
+    """Number of slots that each queue holds, and the limits of the queues.
 
-    held: slots of each configured queue and all queues below it. A gang counts from its start, or from its reservation.
+    held: number of slots by queue, with the slots of all queues below it. A gang's slots count from its start or its
+        reservation.
     limited: whether any queue has a limit.
     """
 
@@ -21,7 +22,7 @@ class Shares:
         self._chains: dict[str, tuple[str, ...]] = {}
 
     def chain(self, queue: str) -> tuple[str, ...]:
-        """Return the queue and all queues above it, from the bottom up; () if the policy does not name it."""
+        """Return the queue and all its parent queues, the queue first; () if the policy does not name the queue."""
         chain = self._chains.get(queue)
         if chain is None:
             found: list[str] = []
@@ -33,13 +34,16 @@ class Shares:
         return chain
 
     def use(self, queue: str, slots: int) -> None:
-        """Add slots to what the queue holds; negative to subtract."""
+        """Add to the number of slots that the queue and its parents hold. A negative number subtracts."""
         if self.queues:
             for name in self.chain(queue):
                 self.held[name] += slots
 
     def rank_queues(self, state: State, now_ns: int) -> None:
-        """Update the decayed usage of the queues and their order: queues below quota first, then by usage."""
+        """Apply the decay to the past usage of each queue, and sort the queues for fair sharing.
+
+        Queues below their quota are first. Among the other queues, the one with the least usage / weight is first.
+        """
         if not self.queues:
             return
         seconds = (now_ns - state.queue_use_ns) / 1e9 if state.queue_use_ns else 0.0
@@ -51,7 +55,7 @@ class Shares:
         state.queue_turns = {name: number for number, name in enumerate(ranked)}
 
     def _rank_key(self, state: State, queue: str) -> tuple[tuple[bool, float], ...]:
-        """Return from the root down, for each queue: whether it borrows, and its usage divided by its weight."""
+        """Return the sort key of a queue: (whether it borrows, usage / weight) of each parent and of the queue."""
         return tuple(
             (
                 self.queues[name].quota is not None and self.held[name] >= (self.queues[name].quota or 0),
@@ -61,14 +65,18 @@ class Shares:
         )
 
     def left(self, queue: str) -> int | None:
-        """Return the slots that the queue may still take; None if it has no limit."""
+        """Return how many more slots the queue may take; None if neither the queue nor a parent has a limit."""
         left = [
             most - self.held[name] for name in self.chain(queue) if (most := most_slots(self.queues[name])) is not None
         ]
         return min(left, default=None)
 
     def never(self, queue: str, ranks: int) -> tuple[str, int] | None:
-        """Return the queue, with its limit, that could not hold this many ranks even if empty; None if all could."""
+        """Return (name, limit) of the first queue, from this queue upward, whose limit is below `ranks`. None if there
+        is none.
+
+        A job with this many ranks could not start even if these queues were empty.
+        """
         for name in self.chain(queue):
             most = most_slots(self.queues[name])
             if most is not None and ranks > most:
@@ -76,7 +84,8 @@ class Shares:
         return None
 
     def room(self, queue: str, ranks: int) -> tuple[str, int] | None:
-        """Return the queue, with its limit, that this many more ranks would exceed; None if they fit."""
+        """Return (name, limit) of the first queue, from this queue upward, that has fewer than `ranks` slots left. None
+        if there is none."""
         for name in self.chain(queue):
             most = most_slots(self.queues[name])
             if most is not None and self.held[name] + ranks > most:
@@ -85,7 +94,7 @@ class Shares:
 
 
 def most_slots(queue: Queue) -> int | None:
-    """Return the most slots that the queue may hold; None if unlimited."""
+    """Return the maximum number of slots that the queue may hold; None if it has no limit."""
     if queue.borrow or queue.quota is None:
         return queue.limit
     return queue.quota if queue.limit is None else min(queue.quota, queue.limit)

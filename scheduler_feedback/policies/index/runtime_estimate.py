@@ -1,4 +1,4 @@
-"""Estimates of run times, of the ends of running jobs, and of the cost of a slow member. No job is killed by them."""
+"""Estimates of run times, of the ends of running jobs, and of the cost of a slow rank. An estimate never ends a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREDICTION_SHARE = 1.0
 
 
 class Release(NamedTuple):
-    """Slots of a job that are expected to become free at an instant."""
+    """Slots of one job, and the instant at which they are expected to become free."""
 
     at_ns: int
     job_id: str
@@ -35,7 +35,7 @@ def limit_seconds(policy: Policy, job: Job) -> float:
 
 
 def expected_seconds(policy: Policy, job: Job) -> float | None:
-    """Return the job's expected total run time, alone and at full speed; None if only its limit is known."""
+    """Return the job's expected total run time in seconds, without slowdown; None if only its time limit is known."""
     if policy.estimates is Estimates.EXACT:
         return job.spec.exact_seconds
     if policy.estimates is Estimates.HISTORY:
@@ -44,16 +44,18 @@ def expected_seconds(policy: Policy, job: Job) -> float | None:
 
 
 def done_seconds(job: Job) -> float:
-    """Return the saved work that the next attempt does not repeat, in seconds."""
+    """Return the saved work in seconds, which the next attempt does not repeat; 0 for a job that is not restartable."""
     if not job.spec.restartable:
         return 0.0
     return job.done_seconds or 0.0
 
 
 def remaining_ns(policy: Policy, job: Job) -> int:
-    """Return the expected run time of the job's next (or present) attempt, from its start (or last progress report).
+    """Return the expected remaining run time of the job, in ns.
 
-    The saved work of a restartable job is subtracted. If no expected work is left, the estimate is corrected upward.
+    The time counts from the last progress report of a running attempt, else from the start of the attempt. The saved
+    work of a restartable job is subtracted. If the job has already run longer than estimated, the estimate is
+    increased.
     """
     expected = expected_seconds(policy, job)
     if expected is None:
@@ -73,17 +75,31 @@ def remaining_ns(policy: Policy, job: Job) -> int:
 
 
 def left_ns(policy: Policy, job: Job, now_ns: int) -> int:
-    """Return the job's expected remaining run time if it runs from now on."""
+    """Return the job's expected remaining run time in ns, as if it ran without interruption from now on."""
     if job.state in _HOLDING and job.attempt_started_ns is not None:
         return max(healthy_end_ns(policy, job, now_ns) - now_ns, 0)
     return remaining_ns(policy, job)
+
+
+def left_at_full_speed_ns(policy: Policy, job: Job, now_ns: int) -> int:
+    """Return the job's expected remaining run time in ns at speed 1, for which run times are estimated.
+
+    Unlike `left_ns`, it does not depend on the number of ranks and the GPU type of the present attempt. So a gang does
+    not change its place in the queue, and cause preemptions, only because it runs with fewer ranks.
+    """
+    left = left_ns(policy, job, now_ns)
+    expected = expected_seconds(policy, job)
+    if expected is None or job.state not in _HOLDING or job.speed == 1.0:
+        return left
+    attempt = nanoseconds(job.spec.restart_cost_seconds + max(expected - done_seconds(job), 0.0))
+    return min(round(left * job.speed), attempt)  # a restart takes as long with more ranks
 
 
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 
 
 def _outlived(expected: float, done: float) -> float:
-    """Return the first upward correction of the prediction that exceeds the work done."""
+    """Return the predicted run time `expected`, doubled until it exceeds `done`, the work done. Both are in seconds."""
     expected = max(expected, _OVERRUN_LEAST_SECONDS)
     while expected <= done:
         expected *= 1 + _PREDICTION_SHARE
@@ -95,10 +111,11 @@ def _overrun_ns(limit_ns: int) -> int:
 
 
 def loss_seconds(slowdown: float, remaining_seconds: float, persistence_seconds: float) -> float:
-    """Return the time that a gang loses if it stays with its slow member.
+    """Return the seconds that a gang loses if it continues with its slow rank.
 
-    slowdown s: step time divided by the step time without the member. The remaining work R takes (s - 1) R longer, but
-    a fault of D seconds costs at most D (1 - 1/s). The smaller of the two is (s - 1) min(R, D/s).
+    slowdown s: step time divided by the step time without the slow rank. The remaining work of R seconds takes (s - 1)
+    R longer, but a fault that persists for D seconds costs at most D (1 - 1/s). The smaller of the two is (s - 1)
+    min(R, D/s).
     """
     if slowdown <= 1 or remaining_seconds <= 0:
         return 0.0
@@ -106,16 +123,15 @@ def loss_seconds(slowdown: float, remaining_seconds: float, persistence_seconds:
 
 
 def persistence_seconds(policy: Policy, verdict: Verdict) -> float:
-    """Return the expected duration of the fault, from its beginning."""
+    """Return the expected total duration of the fault, in seconds."""
     return policy.expected_persistence_seconds if verdict.lasts_seconds is None else verdict.lasts_seconds
 
 
 def lasts_yet_seconds(policy: Policy, verdict: Verdict, doubted_ns: int | None, now_ns: int) -> float:
-    """Return for how long the fault is expected to last from now on.
+    """Return the expected remaining duration of the fault, in seconds.
 
     doubted_ns: time since which the node has been slow without an observed recovery. A fault of unknown duration is
-    expected to last as long again as it has lasted, because durations vary from minutes to weeks. Then the loss is at
-    most twice that of the best decision (the ski rental problem).
+    expected to last as long again as it has lasted, because durations vary from minutes to weeks.
     """
     if verdict.lasts_seconds is not None:
         return max(verdict.lasts_seconds - max(now_ns - verdict.first_wall_ns, 0) / 1e9, 0.0)
@@ -123,12 +139,12 @@ def lasts_yet_seconds(policy: Policy, verdict: Verdict, doubted_ns: int | None, 
 
 
 def slow_since_ns(verdict: Verdict, doubted_ns: int | None) -> int:
-    """Return since when the verdict's subject has been slow, without an observed recovery of its node in between."""
+    """Return the time since which the accused node has been slow, without an observed recovery in between."""
     return verdict.first_wall_ns if doubted_ns is None else min(doubted_ns, verdict.first_wall_ns)
 
 
 def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
-    """Return for each gang its active verdict with the largest slowdown."""
+    """Return for each gang, by its id, the verdict with the largest slowdown."""
     worst: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.gang not in worst or verdict.slowdown > worst[verdict.gang].slowdown:
@@ -137,13 +153,14 @@ def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
 
 
 def healthy_end_ns(policy: Policy, job: Job, now_ns: int) -> int:
-    """Return when the running attempt would end without a slowdown; in the future even if it is past its estimate."""
+    """Return when the attempt would end without a slowdown, in ns. The result is always after now_ns, even if the job
+    has run longer than estimated."""
     assert job.attempt_started_ns is not None
     return _corrected_end_ns(policy, job, _estimated_end_ns(policy, job), now_ns)
 
 
 def _estimated_end_ns(policy: Policy, job: Job) -> int:
-    """Return when the attempt ends if it runs as expected from its start or its last progress report."""
+    """Return the estimated end of the attempt: its start or last progress report plus the remaining run time."""
     assert job.attempt_started_ns is not None
     if job.progress_ns is None or policy.estimates is Estimates.LIMIT:
         return job.attempt_started_ns + remaining_ns(policy, job)
@@ -151,7 +168,7 @@ def _estimated_end_ns(policy: Policy, job: Job) -> int:
 
 
 def _corrected_end_ns(policy: Policy, job: Job, end_ns: int, now_ns: int) -> int:
-    """Return the estimated end, or its first upward correction that is in the future."""
+    """Return the estimated end. An end that is already past is moved to a later time after now_ns."""
     if end_ns > now_ns:
         return end_ns
     if policy.estimates is Estimates.HISTORY and job.state is not JobState.STOPPING:
@@ -167,7 +184,7 @@ def _corrected_end_ns(policy: Policy, job: Job, end_ns: int, now_ns: int) -> int
 def end_ns(policy: Policy, job: Job, verdict: Verdict | None, now_ns: int) -> int:
     """Return when the active attempt is expected to free its slots.
 
-    An active verdict stretches the work that was left when the fault began.
+    If a verdict is active, the time that the fault costs the gang is added.
     """
     assert job.attempt_started_ns is not None
     if job.state is JobState.STOPPING and job.stopping_ns is not None:
@@ -180,9 +197,10 @@ def end_ns(policy: Policy, job: Job, verdict: Verdict | None, now_ns: int) -> in
 
 
 def job_releases(state: State, job: Job, now_ns: int, clear_ns: int = 0) -> list[Release]:
-    """Return the expected releases of a job that holds or has reserved slots.
+    """Return the slots that the job holds or has reserved, with the times at which they are expected to become free.
 
-    clear_ns: when other gangs on its reserved slots are expected to end.
+    clear_ns: for a pending job with a reservation, the time at which other gangs are expected to leave the reserved
+    slots.
     """
     found: list[Release] = []
     holding = job.state in _HOLDING
@@ -204,7 +222,7 @@ def job_releases(state: State, job: Job, now_ns: int, clear_ns: int = 0) -> list
 
 
 def _left_after_restart(policy: Policy, job: Job) -> int:
-    """Return the remaining run time of a moving gang after its restart."""
+    """Return the job's expected run time after its restart, in ns, without the time that the restart itself takes."""
     if job.state is JobState.PENDING or job.attempt_started_ns is None or job.stopping_ns is None:
         return remaining_ns(policy, job)
     return max(healthy_end_ns(policy, job, job.stopping_ns) - job.stopping_ns, 0)

@@ -1,15 +1,13 @@
 """Run-time history: the distribution of run times of similar jobs, and predictions for a job that has run for a while.
 
-Run times vary over six decades, so they are counted in bins of half an octave. Which jobs are similar differs between
-clusters: in one, the last job of the same queue and size predicts best; in another, only all jobs together predict
-anything. So several kinds are counted in parallel, narrow and wide, with fast and slow decay. Each kind is weighted by
-how well it predicted the jobs that have ended since (Bayesian mixture, weights by decayed log likelihood; Herbster,
-Warmuth, "Tracking the Best Expert", 1998).
+Run times vary over six orders of magnitude, so they are counted in bins of half an octave. Clusters differ in which
+jobs have similar run times: for example jobs of one user and size, or all jobs. So run times are counted for several
+groups of jobs in parallel (``KINDS``). Each group's prediction is weighted by how well it predicted recent jobs
+(Bayesian mixture, weights by decayed log likelihood; Herbster, Warmuth, "Tracking the Best Expert", 1998).
 
-``expense`` is the expected service for each completed job, over the best amount of service that the job could get. It
-is the reciprocal of the Gittins index. If only distributions are known and preemption is free, that order gives the
-least mean completion time (Gittins 1979; Aalto, Ayesta, Righter 2009). Jobs of known length are then served shortest
-first; jobs of an uncertain kind are tried for a while and then yield to others.
+``expense`` is the reciprocal of the Gittins index of a job. If only distributions are known and preemption is free,
+the order by ``expense`` gives the least mean completion time (Gittins 1979; Aalto, Ayesta, Righter 2009). In this
+order, jobs of known run time start shortest first. Jobs of uncertain run time run for a while and are then preempted.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from scheduler_feedback.core.job import Job, JobSpec
 from scheduler_feedback.core.state import Ended, State
 
 BINS = 56
-"""Half octaves from 1 s on: up to 2^28 s, eight years."""
+"""Number of bins of run times. Each bin is a factor of sqrt(2) wide; together they cover 1 s to 2^28 s (8 years)."""
 
 Spread = Sequence[float]
-"""Probability of each bin."""
+"""Distribution of run times: the probability of each of the BINS bins."""
 
 # Plain lists: numpy is slower for so few bins.
 _EDGES: list[float] = [2.0 ** (number / 2) for number in range(BINS + 1)]
@@ -33,35 +31,37 @@ _WIDTHS = [high - low for low, high in pairwise(_EDGES)]
 _MIDDLES = [math.sqrt(low * high) for low, high in pairwise(_EDGES)]
 _NEVER = (0.0,) * BINS
 _WEIGHT = 2.0
-"""Weight of the distribution of all jobs within each kind, in jobs. A kind with few jobs predicts little."""
+"""Weight of the run-time distribution of all jobs in the prediction for one kind of jobs. It counts like this number of
+ended jobs of the kind, so a kind with few ended jobs is predicted mostly from all jobs."""
 
 _SCORE_FADING = 0.995
-"""Decay of the log likelihood per later job: the last 200 jobs decide the weights of the kinds."""
+"""Factor by which the score of a kind's past predictions decays with each ended job. So about the last 200 jobs decide
+how much a kind is trusted."""
 
 MOST_RECENT = 10_000
-"""Upper bound of ended jobs that are not counted yet; the oldest are dropped. They are counted every half hour
-(``preemption.RENEW_NS``). Only on the largest clusters do more jobs end in that time."""
+"""Maximum number of ended jobs that wait to be added to the history; above it, the oldest are dropped. They are added
+every half hour (``preemption.RENEW_NS``). Only on the largest clusters do more jobs end in that time."""
 
 KINDS = (("kind, recently", 0.8), ("kind", 0.98), ("who", 0.98), ("size", 0.995), ("all", 1.0))
-"""(kind of similarity, decay of a count per later job of the kind)."""
+"""Kinds of similar jobs: (name, factor by which older jobs of the kind count less with each new job)."""
 
 
 def bin_of(seconds: float) -> int:
-    """Return the bin of a run time."""
+    """Return the number of the run-time bin that contains this run time."""
     squared = int(seconds * seconds)
     return min(max(squared.bit_length() - 1, 0), BINS - 1)
 
 
 def kinds(spec: JobSpec | Ended) -> tuple[str, ...]:
-    """Return the keys of the job's kinds, in the order of KINDS."""
+    """Return the keys under which the run-time history counts this job, one for each of the KINDS."""
     who = f"{spec.queue}|{spec.user}|{spec.workload}"
     return (f"lately {who}|{spec.ranks}", f"{who}|{spec.ranks}", who, f"{spec.ranks}", "")
 
 
 def learn(state: State, job: Job, seconds: float) -> None:
-    """Record the work of an ended job; ``count_ended_jobs`` counts it later.
+    """Record the run time of an ended job; ``count_ended_jobs`` adds it to the history later.
 
-    If the policy does not use the history, nothing is counted: the newest jobs are kept until the policy changes.
+    At most MOST_RECENT jobs wait to be added; beyond that, the oldest are dropped.
     """
     spec, ended = job.spec, state.recently_ended
     ended.append(Ended(spec.queue, spec.user, spec.workload, spec.ranks, seconds))
@@ -70,7 +70,7 @@ def learn(state: State, job: Job, seconds: float) -> None:
 
 
 def count_ended_jobs(state: State) -> None:
-    """Count the recently ended jobs. Predictions for the same job are constant between two calls."""
+    """Add the recently ended jobs to the history. Predictions change only here."""
     if len(state.trust) != len(KINDS):  # none yet, or written by another release
         state.trust = [0.0] * len(KINDS)
     for ended in state.recently_ended:
@@ -93,14 +93,14 @@ def count_ended_jobs(state: State) -> None:
 
 
 def _base(state: State) -> Spread:
-    """Return the probability of each bin over all jobs that ever ended, plus one job of unknown length."""
+    """Return the run-time distribution of all ended jobs. One extra job, spread over all bins, keeps shares above 0."""
     counts = state.history.get("", _NEVER)
     total = _total(counts) + 1.0
     return [(count + 1.0 / BINS) / total for count in counts]
 
 
 def _total(counts: Sequence[float]) -> float:
-    """Sum in order, with equal results on every Python version (``sum`` compensates from 3.12 on)."""
+    """Return the sum, rounded in the same way by every Python version (from 3.12 on ``sum`` rounds differently)."""
     total = 0.0
     for count in counts:
         total += count
@@ -108,7 +108,7 @@ def _total(counts: Sequence[float]) -> float:
 
 
 class Answers:
-    """Cached predictions, valid until more jobs are counted."""
+    """Cache of run-time predictions, valid until more ended jobs are added to the history."""
 
     __slots__ = ("_base", "_expenses", "_quantiles", "_spreads", "_state", "_trust", "taken_in_ns")
 
@@ -125,7 +125,7 @@ class Answers:
         self._trust = [weight / total for weight in weights]
 
     def spread(self, spec: JobSpec) -> Spread:
-        """Return the probability of each bin for the job's total run time."""
+        """Return the predicted distribution of the job's total run time."""
         who = (spec.queue, spec.user, spec.workload, spec.ranks)
         found = self._spreads.get(who)
         if found is None:
@@ -141,7 +141,7 @@ class Answers:
         return found
 
     def expense(self, spec: JobSpec, done_seconds: float, restart_seconds: float) -> float:
-        """Return ``expense`` of the job; the work done is rounded to an eighth of an octave."""
+        """Return ``expense`` for jobs like this one, in seconds, from a cache."""
         step, done = _step(done_seconds)
         kind = ((spec.queue, spec.user, spec.workload, spec.ranks), step, restart_seconds)
         found = self._expenses.get(kind)
@@ -150,7 +150,10 @@ class Answers:
         return found
 
     def quantile(self, spec: JobSpec, done_seconds: float, share: float) -> float:
-        """Return ``quantile`` of the job; the work done is rounded to an eighth of an octave."""
+        """Return, from a cache, a quantile of the total run time of jobs like this one that have run for done_seconds.
+
+        share: the quantile, for example 0.5 for the median. The result is in seconds, and at least done_seconds.
+        """
         step, done = _step(done_seconds)
         kind = ((spec.queue, spec.user, spec.workload, spec.ranks), step, share)
         found = self._quantiles.get(kind)
@@ -159,7 +162,7 @@ class Answers:
         return max(found, done_seconds)
 
     def yet_within(self, spec: JobSpec, done_seconds: float, most_seconds: float) -> float:
-        """Return ``yet_within`` of the job."""
+        """Return the mean remaining run time of jobs like this one, in seconds. Longer times count as most_seconds."""
         return yet_within(self.spread(spec), done_seconds, most_seconds)
 
 
@@ -172,7 +175,7 @@ def _step(seconds: float) -> tuple[int, float]:
 
 
 def answers_of(state: State) -> Answers:
-    """Return the predictions from the state's history as of its last count."""
+    """Return the cache of predictions for the present run-time history of the state."""
     kept = state.__dict__.get("predictions")
     if not isinstance(kept, Answers) or kept.taken_in_ns != state.renewed_ns:
         kept = state.__dict__["predictions"] = Answers(state)
@@ -180,7 +183,12 @@ def answers_of(state: State) -> Answers:
 
 
 def expense(spread: Spread, done_seconds: float, restart_seconds: float = 0.0) -> float:
-    """Return the seconds per completed job over the best amount of service from now on, restart_seconds included."""
+    """Return the reciprocal of the Gittins index: the least expected run time per completed job, in seconds.
+
+    Suppose that all jobs like this one are stopped after a time t. The run time of all of them, divided by the number
+    that has completed, depends on t; the result is its least value.
+    The fair order puts the job with the least value first.
+    """
     likely, widths, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return max(done_seconds, 1.0) * 2 + restart_seconds
@@ -196,7 +204,8 @@ def expense(spread: Spread, done_seconds: float, restart_seconds: float = 0.0) -
 
 
 def quantile(spread: Spread, done_seconds: float, share: float) -> float:
-    """Return the total run time that this share of the jobs does not exceed, of jobs that have run for done_seconds."""
+    """Return a quantile of the total run time, in seconds, of jobs that have run for done_seconds. share: the quantile,
+    for example 0.5 for the median."""
     likely, _, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return max(done_seconds, 1.0) * 2
@@ -211,9 +220,9 @@ def quantile(spread: Spread, done_seconds: float, share: float) -> float:
 
 
 def yet_within(spread: Spread, done_seconds: float, most_seconds: float) -> float:
-    """Return the mean remaining run time in seconds, with each job's remaining time cut at most_seconds.
+    """Return the mean remaining run time in seconds. Longer times count as most_seconds.
 
-    The cut limits the influence of jobs that run for weeks. Within a bin all lengths are equally likely.
+    This limits the influence of jobs that run for weeks. Within a bin all run times are equally likely.
     """
     likely, widths, alive = _ahead(spread, done_seconds)
     if alive <= 0:
@@ -232,7 +241,7 @@ def yet_within(spread: Spread, done_seconds: float, most_seconds: float) -> floa
 
 
 def outlives(spread: Spread, done_seconds: float, more_seconds: float) -> float:
-    """Return the share of jobs that run for more_seconds longer, of jobs that have run for done_seconds."""
+    """Return the share of jobs that run at least more_seconds longer, among jobs that have run for done_seconds."""
     likely, widths, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return 1.0
@@ -246,7 +255,7 @@ def outlives(spread: Spread, done_seconds: float, more_seconds: float) -> float:
 
 
 def _ahead(spread: Spread, done_seconds: float) -> tuple[Sequence[float], Sequence[float], float]:
-    """Return, for the bins from done_seconds on, their probabilities, their widths, and the sum of probabilities."""
+    """Return (probabilities, widths in seconds, total probability) of the run-time bins from done_seconds on."""
     first = bin_of(done_seconds) if done_seconds >= 1 else 0
     likely, widths = list(spread[first:]), _WIDTHS[first:]
     low, high = _EDGES[first], _EDGES[first + 1]

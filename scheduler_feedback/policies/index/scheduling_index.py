@@ -33,7 +33,7 @@ JOB_FIELDS = frozenset(
 
 NODE_FIELDS = frozenset(
     {
-        *("name", "slots", "state", "until_ns", "present", "slowdown", "spare", "refuses"),
+        *("name", "slots", "state", "until_ns", "present", "slowdown", "spare", "refuses", "limits"),
         *("gpu_type", "spine", "rack", "rail", "island", "island_slots"),
     }
 )
@@ -44,7 +44,7 @@ STATE_FIELDS = frozenset({"policy", "jobs", "nodes", "verdicts", "waits", "empti
 
 
 def index_of(state: State) -> SchedulingIndex:
-    """Return the state's index; build it if there is none, or if the policy was replaced."""
+    """Return the scheduling index of the state. Build it if the state has none, or if the policy was replaced."""
     index = state.__dict__.get("index")
     if not isinstance(index, SchedulingIndex) or index.policy is not state.policy:
         if isinstance(index, SchedulingIndex):  # evaluate all pending jobs again
@@ -54,13 +54,13 @@ def index_of(state: State) -> SchedulingIndex:
 
 
 def drop_index(state: State) -> None:
-    """Drop the index after direct changes of jobs or nodes; it is rebuilt on demand."""
+    """Drop the index after code has changed jobs or nodes directly; ``index_of`` builds it again."""
     state.__dict__.pop("index", None)
     state.idle = False
 
 
 class SchedulingIndex(TrackedJobs):
-    """Index over the jobs and nodes of one state, and the methods that change both."""
+    """Index of the jobs and nodes of one state. Its methods change jobs and nodes and keep the index up to date."""
 
     __slots__ = ()
 
@@ -75,11 +75,11 @@ class SchedulingIndex(TrackedJobs):
         TrackedJobs.__init__(self, self.state)  # in place: the cycle context refers to this index
 
     def evaluate_all(self) -> None:
-        """Evaluate all pending jobs again in this cycle."""
+        """Request that this cycle evaluates all pending jobs again."""
         self.grown = self.changed = True
 
     def mark_evaluated(self) -> None:
-        """Record that a pass has evaluated all pending jobs."""
+        """Record that all pending jobs have been evaluated in this cycle."""
         self.grown = self.changed = False
         self.fresh = set()
 
@@ -89,7 +89,7 @@ class SchedulingIndex(TrackedJobs):
         self._verdict_changed(verdict)
 
     def remove_verdict(self, verdict: Verdict) -> None:
-        """Deactivate the verdict."""
+        """Remove the verdict from the active verdicts."""
         del self.state.verdicts[verdict.verdict_id]
         self._verdict_changed(verdict)
 
@@ -112,7 +112,7 @@ class SchedulingIndex(TrackedJobs):
             node.slots, node.devices, node.machine = event.slots, event.devices, event.machine
             node.spine, node.rack, node.rail, node.island = event.spine, event.rack, event.rail, event.island
             node.gpu_type, node.island_slots = event.gpu_type, event.island_slots
-            node.refuses, node.queues = event.refuses, event.queues
+            node.refuses, node.queues, node.limits = event.refuses, event.queues, event.limits
             self.plan_or_none = None  # its topology has changed
             self._capacity_changed()
         if not new:
@@ -121,36 +121,37 @@ class SchedulingIndex(TrackedJobs):
     def set_node_state(
         self, node: Node, state: NodeState, until_ns: int | None, reason: str = "", verdict_id: str = ""
     ) -> None:
-        """Change the node's state. until_ns: when it may end; None if only an event ends it."""
+        """Change the node's state. until_ns: when the new state may end; None if only an event ends it."""
         node.state, node.since_ns, node.until_ns = state, self.state.now_ns, until_ns
         node.reason, node.verdict_id = reason, verdict_id
         self._node_changed(node)
 
     def recover_node(self, node: Node) -> None:
-        """Make the node healthy, without a known slowdown, and allow it to all jobs."""
+        """Make the node healthy, reset its slowdown, and remove it from the excluded nodes of all jobs."""
         node.slowdown = 1.0
         self.set_node_state(node, NodeState.HEALTHY, None)
         self._allow(node)
 
     def set_until(self, node: Node, until_ns: int | None) -> None:
-        """Change when the node's state may end."""
+        """Change the time at which the node's present state may end; None if only an event ends it."""
         node.until_ns = until_ns
         self._node_changed(node)
 
     def set_slowdown(self, node: Node, slowdown: float) -> None:
-        """Change the node's expected slowdown."""
+        """Change the slowdown that the node is expected to cause to a gang."""
         if slowdown != node.slowdown:
             node.slowdown = slowdown
             self._node_changed(node)
 
     def set_spare(self, node: Node, spare: bool) -> None:
-        """Reserve the node for gangs that leave a bad node, or release it."""
+        """Make the node a spare node, or make it an ordinary node again. A spare is reserved for gangs that leave a bad
+        node."""
         node.spare = spare
         self._node_changed(node)
         self.appointed = True  # only the spares themselves have changed
 
     def remove_node(self, node: Node) -> None:
-        """Remove the node. No job may hold slots of it. A new node of the same name starts without exclusions."""
+        """Remove the node, also from the excluded nodes of all jobs. No job may hold slots of it."""
         self._allow(node)
         del self.state.nodes[node.name]
         self.doubtful.discard(node.name)
@@ -164,7 +165,7 @@ class SchedulingIndex(TrackedJobs):
         self._capacity_changed()
 
     def _allow(self, node: Node) -> None:
-        """Remove the node from the exclusions of all jobs."""
+        """Remove the node from the excluded nodes of every job."""
         for job_id in sorted(self.excluders):
             job = self.state.jobs[job_id]
             if node.name in job.excluded_nodes:
@@ -174,7 +175,7 @@ class SchedulingIndex(TrackedJobs):
     # --- jobs: queue -------------------------------------------------------------------------------------------------
 
     def add_job(self, job: Job) -> None:
-        """Add a new job; a pending one, other than a probe, is appraised and goes to its place in the queue."""
+        """Add a new job. A pending job that is not a probe gets an expected run time and a place in the queue."""
         self.state.jobs[job.job_id] = job
         if job.state is JobState.PENDING and job.spec.kind is not JobKind.PROBE:
             if self.policy.order is Order.LAS:
@@ -188,19 +189,20 @@ class SchedulingIndex(TrackedJobs):
             self._add(job)
 
     def add_probe(self, node: Node, probe: Job) -> None:
-        """Add a probe of the quarantined node. Its result, and no longer the time, ends the quarantine."""
+        """Add a probe of the quarantined node. From then on only the result of the probe ends the quarantine."""
         node.probe_job, node.until_ns = probe.job_id, None
         self.add_job(probe)
 
     def set_overdue(self, job: Job) -> None:
-        """Let the pending job go ahead of others because of its long wait."""
+        """Put the pending job ahead of other jobs because it has waited too long."""
         job.overdue = True
         self._update(job)
 
     def appraise(self, job: Job, key: tuple[object, ...] | None = None, least_change: float = 0.0) -> None:
-        """Update the job's expected run time and urgency.
+        """Update the job's expected run time, and its urgency, by which pending jobs are sorted.
 
-        key: place of a pending job. A job whose urgency changes by at most the share least_change keeps its values.
+        key: present sort key of a pending job, else None. A pending job keeps its old values if its urgency changes by
+        at most the share least_change (0.1 for a tenth).
         """
         urgency, estimate = job.urgency, job.estimate_seconds
         fair.appraise(self.state, job, self.state.now_ns)
@@ -213,24 +215,29 @@ class SchedulingIndex(TrackedJobs):
             self._update(job)
 
     def demote(self, running: Iterable[Job]) -> None:
-        """Move jobs that have passed their threshold into the next queue of LAS."""
+        """Move running jobs that have used enough GPU-seconds to the next level of the order ``las`` (least attained
+        service)."""
         for job in las.demote(self.state, running, self.state.now_ns):
             self._expect_fall(job)
 
     def take_turns(self, chosen: Iterable[Job], stopped: Sequence[Job]) -> None:
-        """Put the chosen jobs first in their queue of LAS, and the stopped ones before pending ones."""
+        """Sort jobs after a preemption pass, within their level of the order ``las`` (least attained service).
+
+        chosen: jobs that get slots; they come first. stopped: jobs that lose their slots; they come next.
+        """
         for job in las.take_turns(self.state, chosen, stopped):
             self._update(job)
 
     def reserve(self, job: Job, slots: Iterable[Slot]) -> None:
-        """Reserve the slots, by rank, for the pending job's next attempt; no slots: release its reservation."""
+        """Reserve slots for the pending job's next attempt, one per rank. If `slots` is empty, release the job's
+        reservation."""
         job.claim = list(slots)
         self._update(job)
 
     # --- jobs: attempts ----------------------------------------------------------------------------------------------
 
     def start(self, job: Job, slots: Sequence[Slot], action_id: str, speed: float) -> None:
-        """Start the job's next attempt on these slots, by rank. speed: as a share of that of the estimates."""
+        """Start the job's next attempt, rank n on slots[n]. speed: relative to the speed that the estimates assume."""
         job.state, job.attempt = JobState.STARTING, job.attempt + 1
         job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
         job.attempt_started_ns = self.state.now_ns
@@ -242,7 +249,7 @@ class SchedulingIndex(TrackedJobs):
         self._update(job)
 
     def run(self, job: Job, ranks: list[RankRecord] | None) -> None:
-        """Record that all ranks run. ranks: as reported; None if the report has none."""
+        """Record that all ranks run. ranks: the ranks that the backend reported; None if it reported none."""
         if ranks is not None:
             job.ranks = ranks
         if job.state is JobState.STARTING:
@@ -266,7 +273,7 @@ class SchedulingIndex(TrackedJobs):
             heappush(self.timeouts, (at_ns, job.job_id))
 
     def run_external(self, job: Job, spec: JobSpec, attempt: int, placement: Iterable[Slot], began_ns: int) -> None:
-        """Record an attempt that another scheduler has started, of a new job or of one that had ended."""
+        """Record an attempt that another scheduler has started. Its job is new, or had ended before."""
         new = job.job_id not in self.state.jobs
         job.spec, job.state, job.attempt = spec, JobState.RUNNING, attempt
         job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(placement)]
@@ -282,18 +289,18 @@ class SchedulingIndex(TrackedJobs):
             self._update(job)
 
     def report_progress(self, job: Job, done_seconds: float) -> None:
-        """Record the running job's work so far, in seconds of running alone at full speed."""
+        """Record how much work the running job has done, in seconds at full speed."""
         job.done_seconds, job.progress_ns = done_seconds, self.state.now_ns
         self.update_expected_end(job)
 
     def stop(self, job: Job, reason: StopReason, failure: str | None = None) -> None:
-        """Mark the attempt to be stopped. failure: the reason in words."""
+        """Record that the attempt is to be stopped. failure: the reason as a sentence; None keeps the last one."""
         job.stop_reason = reason
         job.failure = job.failure if failure is None else failure
         self._note_stopping(job)
 
     def cancel(self, job: Job, failure: str) -> None:
-        """Mark the attempt to be stopped without a restart, and release the job's reservation."""
+        """Record that the attempt is to be stopped for good, and release the job's reservation."""
         job.stop_reason, job.failure, job.claim = StopReason.CANCEL, failure, []
         self._update(job)
 
@@ -305,9 +312,10 @@ class SchedulingIndex(TrackedJobs):
         failure: str | None = None,
         excluded: tuple[str, ...] | None = None,
     ) -> None:
-        """Mark the attempt to be stopped, and the job to continue elsewhere.
+        """Record that the attempt is to be stopped, and that the job continues on other slots.
 
-        target: reserved slots of the next attempt; none: it waits in the queue. excluded: nodes that it must not use.
+        target: slots to reserve for the next attempt; if empty, the job waits in the queue. excluded: names of nodes
+        that the job must not use.
         """
         job.stop_reason, job.claim = reason, list(target)
         job.failure = job.failure if failure is None else failure
@@ -316,14 +324,14 @@ class SchedulingIndex(TrackedJobs):
         self._update(job)
 
     def request_stop(self, job: Job, action_id: str, again_ns: int) -> None:
-        """Record a stop request to the backend. again_ns: when it is repeated."""
+        """Record that the backend was asked to stop the gang. again_ns: time at which the request is repeated."""
         job.state = JobState.STOPPING
         job.stopping_ns = self.state.now_ns if job.stopping_ns is None else job.stopping_ns
         job.action_id = action_id
         self.repeat_stop(job, again_ns)
 
     def repeat_stop(self, job: Job, again_ns: int) -> None:
-        """Set when the stop request is repeated."""
+        """Set the time at which the request to stop the gang is repeated."""
         job.not_before_ns = again_ns
         self._note_stopping(job)
 
@@ -336,9 +344,10 @@ class SchedulingIndex(TrackedJobs):
             self.update_expected_end(job)
 
     def leave_attempt(self, job: Job, ranks: list[RankRecord], ended_ns: int, ran_ns: int, done_seconds: float) -> None:
-        """Record the end of the attempt. ``requeue`` or ``end`` must follow in this cycle and updates the index.
+        """Record the end of the attempt. The caller must call ``requeue`` or ``end`` next, which update the index.
 
-        ranks: with exit codes, in the same slots. ran_ns: its run time, if it counts.
+        ranks: the ranks with their exit codes, on the same slots. ran_ns: run time of the attempt, 0 if it does not
+        count.
         """
         job.ranks, job.attempt_ended_ns = ranks, ended_ns
         job.run_ns += ran_ns
@@ -346,7 +355,7 @@ class SchedulingIndex(TrackedJobs):
         job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
 
     def requeue(self, job: Job, why: str, not_before_ns: int = 0, keep_claim: bool = True) -> None:
-        """Put the job back into the queue. keep_claim: whether the slots reserved for its restart stay reserved."""
+        """Put the job back into the queue. keep_claim: keep the slots that are reserved for its restart."""
         job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
         job.not_before_ns = not_before_ns
         job.claim = job.claim if keep_claim else []
@@ -354,7 +363,7 @@ class SchedulingIndex(TrackedJobs):
         self._update(job)
 
     def end(self, job: Job, state: JobState, reason: str) -> None:
-        """End the job in a final state."""
+        """End the job: set its final state and the reason."""
         job.state, job.end_reason, job.ended_ns = state, reason, self.state.now_ns
         job.claim, job.excluded_nodes, job.stop_reason = [], (), None
         job.expected_start_ns, job.not_before_ns = None, 0

@@ -1,4 +1,4 @@
-"""Plan: free slots with transactions, so that a gang takes all its slots or none.
+"""Plan: the free slots of the cluster, changed in transactions, so that a gang takes all its slots or none.
 
 A node's free slots are the bits of one integer. Nodes with the same tier and GPU type form a pool. For each number of
 free slots, a pool has the set of its nodes with exactly that many, also as the bits of one integer. For every domain of
@@ -18,10 +18,7 @@ NOWHERE = -1
 
 
 def _by_node(slots: Iterable[Slot]) -> dict[str, int]:
-    """Return the bits of the slots by node.
-
-    Slots of one node are mostly consecutive, so each node is looked up once.
-    """
+    """Return the slots of each node as a bit mask, by node name."""
     found: dict[str, int] = {}
     last, bits = "", 0
     for slot in slots:
@@ -44,11 +41,11 @@ class Plan:
 
     A pool's number is TIERS x the GPU type's number + the tier.
 
-    free_in[pool][domain]: free slots. with_free[pool][n]: nodes of the pool with n free slots.
-    slots_in[pool]: all slots of its nodes, free or not. count: free slots of each node, by number.
-    slowdown: slowdown of the suspect nodes that are expected to be slow, by number.
-    crossing: number of gangs that cross the uplinks of a domain; each of them costs uplink_slowdown.
-    congested: additional known slowdown at the uplinks of a domain.
+    free_in[pool][domain]: number of free slots. with_free[pool][n]: bit mask of the pool's nodes with n free slots.
+    slots_in[pool]: number of slots of its nodes, free or not. count: number of free slots, by node number.
+    slowdown: expected slowdown of suspect nodes, by node number; healthy speed is left out.
+    crossing: number of gangs that use the uplinks of a domain; each gang costs uplink_slowdown.
+    congested: slowdown, minus 1, that interference verdicts report for the uplinks of a domain.
     """
 
     __slots__ = (
@@ -117,7 +114,7 @@ class Plan:
             inside[domain] += free
 
     def change(self, node: Node) -> None:
-        """Update the node's tier after a change of its state.
+        """Update the node's tier (such as healthy, suspect or spare) after a change of its state.
 
         Must not be called in a transaction. The node's size and place must be unchanged.
         """
@@ -153,7 +150,7 @@ class Plan:
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> int:
-        """Return a mark to roll back to. Marks nest."""
+        """Return a mark for ``rollback``. A transaction may have several marks."""
         return len(self._journal)
 
     def rollback(self, mark: int) -> None:
@@ -167,14 +164,14 @@ class Plan:
         self._journal.clear()
 
     def take(self, name: str, count: int) -> tuple[Slot, ...]:
-        """Take slots of the node: those of the fullest NVLink island that fits, else the lowest free ones.
+        """Take `count` slots of the node: in the fullest NVLink island that has enough, else the lowest free slots.
 
-        Raises ValueError if fewer are free.
+        Raises ValueError if the node has fewer free slots.
         """
         return self.take_from(self.topology.number[name], count)
 
     def take_from(self, number: int, count: int) -> tuple[Slot, ...]:
-        """Take slots as ``take`` does, by the node's number."""
+        """Take `count` slots of the node with this number, as ``take`` does."""
         mask = self._mask[number]
         free = self.count[number]
         if free < count:
@@ -197,7 +194,7 @@ class Plan:
         return tuple(taken)
 
     def island(self, number: int, count: int) -> int:
-        """Return the free slots of the node's fullest NVLink island with at least `count` free slots; 0 if none has."""
+        """Return the free slots (bit mask) of the fullest NVLink island with at least `count` free slots; 0 if none."""
         mask, size = self._mask[number], self.topology.islands[number] or self.topology.sizes[number]
         found = 0
         for first in range(0, self.topology.sizes[number], size):
@@ -207,7 +204,7 @@ class Plan:
         return found
 
     def hold(self, slots: Iterable[Slot]) -> None:
-        """Take those of these slots that are free."""
+        """Take these slots, except those that are already taken."""
         numbers, masks = self.topology.number, self._mask
         for name, bits in _by_node(slots).items():
             if (number := numbers.get(name)) is not None and (before := masks[number]) & bits:
@@ -246,30 +243,30 @@ class Plan:
         return sum([masks[numbers[slot.node]] >> slot.slot & 1 for slot in slots if slot.node in numbers])
 
     def free_on(self, name: str) -> int:
-        """Return the free slots of one node in any state; 0 if the node is unknown."""
+        """Return the number of free slots of the node, whatever its state; 0 if the node is unknown."""
         number = self.topology.number.get(name)
         return 0 if number is None else self.count[number]
 
     def usable(self, name: str) -> bool:
-        """Return whether the node is in any tier."""
+        """Return whether jobs may use the node in its present state."""
         number = self.topology.number.get(name)
         return number is not None and self.pool[number] != NOWHERE
 
     def pools(self, tier: Tier, types: Collection[str] = ()) -> list[int]:
-        """Return the pools of a tier for these GPU types (empty: all)."""
+        """Return the numbers of the pools (nodes with one tier and GPU type) for these GPU types; no types: all."""
         names = self.topology.type_names
         return [n * TIERS + tier for n, name in enumerate(names) if not types or name in types]
 
     def uplink_cost(self, domain: int) -> float:
-        """Return the expected slowdown, minus 1, of a gang that crosses the uplinks of the domain."""
+        """Return the expected slowdown, minus 1, of a gang that uses the uplinks of the domain."""
         return self.congested.get(domain, 0.0) + self.uplink_slowdown * self.crossing.get(domain, 0)
 
     def has_spares(self) -> bool:
-        """Return whether any node is kept as a spare."""
+        """Return whether any node is a spare."""
         return any(self.slots_in[Tier.SPARE :: TIERS])
 
     def free(self, tier: Tier, excluded: Collection[str] = ()) -> int:
-        """Return the free slots of a tier without those of the excluded nodes."""
+        """Return the number of free slots on nodes of this tier (such as healthy or spare), except excluded nodes."""
         if not excluded and len(self.free_in) == TIERS:  # the common case: one GPU type
             return self.free_in[tier][0]
         all_of_it = sum([inside[0] for inside in self.free_in[tier::TIERS]])
@@ -284,10 +281,10 @@ class Plan:
         return all_of_it - without
 
     def tightest(self, pool: int, count: int, barred: int = 0, within: int = 0) -> int:
-        """Return the number of the pool's node with the fewest free slots, but at least `count`; NOWHERE if none has.
+        """Return the number of the node with the fewest free slots that has at least `count`; NOWHERE if none has.
 
-        Among equal nodes, the fullest domain wins, so that large free areas stay large; then the lowest number.
-        barred: nodes that must not be used. within: domain to search.
+        Ties go to a node in the fullest domain, so that large free areas remain, then to the lowest number.
+        barred: bit mask of nodes that must not be used. within: number of the domain to search.
         """
         domains = self.topology.domains
         allowed = domains[within].nodes & ~barred
@@ -309,9 +306,9 @@ class Plan:
         return NOWHERE
 
     def tight_holes(self, count: int) -> list[Slot]:
-        """Return this many free slots, of the fullest nodes first, without taking them.
+        """Return this many free slots, without taking them. Nodes with the fewest free slots come first.
 
-        Suspect and spare nodes come last.
+        Suspect and spare nodes come after all healthy nodes.
         """
         found: list[Slot] = []
         for pool in sorted(range(len(self.with_free)), key=lambda pool: pool % TIERS):
@@ -324,9 +321,9 @@ class Plan:
         return found[:count]
 
     def emptiest(self, pool: int, barred: int = 0, within: int = 0) -> int:
-        """Return the number of the pool's node with the most free slots; NOWHERE if no slot is free.
+        """Return the number of the node in the pool with the most free slots; NOWHERE if no slot is free.
 
-        Among equal nodes, the lowest number wins.
+        Ties go to the lowest number.
         """
         allowed = self.topology.domains[within].nodes & ~barred
         sets = self.with_free[pool]

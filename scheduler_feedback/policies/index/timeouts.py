@@ -3,7 +3,7 @@
 A cycle without events evaluates decisions only if a timeout has expired. A decision without a registered timeout would
 never be made. So every policy that depends on time has a function ``timeouts``, which yields the instants after which
 its result may change. ``SOURCES`` lists these functions; a new policy adds one line. Timeouts of a single job or node
-(a late start, the end of a pause, of the minimum run time, of a cooldown, of a quarantine) are in the index's heap.
+(for example a late start, or the end of a pause, a cooldown or a quarantine) are in the scheduling index.
 
 An instant may be early, but never late: an early evaluation does no harm. ``expired`` makes the cycle evaluate all
 decisions again. ``next_ns`` gives the next instant to the simulator and the tests.
@@ -25,7 +25,7 @@ Source = Callable[[State, SchedulingIndex], Iterator[int]]
 
 
 class Timeout(NamedTuple):
-    """An instant, in ns, and the source that registered it."""
+    """An instant in ns at which to evaluate decisions again, and the name of the policy that asked for it."""
 
     at_ns: int
     source: str
@@ -38,11 +38,11 @@ SOURCES: tuple[tuple[str, Source], ...] = (
     ("migration", migration.timeouts),
     ("quarantine", quarantine.timeouts),
 )
-"""Policies whose results depend on time. Their instants trigger the cycle's evaluation (``expired``)."""
+"""Policies whose results depend on time: (name, function that yields the instants of the next evaluations)."""
 
 
 def registered(state: State, index: SchedulingIndex) -> Iterator[Timeout]:
-    """Yield the next timeouts of every source. A timeout that is not after now expires in the next cycle."""
+    """Yield the next timeouts of all policies. A timeout that is already past expires in the next cycle."""
     if index.grown or index.changed or index.fresh:
         yield Timeout(state.now_ns, "the last cycle")
     yield from (Timeout(at_ns, "stops") for at_ns in _refused_stops(state, index))
@@ -55,7 +55,7 @@ def registered(state: State, index: SchedulingIndex) -> Iterator[Timeout]:
 
 
 def next_ns(state: State, index: SchedulingIndex, after_ns: int) -> int | None:
-    """Return the next instant after after_ns at which a cycle without events may decide something; None: never."""
+    """Return the first instant after after_ns at which a cycle may make a decision without events; None: never."""
     return min((timeout.at_ns for timeout in registered(state, index) if timeout.at_ns > after_ns), default=None)
 
 
@@ -72,7 +72,7 @@ def _of_policies(state: State, index: SchedulingIndex) -> Iterator[Timeout]:
 
 
 def _refused_stops(state: State, index: SchedulingIndex) -> Iterator[int]:
-    """Yield when stop requests are repeated. While actions are frozen, only those of cancelled jobs are."""
+    """Yield the times at which stop requests are repeated. During a freeze, only cancelled jobs are stopped."""
     for job_id in index.stopping:
         job = state.jobs[job_id]
         if job.state.holds_slots and (not state.frozen or job.stop_reason is StopReason.CANCEL):

@@ -1,4 +1,4 @@
-"""Tracked jobs: the queue, groups of jobs and nodes that a cycle evaluates, and timeouts of single jobs and nodes.
+"""Tracked jobs: the queue, and the groups and timeouts of the jobs and nodes that a cycle evaluates.
 
 This is the part of the scheduling index that reads the state; ``scheduling_index`` adds the methods that change it.
 """
@@ -24,11 +24,11 @@ _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 _NONE: tuple[Slot, ...] = ()
 
 _BEHIND_ALL = frozenset({Backfilling.NONE, Backfilling.CONSERVATIVE})
-"""Backfill rules under which a job that leaves the queue may let any later job start, not only the head."""
+"""Backfill rules with which any pending job may become able to start when a job ahead of it leaves the queue."""
 
 
 class TrackedJobs(HeldSlots):
-    """Jobs and nodes of one state, grouped. The attributes are documented in the constructor."""
+    """Queue, groups and timeouts of the jobs and nodes of one state. The constructor documents the attributes."""
 
     __slots__ = (
         "_groups",
@@ -56,40 +56,40 @@ class TrackedJobs(HeldSlots):
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self.line = WaitingLine()
-        """Pending jobs, in order."""
+        """Pending jobs that may start, in scheduling order."""
         self.claimants: set[str] = set()
-        """Pending jobs with reserved slots."""
+        """Ids of pending jobs with slots reserved for their restart."""
         self.probes: set[str] = set()
-        """Pending probes."""
+        """Ids of pending probes."""
         self.doubtful: set[str] = set()
         """Names of nodes that are not healthy."""
         self.running: set[str] = set()
-        """Gangs that may be stopped by a signal."""
+        """Ids of jobs in state running."""
         self.elastic: set[str] = set()
-        """Restartable elastic gangs that hold slots."""
+        """Ids of the elastic, restartable gangs that hold slots."""
         self.excluders: set[str] = set()
-        """Jobs that exclude nodes."""
+        """Ids of jobs that must not use certain nodes."""
         self.unheld: set[str] = set()
-        """Jobs that would not fit even if the nodes were empty, or that exceed a limit of their queue."""
+        """Ids of pending jobs that are too large for the nodes, even empty ones, or for the limits of their queue."""
         self.hopeless: set[str] = set()
-        """Jobs with a dependency that can no longer be met."""
+        """Ids of jobs with a dependency that can no longer be met."""
         self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
         self.overdue: set[str] = set()
-        """Jobs, pending or active, that go ahead of others because of their long wait."""
+        """Ids of pending and active jobs that were put ahead of other jobs because they have waited too long."""
         self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue)
         self.starved: list[tuple[int, str]] = []
-        """Heap of jobs past the starvation bound that are not overdue yet."""
+        """Heap of (submission, job id) of jobs that have waited past the starvation bound and are not overdue yet."""
         self._starved: set[str] = set()
         self.ended: list[tuple[int, str]] = []
-        """(end, job id) of the ended jobs."""
+        """Ended jobs as (time of the end, job id)."""
         self.timeouts: list[tuple[int, str]] = []
         """Heap of timeouts of single jobs and nodes: (instant, job id; '' for a node)."""
         self.fresh: set[str] = set()
-        """Jobs that were added to the queue since the last pass."""
+        """Ids of jobs that were added to the queue since the last scheduling pass."""
         self.unsettled = False
-        """Whether nodes have changed since ``settle``."""
+        """Whether nodes have changed since the last call of ``settle``."""
         self.appointed = False
-        """Whether the spares are up to date with the nodes."""
+        """Whether the spare nodes were chosen after the last change of nodes."""
         self.stoppable_due = False
         """Whether a gang's minimum run time or cooldown has ended in this cycle."""
         self.dependencies = Dependencies(state)
@@ -113,7 +113,7 @@ class TrackedJobs(HeldSlots):
         self.appointed = False
 
     def settle(self) -> None:
-        """Update which jobs the nodes could hold at all, after nodes have changed."""
+        """Update which pending jobs are too large for the cluster, after a change of nodes."""
         if not self.unsettled:
             return
         self.unsettled = False
@@ -137,7 +137,7 @@ class TrackedJobs(HeldSlots):
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def _update(self, job: Job) -> None:
-        """Update after a change of the job."""
+        """Update the index after a change of the job."""
         others: list[str] = []
         if self.dependencies.dependents or job.array_of:
             others = list(self.dependencies.changed(job))  # ``_update_alone`` uses them
@@ -238,7 +238,11 @@ class TrackedJobs(HeldSlots):
         return (job.attempt_started_ns or 0) + nanoseconds(least)
 
     def _stoppable_ns(self, job: Job) -> tuple[int, ...]:
-        """Return when the gang may be preempted or moved: after its minimum run time, and after its cooldown."""
+        """Return when the gang's minimum run time ends and, if the gang has been moved, when its migration cooldown
+        ends.
+
+        Empty if the gang is not restartable.
+        """
         if not job.spec.restartable or job.attempt_started_ns is None:
             return ()
         if job.last_migration_ns is None:
@@ -247,7 +251,7 @@ class TrackedJobs(HeldSlots):
         return (self._least_run_ns(job), job.last_migration_ns + cooldown_ns)
 
     def note_pending(self) -> None:
-        """Record at the end of a cycle whether jobs are pending, and since when none are."""
+        """Record at the end of a cycle whether jobs are pending, and when the last pending job has gone."""
         waits = bool(self.line.order) or bool(self.claimants)
         if self.state.waits and not waits:
             self.state.emptied_ns = self.state.now_ns
@@ -256,7 +260,10 @@ class TrackedJobs(HeldSlots):
         self.state.waits = waits
 
     def _patience_seconds(self, job: Job, ranks: int) -> float:
-        """Return for how long slots must be idle before it pays to give the gang more than this many ranks."""
+        """Return how many seconds no job must have been pending before the gang may get more than `ranks` ranks.
+
+        Then the faster progress is expected to save more time than the restart costs.
+        """
         most = job.spec.max_ranks or job.spec.ranks
         moving = job.spec.stop_seconds + job.spec.restart_cost_seconds
         return (1 + self.policy.migration_margin) * moving * most / (most - ranks) if most > ranks else 0.0
@@ -270,7 +277,7 @@ class TrackedJobs(HeldSlots):
         return max(at_ns, self.state.emptied_ns + nanoseconds(self._patience_seconds(job, len(job.ranks))))
 
     def _expect_fall(self, job: Job) -> None:
-        """Set a timeout for when the job falls into the next queue of LAS."""
+        """Set a timeout for the time when the job moves to the next level of the order ``las``."""
         at_ns = las.falls_ns(self.state, job)
         if at_ns is not None:
             heappush(self.timeouts, (at_ns, job.job_id))
@@ -305,7 +312,11 @@ class TrackedJobs(HeldSlots):
         return self.capacity.could_hold(job, shape)
 
     def correct_expected_ends(self, now_ns: int) -> None:
-        """Move expected ends into the future for jobs past their estimates and restarts that wait for a stop."""
+        """Move expected ends that have passed to a later time.
+
+        They are the ends of running jobs that run longer than estimated, and of jobs whose reserved slots are not free
+        yet.
+        """
         ends = self.ends
         while ends and ends[0].at_ns <= now_ns:
             self.update_expected_end(self.state.jobs[ends[0].job_id])
@@ -330,9 +341,9 @@ class TrackedJobs(HeldSlots):
         return found
 
     def _still_counts(self, job: Job, at_ns: int) -> bool:
-        """Return whether the reason for the timeout is still valid, and may let a job start.
+        """Return whether the job's timeout at at_ns still applies, so that a decision may change at that time.
 
-        An old index contains timeouts that no longer apply, a new one does not. Both must lead to the same decisions.
+        Outdated timeouts are not removed from the index; this check skips them.
         """
         if job.job_id in self.line or job.job_id in self.claimants:  # a pause has ended, or the job has starved
             return at_ns in (job.not_before_ns, order.starves_ns(self.state, job))
@@ -358,9 +369,10 @@ class TrackedJobs(HeldSlots):
         return None
 
     def most_ranks(self, job: Job) -> int | None:
-        """Return the upper bound of the job's ranks; None: as many as it asks for.
+        """Return the maximum number of ranks with which the job may start now; None: the number that the job asks for.
 
-        Fewer because of its queue's limits; more if it is the only pending job.
+        The limits of its queue can reduce the number. An elastic job that is the only pending job can get more, after a
+        long enough idle period.
         """
         spec = job.spec
         alone = (

@@ -1,12 +1,12 @@
 """Uplink costs: the expected slowdown of a gang that spans several domains.
 
-A gang within one rack uses no uplink of it. A gang in several racks shares their uplinks with every other gang that
-crosses them. Expected slowdown of an uplink, above 1:
+A gang within one rack does not use the rack's uplinks. A gang in several racks shares their uplinks with every other
+gang that uses them. Expected slowdown of an uplink, above 1:
 
-    (gangs that cross it) x ``Policy.uplink_slowdown`` + (slowdown - 1) of the worst active interference verdict
-                                                         between two gangs that both cross it
+    (gangs that use it) x ``Policy.uplink_slowdown`` + (slowdown - 1) of the worst active interference verdict
+                                                         between two gangs that use it
 
-A gang that must be cut over domains gets the domains whose worst uplink costs least; ties go to the fewest domains.
+A gang that does not fit into one domain gets the domains whose worst uplink costs least; ties go to the fewest domains.
 Without ``uplink_slowdown`` and interference verdicts, uplinks cost nothing and do not affect placement.
 """
 
@@ -20,7 +20,7 @@ from scheduler_feedback.policies.index.slot_plan import Plan
 
 
 def crossed(plan: Plan, slots: Iterable[Slot]) -> list[int]:
-    """Return the domains whose uplinks a gang on these slots crosses: they contain some of its nodes, but not all."""
+    """Return the domains whose uplinks a gang on these slots uses: those with some of its nodes, but not all."""
     number, above = plan.topology.number, plan.topology.above
     inside = [above[index] for name in {slot.node for slot in slots} if (index := number.get(name)) is not None]
     if len(inside) < 2:
@@ -30,7 +30,7 @@ def crossed(plan: Plan, slots: Iterable[Slot]) -> list[int]:
 
 
 def congested(state: State, plan: Plan) -> dict[int, float]:
-    """Return the slowdown above 1 of each domain's uplinks, according to active verdicts of interference."""
+    """Return the slowdown, minus 1, that active interference verdicts report for the uplinks of each domain."""
     found: dict[int, float] = {}
     for verdict in state.verdicts.values():
         if not verdict.aggressor:
@@ -47,7 +47,10 @@ def congested(state: State, plan: Plan) -> dict[int, float]:
 
 
 def least_burdened(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
-    """Select domains that together hold the gang and whose worst uplink costs least. holes: (free slots, domain)."""
+    """Return the domains with the least costly uplinks that together have enough free slots for the gang.
+
+    holes: (number of free slots, number of the domain) of each possible domain; the result has the same form.
+    """
     if not plan.crossing and not plan.congested:
         return holes
     cost = {domain: plan.uplink_cost(domain) for _, domain in holes}

@@ -1,4 +1,4 @@
-"""How events change the state: submissions, user requests, observations of the backend, verdicts, timeouts.
+"""Application of events to the state: submissions, user requests, observations of the backend, verdicts, timeouts.
 
 Each module applies one kind of event. Start at ``observations.py``.
 """

@@ -12,23 +12,23 @@ from scheduler_feedback.core.state import State
 
 @dataclass(slots=True)
 class Array:
-    """Members of one array."""
+    """Jobs of one array (one submission of many similar jobs)."""
 
     parallel: int
-    """Upper bound of active members; 0 for no limit."""
+    """Maximum number of members that may hold slots at the same time; 0 for no limit."""
     members: set[str] = field(default_factory=set)
     waiting: list[tuple[int, str]] = field(default_factory=list)
-    """(index, id) of the pending members, in order."""
+    """Pending members as (index in the array, job id), sorted."""
     active: set[str] = field(default_factory=set)
-    """Members that hold slots."""
+    """Ids of the members that hold slots."""
 
     def first(self) -> list[str]:
-        """Return the pending members that may start now."""
+        """Return the ids of the array's pending jobs that the limit permits to start, the lowest index first."""
         return [job_id for _, job_id in self.waiting[: max(self.parallel - len(self.active), 0)]]
 
 
 class Dependencies:
-    """Index of dependencies. dependents: dependent jobs, by the id of the job or array that they depend on."""
+    """Index of dependencies between jobs. dependents: by the id of a job or array, the jobs that depend on it."""
 
     __slots__ = ("_state", "arrays", "dependents", "turns")
 
@@ -39,7 +39,7 @@ class Dependencies:
         self.turns: dict[str, list[str]] = {}
 
     def add(self, job: Job) -> None:
-        """Add a job."""
+        """Add a job to the index of dependencies and to its array."""
         for dependency in job.spec.after:
             self.dependents.setdefault(dependency.job_id, {})[job.job_id] = None
         if job.array_of:
@@ -55,7 +55,7 @@ class Dependencies:
         return any(other in self._state.jobs and not self._state.jobs[other].state.ended for other in waiting)
 
     def forget(self, job: Job) -> None:
-        """Remove a job."""
+        """Remove a job from the index of dependencies and from its array."""
         for dependency in job.spec.after:
             self.dependents.get(dependency.job_id, {}).pop(job.job_id, None)
         self.dependents.pop(job.job_id, None)
@@ -66,7 +66,7 @@ class Dependencies:
                 self.turns.pop(job.array_of, None)
 
     def changed(self, job: Job) -> Iterator[str]:
-        """Yield the jobs whose permission to start may change because this job's state has changed."""
+        """Yield the ids of other jobs that may now be allowed or forbidden to start, because this job changed state."""
         if job.job_id in self.dependents:
             yield from self.dependents[job.job_id]
         if job.array_of:
@@ -123,7 +123,7 @@ class Dependencies:
         return None
 
     def _named(self, job_id: str) -> list[Job]:
-        """Return the job of that id, or the members of the array."""
+        """Return the job with this id, or the members of the array with this id; empty if there is neither."""
         if (job := self._state.jobs.get(job_id)) is not None:
             return [job]
         array = self.arrays.get(job_id)

@@ -10,14 +10,15 @@ from scheduler_feedback.policies.nodes.quarantine import expire_node_states
 
 
 def expire_timeouts(context: CycleContext) -> None:
-    """Apply all timeouts that have expired by now."""
+    """Apply the effects of all timeouts that have expired."""
     state = context.state
     index = context.index
     index.correct_expected_ends(context.now_ns)
-    for job_id in sorted(index.hopeless):
-        job = state.jobs[job_id]
-        why = index.dependencies.hopeless(job) or "its dependency can no longer be met"
-        end(context, job, JobState.CANCELLED, why)
+    while index.hopeless:  # each end may make the dependencies of further jobs hopeless
+        for job_id in sorted(index.hopeless):
+            job = state.jobs[job_id]
+            why = index.dependencies.hopeless(job) or "its dependency can no longer be met"
+            end(context, job, JobState.CANCELLED, why)
     if state.frozen:
         return
     if index.doubtful:
@@ -40,9 +41,9 @@ def expire_timeouts(context: CycleContext) -> None:
 
 
 def promote_starved_jobs(context: CycleContext) -> None:
-    """Mark jobs that have waited past the starvation bound as overdue, as far as ``starvation_share`` allows.
+    """Mark jobs that have waited past the starvation bound as overdue, which puts them ahead of other jobs.
 
-    One job may always be overdue, whatever its size. With a share of 1 the order itself puts such jobs first.
+    Overdue jobs may use at most the share ``starvation_share`` of the slots; at least one job may always be overdue.
     """
     index = context.index
     if not index.starved:
@@ -61,5 +62,5 @@ def _is_late_start(job: Job, age_ns: int, timeout_seconds: float) -> bool:
 
 
 def _is_late_probe(job: Job, age_ns: int, timeout_seconds: float) -> bool:
-    """Return whether the job is a probe past its timeout. Other jobs may exceed their time limit."""
+    """Return whether the job is a probe that runs longer than its timeout. Only probes are stopped for that."""
     return job.spec.kind is JobKind.PROBE and job.state is JobState.RUNNING and age_ns >= nanoseconds(timeout_seconds)

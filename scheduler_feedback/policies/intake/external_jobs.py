@@ -1,8 +1,8 @@
 """External jobs: jobs of another scheduler (Slurm, Kubernetes). The cycle monitors them and may request a move.
 
 Such a job appears as running; its own scheduler queues it. The end of an attempt ends the job for the cycle. A later
-attempt reactivates the job with its history. Pending jobs of the other scheduler are known by size alone, which is
-enough to decide whether a slow node is better used than quarantined.
+attempt reactivates the job with its history. Of the other scheduler's pending jobs only the size is known, which is
+enough to decide whether to use a slow node or quarantine it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay, w
 
 
 def found(context: CycleContext, event: Hosted) -> None:
-    """Record a running attempt. Ignore repetitions, and attempts older than the newest."""
+    """Record a running attempt of an external job. Ignore repeated reports, and reports of older attempts."""
     job = context.state.jobs.get(event.job_id)
     if job is not None and (event.attempt < job.attempt or (event.attempt == job.attempt and job.state.holds_slots)):
         return
@@ -36,9 +36,9 @@ def waits(context: CycleContext, event: HostWaits) -> None:
 
 
 def want(state: State, index: SchedulingIndex, node: Node) -> bool:
-    """Return whether a pending gang of another scheduler would gain from the slow node.
+    """Return whether a pending gang of another scheduler would finish earlier by using the slow node.
 
-    A gang for which enough healthy slots are free does not count: it is about to start, or does not wait for slots.
+    A gang for which enough healthy slots are free does not count, because it does not need the slow node.
     """
     free = index.plan.free(Tier.HEALTHY) if state.host_waits else 0
     return any(
@@ -50,13 +50,13 @@ def want(state: State, index: SchedulingIndex, node: Node) -> bool:
 
 
 def will_be_taken(state: State, index: SchedulingIndex, job: Job) -> bool:
-    """Return whether the job's own scheduler is about to use the free slots: a pending gang there fits into them."""
+    """Return whether the external job's scheduler is about to use the free slots for one of its pending gangs."""
     free = index.plan.free(Tier.HEALTHY)
     return job.spec.kind is JobKind.EXTERNAL and any(one.ranks <= free for one in state.host_waits)
 
 
 def _patience(state: State, index: SchedulingIndex, waiting: HostedWait) -> float:
-    """Return the gang's expected wait for healthy slots if it is next, as a share of its time limit."""
+    """Return how long the pending gang would wait for healthy slots as the head, divided by its time limit."""
     spec = JobSpec("", (), waiting.ranks, kind=JobKind.EXTERNAL, time_limit_seconds=waiting.seconds)
     job = Job("", spec, JobState.PENDING, state.now_ns)
     found = reserve(index.plan, index.ends, job, state.now_ns, state.policy)

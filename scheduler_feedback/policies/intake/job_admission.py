@@ -15,7 +15,7 @@ _UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
 _SIGNALS = frozenset(known.name for known in signal.Signals)
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""Characters that no argument of execve(2) may contain: NUL, and surrogates."""
+"""Characters that no command, variable or path may contain, because execve(2) cannot take them."""
 
 
 def admit_check(state: State, spec: JobSpec) -> str | None:
@@ -84,7 +84,7 @@ def _invalid_shape(spec: JobSpec) -> str | None:
 
 
 def _invalid_text(spec: JobSpec) -> str | None:
-    """Return which text execve(2) cannot take, or None: NUL ends a string there, '=' ends the name of a variable."""
+    """Return which text of the job cannot be passed to a program, with the reason; None if all can."""
     if (
         not spec.environment
         and not spec.checkpoint_command
@@ -109,7 +109,7 @@ def _invalid_text(spec: JobSpec) -> str | None:
 
 
 def over_limit(policy: Policy, spec: JobSpec) -> str | None:
-    """Return why the job exceeds the limit of its queue even if that is empty, and what to do; None if it does not."""
+    """Return why the job exceeds the limits of its queue even if that is empty, and what to do; None if it does not."""
     least = spec.min_ranks or spec.ranks
     found = Shares(policy).never(spec.queue, least) if policy.queues else None
     if found is None:
@@ -124,7 +124,7 @@ def over_limit(policy: Policy, spec: JobSpec) -> str | None:
 
 
 def oversized(state: State, spec: JobSpec) -> str | None:
-    """Return why the job would not fit even if all present nodes were free and healthy; None if it would."""
+    """Return why the job would not fit even if all present nodes were free and healthy; None if it would fit."""
     sizes = {node.name: node.slots for node in state.nodes.values() if node.present}
     ranks = f"asks for {spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
     if spec.pinned_node is not None:

@@ -1,6 +1,6 @@
-"""Observations of the backend, applied to the state.
+"""Reports of the backend, applied to the state.
 
-Each is idempotent, because a backend reports everything again after a restart.
+Every function may be called again with the same report, because a backend repeats all reports after a restart.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def first_step(context: CycleContext, event: FirstStep) -> None:
 
 
 def progressed(context: CycleContext, event: Progressed) -> None:
-    """Record the work done so far; the remaining run time is estimated from it."""
+    """Record the job's reported progress, from which its remaining run time is estimated."""
     job = _held(context, event.job_id, event.attempt, "progress")
     if job is not None:
         context.index.report_progress(job, event.done_seconds)
 
 
 def rank_failed(context: CycleContext, event: RankFailed) -> None:
-    """Mark the gang to be stopped: it cannot continue without the rank."""
+    """Request the stop of the gang of a failed rank, because a gang cannot continue without one of its ranks."""
     job = _held(context, event.job_id, event.attempt, "failure of a rank")
     if job is None or job.stop_reason is not None:
         return
@@ -140,7 +140,7 @@ def attempt_ended(context: CycleContext, event: AttemptEnded) -> None:
 
 
 def _log_checkpoint(context: CycleContext, job: Job, done: Checkpointed) -> None:
-    """Log the result of the checkpoint command. The gang was stopped in either case."""
+    """Log the result of the checkpoint command. The gang was stopped even if the command failed."""
     if done.exit_code is None:
         text = f"the checkpoint command of attempt {job.attempt} saved nothing: {done.reason}"
     else:
@@ -154,7 +154,7 @@ def _log_checkpoint(context: CycleContext, job: Job, done: Checkpointed) -> None
 def attempt_unknown(context: CycleContext, event: AttemptUnknown) -> None:
     """Handle an attempt of which the backend has no record.
 
-    If the attempt never started, the job goes back to the queue. An attempt that ran may have completed its work, so
+    If the attempt never started, the job returns to the queue. An attempt that ran may have completed its work, so
     only a restartable job is started again.
     """
     job = _held(context, event.job_id, event.attempt, "loss")
@@ -171,7 +171,7 @@ def attempt_unknown(context: CycleContext, event: AttemptUnknown) -> None:
 
 
 def action_failed(context: CycleContext, event: ActionFailed) -> None:
-    """Handle a refusal of the backend: the action is decided again after ``retry_backoff_seconds``."""
+    """Handle an action that the backend could not do. The cycle decides again after ``retry_backoff_seconds``."""
     job = context.state.jobs.get(event.job_id)
     if job is None or not job.action_id or job.action_id != event.action_id:
         return
@@ -191,7 +191,10 @@ def action_failed(context: CycleContext, event: ActionFailed) -> None:
 
 
 def _held(context: CycleContext, job_id: str, attempt: int, what: str) -> Job | None:
-    """Return the job if this attempt holds its slots, else None. Log an attempt that was never started."""
+    """Return the job of a backend's report if the report is about its active attempt, else None.
+
+    A report of an attempt that was never started is logged. what: name of the report for the log entry.
+    """
     job = context.state.jobs.get(job_id)
     if job is None:
         return None
@@ -210,7 +213,7 @@ def _leave_attempt(
     ran: bool,
     done_seconds: float | None = None,
 ) -> None:
-    """Record the end of the attempt, and deactivate its verdicts."""
+    """Record the end of the attempt, and clear its verdicts."""
     begun_ns = job.attempt_started_ns if job.attempt_started_ns is not None else context.now_ns
     ended_ns = min(max(ended_wall_ns, begun_ns), context.now_ns) if ended_wall_ns else context.now_ns
     done = done_seconds if done_seconds is not None else _work_done(job, begun_ns, ended_ns, ran)
@@ -220,14 +223,14 @@ def _leave_attempt(
 
 
 def _lived(job: Job) -> float:
-    """Return the work that the completed job needed, in seconds."""
+    """Return the total work of a completed job, in seconds at full speed."""
     if job.spec.restartable:
         return job.done_seconds or 0.0
     return ((job.attempt_ended_ns or 0) - (job.attempt_started_ns or 0)) / 1e9 * job.speed
 
 
 def _work_done(job: Job, begun_ns: int, ended_ns: int, ran: bool) -> float:
-    """Estimate the saved work if the backend does not report it: the run time without the restart."""
+    """Return the job's saved work in seconds, estimated from its run time because the backend did not report it."""
     done = job.done_seconds or 0.0
     if not ran or not job.spec.restartable:
         return done

@@ -1,4 +1,4 @@
-"""Requests of users and operators, applied to the state. Each is idempotent."""
+"""Requests of users and operators, applied to the state. A repeated request changes nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def arrived(context: CycleContext, job: Job) -> None:
 
 
 def cancel_requested(context: CycleContext, event: CancelRequested) -> None:
-    """Cancel a job. A pending job ends now; an active one once its processes have ended, whatever their exit codes."""
+    """Cancel a job. A pending job ends at once. An active job ends as cancelled once its processes have ended."""
     job = context.state.jobs.get(event.job_id)
     if job is None:
         for member in sorted(array_members(context.state, event.job_id)):
@@ -101,7 +101,7 @@ def node_commanded(context: CycleContext, event: NodeCommanded) -> None:
 
 
 def _is_so(node: Node, event: NodeCommanded) -> bool:
-    """Return whether the command would change nothing."""
+    """Return whether the command would change nothing, because the node already has the requested state."""
     command = event.command
     if command is NodeCommand.REMOVE:
         return False
@@ -156,7 +156,7 @@ def policy_set(context: CycleContext, event: PolicySet) -> None:
 
 
 def end(context: CycleContext, job: Job, state: JobState, reason: str) -> None:
-    """End the job in a final state."""
+    """End the job with a final state and a reason, and log it."""
     context.index.end(job, state, reason)
     context.record(job.job_id, "ended", f"{state}: {reason}")
 
@@ -166,5 +166,5 @@ def _by(who: str) -> str:
 
 
 def _for(event: Submitted) -> str:
-    """Name the submitter if it is not the job's user; else ''."""
+    """Return a phrase that names the submitter if it is not the job's user; else ''."""
     return f", submitted by {event.by}" if event.by else ""

@@ -18,10 +18,10 @@ def subject_of(verdict: Verdict) -> str:
 
 
 def verdict_found(context: CycleContext, verdict: Verdict) -> None:
-    """Activate the verdict, or update an active one.
+    """Activate a new verdict, or update an active verdict.
 
-    Ignore a verdict about an attempt that is not the job's present one. Refuse a verdict that accuses a node on which
-    the job has no such rank. A verdict without a gang is about a node alone and is active until it is cleared.
+    A verdict about an older attempt of the job is ignored. A verdict that names a rank on the wrong node is refused. A
+    verdict without a gang is about a node alone and is active until it is cleared.
     """
     state = context.state
     job = state.jobs.get(verdict.gang)
@@ -42,7 +42,7 @@ def verdict_found(context: CycleContext, verdict: Verdict) -> None:
 def misplaced(job: Job, verdict: Verdict) -> str:
     """Return why the verdict contradicts the job's placement; "" if it does not.
 
-    For an external job only the node is compared: the order of its slots is not the order of its ranks.
+    For an external job only the node is compared, because its slots are not in the order of its ranks.
     """
     if not verdict.node:
         return ""
@@ -59,7 +59,7 @@ def misplaced(job: Job, verdict: Verdict) -> str:
 
 
 def _refuse(context: CycleContext, verdict: Verdict, why: str) -> None:
-    """Log and count the verdict, and ignore it otherwise. Logged once, because detectors repeat their verdicts."""
+    """Refuse the verdict: log and count it once, although detectors repeat it, and change nothing else."""
     refused = context.state.refused_verdicts
     if any(one.verdict.verdict_id == verdict.verdict_id for one in refused):
         return
@@ -84,9 +84,10 @@ def verdict_cleared(context: CycleContext, cleared: Cleared) -> None:
 
 
 def abstained(context: CycleContext, abstention: Abstention) -> None:
-    """Log that a detector found a slowdown without a cause; no action follows.
+    """Log that a detector measured a slowdown and could not determine its cause.
 
-    An abstention of MASS_LOSS freezes all actions: many agents were lost at once, and an operator must check first.
+    Only an abstention of `detector` MASS_LOSS has an effect: it freezes all actions, because many agents were lost at
+    once and an operator must check first.
     """
     context.count("abstentions", abstention.detector)
     if abstention.detector == MASS_LOSS:

@@ -1,4 +1,4 @@
-"""Which nodes may be used: quarantine, draining, and spare nodes.
+"""Policies for the use of nodes: quarantine, draining, and spare nodes.
 
 Start at ``quarantine.py``.
 """

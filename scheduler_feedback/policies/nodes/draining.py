@@ -13,7 +13,7 @@ from scheduler_feedback.policies.nodes.quarantine import drop_probe
 def drain(context: CycleContext) -> None:
     """Stop every running, restartable gang with ranks on a draining node, so that it continues elsewhere.
 
-    It waits in its queue if no slots are free. Stops nothing while actions are frozen, nor in observe mode.
+    If no slots are free, the gang waits in its queue. In observe mode and during a freeze nothing is stopped.
     """
     index = context.index
     state = context.state
@@ -31,7 +31,7 @@ def drain(context: CycleContext) -> None:
 
 
 def may_leave(job: Job) -> bool:
-    """Return whether a drain moves the job: it is declared restartable, and gangwatch schedules it."""
+    """Return whether a drain moves the job. External jobs and jobs that are not restartable are not moved."""
     return job.spec.restartable and job.spec.kind is JobKind.TRAINING
 
 
@@ -49,12 +49,12 @@ def why_not_removed(state: State, node: Node) -> str | None:
 
 
 def jobs_on(state: State, node: str) -> list[Job]:
-    """Return the jobs that hold slots of the node, in order of submission."""
+    """Return the jobs that hold slots of the node, in the order of their submission."""
     return [job for job in state.jobs.values() if job.state.holds_slots and any(r.slot.node == node for r in job.ranks)]
 
 
 def remove(context: CycleContext, node: Node, by: str, reason: str) -> None:
-    """Remove the node and the verdicts about it. A node that is present or in use again stays."""
+    """Remove the node and the verdicts about it, unless it is present or in use again."""
     state = context.state
     if why_not_removed(state, node) is not None:
         return

@@ -1,17 +1,22 @@
 """Node states: how verdicts, operators and time change what a node may be used for.
 
-::
+Each line is one transition, and what causes it::
 
-    healthy --verdict--> suspect --second job's verdict, migration, or confirmed--> quarantine --time--> probe
-       ^                  |  ^                                                      |  ^                  |  |
-       |<--- recovered ---+  +<------------ pending jobs need its slots ------------+  +-----failed-------+  |
-       |                  +-- no recovery seen: a probe if no job is pending, else --+                       |
-       +<----------------------------- time without a verdict -- probation <-------+-------passed------------+
+    healthy    -> suspect     a verdict accuses the node
+    suspect    -> healthy     it runs at normal speed again, and no new verdict accuses it
+    suspect    -> quarantine  a second job accuses the node, a job was moved away, or an operator confirms the verdict
+    suspect    -> probe       no recovery was observed, and no pending job needs its slots
+    suspect    -> probation   no recovery was observed, and no probe can run
+    quarantine -> suspect     pending jobs need the node's slots
+    quarantine -> probe       the time of the quarantine is over
+    probe      -> quarantine  the probe failed
+    probe      -> probation   the probe passed
+    probation  -> quarantine  a verdict accuses the node again
+    probation  -> healthy     time without a verdict
 
-A verdict during probation leads back to quarantine. Each quarantine since the last full recovery is twice as long as
-the one before. Only operators set maintenance.
+Each quarantine since the last full recovery is twice as long as the one before. Only operators set maintenance.
 
-A quarantined node loses all of its work; a node that is only slow loses the share 1 - 1/s. So a slow node is in
+A quarantined node loses all of its work; a node with slowdown s loses the share 1 - 1/s. So a slow node is in
 quarantine, where a probe can measure it, only while no pending job would gain from its slots. Else it is suspect: used
 last, and only by gangs that gain from it (``placement.slow_slots_pay``). A node slower than ``quarantine_slowdown``, or
 accused of more than slowness, stays in quarantine whatever jobs are pending.
@@ -37,7 +42,7 @@ from scheduler_feedback.policies.queue.placement import slow_slots_pay
 
 
 def mark_accused_nodes(context: CycleContext) -> None:
-    """Apply every active verdict once to its node: suspect, or quarantine if that is due."""
+    """Make the node of every new verdict suspect. Quarantine it if a second job accuses it, or an operator confirms."""
     for verdict_id, verdict in context.state.verdicts.items():
         opened = context.state.open_decisions.setdefault(verdict_id, OpenDecision())
         node = context.state.nodes.get(verdict.node)
@@ -81,7 +86,7 @@ def quarantine_or_suspect(context: CycleContext, node: Node, verdict: Verdict, r
 
 
 def _doubt(context: CycleContext, node: Node, verdict: Verdict) -> None:
-    """Record the node's slowdown, and since when it has been slow."""
+    """Record the slowdown of the node, and the time since which it has been slow."""
     if node.doubted_ns is None:
         node.doubted_ns = min(verdict.first_wall_ns, context.now_ns)
     slowdowns = [
@@ -94,7 +99,7 @@ def _doubt(context: CycleContext, node: Node, verdict: Verdict) -> None:
 
 
 def _merely_slow(state: State, node: Node, verdict_id: str) -> bool:
-    """Return whether the node is only slow: below ``quarantine_slowdown``, and not confirmed by an operator."""
+    """Return whether the node is only a little slow: below ``quarantine_slowdown``, without a confirmed verdict."""
     mild = 1 < node.slowdown < state.policy.quarantine_slowdown
     return mild and verdict_id != "" and state.judged.get(verdict_id) is not True
 
@@ -102,7 +107,7 @@ def _merely_slow(state: State, node: Node, verdict_id: str) -> bool:
 def others_want(state: State, node: Node) -> bool:
     """Return whether a gang that is pending here or with another scheduler would gain from the node.
 
-    A gang of this instant does not count yet: it may start at once.
+    A gang that became pending in this cycle does not count yet, because it may start at once.
     """
     index = index_of(state)
     return external_jobs.want(state, index, node) or any(
@@ -113,23 +118,23 @@ def others_want(state: State, node: Node) -> bool:
 
 
 def _has_waited(state: State, job_id: str) -> bool:
-    """Return whether the job has been pending since before this instant.
+    """Return whether the job was already pending before this cycle.
 
-    Depends on the state only, not on the index, which a snapshot does not contain.
+    It uses the state only, not the index, so that a state restored from a snapshot gives the same result.
     """
     job = state.jobs[job_id]
     return max(job.submitted_ns, job.attempt_ended_ns or 0) < state.now_ns
 
 
 def may_be_reinstated(state: State, node: Node) -> bool:
-    """Return whether the node is in quarantine only because it is slow, and no probe is running on it."""
+    """Return whether the node is in quarantine only because it is slow, and no probe runs on it."""
     probe = state.jobs.get(node.probe_job) if node.probe_job is not None else None
     measured = probe is not None and probe.state is not JobState.PENDING
     return node.state is NodeState.QUARANTINE and not measured and _merely_slow(state, node, node.verdict_id)
 
 
 def reinstate(context: CycleContext, node: Node) -> None:
-    """Return the node from quarantine to suspect."""
+    """Change the node from quarantine to suspect, so that jobs may use its slots."""
     drop_probe(context, node)
     _suspect(context, node, f"pending jobs need its slots; {node.reason}", node.verdict_id)
 
@@ -147,8 +152,8 @@ def _suspect(context: CycleContext, node: Node, reason: str, verdict_id: str) ->
 def quarantine(context: CycleContext, node: Node, reason: str, verdict_id: str, capped: bool = True) -> bool:
     """Quarantine the node for a time that doubles with each repetition; return False if the cap prevents it.
 
-    Beyond the cap the node becomes suspect, and a log entry says so. A fault that affects many nodes at once is seldom
-    a fault of the nodes.
+    The cap is the maximum number of nodes in quarantine, because a fault of many nodes at once is seldom a fault of the
+    nodes. Above the cap the node becomes suspect, which is logged.
     """
     state = context.state
     if capped and node.state is not NodeState.QUARANTINE and not _below_cap(state, node):
@@ -169,18 +174,18 @@ def quarantine(context: CycleContext, node: Node, reason: str, verdict_id: str, 
 
 
 def quarantine_seconds(policy: Policy, backoff: int) -> float:
-    """Return the length of the backoff-th quarantine since the last full recovery; it doubles up to a maximum."""
+    """Return the length of a quarantine in seconds. It doubles with each earlier one (`backoff`), up to a maximum."""
     return min(policy.quarantine_seconds * 2.0 ** min(backoff - 1, 64), policy.quarantine_max_seconds)
 
 
 def _in_quarantine(state: State, rack: tuple[str, str] | None = None) -> int:
-    """Count the nodes in quarantine, of one rack or of all."""
+    """Count the nodes in quarantine: of one rack, given as (spine, rack), or of the cluster if None."""
     doubtful = (state.nodes[name] for name in index_of(state).doubtful)
     return sum(n.state is NodeState.QUARANTINE and rack in (None, (n.spine, n.rack)) for n in doubtful)
 
 
 def _below_cap(state: State, node: Node) -> bool:
-    """Return whether the caps of the cluster and of the node's rack, if known, permit one more quarantine."""
+    """Return whether one more node may be quarantined under the caps of the cluster and of the node's rack."""
     policy = state.policy
     if _in_quarantine(state) >= max(1, int(policy.quarantine_max_fraction * len(state.nodes))):
         return False
@@ -195,7 +200,7 @@ def _below_cap(state: State, node: Node) -> bool:
 
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
-    """Yield when a job of this cycle begins to count as pending for the slots of a slow node."""
+    """Yield when to evaluate again whether jobs that became pending in this cycle need the slots of a slow node."""
     if state.frozen or not any(may_be_reinstated(state, state.nodes[name]) for name in index.doubtful):
         return
     for kind in index.line.kinds.values():
@@ -204,7 +209,7 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
 
 
 def expire_node_states(context: CycleContext) -> None:
-    """End suspicions, quarantines and probations that have expired, and apply the results of probes."""
+    """Change nodes whose suspicion, quarantine or probation has expired, and apply the results of probes."""
     accused = {verdict.node for verdict in context.state.verdicts.values() if verdict.kind in ACCUSING}
     for name in sorted(context.index.doubtful):
         node = context.state.nodes[name]
@@ -222,9 +227,9 @@ def expire_node_states(context: CycleContext) -> None:
 
 
 def note_recovery(context: CycleContext, node: Node) -> None:
-    """Record that the node runs at normal speed: a verdict was cleared, and no other accuses the node.
+    """Record that the node runs at normal speed again, unless another active verdict accuses it.
 
-    A suspicion then ends after ``suspect_seconds``. A quarantine keeps its length, but gangs no longer move away.
+    A suspect node then becomes healthy after ``suspect_seconds``. A quarantine does not end earlier.
     """
     if any(v.node == node.name and v.kind in ACCUSING for v in context.state.verdicts.values()):
         return
@@ -254,7 +259,7 @@ def _expire_suspicion(context: CycleContext, node: Node, accused: bool) -> None:
 
 
 def _may_be_measured(state: State, node: Node) -> bool:
-    """Return whether a probe may take the node: one is configured, no pending job needs the node, the cap permits."""
+    """Return whether a probe may use the node. Pending jobs that need the node, and the quarantine cap, prevent it."""
     wanted = others_want(state, node) or not _below_cap(state, node)
     return bool(state.policy.probe_command) and node.slots > 0 and not wanted
 
@@ -268,7 +273,7 @@ def _end_quarantine(context: CycleContext, node: Node) -> None:
 
 
 def _measure(context: CycleContext, node: Node, why: str) -> None:
-    """Queue a probe of the node; its result decides the node's next state."""
+    """Submit a probe of the node. The result of the probe decides the node's next state."""
     policy = context.state.policy
     node.probes += 1
     job_id = f"probe-{node.name}-{node.probes}"
@@ -306,7 +311,7 @@ def _begin_probation(context: CycleContext, node: Node, why: str) -> None:
 
 
 def recover(context: CycleContext, node: Node, kind: str, text: str) -> None:
-    """Make the node healthy, and reset its accusers, slowdown, backoff and exclusions."""
+    """Make the node healthy, and reset what earlier verdicts recorded about it."""
     node.backoff, node.accusers = 0, ()
     node.doubted_ns, node.draining = None, False
     drop_probe(context, node)
@@ -330,7 +335,7 @@ def drop_probe(context: CycleContext, node: Node) -> None:
 
 
 def release(context: CycleContext, node: Node, by: str, reason: str) -> None:
-    """Release the node for an operator. Its active verdicts have no further effect."""
+    """Make the node healthy at an operator's request. Its active verdicts have no further effect on it."""
     for verdict in context.state.verdicts.values():
         if verdict.node == node.name:
             why = f"{by or 'an operator'} released the node"
@@ -339,7 +344,7 @@ def release(context: CycleContext, node: Node, by: str, reason: str) -> None:
 
 
 def quarantine_by_operator(context: CycleContext, node: Node, by: str, reason: str) -> None:
-    """Quarantine the node until an operator releases it. Running gangs stay."""
+    """Quarantine the node until an operator releases it. Gangs on it continue to run."""
     drop_probe(context, node)
     node.draining = False
     context.index.set_node_state(node, NodeState.QUARANTINE, None, f"by {by or 'an operator'}{_because(reason)}")
@@ -347,7 +352,7 @@ def quarantine_by_operator(context: CycleContext, node: Node, by: str, reason: s
 
 
 def maintain(context: CycleContext, node: Node, by: str, reason: str, drain: bool = False) -> None:
-    """Give the node no new jobs until it is released. drain: gangs that may be restarted leave it (``draining``)."""
+    """Put the node into maintenance: it gets no new jobs. drain: also move its restartable gangs (``draining``)."""
     drop_probe(context, node)
     context.index.set_node_state(node, NodeState.MAINTENANCE, None, f"by {by or 'an operator'}{_because(reason)}")
     node.draining = node.draining or drain
@@ -360,7 +365,7 @@ def _because(reason: str) -> str:
 
 
 def accused_by(state: State, verdict_id: str) -> list[Node]:
-    """Return the nodes that the verdict accuses, or whose state it caused even if it is no longer active."""
+    """Return the nodes that the verdict accuses, and the nodes whose present state it has caused."""
     verdict = state.verdicts.get(verdict_id)
     return [
         node
@@ -370,7 +375,7 @@ def accused_by(state: State, verdict_id: str) -> list[Node]:
 
 
 def confirm(context: CycleContext, verdict_id: str, by: str) -> None:
-    """Confirm the verdict for an operator: quarantine its node at once."""
+    """Apply an operator's confirmation of the verdict: quarantine its node at once."""
     verdict = context.state.verdicts.get(verdict_id)
     for node in accused_by(context.state, verdict_id):
         if node.state in (NodeState.SUSPECT, NodeState.HEALTHY, NodeState.PROBATION) and (
@@ -382,7 +387,7 @@ def confirm(context: CycleContext, verdict_id: str, by: str) -> None:
 
 
 def reject(context: CycleContext, verdict_id: str, by: str) -> None:
-    """Reject the verdict for an operator: release its node and reset the backoff.
+    """Apply an operator's rejection of the verdict: release its node, and reset the length of the next quarantine.
 
     Other active verdicts about the node are applied again.
     """

@@ -24,7 +24,7 @@ SECONDS_A_DAY = 86400.0
 
 
 def appoint(context: CycleContext) -> None:
-    """Choose the spares again after a change of nodes; present spares stay spares where possible."""
+    """Choose the spare nodes of each domain again after a change of nodes. Present spares are kept where possible."""
     index = context.index
     if index.appointed:
         return
@@ -62,7 +62,7 @@ def _wanted(policy: Policy) -> bool:
 
 
 def count(policy: Policy, nodes: int) -> int:
-    """Return the number of spares for a domain with this many nodes."""
+    """Return the number of spare nodes for a network domain with this many nodes."""
     mean = nodes * policy.spare_failures_per_day * policy.spare_repair_seconds / SECONDS_A_DAY
     spares, beyond, term = 0, 1.0 - math.exp(-mean), math.exp(-mean)
     while mean > 0 and beyond > max(policy.spare_risk_fraction, 1e-9) and spares < nodes:
@@ -73,7 +73,7 @@ def count(policy: Policy, nodes: int) -> int:
 
 
 def _domain(level: Level, node: Node) -> tuple[str, ...]:
-    """Return the node's domain at that level, as the path of domain names from the spine down."""
+    """Return the names of the network domains that contain the node, from its spine down to this level."""
     path = {
         Level.SPINE: (node.spine,),
         Level.RACK: (node.spine, node.rack),
@@ -84,7 +84,7 @@ def _domain(level: Level, node: Node) -> tuple[str, ...]:
 
 
 def _holders(state: State, index: SchedulingIndex) -> dict[str, int]:
-    """Return for each node in use: 1 if all gangs on it may be preempted, 2 if one may not."""
+    """Return for each node in use, by name: 1 if all gangs on the node may be preempted, 2 if one may not."""
     found: dict[str, int] = {}
     for job_id, slots in (*index.held.items(), *index.claims.items()):
         bound = 1 if may_borrow(state.jobs[job_id].spec) else 2
@@ -100,7 +100,7 @@ def _set_spare(context: CycleContext, node: Node, spare: bool, why: str) -> None
 
 
 def borrowers(state: State, index: SchedulingIndex) -> list[str]:
-    """Return the ids of running gangs that hold slots of spares and may be preempted."""
+    """Return the ids of running gangs that may be preempted and hold slots of spare nodes."""
     spares = {node.name for node in state.nodes.values() if node.spare}
     return sorted(
         job_id

@@ -1,4 +1,4 @@
-"""Which pending gang starts next, and where: order, placement, backfill, preemption.
+"""Policies for the start of pending gangs: order, placement, backfill, preemption.
 
 Start at ``starting.py``; ``waiting_reasons.py`` explains why a job waits.
 """

@@ -1,14 +1,14 @@
 """EASY backfill: which jobs may start ahead of the head of the queue without delaying it.
 
-The head gets a reservation: the earliest instant at which expected ends free a valid placement for it, and that
-placement. Another job may start now if it ends before that instant, or if it uses no slot of that placement. (Lifka,
-"The ANL/IBM SP Scheduling System", 1995.) Jobs that end early move the reservation forward. Backfilled jobs never move
-it back.
+The head gets a reservation: slots, and the earliest instant at which these slots are expected to be free. Another job
+may start now if it ends before that instant, or if it uses none of the reserved slots. (Lifka, "The ANL/IBM SP
+Scheduling System", 1995.) If jobs end early, the reservation begins earlier. Backfilled jobs never delay it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
@@ -19,11 +19,12 @@ from scheduler_feedback.policies.index.runtime_estimate import Release
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.queue.pending_line import Bucket, Key, Kind, WaitingLine
 from scheduler_feedback.policies.queue.placement import goes_anywhere, place, waits_for_healthy
+from scheduler_feedback.policies.queue.reserved_room import ReservedRoom
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Slots, by rank, that are reserved for a job from an instant on."""
+    """Slots that are reserved for a pending job, one per rank, and the instant from which they should be free."""
 
     job_id: str
     from_ns: int
@@ -35,7 +36,7 @@ def reserve(
 ) -> Reservation | None:
     """Return the earliest reservation for the job; None if it does not fit even after the end of all running jobs.
 
-    releases: expected ends, in order of time. The plan is unchanged afterwards.
+    releases: expected ends of running jobs, the earliest first. The plan of free slots is unchanged afterwards.
     """
     at_ns = max(now_ns, job.not_before_ns)
     ended = bisect_right(releases, at_ns, key=_at_ns) if releases and releases[0].at_ns <= at_ns else 0
@@ -48,10 +49,10 @@ def reserve(
 def _reserve_any(
     plan: Plan, releases: Sequence[Release], job: Job, ranks: int, at_ns: int, ended: int
 ) -> Reservation | None:
-    """Reserve for a gang that fits into any free slots, by counting slots.
+    """Return the earliest reservation for a gang that may use any slots, found by counting slots.
 
-    Reserves slots of future releases before slots that are free now, to leave as many free slots as possible to the
-    jobs behind it. The final placement is decided at the start.
+    It prefers slots that become free later, so that jobs behind the gang can use the slots that are free now. The
+    gang's placement is chosen again when it starts.
     """
     coming: list[Slot] = []
     short = ranks - sum([free[0] for free in plan.free_in])
@@ -73,15 +74,16 @@ def _reserve_any(
 def _reserve_place(
     plan: Plan, releases: Sequence[Release], job: Job, ranks: int, at_ns: int, ended: int, policy: Policy | None
 ) -> Reservation | None:
-    """Reserve for a gang with placement requirements.
+    """Return the earliest reservation for a gang with requirements for its slots, such as one rack.
 
-    More releases never remove a fit, so the earliest sufficient release is found by doubling and bisection.
+    Bisection finds the first release after which the gang fits.
     """
     mark = plan.checkpoint()
     given, suspects = 0, not waits_for_healthy(plan, job, policy)
+    limited = job.spec.constraint in plan.topology.limits
 
     def with_ends(count: int) -> tuple[Slot, ...] | None:
-        """Find slots as if the first `count` releases had happened. Takes none."""
+        """Return slots for the job once the first `count` releases have happened; None if it does not fit."""
         nonlocal given
         if count < given:
             plan.rollback(mark)
@@ -89,7 +91,8 @@ def _reserve_place(
         plan.give(slot for release in releases[given:count] for slot in release.slots)
         given = count
         inner = plan.checkpoint()
-        found = place(plan, job, suspects=suspects, policy=policy)
+        emptied = {slot.node for release in releases[:count] for slot in release.slots} if limited else ()
+        found = place(plan, job, suspects=suspects, policy=policy, emptied=emptied)
         plan.rollback(inner)
         return found
 
@@ -121,9 +124,24 @@ def _reserve_place(
             enough += 1
         slots = with_ends(enough)
         assert slots is not None, "more releases cannot remove a fit"
-        return Reservation(job.job_id, at_ns, slots)
+        return Reservation(job.job_id, at_ns, _coming_first(slots, releases[:enough]) if limited else slots)
     finally:
         plan.rollback(mark)
+
+
+def _coming_first(slots: Sequence[Slot], releases: Sequence[Release]) -> tuple[Slot, ...]:
+    """Exchange reserved slots for those of the same node that these releases free, so that fewer free slots are idle.
+
+    A gang limited by CPU or memory uses only some slots of a node, and which of them does not matter.
+    """
+    needed = Counter(slot.node for slot in slots)
+    coming = [slot for release in releases for slot in release.slots if slot.node in needed]
+    chosen: list[Slot] = []
+    for slot in dict.fromkeys((*coming, *slots)):
+        if needed[slot.node] > 0:
+            needed[slot.node] -= 1
+            chosen.append(slot)
+    return tuple(chosen)
 
 
 def _at_ns(release: Release) -> int:
@@ -131,29 +149,34 @@ def _at_ns(release: Release) -> int:
 
 
 class Backfill:
-    """Free slots for the jobs behind the head: all slots for short jobs, unreserved slots for jobs of any length.
+    """Free slots for the jobs behind the head. Short jobs may use all of them, other jobs only unreserved slots.
 
-    _plan: all free slots. unreserved: the free slots outside the reservation. Both are updated together.
+    _plan: all free slots. unreserved: free slots that are not reserved for the head. Every placement updates both.
+    room: CPU and memory that nodes must keep for the head; None if slots alone limit all nodes.
     """
 
-    __slots__ = ("_plan", "_reservation", "_unreserved", "window_ns")
+    __slots__ = ("_plan", "_reservation", "_room", "_unreserved", "window_ns")
 
-    def __init__(self, plan: Plan, reservation: Reservation, now_ns: int) -> None:
+    def __init__(self, plan: Plan, reservation: Reservation, now_ns: int, room: ReservedRoom | None = None) -> None:
         self._plan = plan
         self._reservation = reservation
+        self._room = room
         self._unreserved: Plan | None = None
         self.window_ns = reservation.from_ns - now_ns
 
     @property
     def unreserved(self) -> Plan:
-        """Return the free slots that are not reserved."""
+        """Return the free slots that are not reserved for the head."""
         if self._unreserved is None:
             self._unreserved = self._plan.copy()
             self._unreserved.hold(self._reservation.slots)
         return self._unreserved
 
     def place_short(self, policy: Policy, job: Job, most: int | None = None) -> tuple[tuple[Slot, ...], str] | None:
-        """Place a job that is expected to end before the reservation begins, on any free slots."""
+        """Take any free slots for a job that ends before the head's reservation begins. most: maximum number of ranks.
+
+        Return (slots, reason); None if the job does not fit.
+        """
         slots = place(self._plan, job, policy=policy, most=most)
         if slots is None:
             return None
@@ -164,10 +187,21 @@ class Backfill:
     def place_unreserved(
         self, policy: Policy, job: Job, most: int | None = None
     ) -> tuple[tuple[Slot, ...], str] | None:
-        """Place a job of any length on unreserved slots."""
-        slots = place(self.unreserved, job, policy=policy, most=most)
+        """Take slots that are not reserved for the head, for a job of any run time. most: maximum number of ranks.
+
+        The job also leaves the CPU and memory that the head needs. Return (slots, reason); None if the job does not
+        fit.
+        """
+        plan = self.unreserved
+        mark = plan.checkpoint()
+        beyond = [] if self._room is None else self._room.beyond(plan, job.spec)
+        slots = place(plan, job, policy=policy, most=most)
         if slots is None:
+            plan.rollback(mark)
             return None
+        plan.give(beyond)
+        if self._room is not None:
+            self._room.take(job.spec, slots)
         self._plan.hold(slots)
         return slots, f"it uses no slot reserved for {self._reservation.job_id}"
 
@@ -177,7 +211,10 @@ class Backfill:
 
 @dataclass(slots=True)
 class Chances:
-    """Whether jobs of one kind may still find slots in this pass, as short or as long jobs."""
+    """Flags for one kind of jobs: whether the current backfill pass may find slots for more of them.
+
+    short: for jobs that end before the head's reservation begins. long: for other jobs.
+    """
 
     short: bool = True
     long: bool = True
@@ -188,9 +225,9 @@ def candidates(
 ) -> Iterator[tuple[Key, Kind, int, Chances]]:
     """Yield (key, kind, expected run time, chances) of the jobs that may fit, in queue order.
 
-    free: all free slots. unreserved: free slots outside the reservation. window_ns: jobs with run times up to it are
-    short; None: all jobs are. The caller lowers the kind's chances after a failed placement, and removes a job that it
-    starts from the queue before it takes the next candidate.
+    free: number of all free slots. unreserved: number of free slots that are not reserved. window_ns: maximum run time
+    of a short job; None: all jobs are short. The caller must clear a flag in chances if a job does not fit, and remove
+    a job that starts from the queue before it requests the next candidate.
     """
     chances: dict[int, Chances] = {}
     heads: list[tuple[Key, int, Kind, Bucket]] = []
@@ -230,7 +267,7 @@ def candidates(
 
 
 def only(line: WaitingLine, job_ids: Iterable[str], free: int) -> Iterator[tuple[Key, Kind, int, Chances]]:
-    """Yield the same as ``candidates``, for these jobs only."""
+    """Yield only those jobs of job_ids that may fit, in queue order, as (key, kind, expected run time, chances)."""
     places = sorted((line.places[job_id].key, line.places[job_id]) for job_id in job_ids if job_id in line)
     for key, place_ in places:
         if place_.kind.ranks <= free:

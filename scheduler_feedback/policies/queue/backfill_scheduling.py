@@ -10,12 +10,13 @@ from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, ca
 from scheduler_feedback.policies.queue.conservative_backfill import DEPTH, Profile
 from scheduler_feedback.policies.queue.pending_line import Key
 from scheduler_feedback.policies.queue.placement import place
+from scheduler_feedback.policies.queue.reserved_room import ReservedRoom, lasting
 from scheduler_feedback.policies.queue.starting import start, unreserved
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 
 def backfill(context: CycleContext, reservation: Reservation | None) -> None:
-    """Start jobs behind the head that cannot delay it, in queue order."""
+    """Start pending jobs behind the head, in queue order, if they do not delay the head."""
     index = context.index
     state, now_ns, policy = context.state, context.now_ns, context.state.policy
     all_of_them, fresh = index.grown, index.fresh
@@ -31,7 +32,7 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
     free = sum([inside[0] for inside in index.plan.free_in])
     if not free:
         return
-    room = Backfill(index.plan, reservation, now_ns) if reservation is not None else None
+    room = _backfill(context, reservation) if reservation is not None else None
     window_ns = room.window_ns if room is not None else None
     if all_of_them:
         kept = index.plan.free_of(reservation.slots) if reservation is not None else 0
@@ -60,8 +61,23 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
             start(context, job, found[0], "backfilled", found[1])
 
 
+def _backfill(context: CycleContext, reservation: Reservation) -> Backfill:
+    """Return the free slots for jobs behind the head, and what nodes must keep for it beside its slots."""
+    index, jobs = context.index, context.state.jobs
+    topology = index.plan.topology
+    if not topology.limits:
+        return Backfill(index.plan, reservation, context.now_ns)
+    room = ReservedRoom(
+        topology,
+        jobs[reservation.job_id].spec,
+        reservation.slots,
+        lasting(index.ends, reservation.from_ns, jobs),
+    )
+    return Backfill(index.plan, reservation, context.now_ns, room)
+
+
 def _first_key(state: State, index: SchedulingIndex) -> Key:
-    """Return the key of the first job that is not at its queue's limit; of the first job if all are."""
+    """Return the sort key of the first job whose queue is below its limit; if there is none, of the first job."""
     order = index.line.order
     if not index.shares.limited:
         return order[0]
@@ -69,7 +85,7 @@ def _first_key(state: State, index: SchedulingIndex) -> Key:
 
 
 def backfill_conservatively(context: CycleContext, reservation: Reservation | None) -> None:
-    """Start each job that delays no job ahead of it; give the others reservations in the profile."""
+    """Start each pending job that delays no job ahead of it, and plan a later start for the others."""
     index = context.index
     state, now_ns, policy = context.state, context.now_ns, context.state.policy
     profile = Profile(now_ns, sum([inside[0] for inside in index.plan.free_in]), index.ends)

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from scheduler_feedback.policies.index.runtime_estimate import Release
 
 DEPTH = 100
-"""Number of jobs that get reservations; later jobs may only use slots that are left now. (Slurm's bf_max_job_test was
-100 until 20.02, slurm.conf(5).)"""
+"""Maximum number of jobs with a planned start. Later jobs may only use slots that no planned job needs. (Slurm's
+bf_max_job_test was 100 until 20.02, slurm.conf(5).)"""
 
 
 class Profile:
-    """Expected free slots as a step function of time; the last step has no end."""
+    """Expected number of free slots, as a step function of time."""
 
     __slots__ = ("_free", "_times")
 
@@ -31,12 +31,12 @@ class Profile:
             self._free[-1] += len(end.slots)
 
     def free_for(self, length_ns: int) -> int:
-        """Return the slots that are free from now on for this long."""
-        last = bisect_right(self._times, self._times[0] + length_ns - 1)
+        """Return the number of slots that are free from now on for at least length_ns."""
+        last = bisect_right(self._times, self._times[0] + max(length_ns, 1) - 1)
         return min(self._free[:last])
 
     def earliest(self, ranks: int, length_ns: int, from_ns: int) -> int | None:
-        """Return the first instant from which this many slots are free for this long; None if there is none."""
+        """Return the first instant, from_ns or later, from which this many slots are free for length_ns; else None."""
         times, free = self._times, self._free
         at = max(bisect_right(times, from_ns) - 1, 0)
         start_ns = max(from_ns, times[0])
@@ -53,13 +53,13 @@ class Profile:
                 step += 1
 
     def take(self, ranks: int, at_ns: int, length_ns: int) -> None:
-        """Subtract this many slots from an instant on, for this long."""
+        """Subtract this many slots from the free slots, from at_ns on for length_ns."""
         first, last = self._cut(at_ns), self._cut(at_ns + length_ns)
         for step in range(first, last):
             self._free[step] -= ranks
 
     def _cut(self, at_ns: int) -> int:
-        """Return the index of the step that begins at the instant; split a step if none does."""
+        """Return the index of the interval that begins at at_ns. If none does, split an interval there."""
         step = bisect_right(self._times, at_ns) - 1
         if self._times[step] == at_ns:
             return step

@@ -1,14 +1,14 @@
 """Defragmentation: move gangs so that a pending job finds its slots within one domain, if that pays.
 
 The first pending job may need all of its slots within one node, rail or rack while enough slots are free only across
-several. Then the domains with the most free slots are tried: the gangs in a domain that are cheapest to move leave it
-until the job fits. The cheapest domain is taken, if
+several. Then this policy tries the domains with the most free slots. In each, it selects the gangs that are cheapest to
+move, until the job would fit. The gangs of the cheapest domain are moved if
 
     (the wait that is saved) x (ranks of the job) > (1 + h) x (GPU-seconds that the moved gangs lose)
 
-A gang loses its save, its unsaved work, and its restart, on all of its ranks. At most ``defragmentation_moves`` gangs
-move at once, none while other gangs are moving, and each gang at most once per migration cooldown. Only restartable
-gangs are moved.
+h is ``migration_margin`` of the policy. A gang loses the time of its save, its unsaved work and its restart, on all of
+its ranks. At most ``defragmentation_moves`` gangs move at once, none while other gangs are moving, and each gang at
+most once per migration cooldown. Only restartable gangs are moved.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from scheduler_feedback.policies.remediation.gang_moves import (
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 DOMAINS = 8
-"""Number of domains that are tried, those with the most free slots first. Fuller ones need too many moves."""
+"""Maximum number of network domains that are tried, the one with the most free slots first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Moves of gangs that free slots for the pending job."""
+    """Moves of gangs that free slots in one domain for the first pending job."""
 
     slots: tuple[Slot, ...]
-    """Slots of the pending job."""
+    """Slots that the pending job gets, one per rank."""
     gangs: tuple[tuple[Job, tuple[Slot, ...]], ...]
-    """Gangs to move, each with its target."""
+    """Gangs to move, each with its new slots."""
     cost: float
-    """Slot-seconds that the moves lose."""
+    """Work that the moved gangs lose, in slot-seconds."""
 
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
-    """Yield when to evaluate again whether gangs move for the first job."""
+    """Yield when to evaluate again whether to move gangs for the first pending job."""
     if state.frozen or not state.policy.defragmentation_moves or index.claimants or not index.running:
         return
     if not index.line.needs_level():
@@ -63,7 +63,7 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
 
 
 def make_room(context: CycleContext) -> bool:
-    """Move gangs so that the first pending job fits into one domain, if that pays. Return whether it was done."""
+    """Move gangs so that the first pending job fits into one domain, if that pays. Return whether gangs move."""
     index = context.index
     state, now_ns = context.state, context.now_ns
     if state.frozen or not state.policy.defragmentation_moves or index.claimants:
@@ -118,7 +118,7 @@ def make_room(context: CycleContext) -> bool:
 
 
 def _cheapest(state: State, index: SchedulingIndex, first: Job, ranks: int, now_ns: int) -> Moves | None:
-    """Return the cheapest moves that free enough slots in one domain for the first job; None if there are none."""
+    """Return the cheapest moves that free enough slots for the first job in one domain; None if there are none."""
     plan, level = index.plan, first.spec.required_level
     assert level is not None
     ranks_on: dict[int, dict[str, int]] = {}
@@ -140,7 +140,7 @@ def _cheapest(state: State, index: SchedulingIndex, first: Job, ranks: int, now_
 
 
 def _domains(plan: Plan, level: Level, ranks: int) -> list[int]:
-    """Return the nodes of each large enough, healthy domain of the level, those with the most free slots first."""
+    """Return the domains of the level to try, each as a bit mask of its nodes, the one with most free slots first."""
     if level is Level.NODE:
         wide = [plan.topology.bits[number] for number in range(len(plan.topology.names))]
     else:
@@ -158,7 +158,7 @@ def _domains(plan: Plan, level: Level, ranks: int) -> list[int]:
 def _without(
     state: State, index: SchedulingIndex, first: Job, nodes: int, ranks: int, inside: dict[str, int], now_ns: int
 ) -> Moves | None:
-    """Return the moves that give the job its slots on these nodes; None if there are none, or too many."""
+    """Return moves that free enough slots on these nodes for the job; None if that needs too many moves or fails."""
     plan = index.plan
     cost = {
         job_id: moving_seconds(state, state.jobs[job_id], now_ns) * len(state.jobs[job_id].ranks) for job_id in inside

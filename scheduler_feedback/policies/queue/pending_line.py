@@ -1,6 +1,6 @@
-"""Queue of pending jobs in scheduling order, grouped so that a pass need not evaluate every job.
+"""Queue of pending jobs in scheduling order, grouped so that a scheduling pass need not evaluate every job.
 
-Jobs of one shape (and of one queue, if queues have limits) form a kind: either all of them fit or none. Within a kind,
+Jobs of one shape (and of one queue, if queues have limits) form a kind: if one of them fits, all do. Within a kind,
 jobs are in buckets by expected run time, so a pass finds the short ones without evaluating the others.
 """
 
@@ -13,22 +13,22 @@ from typing import Any
 from scheduler_feedback.policies.queue.placement import REQUIRED_LEVEL, Shape
 
 Key = tuple[Any, ...]
-"""Sort key of a job in the queue, least first. Its last item is the job's id."""
+"""Sort key of a job in the queue: the job with the least key is first. Its last item is the job's id."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Jobs of one kind with similar expected run times."""
+    """Pending jobs of one kind with similar expected run times."""
 
     keys: list[Key] = field(default_factory=list)
     """Sort keys of the pending jobs, in scheduling order."""
     lengths_ns: list[int] = field(default_factory=list)
-    """Expected run times, ascending."""
+    """Expected run times of these jobs in ns, the shortest first."""
 
 
 @dataclass(slots=True)
 class Kind:
-    """Jobs of which either all fit or none."""
+    """Pending jobs with equal requirements: if one of them fits into the free slots, all do."""
 
     shape: Shape
     queue: str
@@ -39,7 +39,7 @@ class Kind:
 
 @dataclass(slots=True)
 class Place:
-    """Position of a job in the queue."""
+    """Position of a pending job: its sort key, kind, bucket number, and expected run time."""
 
     key: Key
     kind: Kind
@@ -48,7 +48,7 @@ class Place:
 
 
 class WaitingLine:
-    """Pending jobs. order: all keys, in order. places: position of each job, by id. kinds: by shape and queue."""
+    """Queue of pending jobs. order: sorted keys. places: position by job id. kinds: kind by (shape, queue)."""
 
     __slots__ = ("kinds", "order", "places")
 
@@ -61,7 +61,7 @@ class WaitingLine:
         return job_id in self.places
 
     def needs_level(self) -> bool:
-        """Return whether a pending job needs its slots in one domain."""
+        """Return whether a pending job needs all its slots in one network domain."""
         return any(kind.shape[REQUIRED_LEVEL] is not None for kind in self.kinds.values())
 
     def __len__(self) -> int:

@@ -1,24 +1,24 @@
-"""Placement: the slots that a gang gets, on one node or in the narrowest domain that holds it, with the tightest fit.
+"""Placement: choose slots for a gang, on one node if possible, else in the narrowest network domain with enough slots.
 
-A gang is as slow as its slowest member and its longest link. So the order of preference is:
+A gang is as slow as its slowest rank and its longest link. So the order of preference is:
 
-1. Healthy nodes. Doubtful nodes come last, and a slow node only if the gang gains more than it loses
+1. Healthy nodes. Suspect nodes come last, and a slow node only if the gang gains more than it loses
    (``slow_slots_pay``).
 2. The narrowest level of domain: NVLink island, node, rail, rack, spine.
 3. The fewest slots left over, which keeps large free areas for large gangs.
 
-A gang that does not fit into one domain is cut into equal slices where possible, because a collective over unequal
-parts waits for the larger one. It uses the domains whose uplinks are expected to slow it least (``uplink_loss``), and
+A gang that does not fit into one domain is divided into equal parts where possible, because a collective over unequal
+parts waits for the largest. It uses the domains whose uplinks are expected to slow it least (``uplink_loss``), and
 its ranks follow the order of the network. A gang runs on one type of GPU, the fastest that it may use. Ties are broken
 by number, so equal states give equal placements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
-from scheduler_feedback.core.cluster import Node, Tier, tier_of
+from scheduler_feedback.core.cluster import Limit, Node, Tier, tier_of
 from scheduler_feedback.core.job import Job, JobSpec, Slot
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.domains import numbers
@@ -28,14 +28,15 @@ from scheduler_feedback.policies.queue.slot_assignment import barred_free, lay
 Shape = tuple[Any, ...]
 
 REQUIRED_LEVEL = 5
-"""Index of the required level in a shape."""
+"""Index of the required network level in the tuple that ``shape_of`` returns."""
 
 NEVER = 1e6
-"""Patience (``slow_slots_pay``) of a gang whose start cannot be predicted; finite, so that it can be multiplied."""
+"""Large number instead of infinity, for the wait of a gang whose start cannot be predicted. The unit of such a wait is
+the gang's expected run time."""
 
 
 def shape_of(job: Job) -> Shape:
-    """Return everything that decides whether the job fits: two jobs of one shape fit either both or not at all."""
+    """Return the job's shape: all requirements that decide whether it fits. If one job of a shape fits, all do."""
     spec = job.spec
     return (
         spec.ranks,
@@ -53,7 +54,7 @@ def shape_of(job: Job) -> Shape:
 
 
 def barred_for(plan: Plan, job: Job, excluded: Collection[str] = ()) -> int:
-    """Return, as bits, the nodes that the job must not use: its own exclusions, `excluded`, unmet constraints."""
+    """Return the nodes that the job must not use, as a bit mask. `excluded` adds nodes to the job's own exclusions."""
     barred = plan.topology.refused.get(job.spec.constraint, 0)
     if excluded or job.excluded_nodes:
         barred |= plan.topology.bits_of((*excluded, *job.excluded_nodes))
@@ -61,7 +62,7 @@ def barred_for(plan: Plan, job: Job, excluded: Collection[str] = ()) -> int:
 
 
 def may_borrow(spec: JobSpec) -> bool:
-    """Return whether spares may be lent to the job: it can be stopped when they are needed."""
+    """Return whether the job may use spare nodes, because it can be stopped when a move needs them."""
     return spec.preemptible and spec.restartable
 
 
@@ -74,15 +75,52 @@ def place(
     most: int | None = None,
     spares: bool = False,
     patience: float = 0.0,
+    emptied: Container[str] = (),
 ) -> tuple[Slot, ...] | None:
-    """Take slots for the job from the plan, by rank; return None and leave the plan unchanged if it does not fit.
+    """Take slots for the job from the plan, one per rank. If it does not fit, return None and change nothing.
 
-    Tries healthy nodes; then one node on probation that can hold the whole gang; then suspect nodes for the rest,
+    It tries healthy nodes; then one node on probation that can hold the whole gang; then suspect nodes for the rest,
     unless `suspects` is False. excluded: nodes to avoid in addition to the job's own exclusions. policy: its throughput
-    matrix orders the GPU types. most: upper bound of an elastic gang's ranks; None: the number it asks for. An elastic
-    gang gets as many ranks as fit, but at least its minimum. spares: whether it may use spares even if it is not
-    preemptible. patience: see ``slow_slots_pay``.
+    matrix orders the GPU types. most: maximum number of ranks of an elastic gang; None: the number it asks for. An
+    elastic gang gets as many ranks as fit, but at least its minimum. spares: whether it may use spare nodes even if it
+    is not preemptible. patience: see ``slow_slots_pay``. emptied: nodes on which gangs are assumed to have ended, which
+    frees their CPU and memory.
     """
+    limits = plan.topology.limits.get(job.spec.constraint)
+    if not limits:
+        return _place_by_slots(plan, job, excluded, suspects, policy, most, spares, patience)
+    mark = plan.checkpoint()
+    beyond = _hold_beyond(plan, limits, job.spec, emptied)
+    slots = _place_by_slots(plan, job, excluded, suspects, policy, most, spares, patience)
+    if slots is None:
+        plan.rollback(mark)
+    else:
+        plan.give(beyond)
+    return slots
+
+
+def _hold_beyond(plan: Plan, limits: Mapping[int, Limit], spec: JobSpec, emptied: Container[str]) -> list[Slot]:
+    """Take the free slots that the job cannot use because the nodes lack CPU, memory or other resources."""
+    slots_a_pod = min((group.ranks for group in spec.groups if group.same_node), default=1)
+    held: list[Slot] = []
+    for number, limit in limits.items():
+        pods = limit.most_pods if plan.topology.names[number] in emptied else limit.pods
+        if (beyond := plan.count[number] - pods * slots_a_pod) > 0:
+            held += plan.take_from(number, beyond)
+    return held
+
+
+def _place_by_slots(
+    plan: Plan,
+    job: Job,
+    excluded: Collection[str],
+    suspects: bool,
+    policy: Policy | None,
+    most: int | None,
+    spares: bool,
+    patience: float,
+) -> tuple[Slot, ...] | None:
+    """Take slots for the job, as ``place`` does, for nodes that have enough of all other resources."""
     spec = job.spec
     barred = barred_for(plan, job, excluded)
     ranks = spec.ranks if most is None else min(most, spec.max_ranks or spec.ranks)
@@ -114,7 +152,7 @@ def place(
 
 
 def goes_anywhere(plan: Plan, job: Job) -> bool:
-    """Return whether the gang fits into any free slots: no level, type, node, group or constraint restricts it."""
+    """Return whether the gang may use any free slots: no level, GPU type, node, group or constraint restricts it."""
     spec = job.spec
     return (
         spec.required_level is None
@@ -122,6 +160,7 @@ def goes_anywhere(plan: Plan, job: Job) -> bool:
         and spec.pinned_node is None
         and not job.excluded_nodes
         and spec.constraint not in plan.topology.refused
+        and spec.constraint not in plan.topology.limits
         and len(plan.topology.type_names) == 1
         and (not spec.gpu_types or plan.topology.type_names[0] in spec.gpu_types)
         and not any(plan.with_free[Tier.PROBATION])
@@ -167,11 +206,12 @@ def _place(
 
 
 def slow_slots_pay(slow_slots: int, ranks: int, slowdown: float, patience: float = 0.0) -> bool:
-    """Return whether a gang should use slow slots: `slow_slots` of its `ranks`, on nodes with this slowdown.
+    """Return whether a gang should start with `slow_slots` of its `ranks` on slow nodes.
 
-    Let g be the ranks, k of them on slow slots, and s the slowdown. The whole gang then runs at speed 1/s: it holds
-    g - k healthy slots for s times its run time, instead of g healthy slots for its run time. So it pays if
-    (g - k) s < g, or k > g (1 - 1/s). A gang that fits on the slow nodes alone may always use them.
+    Let g be the number of ranks, k the number of slow slots, and s the slowdown of the slow nodes. The whole
+    gang then runs at speed 1/s: it holds g - k healthy slots for s times its run time, instead of g healthy slots for
+    its run time. So it pays if (g - k) s < g, or k > g (1 - 1/s). A gang that fits on the slow nodes alone may
+    always use them.
 
     patience: the gang's wait for healthy slots, as a share of its run time. During that wait the g - k healthy slots
     would be idle, so the gang takes only (g - k)(s - patience) from other jobs.
@@ -182,7 +222,7 @@ def slow_slots_pay(slow_slots: int, ranks: int, slowdown: float, patience: float
 def _assign_with_slow_nodes(
     plan: Plan, pools: tuple[int, int], spec: JobSpec, ranks: int, barred: int, patience: float
 ) -> tuple[Slot, ...] | None:
-    """Assign slots on healthy and suspect nodes if that pays, or if healthy nodes alone could never hold the gang."""
+    """Take slots on healthy and slow nodes if that pays, or if the gang cannot run on healthy nodes alone."""
     bound = _needs_slow(plan, pools[0], spec, spec.min_ranks or ranks, barred)
     mark = plan.checkpoint()
     while (slots := lay(plan, pools, spec, ranks, barred)) is not None and plan.slowdown and not bound:
@@ -199,14 +239,14 @@ def _assign_with_slow_nodes(
 
 
 def attempt_speed(policy: Policy, spec: JobSpec, gpu_type: str, ranks: int) -> float:
-    """Return the speed of this many ranks on that GPU type, relative to the speed that the estimates assume."""
+    """Return the job's speed with this GPU type and number of ranks; 1 is the speed that its estimates assume."""
     if ranks == spec.ranks and not spec.throughput and not policy.throughput:
         return 1.0
     return ranks / spec.ranks * speed(policy, spec, gpu_type)
 
 
 def _needs_slow(plan: Plan, pool: int, spec: JobSpec, ranks: int, barred: int) -> bool:
-    """Return whether the gang may need slow nodes: the healthy nodes of the pool might not hold it even if empty."""
+    """Return whether the gang may need slow nodes, because the pool's healthy nodes may be too few even if empty."""
     healthy = plan.slots_in[pool]
     if barred:
         healthy -= sum(plan.topology.sizes[n] for n in numbers(barred) if plan.pool[n] == pool)
@@ -214,9 +254,9 @@ def _needs_slow(plan: Plan, pool: int, spec: JobSpec, ranks: int, barred: int) -
 
 
 def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
-    """Return whether a reservation for the gang uses healthy nodes only.
+    """Return whether a reservation for the gang must leave out slow nodes.
 
-    Whether a slow node pays depends on the slots that are free at the start, so it cannot be reserved in advance.
+    If healthy nodes suffice, slow ones are used only if that pays at the start, when the free slots are known.
     """
     if not plan.slowdown:
         return False
@@ -228,7 +268,7 @@ def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
 
 
 def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[int]:
-    """Return the numbers of the GPU types that the job can use, the fastest first; ties in the order of its request."""
+    """Return the numbers of the GPU types that the job can use, the fastest first."""
     names = plan.topology.type_names
     if len(names) == 1:
         return (0,) if not spec.gpu_types or names[0] in spec.gpu_types else ()
@@ -238,7 +278,7 @@ def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[in
 
 
 def speed(policy: Policy | None, spec: JobSpec, gpu_type: str) -> float:
-    """Return the job's speed on that GPU type, relative to the type that its estimates assume."""
+    """Return the job's speed on this GPU type; 1 is the speed that its estimates assume."""
     if (own := spec.throughput.get(gpu_type)) is not None:
         return own
     matrix: Mapping[str, Mapping[str, float]] = policy.throughput if policy is not None else {}
@@ -247,7 +287,7 @@ def speed(policy: Policy | None, spec: JobSpec, gpu_type: str) -> float:
 
 
 def place_probe(plan: Plan, job: Job) -> tuple[Slot, ...] | None:
-    """Take all slots of the probe's node, whatever the node's state; None while any slot is in use."""
+    """Take all slots of the node that the probe measures, in any state of the node; None while a slot is in use."""
     name = job.spec.pinned_node
     if name is None or plan.free_on(name) < job.spec.ranks:
         return None
@@ -255,15 +295,15 @@ def place_probe(plan: Plan, job: Job) -> tuple[Slot, ...] | None:
 
 
 def still_usable(plan: Plan, nodes: Mapping[str, Node], slots: Iterable[Slot]) -> bool:
-    """Return whether all reserved slots are on available nodes."""
+    """Return whether all of these reserved slots exist on nodes that jobs may use now."""
     return all(slot.node in nodes and slot.slot < nodes[slot.node].slots and plan.usable(slot.node) for slot in slots)
 
 
 class Capacity:
-    """Capacity of the nodes in their present states if they were empty; rebuilt when a node changes.
+    """Capacity of the nodes as if no job were running. Create a new object after a change of a node.
 
-    slots: on healthy and suspect nodes. unusable: names of unavailable nodes. spares: names of the spare nodes.
-    spare_slots: slots on them.
+    slots: number of slots on healthy and suspect nodes. unusable: names of unavailable nodes. spares: names of the
+    spare nodes. spare_slots: number of slots on spare nodes.
     """
 
     __slots__ = ("_empty", "_held", "_nodes", "slots", "spare_slots", "spares", "unusable")
@@ -278,7 +318,8 @@ class Capacity:
         self.unusable = [node.name for node in nodes.values() if tier_of(node) is None]
 
     def shared(self, job: Job) -> int:
-        """Return the slots that a gang on several nodes could use, on one GPU type, without the job's exclusions."""
+        """Return the maximum number of slots, all with one GPU type, that the job could use on several nodes if no job
+        ran."""
         plan, barred = self._empty, barred_for(self._empty, job)
         most = 0
         for number in types_for(plan, job.spec, None):
@@ -290,18 +331,18 @@ class Capacity:
         return most
 
     def could_hold(self, job: Job, shape: Shape | None = None) -> bool:
-        """Return whether the job would fit on the nodes in their present states if they were empty; cached by shape."""
+        """Return whether the job would fit if all nodes were empty. The result is cached by the job's shape."""
         shape = shape_of(job) if shape is None else shape
         held = self._held.get(shape)
         if held is None:
             mark = self._empty.checkpoint()
-            held = self._held[shape] = place(self._empty, job) is not None
+            held = self._held[shape] = place(self._empty, job, emptied=self._nodes) is not None
             self._empty.rollback(mark)
         return held
 
 
 def where(slots: Iterable[Slot]) -> str:
-    """Format slots as 'n1:0,1 n2:0'."""
+    """Format slots as text by node, such as 'n1:0,1 n2:0'."""
     by_node: dict[str, list[str]] = {}
     last, numbers = "", [""]
     for slot in slots:

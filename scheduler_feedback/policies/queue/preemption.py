@@ -1,9 +1,9 @@
-"""Preemption: which jobs, running or pending, should have the slots now. Whole gangs are stopped.
+"""Preemption: choose which running and pending jobs get the slots, and stop running gangs that are not chosen.
 
 A preemption pass merges the preemptible running gangs and all pending jobs into one list, in the policy's order. From
-the front it chooses each job that fits into the remaining slots and skips the others. A running gang that is not chosen
-is stopped. A pending job that is chosen starts if slots are free, or once the stopped gangs have ended. (The simulators
-of Tiresias and Muri use the same pass; if stopping costs nothing, the decisions are equal.)
+the front of the list it chooses each job that fits into the remaining slots and skips the others. A running gang that
+is not chosen is stopped. A pending job that is chosen starts if slots are free, or once the stopped gangs have ended.
+(The simulators of Tiresias and Muri use the same pass.)
 
 A gang may be stopped if it is declared preemptible and restartable, and has run its minimum run time.
 """
@@ -25,29 +25,30 @@ from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.placement import may_borrow, place
 
 RENEW_NS = 1800 * 1_000_000_000
-"""Interval between two appraisals of all pending jobs. The run times of similar jobs change slowly."""
+"""Interval, in ns, at which the expected run times of all pending jobs are updated from similar jobs."""
 
 DRIFT_NS = 60 * 1_000_000_000
-"""Interval between two passes without an event, for an order that changes with time (``themis``)."""
+"""Minimum interval in ns between two preemption passes that only the passing of time causes. This applies to the order
+``themis``, which changes with time."""
 
 CHANGE = 0.1
-"""Minimum relative change of a job's urgency that moves it in the queue."""
+"""A pending job keeps its place in the queue unless its urgency (sort key) changes by more than this share: a tenth."""
 
 PASSED_OVER = 16
-"""Number of jobs for which no slots can be freed, after which a pass ends."""
+"""``swap`` ends its pass after this number of pending jobs for which it cannot free enough slots by stopping gangs."""
 
 
 def due(state: State, now_ns: int) -> bool:
-    """Return whether a preemption pass is due."""
+    """Return whether it is time for the next preemption pass."""
     policy = state.policy
     return policy.preempt and not state.frozen and now_ns >= state.planned_ns + nanoseconds(policy.replan_seconds)
 
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
-    """Yield when a deferred pass is due, when an order has drifted, and when pending jobs are appraised.
+    """Yield when to run a preemption pass without an event, and when to update the estimates of pending jobs.
 
-    The fair order preempts for gain; passes without an event would stop more gangs than they gain. So time alone
-    triggers such a pass only after an appraisal. Quotas are evaluated at every timeout (``reclaim``).
+    In the fair order, time alone triggers a pass only after an update of the estimates. Quotas are evaluated at every
+    timeout (``reclaim``).
     """
     policy = state.policy
     if state.frozen or not index.line.order or not index.held:
@@ -61,7 +62,7 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
 
 
 def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
-    """Return whether the running gang may be stopped now in favour of another job."""
+    """Return whether the running gang may be preempted now."""
     spec, since_ns = job.spec, job.attempt_started_ns
     if since_ns is None or job.stop_reason is not None or not (spec.preemptible and spec.restartable):
         return False
@@ -70,7 +71,7 @@ def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
 
 
 def lost_gpu_seconds(job: Job, now_ns: int) -> float:
-    """Return the loss from stopping the gang: GPUs x (time since its checkpoint + save + restart)."""
+    """Return the GPU-seconds lost by stopping the gang: ranks x (time since its checkpoint + save + restart)."""
     spec = job.spec
     interval = spec.checkpoint_interval_seconds
     since = 0.0
@@ -79,8 +80,11 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 
 
-def choose(context: CycleContext) -> list[Job]:
-    """Run a preemption pass: stop the gangs that lose their slots. Return the chosen pending jobs, in order."""
+def choose(context: CycleContext) -> tuple[list[Job], int]:
+    """Run a preemption pass and stop the gangs that were not chosen. Return the chosen pending jobs, in order.
+
+    Also return the number of slots that no chosen job needs: elastic gangs may start with that many extra ranks.
+    """
     index = context.index
     state, now_ns = context.state, context.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
@@ -131,11 +135,11 @@ def choose(context: CycleContext) -> list[Job]:
     if starting:
         for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
             stop_for(context, job, starting[0])
-    return starting
+    return starting, max(left, 0)
 
 
 def _counted(index: SchedulingIndex, job: Job) -> int:
-    """Count the running gang's slots within the capacity, without those on unavailable nodes or nodes on probation."""
+    """Count the running gang's slots, except slots on unavailable nodes and on nodes on probation."""
     plan = index.plan
     if not index.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
         return len(job.ranks)
@@ -148,7 +152,7 @@ def _counted(index: SchedulingIndex, job: Job) -> int:
 
 
 def renew(context: CycleContext) -> None:
-    """Update the run-time history, the order of the queues by their usage, and the appraisals of pending jobs."""
+    """Update the run-time history, the order of the queues by usage, and the estimates of all pending jobs."""
     index = context.index
     state = context.state
     context.evaluated = True
@@ -159,14 +163,14 @@ def renew(context: CycleContext) -> None:
 
 
 def renew_all(context: CycleContext) -> None:
-    """Appraise all pending jobs. A job with little change keeps its place, unless the order of its queue changed."""
+    """Update the estimates of all pending jobs. A job whose estimate has changed little keeps its place."""
     index = context.index
     for key in list(index.line.order):
         index.appraise(context.state.jobs[key[-1]], key, CHANGE)
 
 
 def renewal_due(state: State, now_ns: int) -> bool:
-    """Return whether the run-time history and the appraisals are due for an update."""
+    """Return whether it is time to update the run-time history and the estimates of pending jobs."""
     return _learns(state) and now_ns >= state.renewed_ns + RENEW_NS
 
 
@@ -177,11 +181,11 @@ def _learns(state: State) -> bool:
 
 
 def swap(context: CycleContext) -> None:
-    """Stop gangs in favour of pending jobs that are expected to end for much less; reserve the slots for these.
+    """Stop gangs for pending jobs that need far fewer GPU-seconds, and reserve the freed slots for these jobs.
 
-    Evaluates pending jobs in order. A job may take slots of gangs whose expected remaining GPU-seconds, restart
-    included, are more than ``preempt_gain`` times its own, the largest first. Of the possible victims, it
-    stops the jobs that lose least. A starved job may take the slots of any gang that has not starved.
+    It evaluates pending jobs in scheduling order. A job may take slots of gangs whose expected remaining GPU-seconds,
+    including a restart, are more than ``preempt_gain`` times its own. The gangs that lose least are stopped first. A
+    job past the starvation bound may take the slots of any gang that was not past the bound at its start.
     """
     index = context.index
     state, now_ns = context.state, context.now_ns
@@ -237,7 +241,7 @@ def swap(context: CycleContext) -> None:
 
 
 def _frees(index: SchedulingIndex, job: Job) -> int:
-    """Count the slots that any other job could use if the gang stopped: not on spares, only on healthy nodes."""
+    """Count the gang's slots that any other job could use after a stop: those on healthy nodes that are no spares."""
     spares = index.plan.has_spares()
     if not index.doubtful and not spares:
         return len(job.ranks)
@@ -248,7 +252,7 @@ def _frees(index: SchedulingIndex, job: Job) -> int:
 
 
 def _fewest(index: SchedulingIndex, victims: list[Job], slots: int, now_ns: int) -> list[Job]:
-    """Drop the victims that are not needed to free this many slots, those with the largest loss first."""
+    """Return the victims without those whose stop is not needed to free this many slots."""
     spare = sum(_frees(index, victim) for victim in victims) - slots
     for victim in sorted(victims, key=lambda job: (-lost_gpu_seconds(job, now_ns), job.job_id)):
         if (frees := _frees(index, victim)) <= spare:
@@ -260,7 +264,7 @@ def _fewest(index: SchedulingIndex, victims: list[Job], slots: int, now_ns: int)
 def place_without(
     index: SchedulingIndex, job: Job, victims: list[Job], state: State, most: int | None = None
 ) -> tuple[Slot, ...] | None:
-    """Find slots for the job as if the victims had ended, with at most ``most`` ranks. Takes none."""
+    """Return slots for the job as if the victims had ended; None if it does not fit. most: maximum number of ranks."""
     plan = index.plan
     mark = plan.checkpoint()
     claimed = {slot for slots in index.claims.values() for slot in slots}
@@ -274,7 +278,7 @@ def place_without(
 
 
 def stop_for(context: CycleContext, job: Job, first: Job) -> None:
-    """Stop the running gang in favour of other jobs, ``first`` first. In observe mode only log it, once."""
+    """Preempt the running gang `job` for other jobs, the first of which is `first`. Observe mode only logs it, once."""
     if context.state.policy.mode is Mode.OBSERVE:
         if job.proposed != f"preempt for {first.job_id}":
             job.proposed = f"preempt for {first.job_id}"

@@ -13,11 +13,11 @@ from scheduler_feedback.policies.index.runtime_estimate import end_ns, slowest
 from scheduler_feedback.policies.queue.waiting_reasons import what_binds
 
 MOST_ASKED = 1000
-"""Number of pending gangs that are evaluated, the oldest first. Runs every second, at about 5 us a gang."""
+"""Maximum number of pending gangs that are evaluated, the oldest first. This takes about 5 us a gang every second."""
 
 
 def queue_metrics(state: State) -> Iterator[Sample]:
-    """Yield samples of the metrics catalogue. Runs on the cycle's thread, and only reads the scheduling index."""
+    """Yield the metric samples of the queue. It runs on the cycle's thread and does not change the scheduling index."""
     pending = (job for job in state.jobs.values() if job.state is JobState.PENDING)
     binds = Counter(what_binds(state, job)[0] for job in islice(pending, MOST_ASKED))
     for reason in sorted(binds):

@@ -1,16 +1,15 @@
-"""Reclaim: a queue below its quota gets back the slots that other queues have borrowed.
+"""Quotas: a gang within its queue's quota gets free slots first, and slots that other queues have borrowed.
 
 Queues may borrow idle slots of other queues beyond their own quota. When a pending gang fits into its queue's quota,
 gangs of borrowing queues are stopped for it: only preemptible gangs that have run their minimum run time, and first
-the gangs that lose least. Reclaim needs no gain and does not wait for the next preemption pass, because a quota is
-guaranteed.
+the gangs that lose least. A quota is guaranteed: gangs are stopped for it at once, even if the cluster gains nothing.
 
 A queue must borrow before one of its gangs is stopped, as in KAI and Kueue. A gang may hold both slots within its
 queue's quota and borrowed slots. Such a gang is stopped whole, and its queue falls below its quota until the gang
 restarts; this happens only if other gangs do not free enough slots. The stopped gang does not fit into the rest of its
 queue's quota, so it cannot reclaim its slots in turn.
 
-The quota that counts is that of the job's queue, or of the nearest queue above it that has one.
+A job's quota is that of its queue, or of the nearest parent queue that has one.
 """
 
 from __future__ import annotations
@@ -19,13 +18,50 @@ from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.queue.placement import place
 from scheduler_feedback.policies.queue.preemption import may_be_stopped, place_without, stop_for
+from scheduler_feedback.policies.queue.starting import start
+from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import proposed
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 
+def start_within_quota(context: CycleContext) -> bool:
+    """Start pending gangs that fit into free slots and into the rest of their queue's quota; return whether one did.
+
+    Such a gang may use slots that are reserved for a job beyond its queue's quota. Only jobs of a higher priority, and
+    starved jobs of the same priority, go first.
+    """
+    index = context.index
+    state, started = context.state, False
+    if not _has_quotas(index) or state.frozen:
+        return False
+    first: tuple[object, ...] | None = None
+    for key in list(index.line.order):
+        job = state.jobs[key[-1]]
+        owner = _quota_of(index, job.spec.queue)
+        ranks = job.spec.min_ranks or job.spec.ranks
+        if index.shares.room(job.spec.queue, ranks) is not None or paused(state, job, context.now_ns):
+            continue
+        if first is not None and key[:2] != first:
+            break
+        slots = None
+        if owner is not None and index.shares.held[owner] + ranks <= (index.shares.queues[owner].quota or 0):
+            slots = place(index.plan, job, policy=state.policy, most=index.most_ranks(job))  # may borrow more
+        if slots is None:
+            first = first or key[:2]
+            continue
+        start(context, job, slots, "started", f"queue {owner} is below its quota")
+        started = True
+    return started
+
+
+def _has_quotas(index: SchedulingIndex) -> bool:
+    return any(queue.quota is not None for queue in index.shares.queues.values())
+
+
 def reclaim(context: CycleContext) -> None:
-    """Stop borrowing gangs for the first pending gang of each queue that fits into the rest of its quota."""
+    """For each queue whose first pending gang fits into the rest of its quota, stop gangs of borrowing queues."""
     index = context.index
     state, queues = context.state, index.shares.queues
     if not any(queue.quota is not None and queue.borrow for queue in queues.values()) or not index.line.order:
@@ -57,7 +93,7 @@ def reclaim(context: CycleContext) -> None:
 
 
 def _quota_of(index: SchedulingIndex, queue: str) -> str | None:
-    """Return the queue, or the nearest one above it, that has a quota."""
+    """Return the name of the queue, or of its nearest parent queue, that has a quota; None if none has."""
     chain = index.shares.chain(queue)
     return next((name for name in chain if index.shares.queues[name].quota is not None), None)
 
@@ -65,7 +101,7 @@ def _quota_of(index: SchedulingIndex, queue: str) -> str | None:
 def _victims(
     state: State, index: SchedulingIndex, job: Job, owner: str, now_ns: int
 ) -> tuple[tuple[Slot, ...], list[Job]] | None:
-    """Return slots for the job and the gangs to stop for it; None if that is impossible or not needed."""
+    """Return (slots for the job, gangs to stop for it); None if stopping gangs is not possible or not needed."""
     queues, held = index.shares.queues, index.shares.held
     if _within_quota(index, job, owner, []) is not None:
         return None
@@ -94,7 +130,7 @@ def _victims(
 def _fewest(
     index: SchedulingIndex, job: Job, owner: str, chosen: list[Job], slots: tuple[Slot, ...]
 ) -> tuple[tuple[Slot, ...], list[Job]]:
-    """Return the slots and the gangs to stop, without gangs that are not needed; the last chosen always is."""
+    """Return (slots for the job, gangs to stop for it), without the chosen gangs whose stop is not needed."""
     for other in list(reversed(chosen[:-1])):
         fewer = [one for one in chosen if one is not other]
         if (found := _within_quota(index, job, owner, fewer)) is not None:
@@ -104,6 +140,6 @@ def _fewest(
 
 
 def _within_quota(index: SchedulingIndex, job: Job, owner: str, victims: list[Job]) -> tuple[Slot, ...] | None:
-    """Find slots for the job as if the victims had ended, within the rest of its queue's quota. Takes none."""
+    """Return slots for the job as if the victims had ended; None if the rest of the quota is too small."""
     left = (index.shares.queues[owner].quota or 0) - index.shares.held[owner]
     return place_without(index, job, victims, index.state, left)

@@ -1,7 +1,7 @@
 """Resizing: an elastic gang grows into idle slots, and shrinks if another job needs slots.
 
     grow     No job is pending, and slots are free. The remaining work takes R seconds with n ranks and R n/m with m.
-             Done if R (1 - n/m) > (1 + h) x the cost of a restart. R counts at most as long as no job has been pending,
+             Done if R (1 - n/m) > (1 + h) x the cost of a restart. R is at most the time since which no job is pending,
              because that time is expected to last as long again. The same rule decides whether a new gang starts with
              more ranks than it asks for.
     shrink   The first pending job needs slots that elastic gangs hold beyond their minimum. Done if (its wait) x (slots
@@ -9,7 +9,8 @@
              of the gangs is no loss, because the freed slots do other work meanwhile.
 
 R and the wait count up to ``resize_horizon_seconds``, because the future load is unknown. Speed is assumed to be
-proportional to the number of ranks. Only restartable gangs are resized, each at most once per migration cooldown.
+proportional to the number of ranks. h is ``migration_margin`` of the policy. Only restartable gangs are resized, each
+at most once per migration cooldown.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
-    """Yield when to evaluate again whether elastic gangs shrink for the first job, or grow."""
+    """Yield when to evaluate again whether elastic gangs grow, or shrink for the first pending job."""
     now_ns = state.now_ns
     if state.frozen or not index.elastic:
         return
@@ -56,7 +57,7 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
 
 
 def grow(context: CycleContext) -> None:
-    """Give idle slots to elastic gangs that gain more than a restart costs, those with the most work left first."""
+    """Restart elastic gangs with more ranks on idle slots if that pays, those with the most work left first."""
     index = context.index
     state, now_ns = context.state, context.now_ns
     if state.frozen or not index.elastic or index.line.order or index.claimants:
@@ -98,7 +99,7 @@ def _left_seconds(state: State, job: Job, now_ns: int) -> float:
 
 
 def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] | None:
-    """Find the most slots that the gang can use, more than it has; None if there are no more. Takes none."""
+    """Return the slots that the gang would have after growing; None if it cannot get more slots than it has."""
     plan, ranks = index.plan, len(job.ranks)
     most = job.spec.max_ranks or job.spec.ranks
     if (left := index.shares.left(job.spec.queue)) is not None:
@@ -112,7 +113,7 @@ def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] 
 
 
 def make_room(context: CycleContext) -> bool:
-    """Shrink elastic gangs so that the first pending job can start, if that pays. Return whether it was done."""
+    """Shrink elastic gangs so that the first pending job can start, if that pays. Return whether gangs shrink."""
     index = context.index
     state, now_ns = context.state, context.now_ns
     if state.frozen or not index.elastic or (first := first_in_line(index, now_ns)) is None:
@@ -157,7 +158,7 @@ def make_room(context: CycleContext) -> bool:
 
 
 def _wanted(state: State, index: SchedulingIndex, most: int) -> int:
-    """Sum the slots that pending jobs need, counted until ``most`` is reached."""
+    """Return the number of slots that pending jobs need. Counting stops once it reaches `most`."""
     wanted = 0
     for key in index.line.order:
         job = state.jobs[key[-1]]
@@ -169,14 +170,14 @@ def _wanted(state: State, index: SchedulingIndex, most: int) -> int:
 
 
 def _surplus(job: Job) -> int:
-    """Return the number of ranks beyond the gang's minimum."""
+    """Return how many more ranks the gang has than its minimum."""
     return len(job.ranks) - (job.spec.min_ranks or job.spec.ranks)
 
 
 def _room_without(
     state: State, index: SchedulingIndex, first: Job, ample: list[Job]
 ) -> tuple[tuple[Slot, ...], list[tuple[Job, tuple[Slot, ...]]]] | None:
-    """Find slots for the first job as if some of these gangs had shrunk, and the slots that those keep. Takes none."""
+    """Return (slots for the first job, gangs that must shrink with the slots that they keep); None if it cannot fit."""
     plan = index.plan
     mark = plan.checkpoint()
     freed: list[tuple[Job, tuple[Slot, ...], tuple[Slot, ...]]] = []
@@ -198,7 +199,7 @@ def _room_without(
 
 
 def _split(job: Job) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
-    """Return the slots that the gang keeps at its minimum size, and the others, on its least used nodes first."""
+    """Return (slots that the gang keeps at its minimum size, slots that it releases)."""
     on_node: dict[str, int] = {}
     for rank in job.ranks:
         on_node[rank.slot.node] = on_node.get(rank.slot.node, 0) + 1

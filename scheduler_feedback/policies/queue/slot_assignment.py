@@ -1,7 +1,8 @@
 """Slot assignment: how a gang's ranks are arranged on the nodes that ``placement`` permits.
 
-Uses the narrowest domain that holds the gang, with the tightest fit; else equal slices over domains; else any free
-slots. Groups are placed one after the other, in the order of their ranks.
+It uses the narrowest network domain with enough free slots, and there the nodes with the fewest free slots. If no
+domain has enough, it divides the gang into equal parts over several domains, else over any free slots. Groups of ranks
+are placed one after the other, in the order of their ranks.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from scheduler_feedback.policies.index.uplink_loss import least_burdened
 
 _NARROW_FIRST = (Level.ISLAND, Level.RAIL, Level.RACK, Level.SPINE)
 Pieces = list[tuple[int, tuple[Slot, ...]]]
-"""Slots taken, by node number."""
+"""Taken slots, as a list of (node number, slots on that node)."""
 
 
 def lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> tuple[Slot, ...] | None:
-    """Take slots in the narrowest domain that holds the gang; nodes of earlier pools first. None if it does not fit."""
+    """Take slots for the gang in the narrowest network domain with enough free slots; None if it does not fit."""
     required = spec.required_level
     if spec.packing is Packing.PACK and not spec.groups:
         if ranks <= plan.topology.largest:
@@ -44,7 +45,7 @@ def lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: i
 
 
 def _one_node(plan: Plan, pool: int, ranks: int, barred: int, whole_island: bool) -> int:
-    """Return the node with the tightest fit; a node that holds the gang within one NVLink island goes first."""
+    """Return the number of the fullest node that has enough slots. Nodes with enough in one NVLink island go first."""
     first = number = plan.tightest(pool, ranks, barred)
     if number == NOWHERE or not (plan.topology.islands[number] or whole_island):
         return number
@@ -55,7 +56,7 @@ def _one_node(plan: Plan, pool: int, ranks: int, barred: int, whole_island: bool
 
 
 def _domains(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> Iterable[int]:
-    """Yield domains with enough free slots for the gang, narrowest level first, then fewest slots left over."""
+    """Yield network domains with enough free slots, the narrowest level first, then the fewest free slots first."""
     topology, required, preferred = plan.topology, spec.required_level, spec.preferred_level
     if required is not None:
         levels = [(required, topology.narrow(required))] if WIDTH[required] != 1 else []
@@ -81,13 +82,13 @@ def _domains(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barr
 
 
 def barred_free(plan: Plan, pools: Collection[int], barred: int, domain: int) -> int:
-    """Count the free slots in the domain on barred nodes of these pools."""
+    """Count the free slots in the domain on nodes of these pools that the job must not use (bit mask `barred`)."""
     inside = numbers(barred & plan.topology.domains[domain].nodes)
     return sum(plan.count[number] for number in inside if plan.pool[number] in pools)
 
 
 def _fill(plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: int, packing: Packing) -> Pieces:
-    """Take `ranks` slots in the domain, which must have them."""
+    """Take `ranks` slots in the domain, which must have enough free slots."""
     pieces: Pieces = []
     for pool in pools:
         free = plan.free_in[pool][domain] - (barred_free(plan, (pool,), barred, domain) if barred else 0)
@@ -103,7 +104,8 @@ def _fill(plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: i
 
 
 def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
-    """Take slots in the tightest sub-domain; else in equal slices over the fewest; else from the emptiest first."""
+    """Take slots in one sub-domain of the domain if one has enough; else in equal parts in as few sub-domains as
+    possible."""
     children = plan.topology.domains[domain].children
     if not children:
         return _pack_nodes(plan, pool, ranks, barred, domain)
@@ -127,7 +129,10 @@ def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces
 
 
 def _slices(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
-    """Split ranks over the fewest domains, as (domain, ranks). holes: (free slots, domain), the largest first."""
+    """Divide the ranks over as few domains as possible. Return (number of the domain, number of ranks) of each part.
+
+    holes: (number of free slots, number of the domain) of each possible domain, the one with most free slots first.
+    """
     room, fewest = 0, 0
     while room < ranks:
         room += holes[fewest][0]
@@ -145,7 +150,7 @@ def _slices(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[
 
 
 def _pack_nodes(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
-    """Take slots from the emptiest nodes first, which uses the fewest nodes; the last part with the tightest fit."""
+    """Take slots on as few nodes as possible. The last part goes to the fullest node that has enough slots."""
     pieces: Pieces = []
     while ranks:
         number = plan.tightest(pool, ranks, barred, domain)
@@ -158,7 +163,7 @@ def _pack_nodes(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> 
 
 
 def _spread(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
-    """Take slots with as few ranks per node as possible."""
+    """Take slots on as many nodes as possible, with as few ranks on each node as possible."""
     share: dict[int, int] = {}
     nodes = plan.topology.domains[domain].nodes & ~barred
     holes = sorted(
@@ -175,9 +180,10 @@ def _spread(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Piec
 def _fill_groups(
     plan: Plan, pools: tuple[int, ...], spec: JobSpec, barred: int, domain: int
 ) -> tuple[Slot, ...] | None:
-    """Take slots group by group; return them in the order of ranks. None, with nothing taken, if a group does not fit.
+    """Take slots for each group of ranks, and return them in the order of ranks; None if a group does not fit.
 
-    Only groups that must be on one node can fail, so these are placed first, the largest first.
+    Groups that must be on one node are placed first, the largest first, because only they can fail to fit. If one does
+    not fit, no slots are taken.
     """
     mark = plan.checkpoint()
     placed: dict[int, tuple[Slot, ...]] = {}

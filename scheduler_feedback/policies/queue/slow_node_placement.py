@@ -2,9 +2,9 @@
 
 Placement avoids slow nodes unless they pay at once (``placement.slow_slots_pay``), because other jobs might use the
 healthy slots better. After backfill no pending job fits into the remaining healthy slots, so these would stay idle. A
-gang with a long expected wait therefore starts on healthy and slow slots together; nodes in quarantine only for
-slowness are returned to use for it. The job with the reservation goes first. Other jobs must end before the
-reservation begins, at the speed of the slow node.
+gang with a long expected wait therefore starts on healthy and slow slots together. Nodes that are in quarantine only
+because they are slow become suspect, so that the gang can use them. The job with the reservation is evaluated first.
+Other jobs must end before the reservation begins, at the speed of the slow node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 DEPTH = 100
-"""Number of jobs at the front of the queue that are evaluated."""
+"""Maximum number of pending jobs, from the front of the queue, that are evaluated."""
 
 
 def start_on_slow_nodes(context: CycleContext, reservation: Reservation | None) -> bool:
@@ -56,14 +56,17 @@ def start_on_slow_nodes(context: CycleContext, reservation: Reservation | None) 
 
 
 def _slow(state: State, index: SchedulingIndex, node: Node) -> bool:
-    """Return whether the node is slow, has free slots, and is suspect or can be returned from quarantine."""
+    """Return whether the node is slow and has free slots, and is suspect or may leave quarantine to be used."""
     if node.slowdown <= 1 or not node.present or not index.plan.free_on(node.name):
         return False
     return node.state is NodeState.SUSPECT or may_be_reinstated(state, node)
 
 
 def _asked(context: CycleContext, reservation: Reservation | None) -> Iterator[tuple[Job, float, float]]:
-    """Yield (job, patience, largest slowdown) of the jobs that may start on slow nodes, in queue order."""
+    """Yield the pending jobs that may start on slow nodes, in queue order, as (job, patience, largest slowdown).
+
+    patience: expected wait for healthy slots / expected run time. largest slowdown: of a node that the job may use.
+    """
     index = context.index
     state, now_ns, policy = context.state, context.now_ns, context.state.policy
     window_ns = reservation.from_ns - now_ns if reservation is not None else None
@@ -85,7 +88,7 @@ def _asked(context: CycleContext, reservation: Reservation | None) -> Iterator[t
 def _needed(
     state: State, index: SchedulingIndex, job: Job, slow: list[Node], patience: float, most_slowdown: float
 ) -> list[Node]:
-    """Return the slow nodes that the gang would use together with the free healthy slots; [] if it should not start."""
+    """Return the slow nodes that the gang needs in addition to free healthy slots; [] if it should not start there."""
     plan, spec = index.plan, job.spec
     ranks = spec.min_ranks or spec.ranks
     barred = barred_for(plan, job)

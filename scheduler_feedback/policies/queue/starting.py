@@ -1,4 +1,4 @@
-"""Start of gangs in queue order, and the reservation for the first gang that must wait."""
+"""Start pending gangs in queue order, and reserve slots for the first gang that must wait."""
 
 from __future__ import annotations
 
@@ -62,19 +62,24 @@ def place_or_reserve(context: CycleContext) -> Reservation | None:
 
 
 def replan(context: CycleContext) -> None:
-    """Run a preemption pass: stop gangs in favour of jobs ahead of them, and start those jobs where slots are free."""
+    """Run a preemption pass: stop gangs for jobs that go ahead of them, and start these jobs if slots are free."""
     index = context.index
     index.mark_evaluated()
     _keep(context, None)
-    for job in preemption.choose(context):
-        slots = place(index.plan, job, policy=context.state.policy, most=index.most_ranks(job))
+    chosen, spare = preemption.choose(context)
+    for job in chosen:
+        least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
+        if job.spec.min_ranks:
+            most = min(least + spare, job.spec.ranks if most is None else most)
+        slots = place(index.plan, job, policy=context.state.policy, most=most)
         if slots is not None:
+            spare -= max(len(slots) - least, 0)
             start(context, job, slots, "started", "chosen by the preemption pass")
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
 
 
 def restart_moved(context: CycleContext) -> None:
-    """Start gangs with reserved slots once those are free: gangs that move, and gangs for which others were stopped."""
+    """Start pending gangs with reserved slots once these slots are free, for example gangs that move."""
     index = context.index
     state, now_ns = context.state, context.now_ns
     for job_id in sorted(index.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
@@ -90,10 +95,10 @@ def restart_moved(context: CycleContext) -> None:
 
 
 def unreserved(state: State, key: tuple[Any, ...]) -> bool:
-    """Return whether the first job gets no reservation: in the fair order with preemption, before it has starved.
+    """Return whether the job with this sort key gets no reservation if it is the head.
 
-    Reserved slots are idle slots. With preemption a job can get slots without them, so it gets a reservation only
-    after it has waited past the starvation bound.
+    In the fair order with preemption, the head gets a reservation only after it has waited past the starvation bound,
+    because reserved slots are idle.
     """
     return state.policy.order is Order.FAIR and state.policy.preempt and key[1:2] != (0,)
 
@@ -105,7 +110,7 @@ def _kept(state: State) -> Reservation | None:
 
 
 def _keep(context: CycleContext, reservation: Reservation | None) -> Reservation | None:
-    """Store the reservation. A changed reservation may let other jobs start."""
+    """Store the head's reservation; None removes it. After a change, all pending jobs are evaluated again."""
     index = context.index
     state = context.state
     before = _kept(state)
@@ -129,7 +134,7 @@ def _keep(context: CycleContext, reservation: Reservation | None) -> Reservation
 
 
 def start(context: CycleContext, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
-    """Start the gang's next attempt on these slots, by rank."""
+    """Start the gang's next attempt, rank n on slots[n], and log why. kind: kind of the log entry."""
     gpu_type = context.state.nodes[slots[0].node].gpu_type
     speed = attempt_speed(context.state.policy, job.spec, gpu_type, len(slots))
     context.index.start(job, slots, context.action_id(), speed)

@@ -21,15 +21,15 @@ from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, where
 
 MOST_NAMED = 100
-"""Upper bound of the nodes and of the jobs that an explanation names."""
+"""Maximum number of nodes, and of jobs, that one explanation names."""
 
 
 # --- the reason in one sentence --------------------------------------------------------------------------------------
 
 
 def unholdable(capacity: Capacity, job: Job) -> str:
-    """Return why the job would not fit on the nodes in their present states, even if they were all empty."""
-    text = f"needs {slots(job.spec.ranks)}"
+    """Return why the job would not fit even if all nodes were empty, as a sentence."""
+    text = _needs(job)
     if job.spec.required_level is not None:
         text += f" within one {job.spec.required_level.value}"
     if job.spec.gpu_types:
@@ -48,7 +48,7 @@ def unholdable(capacity: Capacity, job: Job) -> str:
 
 
 def paused(state: State, job: Job, now_ns: int) -> str | None:
-    """Return why the job may not start now, regardless of free slots; None if it may."""
+    """Return why the job must not start now even if slots are free; None if it may start."""
     if state.frozen:
         return f"all actions are frozen{f' by {state.frozen_by}' if state.frozen_by else ''}"
     if job.not_before_ns > now_ns:
@@ -61,12 +61,12 @@ def paused(state: State, job: Job, now_ns: int) -> str | None:
 
 
 def why_waits(state: State, job: Job) -> str:
-    """Return in one sentence why the job waits now; '' if it is not pending."""
+    """Return why the job is pending, as a sentence; '' if it is not pending."""
     return what_binds(state, job)[1]
 
 
 def what_binds(state: State, job: Job) -> tuple[str, str]:
-    """Return the constraint that keeps the job from starting, as (word, sentence); ('', '') if it is not pending."""
+    """Return why the job is pending, as (short code, sentence); ('', '') if it is not pending."""
     if job.state is not JobState.PENDING:
         return "", ""
     index, ranks = index_of(state), job.spec.min_ranks or job.spec.ranks
@@ -95,9 +95,9 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
 
 
 def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
-    """Return the ranks with which the job could start now if its specification had these changes; 0: it could not.
+    """Return the number of ranks with which the job could start now with these changes of its specification.
 
-    Takes no slots.
+    0 means that it could not start. No slots are taken.
     """
     mark = plan.checkpoint()
     try:
@@ -108,19 +108,18 @@ def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
 
 
 def _shared_free(plan: Plan, job: Job) -> int:
-    """Return the free slots that a gang on several nodes could use."""
+    """Return the number of free slots, on healthy and suspect nodes, that the job could use on several nodes."""
     return plan.free(Tier.HEALTHY, job.excluded_nodes) + plan.free(Tier.SUSPECT, job.excluded_nodes)
 
 
 def head_waits(plan: Plan, job: Job, from_ns: int, now_ns: int) -> str:
-    ranks = job.spec.ranks
     free = _shared_free(plan, job)
     wait = span(max(from_ns - now_ns, 0) / 1e9)
-    return f"first in the queue; needs {slots(ranks)}, {free} available now; expected to start in {wait}"
+    return f"first in the queue; {_needs(job)}, {free} available now; expected to start in {wait}"
 
 
 def behind_waits(plan: Plan, job: Job, head: str | None) -> str:
-    needs = f"needs {slots(job.spec.ranks)}; not enough are free"
+    needs = f"{_needs(job)}; not enough are free"
     if head is None:
         if _shared_free(plan, job) >= (job.spec.min_ranks or job.spec.ranks):
             return "enough slots are free, but jobs ahead of it in the queue go first"
@@ -130,8 +129,14 @@ def behind_waits(plan: Plan, job: Job, head: str | None) -> str:
     return f"{needs}; behind {head} in the queue"
 
 
+def _needs(job: Job) -> str:
+    """Return how many slots the job needs: 'needs 6 slots', or 'needs 2 to 6 slots' for an elastic gang."""
+    least, most = job.spec.min_ranks, job.spec.ranks
+    return f"needs {least} to {slots(most)}" if least is not None and least < most else f"needs {slots(most)}"
+
+
 def slots(number: int) -> str:
-    """'1 slot', '4 slots'."""
+    """Format a number of slots, such as '1 slot' or '4 slots'."""
     return f"{number} slot{'' if number == 1 else 's'}"
 
 
@@ -151,7 +156,7 @@ def explain(state: State, job_id: str) -> Explanation | None:
 
 
 def _explain_array(state: State, array: str) -> Explanation | None:
-    """Count the array's members by state and explain the next one to start; None if there is no such array."""
+    """Count the jobs of the array by state, and explain the next job to start; None if there is no such array."""
     found = index_of(state).dependencies.arrays.get(array)
     if found is None:
         return None
@@ -181,7 +186,7 @@ def _explain_present(state: State, job: Job) -> str:
 
 
 def _decisions(state: State, job: Job) -> tuple[str, ...]:
-    """List the decisions on the active verdicts about the job, and its refused verdicts."""
+    """Return one sentence for each active or refused verdict about the job: what was decided about it, and why."""
     active = tuple(
         f"verdict {verdict.verdict_id}: {case.reason or 'no decision yet'}"
         for verdict in state.verdicts.values()
@@ -223,10 +228,10 @@ def _explain_waiting(state: State, job: Job) -> Explanation:
 
 
 def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
-    """Return the earliest and the latest expected start.
+    """Return (earliest, latest) expected start of the job, in ns.
 
-    Earliest: as if no job were ahead of it. Latest: as if all jobs took twice as long as expected, or, where estimates
-    are the time limits, exactly as long.
+    Earliest: as if no pending job were ahead of it. Latest: as if all jobs took twice as long as expected. If run times
+    are known only as time limits, the latest start is the expected start.
     """
     index = index_of(state)
     limited = index.shares.room(job.spec.queue, job.spec.min_ranks or job.spec.ranks) is not None
@@ -240,9 +245,8 @@ def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
 def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
     """Forecast the job's start if jobs start in queue order, without backfill, and run as long as estimated.
 
-    Counts slots, whatever their place: one pass over the queue and the expected ends, O(jobs log jobs). Skips jobs at
-    their queue's limit, as the cycle does; this job waits for ends in its own queue. stretch: factor on all expected
-    run times. None: unknown.
+    It counts slots and ignores on which nodes they are, in O(n log n) time for n jobs. Other jobs at their queue's
+    limit are skipped, as in the cycle. stretch: factor on all expected run times. None: not known.
     """
     index, now_ns = index_of(state), state.now_ns
     if job.claim:
@@ -290,7 +294,7 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
 
 
 def _blockers(state: State, job: Job) -> tuple[Blocker, ...]:
-    """List at most MOST_NAMED nodes that the job cannot use freely now, nodes with free slots first."""
+    """Return at most MOST_NAMED nodes that the job cannot fully use now, each with the reason."""
     plan = index_of(state).plan
     found: list[Blocker] = []
     full: list[Node] = []
@@ -327,7 +331,7 @@ def _until(state: State, node: Node) -> str:
 
 
 def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[str, ...]:
-    """List what would let the job start, or start earlier. held: whether the available nodes could hold the job."""
+    """Return what would let the job start, or start earlier. held: whether it would fit if all nodes were empty."""
     now_ns, found = state.now_ns, []
     if state.frozen:
         found.append("an operator allows actions again (gangwatch thaw)")

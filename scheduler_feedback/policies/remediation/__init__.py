@@ -1,4 +1,4 @@
-"""What to do about a slow or hanging gang: move it, restart it, or wait.
+"""Policies for slow and hanging gangs: move, restart, or wait.
 
 Start at ``migration.py``; ``mitigation_options.py`` weighs the options.
 """

@@ -1,4 +1,4 @@
-"""Scores of decisions: expected cost and gain against the measured outcome."""
+"""Scores of decisions: the measured outcome of each decision, compared with its expected cost and gain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from scheduler_feedback.policies.remediation.move_cost import lost_seconds
 
 
 def score_observed(context: CycleContext, verdict: Verdict, why: str) -> None:
-    """Record what the fault cost a gang that observe mode did not move, once its verdict has ended."""
+    """Record, once the verdict has ended, what the fault has cost a gang that was not moved because the mode is
+    observe."""
     for decision in context.state.decisions:
         if decision.verdict_id == verdict.verdict_id and not decision.applied and decision.outcome_seconds is None:
             decision.outcome_seconds = max(
@@ -27,7 +28,7 @@ def score_observed(context: CycleContext, verdict: Verdict, why: str) -> None:
 
 
 def score_applied(context: CycleContext, job: Job, first_step_ns: int) -> None:
-    """Record how long a move took, from the decision to the gang's first step afterwards."""
+    """Record the duration of a move, from the decision to the first step of the new attempt."""
     for decision in context.state.decisions:
         if (
             decision.job_id == job.job_id

@@ -33,7 +33,7 @@ def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
 def proposed(
     context: CycleContext, job: Job, what: str, kind: str, text: str, detail: Iterable[tuple[str, str]]
 ) -> bool:
-    """In observe mode, log once what would be done. Return whether the mode is observe."""
+    """Return whether the mode is observe. If it is, log once the action that mode act would take."""
     if context.state.policy.mode is not Mode.OBSERVE:
         return False
     if job.proposed != what:
@@ -43,7 +43,7 @@ def proposed(
 
 
 def first_in_line(index: SchedulingIndex, now_ns: int) -> Job | None:
-    """Return the first pending job that is not at its queue's limit; None if there is none, or if it is paused."""
+    """Return the first pending job whose queue is below its limit; None if there is none, or if this job is paused."""
     for key in index.line.order:
         job = index.state.jobs[key[-1]]
         if not at_limit(index, job):
@@ -52,21 +52,20 @@ def first_in_line(index: SchedulingIndex, now_ns: int) -> Job | None:
 
 
 def at_limit(index: SchedulingIndex, job: Job) -> bool:
-    """Return whether the job is blocked by its queue's limit; such a job blocks no other job."""
+    """Return whether the limit of the job's queue prevents the job from starting."""
     ranks = job.spec.min_ranks or job.spec.ranks
     return index.shares.limited and index.shares.room(job.spec.queue, ranks) is not None
 
 
 def waits_since_ns(job: Job) -> int:
-    """Return the instant since which the job has been waiting for its next attempt."""
+    """Return the time, in ns, since which the job has been waiting for its next attempt."""
     return job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
 
 
 def wait_seconds(state: State, index: SchedulingIndex, job: Job, now_ns: int) -> float:
-    """Return how long the pending gang is expected to wait if no gang moves, up to ``resize_horizon_seconds``.
+    """Return how many seconds the pending gang must wait if no gang moves for it, at most ``resize_horizon_seconds``.
 
-    Where run times are estimated from history, the further wait counts at most as long as the wait so far. By the rule
-    of ski rental, the loss is then at most twice that of the best decision.
+    If run times are estimated from the history, the result is at most the time that the gang has already waited.
     """
     most = state.policy.resize_horizon_seconds
     if state.policy.estimates is Estimates.HISTORY:

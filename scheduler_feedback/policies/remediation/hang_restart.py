@@ -1,4 +1,4 @@
-"""Restart of hanging gangs: conditions for a restart, and the explanation when there is none.
+"""Restart of hanging gangs: the conditions for a restart, and the explanation if they are not met.
 
 A hanging gang does no work, so a restart always costs less than staying. The gang restarts from its checkpoint, away
 from the culprit's node, or on its own slots if no others are free. The conditions below guard against false verdicts:
@@ -14,16 +14,17 @@ from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.remediation.move_cost import cooling, cooling_ns
 
 CONFIDENCE = 0.95
-"""Minimum confidence of a verdict that restarts a gang. Peers wait in the same way for a hanging rank and for a rank
-that saves alone. The state of the culprit's process distinguishes the two (detectors/hang/process_evidence.py)."""
+"""A gang is restarted only if the hang verdict has at least this confidence, or an operator has confirmed the verdict.
+The peers wait for a hanging rank in the same way as for a rank that saves a checkpoint. Only the state of the culprit's
+process shows the difference (detectors/hang/process_evidence.py)."""
 
 TIMES_THE_LONGEST_PAUSE = 1.5
-"""Same factor as in the detector (hang.py, TIMES_THE_LONGEST). A job may resume again after a pause as long as an
-earlier one, and a checkpoint takes longer when its file system is busy."""
+"""A gang is restarted after this multiple of its longest pause so far: a healthy job may pause that long again, and a
+checkpoint takes longer when its file system is busy. The detector uses the same factor (hang.py, TIMES_THE_LONGEST)."""
 
 
 def stalled_seconds(verdict: Verdict, now_ns: int) -> float:
-    """Return for how long the gang has made no step."""
+    """Return the seconds since the last step of the gang."""
     return max(now_ns - verdict.first_wall_ns, 0) / 1e9
 
 
@@ -32,8 +33,8 @@ def why_not_restarted(
 ) -> tuple[str, str, int | None] | None:
     """Return why the gang is not restarted, as (code, text, end); None if it is restarted.
 
-    end: instant at which the reason expires; None if time alone does not end it. confirmed: an operator has confirmed
-    the verdict. A confirmed verdict restarts the gang unless it is not restartable or in its cooldown.
+    end: instant at which the reason expires; None if it does not expire. confirmed: an operator has confirmed the
+    verdict. A confirmed verdict restarts every restartable gang that is not in its cooldown.
     """
     if not job.spec.restartable:
         return "restartable", "it is not declared restartable", None

@@ -1,7 +1,7 @@
-"""Migration: decide what to do about each active verdict on a running gang, and start it (``mitigation_options``).
+"""Migration: choose and start an action for each active verdict on a running gang (``mitigation_options``).
 
-Detectors compare a member with its peers and with its own past. A small gang that was slow from its start shows
-neither difference. Its node may be known as slow from other gangs, so such gangs are considered too
+Detectors compare a rank with its peers and with its own past. A small gang that was slow from its start shows neither
+difference, but verdicts on other gangs may show that its node is slow. So gangs on slow nodes are evaluated too
 (``gangs_on_slow_nodes``).
 """
 
@@ -27,7 +27,7 @@ from scheduler_feedback.policies.remediation.move_cost import accused_nodes, los
 
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
-    """Yield when to evaluate again the options of gangs with an active verdict, or on a slow node."""
+    """Yield when to evaluate again whether to move gangs with an active verdict, or gangs on a slow node."""
     for verdict in state.verdicts.values():
         job, opened = state.jobs.get(verdict.gang), state.open_decisions.get(verdict.verdict_id)
         if job is not None and opened is not None and job.spec.restartable and _is_open(job, verdict, opened):
@@ -49,7 +49,7 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
 
 
 def _is_open(job: Job, verdict: Verdict, opened: OpenDecision) -> bool:
-    """Return whether the verdict may still lead to a decision about the running gang."""
+    """Return whether a decision about the verdict and the running gang is still open. opened: the decision so far."""
     return (
         job.state is JobState.RUNNING
         and job.stop_reason is None
@@ -60,7 +60,7 @@ def _is_open(job: Job, verdict: Verdict, opened: OpenDecision) -> bool:
 
 
 def judge_running_gangs(context: CycleContext) -> None:
-    """Decide on every active verdict about a running gang; act, or record once why not."""
+    """Decide on every active verdict about a running gang. Move the gang, or record once why it is not moved."""
     index = context.index
     plan = index.plan if context.state.verdicts else None
     for verdict in list(context.state.verdicts.values()):
@@ -86,10 +86,10 @@ def judge_running_gangs(context: CycleContext) -> None:
 
 
 def gangs_on_slow_nodes(state: State, index: SchedulingIndex, now_ns: int) -> Iterator[tuple[Job, Verdict]]:
-    """Yield gangs without a verdict on a slow node, each with a verdict derived from the other gang's one.
+    """Yield each gang that has no verdict and runs on a slow node, with a copy of the verdict on that node.
 
-    The original verdict must be about the whole node, not about one of its devices. The slowness is expected to last
-    as long again as it has lasted, so a false verdict is cleared long before it moves a gang.
+    The copied verdict must be about the whole node, not about one of its devices. The slowness is expected to last as
+    long again as it has lasted.
     """
     known = {node.name: found for node in _slow_nodes(state, index) if (found := _about(state, node)) is not None}
     if not known:
@@ -119,7 +119,7 @@ def gangs_on_slow_nodes(state: State, index: SchedulingIndex, now_ns: int) -> It
 
 
 def _slow_nodes(state: State, index: SchedulingIndex) -> Iterator[Node]:
-    """Yield nodes known as slow, without an observed recovery, whose slots no pending job needs."""
+    """Yield slow nodes that have not recovered and whose slots no pending job needs."""
     for name in sorted(index.doubtful):
         node = state.nodes[name]
         if node.slowdown > 1 and node.doubted_ns is not None and node.verdict_id and not others_want(state, node):
@@ -127,7 +127,7 @@ def _slow_nodes(state: State, index: SchedulingIndex) -> Iterator[Node]:
 
 
 def _about(state: State, node: Node) -> Verdict | None:
-    """Return the verdict that caused the node's state if it is about the whole node, else None."""
+    """Return the verdict that caused the state of the node; None if it is not a straggler verdict on a whole node."""
     found = state.verdicts.get(node.verdict_id) or next(
         (past.verdict for past in reversed(state.past_verdicts) if past.verdict.verdict_id == node.verdict_id), None
     )

@@ -1,14 +1,16 @@
-"""Mitigation options for a gang with a slow or hanging member, compared by expected gain and cost.
+"""Mitigation options for a gang with a slow or hanging rank, compared by expected gain and cost.
 
     stay      costs only the fault's own cost; permanent, or a wait before a later move (``patience``)
     migrate   to free slots on healthy nodes, else to free spares, else to lent spares (the loss of their borrowers is
               added to the cost); a swap if it replaces only the accused slots
     separate  for interference: away from the other job, so that the two share no node and no rack
-    shrink    an elastic gang continues with fewer members, none of them accused; costs R (n / members - 1) extra
+    shrink    an elastic gang continues with m of its n ranks, on healthy nodes; its remaining time R grows by R (n/m -
+    1)
     requeue   stop and wait for healthy slots; the expected wait is added to the cost
     restart   for a hanging gang (``hang_restart``): away from the culprit's node, else on its own slots
 
-The option with the largest gain is taken, among the options that are possible and pay (``move_cost.CostTest``).
+The policy selects the option with the largest gain, among the options that are possible and pay
+(``move_cost.CostTest``).
 """
 
 from __future__ import annotations
@@ -48,26 +50,26 @@ ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue", "restart"})
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Best option for the gang."""
+    """Chosen option for a gang with an active verdict: an action, or the reason why the gang is not moved."""
 
     code: str
-    """One of ACTIONS, or one word for the reason why the gang stays."""
+    """One of ACTIONS, or one word for the reason why the gang is not moved."""
     reason: str
-    """Reason in one sentence."""
+    """Reason for the choice, in one sentence."""
     test: CostTest
     target: tuple[Slot, ...] = ()
-    """New slots, by rank."""
+    """New slots of the gang, one per rank; empty if it gets none."""
     swap: bool = False
-    """Whether only accused slots are replaced."""
+    """Whether the move replaces only slots on accused nodes."""
     stopped: tuple[str, ...] = ()
-    """Ids of the gangs that give back spares for the move."""
+    """Ids of the gangs that are stopped because the move needs slots of spare nodes that they use."""
     others: tuple[tuple[str, float], ...] = ()
-    """The other options that were compared: (code, expected cost in seconds)."""
+    """Options that were compared and not chosen: (code, expected cost in seconds)."""
     in_place: bool = False
     """Whether the target is the gang's own slots, although one of their nodes is accused."""
 
     def detail(self, verdict: Verdict) -> tuple[tuple[str, str], ...]:
-        """Return the terms of the comparison, and the alternatives with their expected costs."""
+        """Return the compared values as (name, text), with the expected cost of each alternative, for the log entry."""
         move = f"{self.test.cost_seconds:.1f} s" + (f", to {where(self.target)}" if self.target else ", no free target")
         taken = self.code if self.code in ACTIONS else "migrate"
         return (
@@ -82,7 +84,7 @@ class Option:
 
 
 def choose_option(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Option:
-    """Return the best option for the gang. The plan is unchanged afterwards."""
+    """Return the best option for the gang with this verdict. The plan of free slots is unchanged afterwards."""
     policy = state.policy
     confirmed = state.judged.get(verdict.verdict_id) is True
     test = cost_test(state, job, verdict, now_ns)
@@ -133,7 +135,7 @@ def choose_option(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: 
 def _of_hang(state: State, job: Job, verdict: Verdict, restart: Option, plan: Plan, now_ns: int) -> Option:
     """Return the first possible option for a hanging gang: restart elsewhere, shrink, requeue, or restart in place.
 
-    restart: the option to restart elsewhere; its target is empty if no other slots are free.
+    restart: the option to restart on other slots; its target is empty if none are free.
     """
     test = restart.test
     confirmed = state.judged.get(verdict.verdict_id) is True
@@ -158,9 +160,9 @@ def _no_target(job: Job, accused: str) -> str:
 
 
 def lacks(verdict: Verdict, policy: Policy, confirmed: bool = False) -> tuple[str, str] | None:
-    """Return why the verdict does not justify stopping a running gang, as (code, text); None if it may.
+    """Return why the verdict is not sufficient to stop a running gang, as (code, text); None if it is sufficient.
 
-    Does not compare costs. confirmed: an operator has confirmed the verdict.
+    It does not compare costs. confirmed: an operator has confirmed the verdict.
     """
     if verdict.kind not in MOVING:
         return _no_reason(verdict)
@@ -179,7 +181,8 @@ _DOING = {"migrate": "moving", "separate": "moving", "shrink": "shrinking", "req
 
 
 def _waits(option: Option) -> Option:
-    """Return the decision to wait before this option is taken."""
+    """Return an option to keep the gang in place for some time, because the fault may end soon, and then to take
+    `option`."""
     test, doing = option.test, _DOING[option.code]
     seconds, cost = test.wait or (0.0, test.cost_seconds)
     reason = (
@@ -197,22 +200,22 @@ def weighed(verdict: Verdict, test: CostTest) -> str:
 
 
 def _kept(state: State, job: Job, target: tuple[Slot, ...]) -> bool:
-    """Return whether the target keeps every slot that no verdict accuses."""
+    """Return whether the target contains all of the gang's slots on nodes that no verdict accuses."""
     accused, there = accused_nodes(state, job), set(target)
     return all(rank.slot in there for rank in job.ranks if rank.slot.node not in accused)
 
 
 def _undiminished(job: Job) -> Job:
-    """Return a copy of the gang that needs at least its present ranks; fewer ranks are the option ``shrink``."""
+    """Return a copy of the gang that must not get fewer ranks than now. (Fewer ranks are a separate option, shrink.)"""
     if job.spec.min_ranks is None or not job.ranks:
         return job
     return structs.replace(job, spec=structs.replace(job.spec, min_ranks=len(job.ranks)))
 
 
 def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Option | None:
-    """Return the option to continue with the members that no verdict accuses, or with more on other healthy nodes.
+    """Return the option to continue with fewer ranks, all on healthy nodes; None if it is not possible.
 
-    None if that is fewer than the gang's minimum.
+    It keeps the ranks on nodes that no verdict accuses, or uses other healthy slots if there are more.
     """
     if job.spec.min_ranks is None or job.spec.groups:
         return None
@@ -230,7 +233,7 @@ def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Option | None
 def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Option | None:
     """Return the option to wait for healthy slots; None if no start can be predicted.
 
-    None also for an external job while its scheduler has pending jobs: only that scheduler knows their order.
+    None also for an external job whose scheduler has pending jobs, because their order is not known.
     """
     if job.spec.kind is JobKind.EXTERNAL and state.host_waits:
         return None
@@ -250,11 +253,11 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Option | N
 
 
 def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tuple[tuple[Slot, ...], tuple[str, ...]]:
-    """Return the slots to which the gang could move now, () for none, and the gangs that must give back spares.
+    """Return (slots to which the gang could move now, ids of the gangs to stop because they use spare nodes).
 
-    Tries free slots and the gang's own slots that no verdict accuses, without suspect nodes; then spares; then lent
-    spares. Returns none if another scheduler is about to use the free slots. disturbed: a verdict of interference; the
-    target then shares no rack with the other job (no node, if racks are not known).
+    It tries healthy free slots with the gang's own slots on nodes that no verdict accuses, then spare nodes, then spare
+    nodes in use by other gangs. There are no slots if another scheduler is about to use them. disturbed: a verdict of
+    interference; the new slots then share no rack with the other job, or no node if racks are not known.
     """
     if external_jobs.will_be_taken(state, index_of(state), job):
         return (), ()
@@ -291,7 +294,7 @@ def around(state: State, job: Job) -> tuple[str, ...]:
 def cheaper_to_move(
     state: State, job: Job, verdict: Verdict, option: Option, plan: Plan, now_ns: int
 ) -> tuple[Job, Option]:
-    """Return, of two interfering jobs, the one whose move costs fewer GPU-seconds, with its option."""
+    """Return the one of two interfering jobs whose move costs fewer GPU-seconds, with the option to move it."""
     other = state.jobs[verdict.aggressor]
     movable = other.state is JobState.RUNNING and other.stop_reason is None and other.spec.restartable
     if not movable or cooling_ns(state.policy, other, now_ns) > 0:

@@ -1,7 +1,8 @@
 """Move cost: the cost of a fault to a gang that stays, compared with the cost of stopping and restarting it elsewhere.
 
 s = step time now / step time without the suspect node; p = probability that the node causes the slowdown and that it
-lasts; R = remaining run time at healthy speed; D = expected duration of the fault if nothing is done; h = margin.
+lasts; R = remaining run time at healthy speed; D = expected duration of the fault if nothing is done; h = margin;
+E = expected value.
 
     benefit = p (s - 1) E min(R, D/s)     cost = save + unsaved + restart + queue     act if benefit > (1 + h) cost
 
@@ -43,14 +44,14 @@ from scheduler_feedback.policies.remediation.patience import (
 
 @dataclass(frozen=True, slots=True)
 class CostTest:
-    """Terms of the decision whether to move a gang.
+    """Values from which the cost and the benefit of a move of the gang are computed.
 
     save_seconds: duration of a save as declared by the user, else the time allowed for it. unsaved_seconds: work since
     the last checkpoint, for a gang that does not save on request. restart_seconds: the user's estimate.
     measured_seconds: duration of the gang's last move, from the decision to its first step; replaces save and restart
-    if known. share: share of the benefit that is left if pending jobs get the slow slots. exposed_seconds: work, at
+    if known. share: share of the benefit that remains if pending jobs get the slow slots. exposed_seconds: work, at
     healthy speed, that is expected during the rest of the fault: E min(R, D/s). course: probabilities that the fault
-    and the gang end soon (``patience``); empty if the gang must not wait for that.
+    and the gang end soon (``patience``); empty if the gang must move without waiting for that.
     """
 
     probability: float
@@ -78,17 +79,17 @@ class CostTest:
 
     @property
     def net_seconds(self) -> float:
-        """Return the expected net gain."""
+        """Return the expected benefit of a move minus its cost, in seconds."""
         return self.benefit_seconds - self.cost_seconds
 
     @property
     def gains(self) -> bool:
-        """Return whether a move now is better than never moving."""
+        """Return whether the expected benefit of a move now exceeds its cost by the policy's margin."""
         return self.benefit_seconds > (1 + self.margin) * self.cost_seconds
 
     @property
     def wait(self) -> tuple[float, float] | None:
-        """Return the best wait before a move, and its expected cost, in seconds; None if the gang should not wait."""
+        """Return (best wait before a move, expected cost with that wait), in seconds; None if no wait is better."""
         lost_in_a_second = self.probability * self.share * (1 - 1 / self.slowdown) if self.slowdown > 1 else 0.0
         return best_wait(self.course, lost_in_a_second, self.cost_seconds)
 
@@ -97,7 +98,7 @@ class CostTest:
         return self.gains and self.wait is None
 
     def detail(self) -> tuple[tuple[str, str], ...]:
-        """Return all terms for the log entry."""
+        """Return all values as (name, text), for the log entry."""
         return (
             ("probability", f"{self.probability:.3f}"),
             ("slowdown", f"{self.slowdown:.3f}"),
@@ -117,7 +118,7 @@ class CostTest:
 
 
 def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest:
-    """Return the terms for this gang and verdict. p is the verdict's confidence, or 1 if an operator confirmed it."""
+    """Return the cost and benefit of a move for this gang and verdict. A confirmed verdict has probability 1."""
     behind = nanoseconds(lost_seconds(verdict, now_ns))
     node = state.nodes.get(verdict.node)
     remaining = (healthy_end_ns(state.policy, job, now_ns - behind) + behind - now_ns) / 1e9
@@ -141,7 +142,7 @@ def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest
 
 
 def with_course(state: State, job: Job, verdict: Verdict, test: CostTest, now_ns: int) -> CostTest:
-    """Add the expected course of the fault to the terms. A confirmed verdict gets none: the gang does not wait."""
+    """Add the probabilities that fault and gang end soon. A confirmed verdict gets none, so the gang does not wait."""
     if state.judged.get(verdict.verdict_id) is True or test.slowdown <= 1:
         return test
     behind_ns = now_ns - nanoseconds(lost_seconds(verdict, now_ns))
@@ -157,9 +158,9 @@ def with_course(state: State, job: Job, verdict: Verdict, test: CostTest, now_ns
 
 
 def _exposed_seconds(state: State, job: Job, remaining_seconds: float, most_seconds: float, then_ns: int) -> float:
-    """Return the remaining work that is expected within the next most_seconds of healthy work.
+    """Return how many more seconds the gang is expected to run, where more than most_seconds counts as most_seconds.
 
-    then_ns: when the gang would have reached its present progress without the slowdown.
+    then_ns: time at which the gang would have reached its present progress if it had not been slowed down.
     """
     if state.policy.estimates is not Estimates.HISTORY:
         return max(min(remaining_seconds, most_seconds), 0.0)
@@ -171,9 +172,10 @@ def _exposed_seconds(state: State, job: Job, remaining_seconds: float, most_seco
 
 
 def _share(state: State, job: Job, node: Node) -> float:
-    """Return the share of the gang's ranks that run on healthy nodes, or 1 if no other job wants the slow node.
+    """Return the share of a move's benefit that is a gain for the whole cluster.
 
-    The move gains nothing for the cluster on the slow slots: another job would run there as slowly.
+    If another job wants the slow node, that job then runs slowly on those slots. So only the share of the gang's ranks
+    on healthy nodes is a gain. If no job wants the slow node, the share is 1.
     """
     if not others_want(state, node):
         return 1.0
@@ -182,34 +184,34 @@ def _share(state: State, job: Job, node: Node) -> float:
 
 
 def lost_seconds(verdict: Verdict, now_ns: int) -> float:
-    """Return the time that the fault has cost the gang so far."""
+    """Return the seconds that the fault has cost the gang so far."""
     if verdict.slowdown <= 1:
         return 0.0
     return max(now_ns - verdict.first_wall_ns, 0) / 1e9 * (1 - 1 / verdict.slowdown)
 
 
 def save_seconds(job: Job) -> float:
-    """Return the duration of a save: as declared by the user, else the time allowed for it."""
+    """Return the seconds that a checkpoint takes: as declared by the user, else the time allowed for it."""
     spec = job.spec
     return min(spec.checkpoint_cost_seconds, spec.stop_seconds) if spec.checkpoint_cost_seconds else spec.stop_seconds
 
 
 def unsaved_seconds(job: Job, now_ns: int) -> float:
-    """Return the work since the last checkpoint of a gang that saves at its own interval; 0 if it saves on request."""
+    """Return the seconds of work since the gang's last periodic checkpoint; 0 for a gang that saves on request."""
     if not job.spec.checkpoint_interval_seconds or job.spec.checkpoint_command or job.attempt_started_ns is None:
         return 0.0
     return (now_ns - job.attempt_started_ns) / 1e9 % job.spec.checkpoint_interval_seconds
 
 
 def moving_seconds(state: State, job: Job, now_ns: int) -> float:
-    """Return the duration of a stop and restart: as measured in the gang's last move, else as declared."""
+    """Return the seconds that a stop and a restart cost the gang, including its unsaved work."""
     measured = measured_seconds(state, job)
     moving = save_seconds(job) + job.spec.restart_cost_seconds if measured is None else measured
     return unsaved_seconds(job, now_ns) + moving
 
 
 def measured_seconds(state: State, job: Job) -> float | None:
-    """Return the duration of the gang's last move, from the decision to its first step; None if it was never moved."""
+    """Return the seconds of the gang's last move, from the decision to the first step; None if it was never moved."""
     measured = [
         decision.outcome_seconds
         for decision in state.decisions

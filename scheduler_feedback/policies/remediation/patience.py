@@ -5,9 +5,9 @@ move is delayed until the rest of the fault is likely to cost more than the move
 
     W(T) = r * (time until T in which fault and gang both continue) + P(both continue at T) * cost,    W(0) = cost
 
-where r is the loss per second. The gang moves once no T has a W(T) below W(0). (This is optimal stopping. If nothing
-were known about the duration of faults it would be ski rental, Karlin et al. 1994: wait until the loss equals the cost
-of the move.)
+where r is the loss per second. The gang moves once no T has a W(T) below W(0). (This is a problem of optimal stopping.
+If nothing were known about the duration of faults, the best rule would be to wait until the loss equals the cost of the
+move: the ski rental problem, Karlin et al. 1994.)
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ ten hours (Greyhound, Wu et al., ATC'25), and a bad node stays bad until it is r
 of 100 faults last between 5 seconds and three and a half hours. A fault of a day is expected to last another day."""
 
 _HORIZONS = tuple(2.0 ** (half / 2) for half in range(48))
-"""Waits that are compared, in seconds: half octaves up to four months."""
+"""Waits before a move that are compared, in seconds: from 1 s to four months, each sqrt(2) times the one before."""
 
 _LEAST_GAIN = 1e-6
-"""Minimum relative saving of a wait; excludes rounding errors."""
+"""A gang waits before a move only if the wait is expected to save at least this share of the cost of moving now. A
+smaller saving may be a rounding error."""
 
 Course = tuple[tuple[float, float, float], ...]
-"""(wall seconds from now, expected seconds of them in which fault and gang both continue, probability that both still
-do)."""
+"""Expected course of a fault and its gang, as one tuple for each possible wait before a move: (wait in seconds,
+expected part of the wait in which both continue, in seconds, probability that both still continue at its end)."""
 
 
 def course(
     lasts_on: Callable[[float], float], runs_on: Callable[[float], float], slowdown: float, whole_seconds: float
 ) -> Course:
-    """Return the expected course of fault and gang over the next seconds.
+    """Return the probabilities that fault and gang still continue after each of several waits.
 
-    lasts_on: probability that the fault continues for this many seconds. runs_on: the same for the gang, in seconds of
-    its work, which runs slower by the factor slowdown. whole_seconds: upper bound of a wait.
+    lasts_on: returns the probability that the fault continues for this many seconds. runs_on: returns the same for the
+    gang, for this many seconds of its work at full speed. whole_seconds: maximum wait.
     """
     found: list[tuple[float, float, float]] = []
     at, alive, hurt = 0.0, 1.0, 0.0
@@ -58,7 +59,10 @@ def course(
 
 
 def best_wait(expected: Course, lost_in_a_second: float, cost_seconds: float) -> tuple[float, float] | None:
-    """Return the cheapest wait and its expected cost, both in seconds; None if the gang should move now."""
+    """Return the best wait before a move and its expected cost, both in seconds; None if the gang should move now.
+
+    lost_in_a_second: seconds that the gang loses in each second of the fault. cost_seconds: cost of the move.
+    """
     cheapest = min(
         ((lost_in_a_second * hurt + alive * cost_seconds, seconds) for seconds, hurt, alive in expected),
         default=(math.inf, 0.0),
@@ -69,14 +73,14 @@ def best_wait(expected: Course, lost_in_a_second: float, cost_seconds: float) ->
 
 
 def fault_goes_on(age_seconds: float, mean_seconds: float) -> Callable[[float], float]:
-    """Return, for a fault of this age, the probability that it continues for a given number of seconds."""
+    """Return a function that gives the probability that a fault of this age continues for a number of seconds."""
     middle = math.log(mean_seconds) - LIFE_SIGMA**2 / 2
     now = _outlasts(age_seconds, middle)
     return lambda seconds: _outlasts(age_seconds + seconds, middle) / now if now > 0 else 1.0
 
 
 def known_to_go_on(seconds: float) -> float:  # noqa: ARG001 - signature of ``course``
-    """Return the probability that a fault of known duration continues: 1 until its known end."""
+    """Return 1.0, because a fault of known duration continues until its known end."""
     return 1.0
 
 
@@ -85,7 +89,7 @@ def _outlasts(seconds: float, middle: float) -> float:
 
 
 def gang_goes_on(state: State, job: Job, remaining_seconds: float, now_ns: int) -> Callable[[float], float]:
-    """Return the probability that the gang still runs after a given number of seconds of its work."""
+    """Return a function that gives the probability that the gang still runs after a number of seconds of its work."""
     if state.policy.estimates is not Estimates.HISTORY:
         return lambda seconds: float(seconds < remaining_seconds)
     done = work_done(job, now_ns)

@@ -11,7 +11,7 @@ _GOES_ON = frozenset({StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE}
 
 
 def ask_for_stops(context: CycleContext) -> None:
-    """Request the stop of every gang with a stop reason; repeat after a refusal or without an effect for too long."""
+    """Request the stop of every gang with a stop reason. Repeat it if the backend refused it or did not act."""
     index = context.index
     for job_id in sorted(index.stopping):
         job = context.state.jobs[job_id]

@@ -1,4 +1,4 @@
-"""Readers of job traces. Each format has a module and a line here."""
+"""Readers of job traces. Each format has one module in this package and one entry in TRACES."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from scheduler_feedback.sim.traces import gangwatch, muri, openb, philly, slurm
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A trace format. read: raises TraceError with file, line and column. about: text for `--help` and the docs."""
+    """A trace format. read: reads a file, or raises TraceError with file, line and column. about: text for `--help` and
+    the docs."""
 
     name: str
     read: Callable[[Path], Trace]
@@ -26,4 +27,4 @@ TRACES = (
     Format("slurm", slurm.read, "`sacct --parsable2` with its header, or `sacct --json`"),
     Format("gangwatch", gangwatch.read, "JSON lines of submitted_seconds, run_seconds and a job specification"),
 )
-"""Every format that can be read."""
+"""All trace formats that can be read."""

@@ -110,9 +110,10 @@ def _span(row: Row, column: str) -> float | None:
 
 
 def _instant(row: Row, column: str) -> float:
-    """Return seconds since the epoch. sacct prints local time without a zone, or in the format of SLURM_TIME_FORMAT.
+    """Return the cell's time in seconds since the epoch.
 
-    Seconds since the epoch are accepted too.
+    sacct prints local time without a zone, or in the format of SLURM_TIME_FORMAT. Seconds since the epoch are accepted
+    too.
     """
     text = row.text(column)
     if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS:
@@ -125,7 +126,10 @@ def _instant(row: Row, column: str) -> float:
 
 
 def _gpus(row: Row) -> tuple[int, str]:
-    """Return the number of GPUs and their type, if any. Slurm lists a typed and an untyped count of the same GPUs."""
+    """Return the number of GPUs and their type; '' if the type is unknown or there are several.
+
+    Slurm lists a typed and an untyped count of the same GPUs.
+    """
     for column in ("AllocTRES", "ReqTRES"):
         if counts := _TRES.findall(row.text(column)):
             return _counted(counts)
@@ -201,7 +205,7 @@ def _json_job(number: int, job_id: str, job: Mapping[str, Any]) -> TraceJob:
 
 
 def _comment(job: Mapping[str, Any]) -> str:
-    """Return the job's comment: a string until 22.05, part of {administrator, job, system} since then."""
+    """Return the job's comment. Until Slurm 22.05 it is a string, later a field of {administrator, job, system}."""
     comment = job.get("comment")
     if isinstance(comment, Mapping):
         comment = comment.get("job")
@@ -209,8 +213,10 @@ def _comment(job: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return the value as a number: plain (until 22.05) or as {set, infinite, number} (since 23.02); None if unset or
-    infinite."""
+    """Return the value as a number; None if unset or infinite.
+
+    Until 22.05, Slurm wrote a plain number; since 23.02, it writes {set, infinite, number}.
+    """
     if isinstance(value, Mapping):
         usable = value.get("set", True) and not value.get("infinite", False)
         value = value.get("number") if usable else None

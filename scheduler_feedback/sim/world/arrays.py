@@ -1,4 +1,4 @@
-"""Types of arrays. Times on a job's clock are float64; values for every rank of a block are float32, for speed."""
+"""Types of arrays. Times on a job's clock are float64. Values for every rank are float32, for speed."""
 
 from __future__ import annotations
 

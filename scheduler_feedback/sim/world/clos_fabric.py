@@ -1,4 +1,4 @@
-"""Places of nodes in the fabric: rails, leaves, uplinks to the spines, and flows hashed onto them.
+"""Places of nodes in the simulated network: rails, leaf switches, and uplinks from leaf switches to spines.
 
 The fabric is a rail-optimised Clos network: NIC i of a node, which belongs to GPU i, connects to the leaf of rail i of
 the node's pod. Leaves reach other pods over several uplinks. A hash puts a flow on one uplink (ECMP), or its packets
@@ -18,25 +18,27 @@ from scheduler_feedback.sim.world.physics import hardware
 
 NODES_PER_POD = 32
 UPLINKS = 16
-"""Links of a leaf into the spines, each at the NIC's rate: 32 ports down, 16 up."""
+"""Number of links from a leaf switch to the spines. Each link has the line rate of one NIC. A leaf has 32 ports for
+NICs, so its uplinks can carry half of the traffic of these NICs."""
 
 MARK_INTERVAL_SECONDS = 50e-6
-"""DCQCN's notification point sends at most one notification per flow in this time (Zhu et al., SIGCOMM 2015)."""
+"""Minimum seconds between two congestion notifications of one flow (DCQCN; Zhu et al., SIGCOMM 2015)."""
 
 FLOWS_PER_NIC = 4
-"""Queue pairs per NIC over which a collective spreads its traffic (NCCL_IB_QPS_PER_CONNECTION and channels)."""
+"""Number of queue pairs per NIC over which a collective spreads its traffic. Set by NCCL_IB_QPS_PER_CONNECTION and the
+number of channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Places of a job's n ranks: each array and tuple has one item per rank."""
+    """Places of a job's ranks in the cluster. Each array and tuple has one item per rank."""
 
     node: IntArray
-    """[n]: number of each rank's node."""
+    """Number of each rank's node: int64 [ranks]."""
     local: IntArray
-    """[n]: number of each rank's GPU in its node."""
+    """Number of each rank's GPU in its node: int64 [ranks]."""
     rail: IntArray
-    """[n]: rail of each rank's NIC."""
+    """Number of the rail of each rank's NIC: int64 [ranks]."""
     nodes: tuple[str, ...]
     """Name of each rank's node."""
     gpus: tuple[str, ...]
@@ -44,18 +46,18 @@ class Place:
     nics: tuple[str, ...]
     """Name of each rank's NIC."""
     uplinks: tuple[str, ...]
-    """Name of the uplinks of the leaf to which each rank's NIC connects."""
+    """For each rank, the common name of the uplinks of the leaf switch to which its NIC connects."""
     crosses: BoolArray
-    """Whether the job's ranks are in several pods."""
+    """Whether the job's ranks are in several pods; the same value for every rank."""
 
     def __len__(self) -> int:
         return len(self.node)
 
 
 def place(nodes: IntArray, gpus: int, local: tuple[int, ...] = tuple(range(8)), shared: int = 1) -> Place:
-    """Place `gpus` ranks on these nodes in order, on these GPUs of each; `shared` GPUs share one NIC.
+    """Return the places of `gpus` ranks that fill these nodes in order, on the `local` GPUs of each node.
 
-    Raises ValueError if they do not fit.
+    `shared` GPUs share one NIC. Raises ValueError if the ranks do not fit.
     """
     index = np.arange(gpus)
     if gpus > len(nodes) * len(local):
@@ -80,9 +82,10 @@ def place(nodes: IntArray, gpus: int, local: tuple[int, ...] = tuple(range(8)), 
 
 
 def hashed_share(nics: int, adaptive: bool, random: np.random.Generator) -> FloatArray:
-    """Return the share of its line rate that each NIC of one leaf gets over the uplinks, float64 [nics].
+    """Return the share of its line rate that each NIC of one leaf switch gets over the uplinks: float64 [nics].
 
-    With adaptive routing, only the ratio of ports matters; with ECMP, flows on the same link share it.
+    With adaptive routing, every NIC gets the same share: uplinks divided by NICs, at most 1. With ECMP, a hash puts
+    each flow on one uplink, and flows on the same uplink share its rate.
     """
     if nics == 0:
         return np.zeros(0)
@@ -96,11 +99,11 @@ def hashed_share(nics: int, adaptive: bool, random: np.random.Generator) -> Floa
 
 
 def standing_share(place_: Place, adaptive: bool, random: np.random.Generator) -> FloatArray:
-    """Return the share of the line rate of each NIC of a job that runs alone, float64 [ranks].
+    """Return the share of its line rate that each rank's NIC gets if the job runs alone: float64 [ranks].
 
     Inside one pod the share is 1. In a ring over replicas in several pods, only the edges between pods use the uplinks.
-    If pods are filled one after the other, this is one NIC in NODES_PER_POD in each direction; the other NICs keep
-    their line rate.
+    If pods are filled one after the other, one NIC in NODES_PER_POD uses them in each direction; the others keep their
+    line rate.
     """
     share = np.ones(len(place_))
     for uplink in sorted(set(place_.uplinks)) if place_.crosses.any() else ():
@@ -117,7 +120,7 @@ def marks_a_second(share: FloatArray | float) -> FloatArray | float:
 
 
 def pauses_a_second(share: FloatArray | float) -> FloatArray | float:
-    """Return the pause frames per second at a port that drains only this share.
+    """Return the pause frames per second at a port that can forward only this share of its traffic.
 
     There is one pause frame for each quantum of 65,535 slots of 512 bits.
     """

@@ -1,7 +1,7 @@
-"""State of a job's devices during some of its steps. Faults, random variation and neighbours change it.
+"""State of a job's devices during some of its steps. Faults, random variation and other jobs change it.
 
-Every array broadcasts to [steps, stages, data, tensor]; an array that is constant over the steps has length 1 there.
-Arrays are shared between conditions and never changed in place, only replaced.
+Every array can be broadcast to [steps, stages, data, tensor]. An array that is constant over the steps has length 1 on
+that axis. Arrays are shared between conditions and never changed in place, only replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scheduler_feedback.sim.world.arrays import FloatArray
 
 @dataclass(slots=True)
 class Conditions:
-    """State of the devices, as factors and delays."""
+    """State of a job's devices in some of its steps, as shares, factors and delays."""
 
     clock: FloatArray
     """Clock of each GPU as a share of the boost clock."""
@@ -26,21 +26,21 @@ class Conditions:
     nic: FloatArray
     """Available share of the NIC's line rate."""
     host: FloatArray
-    """Factor on the time to launch kernels."""
+    """Factor on the time that the host needs to launch kernels."""
     noise: FloatArray
-    """Factor on the GPU's time, from random variation."""
+    """Factor on each GPU's compute time, from random variation."""
     stall: FloatArray
-    """Seconds for which the rank's process is delayed before the first kernel of the step."""
+    """Seconds for which each rank's process is delayed before the first kernel of the step."""
     weight: FloatArray
-    """[steps, data, microbatches]: work of a microbatch."""
+    """Work of each microbatch relative to a usual one: [steps, data, microbatches]."""
     load: FloatArray
-    """Factor on the work of a mixture-of-experts model's experts."""
+    """Factor on the work of each rank's experts, in a mixture-of-experts model."""
     network: FloatArray
-    """[steps]: factor on the time of collectives."""
+    """Factor on the duration of the gradient exchange in each step: [steps]."""
     pause: FloatArray
-    """[steps]: seconds of other work of the whole job after the step."""
+    """Seconds of other work of the whole job at the end of each step, for example saving: [steps]."""
     extent: FloatArray
-    """[steps]: work of each step as a share of the usual work (an evaluation only runs forward passes)."""
+    """Work of each step as a share of the usual work: [steps]. An evaluation, for example, only runs forward passes."""
 
 
 def calm(shape: tuple[int, int, int], microbatches: int, steps: int = 1) -> Conditions:

@@ -21,55 +21,55 @@ from scheduler_feedback.sim.world.plan import Plan
 from scheduler_feedback.sim.world.weather import Weather
 
 FOREVER_SECONDS = 1e7
-"""Length of the last step of a hanging job."""
+"""Simulated duration, in seconds, of the step in which a job hangs."""
 
 MOST_MAGNITUDE = 2000.0
-"""Largest magnitude of a fault. A slower device is broken rather than slow."""
+"""Upper limit in the search for a fault's magnitude. Beyond it, a device would be broken rather than slow."""
 
 MOST_CELLS = 3_000_000
-"""Maximum number of steps times ranks in one block, so that a block fits into the caches and bounded memory."""
+"""Maximum of steps times ranks in one simulated block, so that a block fits into the processor's caches."""
 
 
 @dataclass(slots=True)
 class Block:
-    """b consecutive steps of a job with n ranks."""
+    """Consecutive steps of a job. The fields' shapes use b for the number of steps and n for the number of ranks."""
 
     first: int
-    """Number of the first step."""
+    """Number of the first step in the block."""
     begin: FloatArray
-    """float64 [b], world seconds: start of each step."""
+    """Start of each step, in seconds on the world's clock: float64 [b]."""
     meet: FloatArray
-    """float64 [b], world seconds: start of the gradient exchange in each step."""
+    """Start of the gradient exchange in each step, in seconds on the world's clock: float64 [b]."""
     end: FloatArray
-    """float64 [b], world seconds: end of each step."""
+    """End of each step, in seconds on the world's clock: float64 [b]."""
     pause: FloatArray
-    """float64 [b]: seconds of saving at the end of each step."""
+    """Seconds of saving at the end of each step: float64 [b]."""
     without: FloatArray
-    """float64 [b]: duration of each step without faults, in seconds."""
+    """Seconds that each step would take without faults: float64 [b]."""
     kernels: FloatArray
-    """float32 [b, n]: seconds in which each rank computes."""
+    """Seconds in which each rank computes, by step: float32 [b, n]."""
     products: FloatArray
-    """float32 [b, n]: seconds in which each rank computes matrix products."""
+    """Seconds in which each rank computes matrix products, by step: float32 [b, n]."""
     stall: FloatArray
-    """float32 [1 or b, n]: seconds by which the host delays each rank."""
+    """Seconds by which the host delays each rank, by step: float32 [b, n], or [1, n] if equal in all steps."""
     clock: FloatArray
-    """float32 [1 or b, n]: clock of each GPU as a share of the boost clock."""
+    """Clock of each GPU as a share of the boost clock: float32 [b, n], or [1, n] if equal in all steps."""
     nic: FloatArray
-    """float32 [1 or b, n]: available share of each NIC's line rate."""
+    """Available share of each NIC's line rate: float32 [b, n], or [1, n] if equal in all steps."""
     tokens: FloatArray | None
-    """float32 [b, n]: tokens of each rank; None if all ranks have the same."""
+    """Number of tokens of each rank, by step: float32 [b, n]. None if all ranks have the same number."""
     squares: FloatArray | None
-    """float32 [b, n]: sum of squared sequence lengths of each rank; None if all ranks have the same."""
+    """Sum of squared sequence lengths of each rank, by step: float32 [b, n]. None if all ranks have the same sum."""
     celsius: FloatArray
-    """float32 [n]: temperature of each GPU in degrees Celsius."""
+    """Temperature of each GPU in degrees Celsius: float32 [n]."""
     thermal: FloatArray
-    """float32 [n]: reduction of each GPU's clock by heat, as a share of the boost clock."""
+    """Reduction of each GPU's clock by heat, as a share of the boost clock: float32 [n]."""
     power: FloatArray
-    """float32 [n]: reduction of each GPU's clock by the power cap, as a share of the boost clock."""
+    """Reduction of each GPU's clock by the power cap, as a share of the boost clock: float32 [n]."""
     signals: list[Signal] = field(default_factory=list)
-    """Counter values that faults add in this block."""
+    """Changes of counter values by faults in this block."""
     hangs: tuple[int, str] | None = None
-    """(rank, 'compute' or 'transport') if the last step never ends."""
+    """The hanging rank and the part of the step ('compute' or 'transport'), if the last step never ends; else None."""
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -77,46 +77,46 @@ class Block:
 
 @dataclass(slots=True)
 class Course:
-    """One simulated job, and its progress."""
+    """One simulated job and its progress."""
 
     plan: Plan
-    """Plan of the job."""
+    """Parallel layout and work of the job."""
     place: Place
-    """Places of the job's ranks."""
+    """Nodes, GPUs and NICs of the job's ranks."""
     random: np.random.Generator
     """Random generator of the job."""
     begin: float = 0.0
-    """Start of the job."""
+    """Start of the job, in seconds on the world's clock."""
     adaptive: bool = True
     """Whether the fabric uses adaptive routing."""
     block_seconds: float = 20.0
-    """Length of a block: short if faults and governors must be followed closely, long otherwise."""
+    """Duration of a block in seconds. Short blocks follow changes of faults and GPU clocks more closely."""
     faults: list[Fault] = field(default_factory=list)
     """Faults of the job. A fault may be added until it begins."""
     neighbours: dict[str, Course] = field(default_factory=dict)
-    """Aggressors by name."""
+    """Other jobs that disturb this job, by name."""
     now: float = 0.0
-    """Start of the next step."""
+    """Start of the next step, in seconds on the world's clock."""
     number: int = 1
     """Number of the next step."""
     usual: float = 0.0
     """Duration of a healthy step in seconds."""
     meeting: float = 0.5
-    """Share of a healthy step before the gradient exchange."""
+    """Share of a healthy step that has passed when the gradient exchange begins."""
     hung: bool = False
-    """Whether the job hangs."""
+    """Whether the job has hung: its last step never ends."""
     reports: bool = True
     """Whether the job's ranks report their steps."""
     finish: float = np.inf
-    """End of the job."""
+    """End of the job, in seconds on the world's clock; infinite by default."""
     blocks: list[Block] = field(default_factory=list)
-    """Finished blocks."""
+    """Simulated blocks that are not deleted yet, in order of time."""
     weather: Weather = field(init=False)
-    """Random variation of the job."""
+    """Random variation of the job's devices and work while it is healthy."""
     _fault_random: np.random.Generator = field(init=False)
     """Random generator of the job's faults."""
     _shares: tuple[FloatArray, FloatArray] = field(init=False)
-    """Shares of time with computing and with polling, per GPU."""
+    """For each GPU, the share of time in which it computes, and the share in which it polls in a collective."""
 
     def __post_init__(self) -> None:
         self.now = self.begin
@@ -130,7 +130,7 @@ class Course:
     # --- magnitudes ---------------------------------------------------------------------------------------------------
 
     def _sample(self, steps: int) -> Conditions:
-        """Return the conditions of a few hypothetical steps. The job's variation is drawn at random again."""
+        """Return random conditions for a few trial steps. The random state of the job does not change."""
         aside = replace(
             self.weather,
             random=np.random.default_rng(self.plan.gpus),
@@ -141,7 +141,7 @@ class Course:
         return aside.draw(1, np.full(steps, self.begin), self.weather.governor.free_clock())[0]
 
     def solved(self, fault: Fault) -> Fault:
-        """Return the fault with the magnitude that causes its severity.
+        """Return the fault with the magnitude that slows the job by the fault's severity.
 
         Raises ValueError if no magnitude causes this severity, because the job does not depend enough on the faulty
         part.
@@ -265,7 +265,7 @@ class Course:
             self._update_averages(block, taken, without)
 
     def _cooling_hindrance(self, active: list[Fault], times: FloatArray) -> FloatArray:
-        """Return [ranks]: factor by which thermal faults reduce the cooling, for the governor."""
+        """Return the factor by which thermal faults increase each GPU's thermal resistance: float64 [ranks]."""
         hindrance = np.ones(self.plan.gpus)
         for fault in active:
             mean = float(fault.intensity(times).mean()) if fault.disorder == "thermal" else 0.0
@@ -276,7 +276,7 @@ class Course:
         return hindrance
 
     def _update_averages(self, block: Block, taken: step_timing.Steps, without: step_timing.Steps) -> None:
-        """Update the length of a healthy step and the shares of computing and polling from a simulated block."""
+        """Update the duration of a healthy step, and the shares of computing and polling, from a simulated block."""
         working = np.maximum(taken.seconds - taken.pause, 1e-6)
         self.usual = float(np.median(without.seconds - without.pause))
         self.meeting = float(np.median(taken.meet / working))
@@ -299,7 +299,7 @@ class Course:
         signals += scene.signals
 
     def overlap(self, begin: FloatArray, end: FloatArray) -> FloatArray:
-        """Return the share of each interval in which this job's NICs send; 0 before it begins and after it hangs."""
+        """Return the share of each interval in which this job's NICs send; 0 before its start and after it hangs."""
         self.advance_to(float(end.max()))
         if not self.blocks:
             return np.zeros(len(begin))
@@ -313,11 +313,11 @@ class Course:
 
 
 HANGS: dict[str, str] = {"hang-compute": "compute", "hang-transport": "transport", "detachment": "compute"}
-"""Part of the step in which a job hangs, by name of the disorder."""
+"""Part of the step in which a job hangs ('compute' or 'transport'), by class of the fault."""
 
 
 def _hang_first_step(hang: Fault, taken: step_timing.Steps, signals: list[Signal]) -> None:
-    """Make the first of the given steps never end, because of this fault."""
+    """Let the first of these steps never end, because of the fault `hang`."""
     steps, *shape = taken.kernels.shape
     taken.seconds[:1] = FOREVER_SECONDS
     stall = np.zeros((steps, int(np.prod(shape))), np.float32)
@@ -333,9 +333,9 @@ def _hang_first_step(hang: Fault, taken: step_timing.Steps, signals: list[Signal
 def _given(
     plan: Plan, tokens: FloatArray | None, squares: FloatArray | None, before: Conditions, now: Conditions
 ) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return tokens and squares [b, stages, data, tensor] after faults have changed the replicas' work.
+    """Return the tokens and squared lengths of each step and rank after faults have changed the replicas' work.
 
-    A replica with longer documents reports more tokens.
+    Both have the shape [steps, stages, data, tensor]. A replica with longer documents reports more tokens.
     """
     if now.weight is before.weight:
         return tokens, squares
@@ -346,6 +346,6 @@ def _given(
 
 
 def _rows(values: FloatArray, steps: int) -> FloatArray:
-    """Convert an array [1 or b, stages, data, tensor] to float32 [1 or steps, ranks]."""
+    """Flatten an array [1 or steps, stages, data, tensor] to float32 [1 or steps, ranks]."""
     flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
     return flat if len(flat) == 1 else flat[:steps]

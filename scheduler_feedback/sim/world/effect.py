@@ -21,50 +21,50 @@ from scheduler_feedback.sim.world.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Counter values that a fault adds."""
+    """Values of one counter that a fault adds or replaces."""
 
     feature: str
-    """Name of the feature."""
+    """Name of the counter, for example 'nic_congestion'."""
     ranks: IndexArray
     """Ranks whose counters get the values."""
     values: FloatArray
-    """[steps]: value in each step; NaN leaves a step unchanged."""
+    """Value in each step: [steps]. NaN leaves the counter unchanged in that step."""
     adds: bool = True
-    """Whether the values are added instead of replacing the present ones."""
+    """Whether the values are added to the counter; if not, they replace its values."""
 
 
 @dataclass(slots=True)
 class Scene:
-    """Context in which effects are applied."""
+    """Job, ranks and steps to which the effect of a fault is applied."""
 
     plan: Plan
-    """Plan of the job."""
+    """Parallel layout and work of the job."""
     conditions: Conditions
-    """Current conditions of the job."""
+    """State of the job's devices; effects change it."""
     ranks: IndexArray
-    """Faulty ranks."""
+    """Ranks that have the fault."""
     node_mates: IndexArray
-    """Other ranks of the job on the same nodes."""
+    """Other ranks of the job on the nodes of the faulty ranks."""
     leaf_mates: IndexArray
-    """Other ranks of the job on the same leaves."""
+    """Other ranks of the job whose NICs connect to the leaf switches of the faulty ranks."""
     usual: float
     """Duration of a healthy step in seconds."""
     random: np.random.Generator
     """Random generator of the fault."""
     overlap: FloatArray
-    """[steps]: share of each step's collective in which the aggressor sends too (1 while magnitudes are solved for)."""
+    """Share of each step's collective in which the aggressor sends too: [steps]. It is 1 without an aggressor."""
     first: int = 0
-    """Number of the first step."""
+    """Number of the first step to which the effect is applied."""
     signals: list[Signal] = field(default_factory=list)
-    """Result: additional counter values."""
+    """Result of the effect: its changes of counter values."""
 
     def change(self, name: str, ranks: IndexArray, factor: FloatArray) -> None:
-        """Multiply a condition of some ranks by a factor in each step, [steps]."""
+        """Multiply the condition `name` of some ranks by a factor for each step: [steps]."""
         values = self._widened(name, len(factor))
         values.reshape(len(factor), -1)[:, ranks] *= factor[:, None].astype(values.dtype)
 
     def lower(self, name: str, ranks: IndexArray, bound: FloatArray) -> None:
-        """Limit a condition of some ranks to a bound in each step, [steps]."""
+        """Limit the condition `name` of some ranks to an upper bound for each step: [steps]."""
         values = self._widened(name, len(bound)).reshape(len(bound), -1)
         values[:, ranks] = np.minimum(values[:, ranks], bound[:, None])
 
@@ -75,7 +75,7 @@ class Scene:
         flat[:, ranks] += seconds if seconds.ndim == 2 else seconds[:, None]
 
     def add_signal(self, feature: str, ranks: IndexArray, values: FloatArray, adds: bool = True) -> None:
-        """Add a signal."""
+        """Add values of one counter, for these ranks, to the result of the effect."""
         self.signals.append(Signal(feature, ranks, values, adds))
 
     def _widened(self, name: str, steps: int) -> FloatArray:
@@ -93,29 +93,31 @@ Effect = Callable[[Scene, Fault, FloatArray, float], None]
 
 
 def _divided(intensity: FloatArray, magnitude: float) -> FloatArray:
-    """Return the remaining speed if the time per unit of work grows by magnitude x intensity."""
+    """Return the share of the speed that remains: 1 / (1 + magnitude x intensity)."""
     return 1.0 / (1.0 + magnitude * intensity)
 
 
 def thermal(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a failing cooler: lower the clock to its final value. In a course, the governor computes the clock over
-    time."""
+    """Apply a failing cooler by lowering the clock to its final value.
+
+    While a job runs, the class ``Governor`` computes the clock from the temperature instead.
+    """
     scene.lower("clock", scene.ranks, _divided(intensity, magnitude))
 
 
 def power_brake(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a power brake by the server's supply: the clock falls at once, at any temperature."""
+    """Apply a power brake by the server's power supply: the clock falls at once, at any temperature."""
     scene.lower("clock", scene.ranks, _divided(intensity, magnitude))
     scene.add_signal("power_throttle", scene.ranks, np.where(intensity > 0, 0.97, np.nan), adds=False)
 
 
 def clock_lock(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a clock locked at a low value: slow without throttling."""
+    """Apply a clock that is locked at a low value: the GPU is slow, but no counter reports throttling."""
     scene.lower("clock", scene.ranks, _divided(intensity, magnitude))
 
 
 def memory_errors(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply memory errors: corrections, retries and remapping reduce the bandwidth and sometimes stall everything."""
+    """Apply memory errors: corrections, retries and remapping reduce the bandwidth and sometimes delay the rank."""
     scene.change("memory", scene.ranks, _divided(intensity, 3.0 * magnitude))
     bursts = 0.5 * magnitude * scene.usual * intensity * scene.random.exponential(1.0, len(intensity))
     scene.delay(scene.ranks, bursts)
@@ -132,8 +134,7 @@ def nvlink(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float)
 
 
 def pcie(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a PCIe link at reduced width: the NIC cannot forward all received data, its buffer fills, and it pauses its
-    leaf."""
+    """Apply a PCIe link at reduced width: the NIC's buffer fills, and the NIC pauses its leaf switch."""
     left = _divided(intensity, magnitude)
     scene.change("nic", scene.ranks, left)
     full = hardware.PCIE_BYTES_PER_SECOND[(5, 16)] / hardware.NIC_BYTES_PER_SECOND
@@ -145,7 +146,7 @@ def pcie(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -
 
 
 def nic_flap(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a flapping port: packets in flight are sent again."""
+    """Apply a NIC port that repeatedly goes down and up: lost packets are sent again."""
     scene.change("nic", scene.ranks, _divided(intensity, magnitude))
     rate = intensity * scene.random.exponential(1.0, len(intensity))
     scene.add_signal("nic_physical_errors", scene.ranks, 5.0 * rate)
@@ -161,7 +162,7 @@ def nic_errors(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: fl
 
 
 def pfc_storm(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a NIC that keeps pausing its leaf: the leaf's buffers fill and it pauses all of its ports."""
+    """Apply a NIC that constantly pauses its leaf switch. The switch's buffers fill, and it pauses all of its ports."""
     left = _divided(intensity, magnitude)
     touched = np.concatenate([scene.ranks, scene.leaf_mates])
     scene.change("nic", touched, left)
@@ -190,19 +191,19 @@ def _crowded(scene: Scene, intensity: FloatArray, magnitude: float) -> None:
 
 
 def _cpu_pressure(crowd: FloatArray) -> FloatArray:
-    """Return the share of time in which some task of the host waits for a processor."""
+    """Return the share of time in which at least one task of the host waits for a processor."""
     return np.where(crowd > 0, np.minimum(0.9, 0.15 + 0.72 * crowd / (1.0 + 0.6 * crowd)), 0.0)
 
 
 def crowding(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply the effect of host interference on the aggressor: CPU use and waits of the aggressor's ranks."""
+    """Apply host interference to the job that causes it: the job's ranks use more CPU and wait for processors."""
     scene.add_signal("processor", scene.ranks, 12.0 * (intensity > 0) * min(1.0, 0.3 + magnitude))
     scene.add_signal("runqueue_wait", scene.ranks, 0.5 * intensity * min(1.0, magnitude))
     scene.add_signal("cpu_waiting", scene.ranks, _cpu_pressure(magnitude * intensity))
 
 
 def storage(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply a slow file system of the node: its ranks wait for input at the start of a step."""
+    """Apply a slow file system on a node: the node's ranks wait for input at the start of each step."""
     size = (len(intensity), len(scene.ranks))
     waited = scene.usual * magnitude * intensity[:, None] * scene.random.gamma(4.0, 0.25, size)
     scene.delay(scene.ranks, waited)
@@ -212,12 +213,12 @@ def storage(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float
 
 
 def uplink_congestion(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply flows of another job on the same uplinks while both jobs send."""
+    """Apply traffic of another job on the same uplinks, while both jobs send."""
     _crossed(scene, intensity, magnitude)
 
 
 def nic_interference(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply flows of another job through the same NIC."""
+    """Apply traffic of another job through the same NIC."""
     _crossed(scene, intensity, magnitude)
 
 
@@ -229,9 +230,11 @@ def _crossed(scene: Scene, intensity: FloatArray, magnitude: float) -> None:
 
 
 def crossing(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply the effect of shared links on the aggressor: its own flows are marked and slowed too, but less.
+    """Apply network interference to the job that causes it (the aggressor): its own traffic becomes slower too, but
+    less.
 
-    The aggressor's traffic besides gradients (a shuffle, an upload, another phase) disturbs the victim.
+    The traffic that disturbs the victim is not the aggressor's gradient exchange, but for example a shuffle or an
+    upload.
     """
     left = 1.0 / (1.0 + 0.3 * magnitude * intensity * _duty(scene))
     scene.change("nic", scene.ranks, left)
@@ -250,7 +253,7 @@ def _duty(scene: Scene) -> float:
 
 
 def garbage_collection(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply unplanned garbage collection: in every step, a different rank of the job stops."""
+    """Apply unplanned garbage collection: in every step, a different rank of the job pauses."""
     size = len(intensity), scene.plan.gpus
     chosen = scene.random.random(size) < min(0.5, 1.5 / scene.plan.gpus)
     rows = np.flatnonzero(~chosen.any(axis=1))
@@ -260,14 +263,14 @@ def garbage_collection(scene: Scene, _fault: Fault, intensity: FloatArray, magni
 
 
 def data_loader(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply slow input of the whole job: every reading rank waits for its batch."""
+    """Apply slow input of the whole job: every rank that reads input waits for its batch."""
     readers = np.arange(scene.plan.data * scene.plan.tensor)
     size = len(intensity), len(readers)
     scene.delay(readers, scene.usual * magnitude * intensity[:, None] * scene.random.uniform(0.85, 1.0, size))
 
 
 def sequence_imbalance(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply documents of very different lengths: in every step, different replicas have the long ones."""
+    """Apply documents of very different lengths: in every step, different replicas process the long documents."""
     weight = (
         np.repeat(scene.conditions.weight, len(intensity), axis=0)
         if len(scene.conditions.weight) == 1
@@ -324,5 +327,5 @@ EFFECTS: dict[str, Effect] = {
     "crowding": crowding,
     "crossing": crossing,
 }
-"""Effects by name of the disorder. The last two are effects on aggressors. course.py handles hangs, and the outputs
-handle lost telemetry."""
+"""Functions that apply the effects, by class of the fault. The last two are effects on aggressors. course.py handles
+hangs, and the outputs handle lost telemetry."""

@@ -19,7 +19,7 @@ FORMS: tuple[Form, ...] = ("step", "ramp", "intermittent")
 Level = Literal["gpu", "node", "nic", "link", "job", "fleet"]
 
 RAMP_SHARE = 0.5
-"""A ramp rises over this share of its length and stays at full intensity for the rest."""
+"""Share of a fault's duration in which its intensity rises, if the form is a ramp. It then stays at full intensity."""
 
 INTERMITTENT_SHARE = 0.7
 """Share of each period in which an intermittent fault is active."""
@@ -27,20 +27,21 @@ INTERMITTENT_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Disorder:
-    """Class of faults, with its effect."""
+    """Class of faults that have the same effect and the same right verdicts."""
 
     name: str
-    """Name of the class."""
+    """Name of the fault class."""
     level: Level
-    """Type of the faulty part."""
+    """Type of the faulty part, for example 'gpu', 'nic' or 'node'."""
     kinds: tuple[str, ...]
     """Kinds of verdicts that are right for this class."""
     cause: str
-    """Common name of the cause."""
+    """Short name of the cause, for example 'thermal' or 'pcie'."""
     family: str
-    """'hardware' (a member; actions are right), 'interference', 'workload' (the job's own), 'hang' or 'telemetry'."""
+    """Origin: 'hardware', 'interference', 'workload' (the job slows itself), 'hang' or 'telemetry'. Only for
+    'hardware', a rank or node is to blame and actions against it are right."""
     lasting: bool = False
-    """Whether the fault has no severity: it is only present or absent."""
+    """Whether the fault is only present or absent, without a severity."""
 
 
 DISORDERS: dict[str, Disorder] = {
@@ -74,7 +75,8 @@ DISORDERS: dict[str, Disorder] = {
         Disorder("mass-loss", "fleet", ("freeze",), "rollout", "telemetry", lasting=True),
     )
 }
-"""Disorders by name. The last two are not faults of the job: a verdict against a member is wrong."""
+"""All classes of faults, by name. In 'agent-loss' and 'mass-loss' only telemetry is lost, so every verdict against a
+rank or node is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +84,33 @@ class Fault:
     """One fault of one job."""
 
     disorder: str
-    """Name in DISORDERS, or the effect of interference on the aggressor itself ('crowding', 'crossing')."""
+    """Class of the fault: a name in DISORDERS, or an effect on the aggressor itself ('crowding', 'crossing')."""
     job: str
-    """Name of the job."""
+    """Name of the job that has the fault."""
     ranks: tuple[int, ...]
-    """Faulty ranks (all of a faulty node). For interference and workload faults: the affected ranks."""
+    """Faulty ranks; for a faulty node, all ranks on it. For interference and workload faults: the affected ranks."""
     begin: float
     """Start of the fault, in seconds on the world's clock."""
     seconds: float
     """Duration of the fault in seconds."""
     form: Form = "step"
-    """Shape of the intensity over time."""
+    """Shape of the intensity over time: 'step', 'ramp' or 'intermittent'."""
     severity: float = 0.2
-    """Increase of the step time at full intensity (0.1: 10 %)."""
+    """Increase of the job's step time at full intensity (0.1: 10 %)."""
     period: float = 60.0
     """Period of an intermittent fault, in seconds."""
     magnitude: float = 0.0
-    """Physical size of the fault, computed from its severity."""
+    """Physical size of the fault. It is computed from the severity."""
     aggressor: str = ""
-    """Name of the disturbing job, for interference."""
+    """Name of the disturbing job, for interference; '' for other faults."""
 
     @property
     def end(self) -> float:
-        """Time at which the fault ends."""
+        """Time at which the fault ends, in seconds of simulated time."""
         return self.begin + self.seconds
 
     def intensity(self, times: FloatArray) -> FloatArray:
-        """Return the intensity at these times, 0 to 1."""
+        """Return the fault's intensity at each of these times, from 0 (absent) to 1 (full)."""
         since = times - self.begin
         there = (since >= 0) & (since < self.seconds)
         if self.form == "ramp":

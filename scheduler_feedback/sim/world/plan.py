@@ -2,9 +2,9 @@
 
 Ranks are numbered as in Megatron-LM: the tensor rank changes fastest, then the data rank, then the stage. Arrays over
 the ranks of a job therefore have the shape [stages, data, tensor]. The work follows from the arithmetic of a
-transformer (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021): 24 b s h^2 (1 +
-s/6h) FLOPs per layer forward, twice that backward, and two all-reduces of b s h elements per layer and direction in a
-tensor group.
+transformer (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021): for b sequences
+of s tokens and hidden size h, 24 b s h^2 (1 + s/6h) FLOPs per layer forward, twice that backward, and two all-reduces
+of b s h elements per layer and direction in a tensor group.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ WORKLOADS: tuple[Workload, ...] = (
 """Names of the simulated workloads. 'dp2' has only two replicas; jobs of a kind '...-untold' do not report tokens."""
 
 BYTES_PER_ELEMENT = 2
-"""Size of an element: BF16 activations, gradients and gathered weights."""
+"""Number of bytes per element: activations, gradients and gathered weights are BF16."""
 
 OPTIMIZER_BYTES = 16
 """Bytes read and written per parameter by mixed-precision Adam, sharded over the data ranks (ZeRO-1)."""
 
 MOST_DP2_GPUS = 256
-"""Maximum number of GPUs of a job with two replicas. In practice two replicas have at most 16 stages."""
+"""Maximum number of GPUs of a job with two replicas: in practice a replica has at most 16 pipeline stages, here of 8
+GPUs."""
 
 DATA_OVERLAP = 0.3
-"""Share of the gradients' traffic hidden behind the last backwards."""
+"""Share of the gradient exchange that is hidden because it overlaps with the last backwards."""
 
 OVERLAP = 0.6
-"""Share of a tensor group's all-reduces hidden behind matrix products (sequence-parallel overlap)."""
+"""Share of a tensor group's all-reduces that is hidden because it overlaps with matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Plan:
         return self.stages, self.data, self.tensor
 
     def coordinates(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Coordinates (stage, data, tensor) of each rank: three arrays int64 [gpus]."""
+        """Return the coordinates (stage, data, tensor) of each rank: three arrays int64 [gpus]."""
         stage, data, tensor = np.indices(self.shape).reshape(3, -1)
         return stage.astype(np.int64), data.astype(np.int64), tensor.astype(np.int64)
 
@@ -105,7 +106,10 @@ class Plan:
 
 
 def _cut(name: str, gpus: int, workload: Workload, per_node: int, random: np.random.Generator) -> tuple[int, int, int]:
-    """Return (tensor, stages, data). Tensor groups stay inside a node, as NVLink does. Raises ValueError."""
+    """Return the numbers of (tensor ranks, stages, data ranks) for a job of this size. Raises ValueError.
+
+    Tensor groups stay inside a node, as NVLink does.
+    """
     if gpus < 16 or gpus % 16:
         raise ValueError(f"{name}: {gpus} GPUs; a multiple of 16")
     if workload == "dp2" and gpus > MOST_DP2_GPUS:
@@ -131,12 +135,12 @@ def _layer_seconds(hidden: int, tensor: int, model: GpuModel) -> tuple[float, fl
 
 
 def _expert_ranks(most: int, ranks: int) -> int:
-    """Return the size of an expert group: at most `most`, and a divisor of the ranks of a stage."""
+    """Return the size of an expert group. It is at most `most` and divides the number of ranks of a stage."""
     return next(size for size in (64, 32, 16, 8, 4, 2, 1) if size <= most and ranks % size == 0)
 
 
 def _stage_weights(stages: int, workload: Workload, random: np.random.Generator) -> FloatArray:
-    """Return [stages]: the work of each stage relative to an even division."""
+    """Return the work of each stage relative to an even division: [stages]."""
     weights = 1.0 + 0.01 * np.clip(random.standard_normal(stages), -2.0, 2.0)
     if workload == "unequal-stages":
         weights[-1] *= float(random.uniform(1.15, 1.40))  # the last stage has the vocabulary layer and the loss
@@ -144,7 +148,7 @@ def _stage_weights(stages: int, workload: Workload, random: np.random.Generator)
 
 
 def _microbatches(stages: int, step_seconds: float) -> int:
-    """Return enough microbatches to keep the bubbles small; fewer in short steps."""
+    """Return the number of microbatches: enough to keep the idle time of stages short, fewer in short steps."""
     return int(np.clip(round(2.0 * stages + step_seconds * 1.5), 2 * stages, 24 if stages < 16 else 2 * stages))
 
 
@@ -160,7 +164,7 @@ def make(
     """Create a job of this size and workload whose step takes about `step_seconds`, with `per_node` GPUs per node.
 
     communication: share of the step for the gradient exchange; random if None.
-    Raises ValueError for unsupported sizes: not a multiple of 16, or two replicas of too many stages.
+    Raises ValueError unless `gpus` is a multiple of 16, and at most MOST_DP2_GPUS for workload 'dp2' (two replicas).
     """
     tensor, stages, data = _cut(name, gpus, workload, per_node, random)
     microbatches = _microbatches(stages, step_seconds)

@@ -16,22 +16,26 @@ from scheduler_feedback.sim.world.physics.power import Governor
 from scheduler_feedback.sim.world.plan import Plan
 
 SPREAD = 0.006
-"""Sigma of constant differences in speed between GPUs besides the clock: memory timing, placement of host threads, PCIe
-distance."""
+"""Standard deviation of constant relative speed differences between GPUs at the same clock. Their causes are memory
+timing, placement of host threads and PCIe distance."""
 
 KERNEL_NOISE = 0.006
-"""Sigma of a rank's compute from step to step; the balanced trace of ByteDance (AR) has 0.4-1 %."""
+"""Relative standard deviation of a rank's compute time from step to step. A trace of ByteDance has 0.4-1 % (AR,
+balanced)."""
 
 HICCUP_RATE = 2e-4
+"""Number of rare short delays per rank and step."""
 HICCUP_SECONDS = 0.004
+"""Shortest duration of a rare short delay, in seconds."""
 HICCUP_TAIL = 1.6
-"""Number per rank and step, minimum seconds and Pareto exponent of occasional delays by kernel threads, interrupts and
-page reclaim (Petrini et al., "The case of the missing supercomputer performance", 2003)."""
+"""Pareto exponent of the duration of rare short delays. Their causes are kernel threads, interrupts and page reclaim
+(Petrini et al., "The case of the missing supercomputer performance", 2003)."""
 
 COLLECTION_STEPS = 400
+"""Number of steps from one planned garbage collection to the next."""
 COLLECTION_SECONDS = (0.05, 0.25)
-"""Interval in steps, and shortest and longest seconds, of planned garbage collection. Most large trainings collect
-garbage on all ranks together (MegaScale, section 5.1)."""
+"""Shortest and longest duration of a planned garbage collection, in seconds. Most large trainings collect garbage on
+all ranks together (MegaScale, section 5.1)."""
 
 SAVING_SECONDS = (2.0, 12.0)
 SAVING_INTERVAL_SECONDS = (600.0, 1800.0)
@@ -40,20 +44,21 @@ EVALUATION_STEPS = (5, 20)
 
 NETWORK_NOISE = 0.03
 LENGTH_SIGMA = 0.9
-"""Sigma of the logarithm of the sum of squared lengths in a microbatch of heavy-tailed documents. With 16 microbatches
+"""Standard deviation of the logarithm of the sum of squared lengths in a microbatch of documents. With 16 microbatches
 and 40 % attention, a rank's step varies by about 11 %, as measured in a long-context job."""
 
 DRIFT_STEPS = 60.0
+"""Time constant of the slow drift of the experts' load, in steps."""
 DRIFT = 0.05
+"""Standard deviation of the slow drift of the experts' load."""
 LOAD_NOISE = 0.03
-"""Time constant in steps and sigma of the drift, and sigma of the noise, of the experts' load from batch to batch.
-Auxiliary losses keep the load near these values."""
+"""Standard deviation of the random load of the experts from batch to batch. Auxiliary losses keep the load of the
+experts about as even as this."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """Random variation of one job. next_saving, next_evaluation: world times, in seconds, of the next save and
-    evaluation."""
+    """Random variation of one job. next_saving, next_evaluation: simulated times of the next save and evaluation."""
 
     plan: Plan
     random: np.random.Generator
@@ -70,7 +75,7 @@ class Weather:
 
     @classmethod
     def of(cls, plan: Plan, place: Place, adaptive: bool, begin: float, random: np.random.Generator) -> Weather:
-        """Draw the constant part of a job's variation."""
+        """Draw the part of a job's random variation that does not change over time, such as speeds of GPUs."""
         spread = np.exp(SPREAD * np.clip(random.standard_normal(plan.gpus), -3.5, 3.5)).reshape(1, *plan.shape)
         share = standing_share(place, adaptive, random).reshape(1, *plan.shape)
         saving = float(random.uniform(*SAVING_INTERVAL_SECONDS))
@@ -172,7 +177,7 @@ class Weather:
         return np.asarray(grouped.reshape(steps, *plan.shape), np.float32)
 
     def _phases(self, times: FloatArray, conditions: Conditions) -> None:
-        """Add the saves and evaluations that are due, at the end of their step."""
+        """Add due saves to the pauses of their steps, and reduce the steps of due evaluations to forward passes."""
         random = self.random
         for row, at in enumerate(times.tolist()):
             if at >= self.next_saving:

@@ -1,8 +1,8 @@
-"""Order of jobs, one rule per module; ``ORDERS`` lists them.
+"""Rules for the order of jobs, one per module. ``ORDERS`` lists them.
 
 A rule gives each job, pending or running, a sort key, least first. The user's priority goes before that key. Next come
 jobs past the policy's starvation bound, the earliest submitted first, up to the share that is reserved for them. A
-retry keeps the place of its submission. Moving gangs with reserved slots are not in the queue, nor are probes.
+retried job counts as submitted at its first submission. Gangs with reserved slots and probes are not in the queue.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from scheduler_feedback.policies.queue.order.themis import FinishTimeFairness
 
 
 class Rule(Protocol):
-    """Rule of an order. name: its value of ``policy.order``."""
+    """Rule that sorts jobs. name: the value of ``policy.order`` that selects it."""
 
     @property
     def name(self) -> Order: ...
 
     def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:
-        """Return the job's sort key, least first. Ties are broken by submission, then by id."""
+        """Return the job's sort key; the job with the least key is first. Equal keys are sorted by submission."""
 
 
 ORDERS: tuple[Rule, ...] = (
@@ -45,7 +45,7 @@ _RULES = {rule.name: rule for rule in ORDERS}
 
 
 def key_of(state: State, job: Job) -> tuple[Any, ...]:
-    """Return the job's whole sort key in the queue; its last item is the id."""
+    """Return the job's complete sort key: priority, starvation, the rule's key, submission time, and job id."""
     order = state.policy.order
     if order is Order.FIFO:  # starvation changes nothing: submission decides anyway
         return (-job.spec.priority, job.submitted_ns, job.job_id)
@@ -56,7 +56,7 @@ def key_of(state: State, job: Job) -> tuple[Any, ...]:
 
 
 def starves_ns(state: State, job: Job) -> int | None:
-    """Return when the job's total wait passes the starvation bound if it keeps waiting; None if there is no bound."""
+    """Return when the job's total wait would pass the starvation bound, in ns; None if there is no bound."""
     bound = state.policy.starvation_seconds
     if math.isinf(bound) or state.policy.order is Order.FIFO:
         return None
@@ -64,7 +64,10 @@ def starves_ns(state: State, job: Job) -> int | None:
 
 
 def has_starved(state: State, job: Job) -> bool:
-    """Return whether the job goes ahead of others because of its long wait; for a running job, when it started."""
+    """Return whether the job goes ahead of others because it has waited too long.
+
+    For an active job, its wait before the present attempt counts.
+    """
     if state.policy.starvation_share < 1:
         return job.overdue
     at_ns = starves_ns(state, job)
@@ -73,7 +76,7 @@ def has_starved(state: State, job: Job) -> bool:
 
 
 def queue(state: State) -> list[Job]:
-    """Return the pending jobs in order, for display; O(jobs log jobs)."""
+    """Return the pending jobs in scheduling order, for display. Takes O(n log n) time for n jobs."""
     pending = [
         job for job in state.jobs.values() if job.state is JobState.PENDING and job.spec.kind is not JobKind.PROBE
     ]

@@ -1,9 +1,9 @@
-"""Fair order: queues with quota and weight; within a queue, the least expected service first.
+"""Fair order: queues with quota and weight; within a queue, the fewest expected GPU-seconds first.
 
 A queue below its quota goes before a queue that borrows. Among borrowing queues, the least usage per weight goes first;
-usage decays with a half-life. Within a queue, the order is by the expected GPU-seconds until the job ends
-(``runtime_history.expense``), without estimates of users. The appraisal is stored with the job and updated by
-preemption passes, so between two passes the order depends on the state alone.
+usage decays with a half-life. Within a queue, jobs are sorted by the expected GPU-seconds until they end
+(``runtime_history.expense``), without estimates of users. Preemption passes update this value, which is stored with the
+job. Between two passes the order depends on the state alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scheduler_feedback.policies.queue.order.themis import rho
 
 
 class Fair:
-    """Order by queue, then by expected GPU-seconds."""
+    """Rule that sorts by queue, then by the expected GPU-seconds until the job ends."""
 
     name = Order.FAIR
 
@@ -27,7 +27,7 @@ class Fair:
 
 
 def appraise(state: State, job: Job, now_ns: int) -> None:
-    """Update the job's expected run time and its urgency."""
+    """Update the job's expected run time and its urgency, a sort key within its queue (the least goes first)."""
     policy = state.policy
     if policy.order not in (Order.FAIR, Order.THEMIS) and policy.estimates is not Estimates.HISTORY:
         return
@@ -48,7 +48,7 @@ def appraise(state: State, job: Job, now_ns: int) -> None:
 
 
 def work_done(job: Job, now_ns: int) -> float:
-    """Return the job's work so far in seconds, a running attempt included."""
+    """Return the job's work so far, with that of its running attempt, in seconds at full speed."""
     if not job.state.holds_slots or job.attempt_started_ns is None:
         return done_seconds(job)
     if job.progress_ns is not None:
@@ -58,5 +58,5 @@ def work_done(job: Job, now_ns: int) -> float:
 
 
 def _restart(job: Job) -> float:
-    """Return the time that the job's restart will take; 0 for an active job."""
+    """Return the seconds that the job's restart will take; 0 for an active job and before the first attempt."""
     return job.spec.restart_cost_seconds if job.attempt and not job.state.holds_slots else 0.0

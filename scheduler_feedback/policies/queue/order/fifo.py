@@ -1,4 +1,4 @@
-"""First come, first served."""
+"""Order of jobs: first come, first served."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler_feedback.core.state import Order, State
 
 
 class FirstComeFirstServed:
-    """Order by submission."""
+    """Rule that sorts by submission time."""
 
     name = Order.FIFO
 

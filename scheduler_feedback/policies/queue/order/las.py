@@ -1,9 +1,9 @@
-"""Two-dimensional least attained service, in discrete queues (Tiresias-L, NSDI 2019, section 3.2).
+"""Least attained service: jobs that have used the fewest GPU-seconds go first (Tiresias-L, NSDI 2019, section 3.2).
 
-Needs no run times: a job falls into the next queue each time its GPU-seconds pass a threshold. Within a queue the order
-is: jobs chosen by the last pass, so that a running gang is not stopped for an older one of the same queue; jobs stopped
-by it; pending jobs; new jobs. `Job.level` is the queue, `Job.turn` the place in it: chosen jobs count up from far below
-0, stopped jobs down from 0, new jobs up from 1.
+No run times are needed: a job moves to the next of several levels each time its GPU-seconds pass a threshold. Within a
+level the order is: jobs chosen by the last preemption pass, so that a running gang is not stopped for an older gang of
+the same level; jobs stopped by that pass; pending jobs; new jobs. `Job.level` is the level, `Job.turn` the place in it,
+least first: far below zero for chosen jobs, below zero for stopped jobs, above zero for new jobs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import Order, State
 
 CHOSEN = -(2**60)
-"""First place of chosen jobs, so low that stopped jobs never reach it."""
+"""Place (`Job.turn`) of the first job that a preemption pass chooses; later chosen jobs get higher numbers. It is so
+low that every chosen job is before every stopped job."""
 
 
 class LeastAttainedService:
-    """Order by queue, then by the place in it."""
+    """Rule that sorts by level, which rises with the used GPU-seconds, then by the place within the level."""
 
     name = Order.LAS
 
@@ -29,13 +30,13 @@ class LeastAttainedService:
 
 
 def enter(state: State, job: Job) -> None:
-    """Put the job at the end of its discrete queue."""
+    """Put the job at the end of its level."""
     state.last_turn += 1
     job.turn = state.last_turn
 
 
 def falls_ns(state: State, job: Job) -> int | None:
-    """Return when the running job's service passes its queue's threshold, in whole seconds of run time; None: never."""
+    """Return when the running job passes the threshold of its level, in ns; None if its level has no threshold."""
     thresholds = state.policy.las_thresholds
     if job.level >= len(thresholds) or job.attempt_started_ns is None or not job.state.holds_slots:
         return None
@@ -43,7 +44,7 @@ def falls_ns(state: State, job: Job) -> int | None:
 
 
 def demote(state: State, running: Iterable[Job], now_ns: int) -> list[Job]:
-    """Move jobs past the threshold of their queue into the next one, in order of their start. Return them."""
+    """Move each running job that has passed the threshold of its level to the next level. Return the moved jobs."""
     fallen = []
     for job in sorted(running, key=lambda job: (job.attempt_started_ns or 0, job.level, job.turn, job.job_id)):
         at_ns = falls_ns(state, job)
@@ -55,7 +56,7 @@ def demote(state: State, running: Iterable[Job], now_ns: int) -> list[Job]:
 
 
 def take_turns(state: State, chosen: Iterable[Job], stopped: Sequence[Job]) -> list[Job]:
-    """Put chosen jobs first in their queue, and stopped jobs before pending ones. Return moved pending jobs."""
+    """Put chosen jobs first in their level, then stopped jobs. Return the pending jobs whose place has changed."""
     moved = []
     for job in chosen:
         if job.turn > CHOSEN // 2:

@@ -1,4 +1,4 @@
-"""Shortest job first."""
+"""Order of jobs: the shortest expected run time first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_feedback.policies.index.runtime_estimate import expected_seconds,
 
 
 class ShortestJobFirst:
-    """Order by the expected total run time."""
+    """Rule that sorts by the expected total run time, the shortest first."""
 
     name = Order.SJF
 

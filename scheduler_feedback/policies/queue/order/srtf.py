@@ -1,4 +1,4 @@
-"""Shortest remaining time first."""
+"""Order of jobs: the shortest expected remaining run time first."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Order, State
-from scheduler_feedback.policies.index.runtime_estimate import left_ns
+from scheduler_feedback.policies.index.runtime_estimate import left_at_full_speed_ns
 
 
 class ShortestRemainingTimeFirst:
-    """Order by the expected remaining time."""
+    """Rule that sorts by the expected remaining run time, the shortest first."""
 
     name = Order.SRTF
 
     def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:
-        return (left_ns(state.policy, job, now_ns),)
+        return (left_at_full_speed_ns(state.policy, job, now_ns),)

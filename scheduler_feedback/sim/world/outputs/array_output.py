@@ -1,4 +1,4 @@
-"""Fast output of the world: telemetry for detectors as arrays, tick by tick.
+"""Fast output of the simulated world: telemetry for detectors as arrays, tick by tick.
 
 A world is a set of courses on one clock. Telemetry can get lost between devices and detectors: samples are missing or
 late, agents restart and reset counters, records are late, and agents stop reporting. None of this is a fault of the
@@ -28,17 +28,17 @@ from scheduler_feedback.sim.world.outputs.device_counters import Meter
 from scheduler_feedback.sim.world.outputs.node_events import NS, USER_XIDS, WALL_START_NS, fault_events, xid
 
 STEP_JITTER_SECONDS = 2e-4
-"""Sigma of the time at which a rank's reporter notices the end of a step."""
+"""Standard deviation, in seconds, of the random error with which a rank reports the end of a step."""
 
 WAIT_NOISE = 0.004
-"""Relative sigma of a wait measured with device events."""
+"""Relative standard deviation of the random error of a wait that is measured with device events."""
 
 RATES = np.array([feature.rate for feature in FEATURES])
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Loss of telemetry, as probabilities per node and window, or per step."""
+    """Probabilities that telemetry is lost or late, per node and window, or per step."""
 
     missing: float = 0.001
     """Probability that a window's sample is missing."""
@@ -49,7 +49,7 @@ class Delivery:
     lost: float = 2e-4
     """Probability that a rank's record of a step is lost."""
     held: float = 0.002
-    """Probability that a job's records of a tick arrive late."""
+    """Probability that the records of one job in one tick arrive late."""
     held_seconds: float = 8.0
     """Delay of late records in seconds; each delay is drawn from 0.3 to 2 times this value."""
     silent_per_day: float = 0.1
@@ -64,7 +64,7 @@ ROUGH = Delivery(missing=0.02, late=0.02, reset=1e-3, lost=0.01, held=0.02, sile
 
 @dataclass(slots=True)
 class _Reported:
-    """Output state of one course: which of its steps and collectives are already reported, its shape and its meter."""
+    """Output state of one job: the steps and collectives that are already reported, its placement and its counters."""
 
     course: Course
     shape: Shape
@@ -76,7 +76,7 @@ class _Reported:
 
 
 def shape_of(course: Course, known_topology: bool = True) -> Shape:
-    """Return the job's ranks and places, as its placement and its reporter state them."""
+    """Return the job's ranks with their nodes, GPUs, NICs and coordinates, and the resources that they share."""
     plan, place = course.plan, course.place
     stage, data, tensor = plan.coordinates()
     expert = (data * plan.tensor + tensor) % plan.expert if plan.expert > 1 else None
@@ -103,8 +103,7 @@ def shape_of(course: Course, known_topology: bool = True) -> Shape:
 
 
 class World:
-    """Jobs on one clock and their telemetry. sampling_seconds: interval of the counters; a tick may contain many
-    samples."""
+    """Simulated jobs on one clock, and their telemetry. sampling_seconds: interval between counter samples."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class World:
         self._announced: set[tuple[int, int]] = set()
 
     def add(self, course: Course) -> None:
-        """Add a job to the output."""
+        """Add a job to the world."""
         self._courses.append(course)
 
     @property
@@ -192,7 +191,7 @@ class World:
                     self._outages += [(fault.begin + self.random.uniform(0, 20.0), fault.end, node) for node in lost]
 
     def _quiet(self, job: _Reported) -> dict[int, float]:
-        """Return the start of each current outage, by the node's index in the meter."""
+        """Return the start of each agent outage in progress, by the node's index in ``Meter.nodes``."""
         index = {node: at for at, node in enumerate(job.meter.nodes.tolist())}
         return {index[n]: begin for begin, end, n in self._outages if n in index and begin <= self.now < end}
 
@@ -254,7 +253,10 @@ class World:
         return StepTable(numbers, end_ns, seconds.astype(np.float64), wait_seconds, tokens, squares)
 
     def _open(self, job: _Reported, quiet: dict[int, float]) -> tuple[IntArray, IntArray]:
-        """Return the open steps and collectives, [ranks, 3] each."""
+        """Return each rank's current step and last entered collective: two arrays [ranks, 3].
+
+        Each row contains the step number, the start, and the time of the report in nanoseconds. Unknown values are -1.
+        """
         course, count = job.course, job.course.plan.gpus
         if len(job.entered) != count:
             job.entered = np.full((count, 3), -1, np.int64)
@@ -306,8 +308,7 @@ class World:
         return values
 
     def _merge_shared(self, values: FloatArray) -> None:
-        """Merge the counters of jobs that share a host or a NIC: the largest host value, and the sum of the NIC's
-        values."""
+        """Merge counters of ranks that share a host or a NIC: the largest host value, and the sum of NIC values."""
         hosts: dict[str, list[int]] = {}
         nics: dict[str, list[int]] = {}
         base = 0
@@ -347,7 +348,7 @@ class World:
 
 
 def _counted(arrays: Sequence[IntArray]) -> dict[int, int]:
-    """Return how often each number occurs in the arrays."""
+    """Return how often each number occurs in all arrays together."""
     if not arrays:
         return {}
     numbers, times = np.unique(np.concatenate(arrays), return_counts=True)

@@ -1,7 +1,7 @@
 """Device counters of a job's steps: rates and gauges over the agents' sampling windows.
 
-A counter increases during its activity: bytes between stages and in tensor groups while a step computes, bytes of the
-replicas during the gradient exchange, power during both. Each node's agent samples at its own phase.
+Bytes between stages and in tensor groups increase while a step computes, bytes between replicas during the gradient
+exchange, and power during both. Each node's agent samples at a different time within the interval.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from scheduler_feedback.sim.world.course import Block, Course
 from scheduler_feedback.sim.world.physics.step_timing import local_replicas
 
 TENSOR_PIPE = 0.7
-"""Share of cycles in which a large matrix product keeps the tensor pipe busy."""
+"""Share of cycles in which the GPU's tensor pipe is busy during a large matrix product."""
 
 COMPUTING_SMS, SPINNING_SMS = 0.96, 24 / 132
-"""Share of the multiprocessors with a warp: while computing; while a collective of 24 channels polls (NCCL on H100)."""
+"""Share of a GPU's multiprocessors that are active: while it computes, and while a collective polls. A collective of
+NCCL with 24 channels uses 24 of the 132 multiprocessors of an H100."""
 
 MEMORY_BOUND_DRAM, PRODUCT_DRAM = 0.75, 0.30
 """Share of cycles in which device memory moves data: in memory-bound kernels, and in matrix products."""
 
 CLOCK_STEP_HERTZ = 15e6
-"""Clocks come in steps of 15 MHz (nvidia-smi -q -d SUPPORTED_CLOCKS)."""
+"""Difference between two adjacent GPU clock rates: 15 MHz (nvidia-smi -q -d SUPPORTED_CLOCKS)."""
 
 CORES_PER_RANK = 1.6
-"""Processors used by a rank's main thread, its proxy thread and its share of the input threads."""
+"""Number of processors that one rank uses with its main thread, its proxy thread and its share of the input threads."""
 
 COUNTS = (
     "memory_errors",
@@ -42,7 +43,7 @@ COUNTS = (
 
 
 def standing(course: Course, random: np.random.Generator) -> dict[str, FloatArray]:
-    """Return constant rates of a healthy job in events per second: an array [gpus] for each feature."""
+    """Return a healthy job's constant event rates per second: for each counter, an array with one rate per GPU."""
     count = course.plan.gpus
     few = random.random(count) < 0.01
     return {
@@ -55,7 +56,7 @@ def standing(course: Course, random: np.random.Generator) -> dict[str, FloatArra
 
 
 class Meter:
-    """Counters of one course. phase: seconds before a window's end at which each node samples."""
+    """Device counters of one job. phase: for each node, how many seconds before a window's end the agent samples."""
 
     def __init__(self, course: Course, random: np.random.Generator, seconds: float) -> None:
         self.course, self.random, self.seconds = course, random, seconds
@@ -65,7 +66,8 @@ class Meter:
         self._host = random.lognormal(-4.5, 0.5, len(self.nodes))
 
     def read(self, ends: FloatArray) -> FloatArray:
-        """Return values [features, windows, ranks] of the windows that end at these times, [windows] in world seconds.
+        """Return the counter values of the windows that end at these simulated times: float32 [features, windows,
+        ranks].
 
         The course must have been advanced past the last window. Values before the job began are NaN.
         """
@@ -191,11 +193,12 @@ class Meter:
 
 
 class _Line:
-    """Steps of consecutive blocks on one time line, and the positions of sample times [w, nodes] in them.
+    """Consecutive steps of a job on one time line, and the step in which each counter sample was taken.
 
-    index: step of each sample. computing, moving: number of steps whose computing, or gradient exchange, has ended,
-    with the share of the current step.
-    paused: seconds of saving that have passed.
+    All these arrays have the shape of the sample times, [windows, nodes]. index: position, on the time line, of the
+    step in which the sample was taken. computing: number of steps whose computing has ended by then, plus the finished
+    share of the current step's computing. moving: number of steps whose gradient exchange has ended by then, plus the
+    finished share of the current one. paused: seconds of saving before the sample.
     """
 
     def __init__(self, blocks: list[Block], times: FloatArray) -> None:
@@ -213,7 +216,7 @@ class _Line:
         self.paused = before[self.index] + np.clip(times - rest, 0.0, pause[self.index])
 
     def integral(self, values: FloatArray, times: FloatArray) -> FloatArray:
-        """Return the integral over time, up to each sample, of a quantity with these values in each step."""
+        """Return the integral of a quantity from the first step up to each sample. `values`: its value in each step."""
         lasted = np.minimum(self.end - self.begin, 1e6)
         before = np.concatenate([[0.0], np.cumsum(values * lasted)])
         inside = np.clip(times - self.begin[self.index], 0.0, lasted[self.index])
@@ -221,7 +224,7 @@ class _Line:
         return found
 
     def spread(self, blocks: list[Block], node_of: IndexArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the seconds of kernels, products and stalls up to each sample: [samples, ranks] each."""
+        """Return the seconds of kernels, matrix products and stalls up to each sample: [samples, ranks] each."""
         index, part = self.index[:, node_of], self.part[:, node_of].astype(np.float32)
         ranks = np.arange(index.shape[1])
         found = []

@@ -1,8 +1,8 @@
-"""Exact output of the world: frames as the nodes' agents would send them, with the catalogue's names.
+"""Exact output of the simulated world: frames as the nodes' agents would send them, with the real metric names.
 
-It is meant for small worlds and for the product's own path (feed, fleet, detectors). Every node has an agent with a
-layout, monotonic integer counters, a sample time for each tier, step and open records, and a separate clock. Frames
-can be lost, late or repeated; agents can restart and drivers can be reloaded, which resets counters.
+It is for small worlds, to test the product's path from feed to detectors. Every node has an agent with a
+layout, monotonic integer counters, a sample time for each tier, step and open records, and a separate clock. Frames can
+be lost, late or repeated; agents can restart and drivers can be reloaded, which resets counters.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from scheduler_feedback.sim.world.outputs.published_names import GENERATION, LAN
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Probabilities of delivery errors, for each frame."""
+    """Probabilities of errors in the delivery of frames. Each applies to every frame."""
 
     lost: float = 0.0
     """Probability that a frame is lost."""
     doubled: float = 0.0
     """Probability that a frame is sent twice."""
     late: float = 0.0
-    """Probability that a frame is late."""
+    """Probability that a frame arrives late."""
     late_seconds: float = 5.0
     """Longest delay of a late frame, in seconds."""
     restarted: float = 0.0
@@ -55,7 +55,8 @@ class Path:
 CLEAR = Path()
 
 _Passed = tuple[list[tuple[Block, int]], tuple[Block, int] | None]
-"""Steps that ended since the last frame, and the current step. Each step is (block, row in the block)."""
+"""Steps that ended since the last frame, and the step in progress or None. Each step is (block, index of the step in
+the block)."""
 
 Sent = tuple[float, Layout, Frame]
 """A sent frame: (world seconds of its arrival, layout, frame)."""
@@ -82,9 +83,9 @@ class _Agent:
 
 
 class FrameExit:
-    """Agents of all nodes with jobs. intervals: sampling seconds by tier; default 1.
+    """Simulated agents of all nodes with jobs. intervals: sampling seconds by tier (group of metrics); default 1.
 
-    The courses advance as frames are requested, as in World.
+    Jobs are simulated only as far as frames are requested.
     """
 
     def __init__(
@@ -104,8 +105,9 @@ class FrameExit:
         self._agents = [self._agent(node) for node in sorted({int(n) for c in self.courses for n in c.place.node})]
 
     def until(self, seconds: float) -> Iterator[Sent]:
-        """Yield the frames that arrive until this time of the world's clock, in order of arrival, one per node and
-        second."""
+        """Yield the frames that arrive until this simulated time, in order of arrival. Each node sends one frame per
+        second.
+        """
         waiting: list[tuple[float, int, Layout, Frame]] = []
         number = 0
         while self.now < seconds:
@@ -223,7 +225,8 @@ class FrameExit:
         return False
 
     def _sample(self, agent: _Agent, windows: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Advance the counters by one second. Returns the values and validity of the samples that are due."""
+        """Advance an agent's counters by one second. Return the gauge values, and for each counter whether it is
+        valid."""
         advance = np.array([windows[n][f, r] * scale for n, r, f, scale in agent.counters])
         valid = np.isfinite(advance)
         agent.totals = agent.totals + np.where(valid, np.maximum(advance, 0.0), 0.0)
@@ -287,7 +290,7 @@ class FrameExit:
             yield OpenRecord(member, "collective", step, round((meet + clock) * NS))
 
     def _passed(self, course: Course, before: float) -> _Passed:
-        """Return the steps that ended since `before`, and the current step."""
+        """Return the steps that ended after `before`, and the step that is in progress now."""
         if not course.reports:
             return [], None
         ended = [
@@ -312,7 +315,7 @@ class FrameExit:
 
 
 def _of(course: Course, rank: int, tier: str, metric: str) -> Labels:
-    """Return the labels that identify the rank's device in this tier."""
+    """Return the labels that identify the rank's device in metrics of this tier, for example its GPU."""
     if metric == "gangwatch_pcie_link_lanes":
         return (("pci_address", _address(course, rank)),)
     if tier in ("gpu", "nvlink", "pcie"):
@@ -325,7 +328,7 @@ def _of(course: Course, rank: int, tier: str, metric: str) -> Labels:
 
 
 def _known(course: Course, rank: int) -> list[tuple[Column, float]]:
-    """Return the constant series of a rank: its GPU, the GPU's NIC and rail, its coordinates, and its link's maxima."""
+    """Return the constant series of a rank with their values: its GPU, NIC, rail, coordinates and PCIe link."""
     place = course.place
     gpu, nic, local = place.gpus[rank], place.nics[rank].rpartition("/")[2], int(place.local[rank])
     pci = _address(course, rank)
@@ -357,7 +360,7 @@ def _address(course: Course, rank: int) -> str:
 
 
 def _integers(totals: FloatArray, layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return the totals as counter values: integers, wrapped at the column's width."""
+    """Convert counter totals to integers. A counter with 32 bits starts at 0 again when it overflows."""
     whole = np.floor(totals)
     narrow = np.array([column.width == 32 for column in layout.counters], np.bool_)
     return np.where(narrow, whole % 2.0**32, whole).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Events that the agents of the world's nodes report: XIDs, lost devices, and links that go down and up."""
+"""Events that the agents of simulated nodes report: XIDs, lost devices, and links that go down and up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fault_events(course: Course, fault: Fault, before: float, now: float) -> lis
 
 
 def xid(course: Course, rank: int, code: int, at: float) -> NodeEvent:
-    """Return the XID event of a rank's GPU at a world time."""
+    """Return the XID event of a rank's GPU at a simulated time."""
     gpu = course.place.gpus[rank]
     record = EventRecord(XID, gpu, WALL_START_NS + round(at * NS), {"code": str(code), "gpu": gpu})
     return NodeEvent(course.place.nodes[rank], record)

@@ -1,4 +1,4 @@
-"""Catalogue names under which the world's agents publish its features."""
+"""Names of the metrics in which simulated agents publish the counters of the simulated world."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 TIERS = ("gpu", "nvlink", "pcie", "rdma", "host", "process", "steps")
 
 NVLINKS = 4
-"""Links per GPU in a layout. An H100 has 18, but detectors only use the sum."""
+"""Number of NVLinks per GPU in the frames. An H100 has 18, but detectors only use their sum."""
 
 LANES, GENERATION = 16.0, 5.0
 """Number of lanes and PCIe generation of a healthy link. A faulty link has fewer lanes."""
@@ -17,15 +17,15 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series that publishes a feature of the world."""
+    """One series that publishes a feature of the simulated world."""
 
     feature: str
     metric: str
     tier: str
     labels: Labels = ()
-    """Labels besides those of the device."""
+    """Labels of the series in addition to the labels of the device."""
     share: float = 1.0
-    """Factor from the feature to the value of this series."""
+    """Factor by which the feature is multiplied to get the value of the series."""
 
 
 PUBLISHED: tuple[Series, ...] = (
@@ -67,7 +67,7 @@ PUBLISHED: tuple[Series, ...] = (
     Series("runqueue_wait", "gangwatch_rank_runqueue_wait_seconds_total", "process"),
     Series("processor", "gangwatch_rank_cpu_seconds_total", "process"),
 )
-"""All published series."""
+"""All series that the world's agents publish."""
 
 WIDTHS = {"gangwatch_rdma_out_of_sequence_total": 32}
 """Width in bits of counters narrower than 64 bits: mlx5's hardware counters (mlx5_ifc.h, query_q_counter_out)."""

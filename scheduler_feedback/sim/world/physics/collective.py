@@ -21,7 +21,7 @@ NETWORK_LATENCY_SECONDS = 8.0e-6
 
 
 def ring(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """Return the time of an all-reduce over a ring: 2(n - 1)/n of the volume over the slowest link, 2(n - 1) hops."""
+    """Return the seconds of an all-reduce over a ring of n members: 2(n - 1) hops, and 2(n - 1)/n of the bytes."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     found: FloatArray = 2 * (members - 1) / members * bytes_ / bandwidth.min(axis=-1) + 2 * (members - 1) * latency
@@ -29,7 +29,8 @@ def ring(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> Fl
 
 
 def tree(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """Return the time of an all-reduce over a double binary tree: 2x volume over the slowest link, 2 log2(n) hops."""
+    """Return the seconds of an all-reduce over a double binary tree. Twice the bytes pass the slowest link, in 2
+    log2(n) hops."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     found: FloatArray = 2.0 * bytes_ / bandwidth.min(axis=-1) + 2 * np.ceil(np.log2(members)) * latency
@@ -37,12 +38,12 @@ def tree(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> Fl
 
 
 def all_reduce(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """Return the time of the faster of ring and tree, as NCCL's tuner selects it."""
+    """Return the seconds of an all-reduce by ring or by tree: the faster one, as NCCL's tuner selects."""
     return np.minimum(ring(bytes_, bandwidth, members, latency), tree(bytes_, bandwidth, members, latency))
 
 
 def gather(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """Return the time of an all-gather or reduce-scatter over a ring: half of an all-reduce."""
+    """Return the seconds of an all-gather or a reduce-scatter over a ring: half of an all-reduce."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     found: FloatArray = (members - 1) / members * bytes_ / bandwidth.min(axis=-1) + (members - 1) * latency
@@ -50,7 +51,7 @@ def gather(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> 
 
 
 def all_to_all(bytes_: FloatArray, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """Return the time until the slowest member has sent its bytes [..., n] to all others."""
+    """Return the seconds until the slowest member has sent its bytes to all others. bytes_: [..., members]."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     share = (members - 1) / members

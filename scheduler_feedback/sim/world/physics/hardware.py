@@ -10,27 +10,27 @@ class GpuModel:
     """Properties of one GPU model."""
 
     name: str
-    """Product name."""
+    """Product name of the GPU."""
     peak_flops: float
     """Dense BF16 operations per second at the boost clock."""
     achieved: float
     """Share of the peak that large matrix products reach."""
     memory_bytes_per_second: float
-    """Bandwidth of the device memory."""
+    """Bandwidth of the device memory in bytes per second."""
     boost_hertz: float
-    """Highest clock rate."""
+    """Highest clock rate of the GPU, in hertz."""
     least_hertz: float
-    """Lowest clock rate."""
+    """Lowest clock rate of the GPU, in hertz."""
     limit_watts: float
-    """Power cap."""
+    """Power cap in watts."""
     idle_watts: float
-    """Power without a running kernel."""
+    """Power in watts while no kernel runs."""
     spin_watts: float
-    """Additional power of a polling kernel."""
+    """Additional power in watts while a kernel only polls."""
     limit_celsius: float
-    """Temperature at which the driver starts to lower the clock."""
+    """Temperature in degrees Celsius at which the driver starts to lower the clock."""
     nvlink_bytes_per_second: float
-    """Bandwidth of all links in one direction."""
+    """Bandwidth of all NVLinks of the GPU together, in one direction."""
 
 
 H100 = GpuModel(

@@ -50,10 +50,10 @@ def schedule(stages: int, microbatches: int) -> tuple[Operation, ...]:
 def finish(
     forward: FloatArray, backward: FloatArray, weight: FloatArray, transfer: FloatArray, begin: FloatArray
 ) -> FloatArray:
-    """Return float64 [..., stages]: end of each stage's last backward, in seconds from the start of the step.
+    """Return the end of each stage's last backward, in seconds from the start of the step: float64 [..., stages].
 
-    forward, backward: [..., stages], time of a microbatch of weight 1. weight: [..., microbatches].
-    transfer: [..., stages - 1], time between neighbouring stages. begin: [..., stages], earliest start of each stage.
+    forward, backward: [..., stages], time of a microbatch of weight 1. weight: [..., microbatches]. transfer: [...,
+    stages - 1], time between neighbouring stages. begin: [..., stages], earliest start of each stage.
     """
     stages, microbatches = forward.shape[-1], weight.shape[-1]
     if stages == 1:

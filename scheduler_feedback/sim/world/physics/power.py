@@ -19,7 +19,7 @@ EXPONENT = 3.0
 """Exponent of the clock in dynamic power."""
 
 LAG_SECONDS = 12.0
-"""Time constant of die and cold plate of a 700 W board."""
+"""Time constant, in seconds, with which the temperature of a 700 W GPU follows its power."""
 
 FULL_WATTS = 680.0
 """Mean power of a chip that only runs matrix products at the boost clock. Chips vary by SPREAD_WATTS."""
@@ -27,13 +27,13 @@ FULL_WATTS = 680.0
 SPREAD_WATTS = 12.0
 INLET_CELSIUS = 30.0
 RESISTANCE = 0.052
-"""Kelvin per watt from inlet to die, air-cooled SXM board: about 65 degrees at 680 W."""
+"""Thermal resistance from inlet air to die, in kelvin per watt. The die reaches about 65 degrees at 680 W."""
 
 
 @dataclass(slots=True)
 class Governor:
-    """Clocks of n GPUs. Arrays are float64 [n]: full power, thermal resistance, inlet and die temperature of each
-    GPU."""
+    """Clocks and temperatures of some GPUs. Every array is float64 with one value per GPU: full power in watts, thermal
+    resistance, inlet and die temperature."""
 
     model: GpuModel
     full_watts: FloatArray
@@ -50,7 +50,7 @@ class Governor:
         return cls(model, full, resistance, inlet, inlet + resistance * 0.85 * full)
 
     def free_clock(self) -> FloatArray:
-        """Return the clock under the power cap while kernels run, as a share of the boost clock: float64 [n]."""
+        """Return each GPU's clock under the power cap while kernels run, as a share of the boost clock: [gpus]."""
         at_boost = np.maximum(self.full_watts - self.model.idle_watts, 1.0)
         found: FloatArray = np.minimum(
             1.0, ((self.model.limit_watts - self.model.idle_watts) / at_boost) ** (1.0 / EXPONENT)
@@ -58,8 +58,10 @@ class Governor:
         return found
 
     def hindrance_for(self, clock: float, ranks: IndexArray, compute: FloatArray, spin: FloatArray) -> FloatArray:
-        """Return [n]: factor on the thermal resistance at which these GPUs settle at this clock; 1 for all other
-        GPUs."""
+        """Return a factor on each GPU's thermal resistance: float64 [gpus].
+
+        With this factor, the GPUs in `ranks` settle at the given clock. It is 1 for all other GPUs.
+        """
         model, found = self.model, np.ones(len(self.resistance))
         dynamic = (self.full_watts - model.idle_watts)[ranks] * np.maximum(compute[ranks], 0.05) * clock**EXPONENT
         drawn = dynamic + model.idle_watts + model.spin_watts * spin[ranks]
@@ -67,8 +69,10 @@ class Governor:
         return np.maximum(found, 1.0)
 
     def watts(self, clock: FloatArray, compute: FloatArray, spin: FloatArray) -> FloatArray:
-        """Return the mean power in watts [..., n] at a clock (share of boost), with these shares of computing and
-        polling."""
+        """Return each GPU's mean power in watts at the given clock: [..., gpus].
+
+        clock: share of the boost clock. compute, spin: shares of time in which the GPU computes and polls.
+        """
         model = self.model
         dynamic = (self.full_watts - model.idle_watts) * clock**EXPONENT * compute
         return model.idle_watts + dynamic + model.spin_watts * spin * clock
@@ -81,11 +85,11 @@ class Governor:
         cap: FloatArray | float = 1.0,
         hindrance: FloatArray | float = 1.0,
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Advance the GPUs' temperatures by `seconds`. Returns (clock, thermal, power), each [n].
+        """Advance the GPUs' temperatures by `seconds`, and return (clock, thermal, power): float64 [gpus] each.
 
-        compute, spin: shares of time. cap: highest clock under a lock or brake, as a share of boost.
-        hindrance: factor on the thermal resistance.
-        clock: share of boost. thermal, power: reduction of the clock by temperature and by the power cap.
+        compute, spin: shares of time in which the GPU computes and polls. cap: highest clock under a lock or brake, as
+        a share of boost. hindrance: factor on the thermal resistance. clock: share of boost. thermal, power: reduction
+        of the clock by temperature and by the power cap.
         """
         model = self.model
         at_boost = np.maximum(self.full_watts - model.idle_watts, 1.0)

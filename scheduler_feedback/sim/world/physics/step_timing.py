@@ -19,18 +19,18 @@ from scheduler_feedback.sim.world.plan import DATA_OVERLAP, Plan
 
 @dataclass(slots=True)
 class Steps:
-    """Timing of b simulated steps."""
+    """Timing of some simulated steps. The fields' shapes use b for the number of steps."""
 
     seconds: FloatArray
-    """float64 [b]: time from barrier to barrier."""
+    """Seconds of each step, from barrier to barrier: float64 [b]."""
     meet: FloatArray
-    """float64 [b]: time from the start to the gradient exchange."""
+    """Seconds from the start of each step to its gradient exchange: float64 [b]."""
     pause: FloatArray
-    """float64 [b]: seconds at the end of the step that are neither compute nor communication, such as a checkpoint."""
+    """Seconds at the end of each step that are neither compute nor communication, such as a checkpoint: float64 [b]."""
     kernels: FloatArray
-    """float32 [b, stages, data, tensor]: seconds in which the rank's GPU computes."""
+    """Seconds in which each rank's GPU computes: float32 [b, stages, data, tensor]."""
     stall: FloatArray
-    """Seconds by which the host delays the rank; can be broadcast to the shape of `kernels`."""
+    """Seconds by which the host delays each rank; can be broadcast to the shape of `kernels`."""
     product_share: FloatArray
     """Share of `kernels` that the GPU spends on matrix products."""
 
@@ -46,7 +46,7 @@ def _groups(plan: Plan, values: FloatArray, size: int) -> FloatArray:
 
 
 def run(plan: Plan, conditions: Conditions) -> Steps:
-    """Simulate the steps that the conditions describe."""
+    """Return the timing of steps under these conditions."""
     c = conditions
     product = _spread(plan.product_seconds) / c.clock
     if plan.expert_share:
@@ -88,7 +88,9 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
 
 
 def _layer_collectives(plan: Plan, c: Conditions) -> FloatArray:
-    """Return [b, stages, data]: seconds of a microbatch's exchanges in tensor and expert groups, in one direction."""
+    """Return the seconds that the collectives of tensor and expert groups take for one microbatch in one direction
+    (forward or backward): [steps, stages, data].
+    """
     nvlink = plan.model.nvlink_bytes_per_second * c.nvlink
     reduction = collective.ring(plan.tensor_bytes, nvlink, plan.tensor, hardware.LAUNCH_SECONDS)
     if plan.expert == 1:
@@ -111,7 +113,7 @@ def _layer_collectives(plan: Plan, c: Conditions) -> FloatArray:
 
 
 def _transfers(plan: Plan, c: Conditions) -> FloatArray:
-    """Return [b, data, stages - 1]: seconds of a transfer between neighbouring stages."""
+    """Return the seconds that it takes to send one microbatch to the next stage: [steps, data, stages - 1]."""
     if plan.stages == 1:
         return np.zeros((1, plan.data, 0))
     pair = np.minimum(c.nic[:, 1:], c.nic[:, :-1]).min(axis=-1)
@@ -120,7 +122,7 @@ def _transfers(plan: Plan, c: Conditions) -> FloatArray:
 
 
 def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
-    """Return [b, stages]: seconds of the gradient exchange that are not hidden behind the last backwards."""
+    """Return the seconds of the gradient exchange that no backward pass hides: [steps, stages]."""
     if plan.data < 2 or not plan.data_bytes:
         return np.zeros((1, plan.stages))
     local = local_replicas(plan)
@@ -137,5 +139,6 @@ def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
 
 
 def local_replicas(plan: Plan) -> int:
-    """Return how many replicas of a stage and tensor rank are in one node. Their NICs share the group's traffic."""
+    """Return the number of replicas in one node, for one stage and tensor rank. Their NICs share the group's
+    traffic."""
     return max(1, min(plan.data, plan.per_node // plan.tensor))

@@ -1,6 +1,6 @@
 """Delays of gangs of ordinary processes by step and rank: load, pauses, stalls, unequal work.
 
-Except for ``on_one``, these delays are not faults of one member.
+Only ``on_one`` is a fault of one rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scheduler_feedback.sim.world.processes.gang import Delay, FloatArray
 
 
 def heavy_tailed(ranks: int, seconds: float, tail: float = 1.5) -> Delay:
-    """Return Pareto-distributed delays of every step of every rank, as on a crowded machine."""
+    """Return random delays of every rank in every step, as on a crowded machine. They have a Pareto distribution."""
 
     def delay(_step: int, _now: float, random: np.random.Generator) -> FloatArray:
         return seconds * random.pareto(tail, ranks)
@@ -22,7 +22,7 @@ def heavy_tailed(ranks: int, seconds: float, tail: float = 1.5) -> Delay:
 
 
 def bursts(ranks: int, every: float, length: float, seconds: float, seed: int) -> Delay:
-    """Return bursts of load on changing ranks, with heavy-tailed length (up to tens of seconds) and strength."""
+    """Return delays by bursts of load, each on a random rank. A burst can last up to tens of seconds."""
     random = np.random.default_rng([seed, 99])
     events: list[tuple[int, float, float, float]] = []
     at = 0.0
@@ -42,7 +42,7 @@ def bursts(ranks: int, every: float, length: float, seconds: float, seed: int) -
 
 
 def on_one(ranks: int, rank: int, start: float, end: float, seconds: float) -> Delay:
-    """Return a lasting delay of one rank, exponentially distributed per step, and a slight delay of all ranks."""
+    """Return a lasting delay of one rank and a slight delay of all ranks; both are random in each step."""
 
     def delay(_step: int, now: float, random: np.random.Generator) -> FloatArray:
         extra = 0.005 * random.exponential(size=ranks)
@@ -63,7 +63,8 @@ def on_all(ranks: int, start: float, end: float, seconds: float) -> Delay:
 
 
 def once(ranks: int, rank: int, at: float, seconds: float) -> Delay:
-    """Return a single stall of one rank, at the first step after `at`. Use the returned delay in one run only."""
+    """Return a single stall of one rank, at the first step after `at`. The returned function stalls the rank only once,
+    so each simulation needs a new one."""
     left = [seconds]
 
     def delay(_step: int, now: float, _random: np.random.Generator) -> FloatArray:
@@ -76,7 +77,7 @@ def once(ranks: int, rank: int, at: float, seconds: float) -> Delay:
 
 
 def saving(ranks: int, every_steps: int, seconds: float, who: Sequence[int] | None = None) -> Delay:
-    """Return a delay in every n-th step of all ranks, or of the ranks in `who`."""
+    """Return a delay in every `every_steps`-th step of all ranks, or of the ranks in `who`."""
     savers = list(range(ranks)) if who is None else list(who)
 
     def delay(step: int, _now: float, random: np.random.Generator) -> FloatArray:

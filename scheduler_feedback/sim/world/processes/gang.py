@@ -2,9 +2,8 @@
 
 This models a machine without accelerators in more detail than steps. A rank starts a step at the end of its last one
 and needs some processor time. It may wait for a processor or a disk, sleep, or be stopped by a signal at given wall
-times. The collective ends a fixed time after the last rank has arrived. The agents' view becomes real frames: step
-records, and cumulative counters sampled once a second at the node's own phase, including whether the process is stopped
-then.
+times. The collective ends a fixed time after the last rank has arrived. The output is frames as agents send them: step
+records, and samples of cumulative counters and process states, once a second at the node's own phase.
 """
 
 from __future__ import annotations
@@ -86,8 +85,10 @@ class History:
 
 
 def _run(now: float, work: float, stops: Sequence[Interval]) -> tuple[float, list[Interval]]:
-    """Run a process for `work` seconds from `now` on, except while stopped. Returns its end and its running
-    intervals."""
+    """Run a process for `work` seconds from `now` on, except in the intervals in which it is stopped.
+
+    Returns the end time and the intervals in which the process runs.
+    """
     stretches: list[Interval] = []
     index = bisect.bisect_right(stops, (now, float("inf"))) - 1
     if index >= 0 and stops[index][1] > now:
@@ -104,7 +105,7 @@ def _run(now: float, work: float, stops: Sequence[Interval]) -> tuple[float, lis
 
 
 def happen(gang: Gang, seconds: float, seed: int) -> History:
-    """Simulate the gang for `seconds`, reproducibly."""
+    """Simulate the gang for `seconds`. The same seed gives the same history."""
     random = np.random.default_rng(seed)
     usual = np.broadcast_to(np.asarray(gang.compute_seconds, float), (gang.ranks,))
     begin = np.full(gang.ranks, gang.start_seconds)
@@ -150,7 +151,7 @@ def happen(gang: Gang, seconds: float, seed: int) -> History:
 
 
 def replay(gang: Gang, compute: FloatArray) -> History:
-    """Return the history of a gang with recorded computing times, float64 [steps, ranks] in seconds."""
+    """Return a gang's history with recorded computing times: float64 [steps, ranks] in seconds."""
     length = compute.max(axis=1) + gang.collective_seconds
     ends = gang.start_seconds + np.cumsum(length)
     start = np.repeat((ends - length)[:, None], gang.ranks, axis=1)
@@ -258,7 +259,10 @@ def _node_frames(
 def _records(
     gang: Gang, history: History, rank: int, reported: int, at: float, clock: float
 ) -> tuple[list[Record], int]:
-    """Return the rank's records of the steps after the first `reported` until `at`, and the new number of steps."""
+    """Return a rank's new records up to time `at`, and its new number of reported steps.
+
+    reported: number of steps that were reported before.
+    """
     records: list[Record] = []
     while reported < len(history.end) and history.end[reported, rank] <= at:
         record = _record(gang, history, reported, rank, clock)
