@@ -6,7 +6,7 @@ from gangwatch.own_modules import ForeignModuleError, guard
 
 
 def main() -> None:
-    """Run the command line and exit with its code. Guard the import path before importing anything else."""
+    """Run the command line and exit with its code. First make sure that only gangwatch's own modules are imported."""
     try:
         guard()
     except ForeignModuleError as error:

@@ -1,4 +1,4 @@
-"""The agent's daemon: collectors and their server."""
+"""The agent daemon: it runs the collectors of a node and serves their samples over HTTP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import msgspec
 from agent.schema.errors import ConfigError, GangwatchError
 from gangwatch.configuration.config_file import Config, changes
 from gangwatch.configuration.node_plan import NODE_NAME
-from gangwatch.configuration.sections import AgentSection, parse_listen
+from gangwatch.configuration.sections import AgentSection, ExporterSection, OtlpSection, PushSection, parse_listen
 from gangwatch.logs import configure_logging
 from gangwatch.process_limits import allow_descriptors, use_one_arena
 from gangwatch.state_folder import AgentRecord, StateFolder, agent_name, this_process, write_atomically
@@ -23,19 +24,19 @@ from gangwatch.supervisor.service_manager import notify, reloading, watchdog_sec
 
 if TYPE_CHECKING:
     from exporter.prometheus.exposition import Settings
-    from exporter.push.push import PushTarget
+    from exporter.push.target import PushTarget
     from exporter.security.frame_readers import FrameReaders
     from gangwatch.certificates.renewal import Renewal
 
 LOOPBACK = "127.0.0.1"
 
 _CYCLES_AFTER = 20_000
-"""Threshold of the garbage collector (gc.set_threshold). An agent creates almost no reference cycles, and Python's
-default of 700 objects costs a twentieth of its processor time."""
+"""Number of new objects after which Python's garbage collector runs (gc.set_threshold). Python's default of 700 would
+cost 5 % of the agent's processor time, and an agent creates almost no reference cycles."""
 
 AGENT_DESCRIPTORS = 16384
-"""Two per step reporter of the default quota (1,024), as many for reporters that come and go, and the files of
-processes and devices: at most 6,000, with reserve."""
+"""Maximum number of open files of an agent. It needs at most 6,000: two for each of 1,024 step reporters (the default
+quota), the same number for reporters that start or end, and the files of processes and devices."""
 
 _log = logging.getLogger("gangwatch.agent_daemon")
 
@@ -55,8 +56,8 @@ def run_agent(
 ) -> None:
     """Run the agent of one node until SIGTERM.
 
-    devices: GPU UUIDs by slot; () for CPU slots. position: index of the node on this machine, which is added to the
-    configured port. reload: reads the configuration again, on SIGHUP.
+    devices: GPU UUIDs by slot; () for CPU slots. position: index of the node on this machine; added to the configured
+    port. reload: returns the new configuration; called on SIGHUP.
 
     SIGUSR1 releases the GPUs, so that they can be reset or their driver can be unloaded; SIGUSR2 opens them again.
 
@@ -75,7 +76,7 @@ def run_agent(
 
 
 class _Agent:
-    """Agent of one node: its publisher, and the handling of signals."""
+    """Agent of one node, with its servers and signal handlers."""
 
     def __init__(
         self,
@@ -112,6 +113,9 @@ class _Agent:
             gpu_burst=section.gpu_burst,
             kubelet_pods=section.kubelet_pods or None,
             quotas=Quotas(**msgspec.structs.asdict(config.step_quotas)),
+            collectors=section.collectors,
+            node=node_name,
+            pod_label_names=section.pod_label_names,
         )
         collectors, left_out = make_collectors(machine)
         for reason in left_out:
@@ -128,7 +132,7 @@ class _Agent:
         self._warn_without_frame_readers()
 
     def _warn_without_frame_readers(self) -> None:
-        """Log a warning if no client can read frames. Prometheus can still scrape the agent."""
+        """Log a warning if the TLS settings let no client read frames. Prometheus can still read /metrics."""
         security = self._publisher.security
         if security is not None and not security.has_frame_readers:
             _log.warning(
@@ -207,7 +211,8 @@ class _Agent:
                 self._read_again()
 
     def _read_again(self) -> None:
-        """Apply the reloadable settings of a changed configuration. An invalid configuration changes nothing."""
+        """Read the configuration again and apply the settings that need no restart. An invalid configuration changes
+        nothing."""
         notify(*reloading())
         try:
             if self._reload is not None:
@@ -224,7 +229,7 @@ class _Agent:
 
 
 def _step_socket(section: AgentSection, state: StateFolder, node: str) -> Path:
-    """Return the path of the step socket. Raises ConfigError if the agent can't own its folder."""
+    """Return the path of the step socket. Raises ConfigError if another user owns the folder."""
     if section.step_folder is not None:
         if section.step_socket is not None:
             raise ConfigError("agent.step_folder: agent.step_socket is also set; use only one of them")
@@ -242,7 +247,7 @@ def _step_socket(section: AgentSection, state: StateFolder, node: str) -> Path:
 
 
 def _readers_of(section: AgentSection, host: str) -> FrameReaders | None:
-    """Return the clients that may read frames over TLS; None if all readers of metrics may.
+    """Return the clients that may read frames over TLS. None: every client that may read metrics.
 
     Raises ConfigError for a damaged revocation list.
     """
@@ -255,7 +260,10 @@ def _readers_of(section: AgentSection, host: str) -> FrameReaders | None:
 
 
 def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Renewal | None:
-    """Return the renewal of the agent's certificate. Raises ConfigError if no certificate file is configured."""
+    """Return the thread that renews the agent's certificate; None if agent.certificate_command is not set.
+
+    Raises ConfigError if the web configuration names no certificate file.
+    """
     if not section.certificate_command:
         return None
     from exporter.security.web_config import certificate_path
@@ -268,33 +276,65 @@ def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Re
 
 
 def settings_of(config: Config) -> Settings:
-    """Return the settings of the agent's /metrics."""
+    """Return the settings of the agent's /metrics, from the section [exporter].
+
+    Raises ConfigError if exporter.metrics_file is invalid.
+    """
     from exporter.prometheus.exposition import Settings
+    from exporter.prometheus.metrics_file import compatibility_of, read_metrics_file
 
     section = config.exporter
+    metrics = read_metrics_file(Path(section.metrics_file)) if section.metrics_file is not None else None
+    others = [name for name in compatibility_of(metrics or {}) if name not in section.compatibility]
     return Settings(
         section.profile,
         section.allow,
         section.deny,
         section.series_limit,
-        section.compatibility,
+        (*section.compatibility, *others),
         section.hostname_label,
         section.owner_labels,
+        section.pod_labels,
+        metrics,
+        textfile_folder_of(section),
     )
 
 
-def pushes_of(config: Config) -> dict[str, PushTarget]:
-    """Return the exporter's push targets by sink name."""
-    from exporter.push.push import PushTarget
+def textfile_folder_of(section: ExporterSection) -> str:
+    """Return the absolute path of exporter.textfile_folder, the folder of *.prom files; '' if it is not set."""
+    return str(Path(section.textfile_folder).absolute()) if section.textfile_folder else ""
 
-    return {
-        name: PushTarget(
-            section.endpoint,
-            section.interval_seconds,
-            Path(section.headers_file) if section.headers_file is not None else None,
-            Path(section.ca_file) if section.ca_file is not None else None,
-            section.queue_frames,
-        )
-        for name, section in (("otlp", config.otlp), ("remote_write", config.remote_write))
-        if section.endpoint
+
+def pushes_of(config: Config) -> dict[str, PushTarget]:
+    """Return the receivers to which metrics are pushed, by name of the protocol ('otlp', 'remote_write')."""
+    from exporter.otlp.environment import otlp_target
+    from exporter.otlp.signals import METRICS
+
+    targets = {
+        "otlp": otlp_target(_target_of(config.otlp, config.otlp.endpoint), METRICS, os.environ),
+        "remote_write": _target_of(config.remote_write, config.remote_write.endpoint),
     }
+    return {name: target for name, target in targets.items() if target is not None and target.endpoint}
+
+
+def traces_push_of(config: Config) -> PushTarget | None:
+    """Return the receiver of the controller's traces; None for none."""
+    from exporter.otlp.environment import otlp_target
+    from exporter.otlp.signals import TRACES
+
+    return otlp_target(_target_of(config.otlp, config.otlp.traces_endpoint), TRACES, os.environ)
+
+
+def _target_of(section: PushSection, endpoint: str) -> PushTarget:
+    from exporter.push.target import PushTarget
+
+    target = PushTarget(
+        endpoint,
+        section.interval_seconds,
+        Path(section.headers_file) if section.headers_file is not None else None,
+        Path(section.ca_file) if section.ca_file is not None else None,
+        section.queue_frames,
+    )
+    if isinstance(section, OtlpSection):
+        return replace(target, protocol=section.protocol, exporter=section.exporter)
+    return target

@@ -1,6 +1,6 @@
 """`gangwatch`: the command line.
 
-Exit codes: 0 done, 1 failed or refused, 2 wrong usage, 3 no controller is running.
+Exit codes: 0 done, 1 failed or refused, 2 wrong usage, 3 no controller is running, 4 an extra is not installed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import click
 
-from agent.schema.errors import GangwatchError
+from agent.schema.errors import ExtraMissingError, GangwatchError
 from gangwatch.state_folder import NotRunningError
 
-DONE, FAILED, NOTHING_THERE = 0, 1, 3
+DONE, FAILED, NOTHING_THERE, EXTRA_MISSING = 0, 1, 3, 4
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("gangwatch.commands.lifecycle:up", "Start the agents and the controller."),
@@ -68,11 +68,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Schedule a Kubernetes cluster, or advise its scheduler.",
     ),
 }
-"""Import path and one-line help of each command. A command's module is imported only when the command is called."""
+"""Import path and one-line help of each command, by command name."""
 
 
 class CommandTable(click.Group):
-    """Click group over COMMANDS that imports only the requested command."""
+    """Click group of all COMMANDS. The module of a command is imported when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -127,7 +127,8 @@ def cli() -> None:
       gangwatch jobs
       gangwatch down
 
-    Exit codes: 0 done; 1 failed or refused; 2 wrong usage; 3 no controller is running.
+    Exit codes: 0 done; 1 failed or refused; 2 wrong usage; 3 no controller is running; 4 packages are missing (the
+    error has the install command).
     """
 
 
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    Expected errors print one line on standard error; bugs propagate as exceptions.
+    An expected error is printed as one line on standard error. An exception because of a bug is raised.
     """
     try:
         code = cli.main(arguments, "gangwatch", standalone_mode=False)
@@ -152,7 +153,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except NotRunningError as error:
         click.echo(f"Error: {error}", err=True)
         return NOTHING_THERE
+    except ExtraMissingError as error:
+        click.echo(f"Error: {error}", err=True)
+        return EXTRA_MISSING
     except GangwatchError as error:
         click.echo(f"Error: {error}", err=True)
         return FAILED
+    except ModuleNotFoundError as error:
+        from gangwatch.extras import missing_of
+
+        if (missing := missing_of(error)) is None:
+            raise
+        click.echo(f"Error: {missing}", err=True)
+        return EXTRA_MISSING
     return code if isinstance(code, int) else DONE

@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """TLS settings of a client: how to verify the server, and the client's own certificate."""
+    """TLS settings of a client: trusted authorities, and the client's own certificate."""
 
     certificate: Path | None = None
-    """The server's own certificate, from its record. No other certificate is accepted; the names in it are ignored."""
+    """File of the only certificate that is accepted from the server; the names in this certificate are ignored. The
+    path comes from the server's record in the state folder. None: `ca_file` applies."""
     ca_file: Path | None = None
-    """File of the authorities of the server's certificate, used without `certificate`; None for the system's."""
+    """File of the authorities that may sign the server's certificate; None for the system's. Not used with
+    `certificate`."""
     cert_file: Path | None = None
-    """The client's certificate, for a server that requires one."""
+    """File of the client's certificate, for a server that requires one; None sends no certificate."""
     key_file: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context. Raises ConfigError with the file that can't be used."""
+        """Return the TLS context for these settings. Raises ConfigError that names a file which can't be used."""
         import ssl  # two megabytes, and most commands connect to loopback without TLS
 
         file = self.certificate or self.ca_file
@@ -47,7 +49,10 @@ class Trust:
 
 
 def connect(url: str, timeout_seconds: float, trust: Trust | None = None) -> http.client.HTTPConnection:
-    """Return a connection to the server at `url`; the first request opens it. Raises as ``Trust.context``."""
+    """Return a connection to the server at `url`; the first request opens it.
+
+    Raises ConfigError that names a TLS file which can't be used.
+    """
     address = urlsplit(url)
     host = address.hostname or ""
     if address.scheme != "https":

@@ -1,4 +1,4 @@
-"""The controller's authentication and audit log from the sections [access], [oidc] and [token_review]."""
+"""Authentication and audit log of the controller, from the sections [access], [oidc] and [token_review]."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agent.schema.errors import ConfigError
 from exporter.serving.http_messages import Request
 from gangwatch.configuration.config_file import Config
 from gangwatch.configuration.sections import OidcSection, TokenReviewSection
+from gangwatch.extras import require
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.api.access.audit import Audit
 from scheduler_feedback.api.access.authentication import UNIX_PEER, Authentication
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # optional or heavy: imported only if they are configured
 
 
 def authentication_of(state: StateFolder, config: Config) -> Authentication:
-    """Return the configured authentication. Raises ConfigError with the key or the token file."""
+    """Return the configured authentication. Raises ConfigError that names the invalid key or token file."""
     section = config.access
     return Authentication(
         Tokens(state.token_file, [_path(file) for file in section.token_files], state.tokens_file),
@@ -44,7 +45,10 @@ def audit_of(state: StateFolder, config: Config) -> Audit:
 
 
 def delegating(access: Authentication) -> Callable[[Request], bool]:
-    """Return a test for the web configuration: does the application itself authenticate this request?"""
+    """Return a function that decides whether a request needs no password of the web configuration.
+
+    That is so if the API authenticates the request, for example by a token, or if it comes through the unix socket.
+    """
     return lambda request: request.peer.startswith(UNIX_PEER) or access.proves(request.path, request.headers)
 
 
@@ -74,8 +78,9 @@ def _issuer(section: OidcSection) -> Issuer | None:
 def _reviewing(section: TokenReviewSection) -> Reviewing | None:
     if not section.enabled:
         return None
+    require("[token_review]", "kubernetes")
     from scheduler_feedback.api.access.token_review import Reviewing
-    from scheduler_feedback.backends.kubernetes.api_server.client import from_kubeconfig, in_cluster
+    from scheduler_feedback.backends.kubernetes.api_server.kubeconfig import from_kubeconfig, in_cluster
 
     access = from_kubeconfig(_path(section.kubeconfig)) if section.kubeconfig is not None else in_cluster()
     if access is None:

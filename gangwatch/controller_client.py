@@ -16,25 +16,25 @@ from gangwatch.state_folder import NotRunningError, StateFolder
 from gangwatch.supervisor.daemon_ends import why_no_controller
 
 TIMEOUT_SECONDS = 15.0
-"""Longest wait for a response: a submission waits for its journal entry, which takes seconds on a busy disk."""
+"""Maximum time in seconds to wait for a response. A submitted job's journal entry takes seconds on a busy disk."""
 
 
 PAGE = 500
-"""Number of items per request of a list."""
+"""Maximum number of items that one request returns from a list."""
 
 MOST_BUSY_SECONDS = 30.0
-"""Maximum duration of retries after 429 (too many requests), at the interval that the controller sets."""
+"""Maximum time in seconds to retry after status 429 (too many requests). The controller sets the retry interval."""
 
 _MOST_WORDS = 200
 
 _NEXT = re.compile(r'<([^<>]+)>; rel="next"')
-"""Link header with the next page of a list (RFC 8288), in the controller's format."""
+"""Pattern of the Link header (RFC 8288) in which the controller sends the address of the next page of a list."""
 
 
 class RefusedError(GangwatchError):
-    """The controller refused a request; the text is the controller's.
+    """The controller refused a request. The error text is the controller's message.
 
-    status: HTTP status. retry_seconds: time to wait before a retry after 429.
+    status: HTTP status. retry_seconds: time to wait before a retry after status 429.
     """
 
     def __init__(self, status: int, reason: str, retry_seconds: float = 1.0) -> None:
@@ -45,19 +45,19 @@ class RefusedError(GangwatchError):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A controller outside of the state folder."""
+    """URL and credentials of a controller that the user has selected by URL, not by state folder."""
 
     url: str
     token_file: Path | None
-    """Copy of the token of its state folder; None sends no token."""
+    """File with a copy of the token in the controller's state folder; None sends no token."""
     trust: Trust
 
 
 class Client:
     """Client of the controller of one state folder, or of `remote`.
 
-    Each call reads the controller's record again, so the controller may restart. trust: used if the record names no
-    certificate.
+    Each call reads controller.json again, so the controller may restart between calls. trust: TLS settings, used if
+    controller.json names no certificate.
     """
 
     def __init__(
@@ -75,12 +75,15 @@ class Client:
     def get(self, path: str) -> Any:
         """Return the JSON document at `path`.
 
-        Raises NotRunningError if no controller is running, RefusedError if it refuses the request.
+        Raises NotRunningError if no controller is running, RefusedError if the controller refuses the request.
         """
         return self._ask("GET", path, None)[0]
 
     def get_all(self, path: str, field: str = "") -> Any:
-        """Return the whole list at `path`, or the document whose `field` is the list. Raises as `get` does."""
+        """Return the complete list at `path`, read page by page. Raises the same errors as ``get``.
+
+        field: if it is given, the response is a document with the list in this field. The document is returned.
+        """
         document, following = self._ask("GET", f"{path}{'&' if '?' in path else '?'}limit={PAGE}", None)
         items = document[field] if field else document
         while following:
@@ -89,11 +92,11 @@ class Client:
         return document
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send `body` and return the JSON response. Raises as `get` does."""
+        """Send `body` as JSON to `path` and return the JSON response. Raises the same errors as ``get``."""
         return self._ask("POST", path, json.dumps(body or {}).encode())[0]
 
     def _ask(self, method: str, path: str, body: bytes | None) -> tuple[Any, str]:
-        """Return the response and the path of the list's next page ('' if there is none)."""
+        """Send a request. Return the parsed response, and the path of a list's next page ('' if there is none)."""
         give_up_s = time.monotonic() + MOST_BUSY_SECONDS
         while True:
             try:
@@ -104,7 +107,7 @@ class Client:
                 time.sleep(error.retry_seconds)
 
     def text(self, path: str) -> str:
-        """Return the text at `path`, such as /metrics. Raises as `get` does."""
+        """Return the text at `path`, such as /metrics. Raises the same errors as ``get``."""
         response, content = self._exchange("GET", path, None, "text/plain")
         if response.status != 200:
             _answer(response.status, content, f"GET {path}", "")
@@ -137,7 +140,8 @@ class Client:
         return response, content
 
     def _find(self) -> tuple[Remote, str]:
-        """Return the controller's address and its description for messages. Raises NotRunningError."""
+        """Return the URL and credentials of the controller, and a description of it for messages. Raises
+        NotRunningError."""
         if self.remote is not None:
             return self.remote, f"the controller at {self.remote.url}"
         record = self.state.controller()

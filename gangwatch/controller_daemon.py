@@ -1,4 +1,4 @@
-"""The controller's daemon, for every backend: process, server of API and metrics, and push."""
+"""The controller daemon for every backend: its process, its server for API and metrics, and its push of metrics."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from scheduler_feedback.feed.credentials import Credentials
 
 _RECENT_NS = 60_000_000_000
-"""Maximum age, in ns, of an unexpected end that caused this start. A supervisor restarts
-a controller within ten seconds."""
+"""A start of the controller counts as a restart after a failure if the previous controller ended unexpectedly less than
+this number of nanoseconds ago. The supervisor restarts a controller within ten seconds."""
 
 SWITCH_SECONDS = 0.0005
-"""Interpreter switch interval of the controller (Python's default: 5 ms). The cycle's thread releases the interpreter
-at each SQLite statement and fsync, and with busy readers would wait 5 ms each time to get it back."""
+"""Interval in seconds at which Python switches between the controller's threads (sys.setswitchinterval). The cycle's
+thread releases the interpreter at each SQLite statement. With Python's default, the thread could wait 5 ms to get the
+interpreter back."""
 
 CONTROLLER_DESCRIPTORS = 65_536
-"""One per agent of the largest cluster (12,500), plus connections of clients."""
+"""Maximum number of open files of a controller: one per agent of the largest cluster (12,500), and clients."""
 
 _log = logging.getLogger("gangwatch.controller_daemon")
 
@@ -52,9 +53,10 @@ def run_controller(
 ) -> None:
     """Run the controller until SIGTERM; SIGHUP reads the configuration again.
 
-    planned: the nodes; None plans them from the configuration. overrides: keys of the command line, which override the
-    file at every read. Raises StateFolderBusyError if the folder has a controller, ConfigError if the port can't be
-    bound, StoreError if the journal can't be used, and any exception that ended one of its threads.
+    planned: the nodes of this machine; None: as in the configuration. overrides: values from the command line, by
+    key; they override the configuration file. Raises StateFolderBusyError if the folder has a controller,
+    ConfigError if the port can't be bound, StoreError if the journal can't be used, and any exception that ended one
+    of its threads.
     """
     backend = selected_backend(config)
     backend_settings = _local_nodes(config, planned) if backend == "local" else config.backend_section(backend)
@@ -73,7 +75,7 @@ def run_controller(
 
 
 def prepare_process(state: StateFolder) -> StopRequest:
-    """Prepare folder, log and limits of a controller's process, and return the request that its signals make."""
+    """Prepare a controller's state folder, log and limits. Return the StopRequest that SIGTERM and SIGINT trigger."""
     state.prepare()
     configure_logging(state, "controller")
     allow_descriptors(CONTROLLER_DESCRIPTORS)
@@ -87,23 +89,20 @@ def prepare_process(state: StateFolder) -> StopRequest:
 
 
 class StopRequest:
-    """Request to stop the controller, which may come before its server exists.
-
-    uvicorn handles the signals while it serves, and raises them again afterwards, so the process ends normally.
-    """
+    """Request to stop the controller. It may be made before the server exists."""
 
     def __init__(self) -> None:
         self.made = False
         self._server: ControllerServer | None = None
 
     def make(self) -> None:
-        """Stop the server, or end it as soon as it starts. Any thread may call it."""
+        """Request the stop. The server stops at once, or as soon as it exists. Any thread may call this function."""
         self.made = True
         if self._server is not None:
             self._server.stop()
 
     def pass_to(self, server: ControllerServer) -> None:
-        """Pass all further requests to this server."""
+        """Set the server to stop. If a stop was already requested, stop it at once."""
         self._server = server
         if self.made:
             server.stop()
@@ -112,17 +111,20 @@ class StopRequest:
 class ControllerServer:
     """Server of one controller: API, page and metrics.
 
-    It binds the port when it is created: if that fails, no cycle has run and nothing was started. Raises ConfigError.
+    The constructor binds the port, and raises ConfigError if that fails.
     """
 
     def __init__(self, state: StateFolder, config: Config) -> None:
+        from exporter.plugins.plugins import Plugins
         from exporter.security.security import Security
         from exporter.serving.asgi import create_server
+        from gangwatch.agent_daemon import textfile_folder_of
         from gangwatch.controller_access import authentication_of, delegating
 
         self._state, self._config = state, config
         self._access = authentication_of(state, config)
         self._push = otlp_push_of(config, socket.gethostname())
+        self._plugins = Plugins(textfile_folder_of(config.exporter), config.exporter.deny)
         self._controller: Controller | None = None
         self._app: App | None = None
         host, port = config.controller.address()
@@ -143,7 +145,7 @@ class ControllerServer:
         self._listener.close()
 
     def stop(self) -> None:
-        """End ``run``, even if ``run`` has not begun. Any thread may call it."""
+        """Stop ``run``. If ``run`` is called later, it returns at once. Any thread may call this function."""
         self._server.should_exit = True
 
     def compose(
@@ -188,9 +190,10 @@ class ControllerServer:
         sources: Iterable[Callable[[], Iterable[Sample]]] = (),
         started: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the controller and serve it until stopped. Raises the exception that ended one of its threads.
+        """Start the controller, and serve its API until it is stopped.
 
-        sources: more metrics. started: called once the controller runs.
+        sources: functions that return further metric samples. started: function that is called once the controller
+        runs. Raises the exception that ended a thread of the controller.
         """
         from exporter.serving.asgi import local_socket
         from exporter.serving.listening import certificate_of, url_of
@@ -203,6 +206,7 @@ class ControllerServer:
             _log.info("the controller listens at %s", url)
             notify("READY=1", f"STATUS=controller at {url}")
             self._push.start(controller)
+            self._plugins.start()
             try:
                 with (
                     heartbeats(lambda: controller.alive()[0]),
@@ -212,6 +216,7 @@ class ControllerServer:
             finally:
                 notify("STOPPING=1")
                 self._push.stop()
+                self._plugins.stop()
         if controller.failure is not None:
             raise controller.failure
 
@@ -221,15 +226,17 @@ class ControllerServer:
         from starlette.responses import Response
         from starlette.routing import Mount, Route
 
-        from exporter.prometheus.text_format import TEXT_TYPE
-        from gangwatch.controller_metrics import exposition
+        from gangwatch.controller_metrics import ControllerMetrics
 
         sources = [controller.measures, self._server.measures, self._push.measures, *more]
         if self._security is not None:
             sources.append(self._security.measures)
 
-        def metrics(_request: Request) -> Response:
-            return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
+        page = ControllerMetrics(controller.failures, sources, self._plugins)
+
+        def metrics(request: Request) -> Response:
+            body, headers = page.answer(request.headers)
+            return Response(body, headers=headers)
 
         routes = [Mount("/", controller.api([Route("/metrics", metrics)]))]
         return Starlette(routes=routes, lifespan=lambda _: controller.serving(self.stop))
@@ -244,7 +251,11 @@ class ControllerServer:
 
 
 def _local_nodes(config: Config, planned: tuple[NodePlan, ...] | None) -> object:
-    """Return the nodes of the local backend; by default one node, the default node of `gangwatch agent`."""
+    """Return the nodes of the local backend.
+
+    They are those in `planned`, else those of [cluster]; if it sets neither number nor names, this machine is one
+    node.
+    """
     from gangwatch.supervisor.launcher import plan
     from scheduler_feedback.backends.local.local_backend import LocalNode
 
@@ -256,7 +267,7 @@ def _local_nodes(config: Config, planned: tuple[NodePlan, ...] | None) -> object
 
 
 def limits_of(config: Config) -> Limits:
-    """Return the limits per peer of the controller's server."""
+    """Return the limits on connections and requests per client of the controller's server."""
     from exporter.serving.limits import Limits
 
     section = config.controller
@@ -268,7 +279,10 @@ def limits_of(config: Config) -> Limits:
 
 
 def credentials_of(config: Config) -> Credentials | None:
-    """Return the feed's TLS credentials for agents; None for the system's authorities and no own certificate."""
+    """Return the TLS credentials with which the controller connects to agents.
+
+    None: trust the system's authorities and send no certificate.
+    """
     from scheduler_feedback.feed.credentials import Credentials
 
     section = config.feed
@@ -283,25 +297,27 @@ def credentials_of(config: Config) -> Credentials | None:
 
 
 def otlp_push_of(config: Config, node: str) -> OtlpPush:
-    """Return the controller's OTLP push. node: this host's name. Raises ConfigError."""
-    from gangwatch.agent_daemon import pushes_of
+    """Return the thread that pushes the controller's metrics and traces. node: name of this host.
+
+    Raises ConfigError.
+    """
+    from exporter.otlp.resource import resource_of_controller
+    from gangwatch.agent_daemon import pushes_of, traces_push_of
     from gangwatch.otlp_push import OtlpPush
 
     metrics = pushes_of(config).get("otlp")
-    section = msgspec.structs.replace(config.otlp, endpoint=config.otlp.traces_endpoint)
-    traces = pushes_of(msgspec.structs.replace(config, otlp=section)).get("otlp")
-    return OtlpPush(metrics, traces, {"service.instance.id": "controller", "host.name": node})
+    return OtlpPush(metrics, traces_push_of(config), resource_of_controller(node))
 
 
 class _Configuration:
-    """The active configuration, and its reload."""
+    """The active configuration of the controller. It can be reloaded."""
 
     def __init__(self, state: StateFolder, config: Config, overrides: dict[str, int | str]) -> None:
         self._state = state
         self._in_force = InForce(config.source, overrides, config)
 
     def write(self) -> None:
-        """Write the configuration for the command line, and log settings that have no effect."""
+        """Write the active configuration to config.json for the command line, and log settings that have no effect."""
         from gangwatch.configuration.notices import notices  # only the controller needs it, not the agent
 
         write_in_force(self._state, self._in_force)
@@ -309,7 +325,10 @@ class _Configuration:
             _log.warning("%s", notice)
 
     def reload(self) -> Policy:
-        """Read the file again and apply the reloadable settings. Raises ConfigError; then nothing changes."""
+        """Read the file again and apply the reloadable settings.
+
+        Raises ConfigError and changes nothing if it is invalid.
+        """
         self._in_force = self._in_force.reloaded()
         self.write()
         return self._in_force.config.policy

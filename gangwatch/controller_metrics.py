@@ -1,16 +1,49 @@
-"""The controller's /metrics. A bug in a source omits only its samples; an invalid sample omits only its family."""
+"""The controller's /metrics: its own series, those of its process, and those of plug-ins and text files.
+
+If one part of the controller fails, the metrics of the other parts are still served.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from exporter.prometheus.text_format import expose_samples
+from prometheus_client.metrics_core import Metric
+
+from exporter.plugins.plugins import Plugins
+from exporter.prometheus.library_format import page, sample_families
+from exporter.prometheus.line_cache import gzipped
+from exporter.server import wants_open_metrics
+from exporter.serving.http_messages import accepts_gzip
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.part_failures import PartFailures
 
+Sources = Sequence[Callable[[], Iterable[Sample]]]
 
-def exposition(failures: PartFailures, sources: Sequence[Callable[[], Iterable[Sample]]]) -> str:
-    """Return the samples of all sources as text; leave out and report what fails because of a bug."""
+
+class ControllerMetrics:
+    """Content of the controller's /metrics. Thread-safe."""
+
+    def __init__(self, failures: PartFailures, sources: Sources, plugins: Plugins) -> None:
+        """Create the content of /metrics.
+
+        failures: failed parts of the controller. sources: functions that return the samples of the parts. plugins:
+        metrics of the process, plug-ins and text files.
+        """
+        self._failures, self._sources, self._plugins = failures, sources, plugins
+
+    def answer(self, headers: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
+        """Return the body and the headers of a response. headers: those of the request, by lower-case name."""
+        own = controller_families(self._failures, self._sources)
+        more = self._plugins.families(family.name for family in own)
+        body, kind = page([*own, *more], wants_open_metrics(headers.get("accept", "")))
+        found = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
+        if accepts_gzip(headers):
+            return gzipped(body), {**found, "Content-Encoding": "gzip"}
+        return body, found
+
+
+def controller_families(failures: PartFailures, sources: Sources) -> list[Metric]:
+    """Return the samples of all sources as families. A source that fails because of a bug is left out and reported."""
     samples: list[Sample] = []
     for source in sources:
         try:
@@ -18,17 +51,17 @@ def exposition(failures: PartFailures, sources: Sequence[Callable[[], Iterable[S
         except Exception as error:
             failures.report("metrics", error)
     try:
-        return expose_samples(samples)
+        return sample_families(samples)
     except Exception as error:
         failures.report("metrics", error)
-    families: dict[str, list[Sample]] = {}
+    by_name: dict[str, list[Sample]] = {}
     for sample in samples:
-        families.setdefault(str(sample[0]), []).append(sample)
-    return "".join(map(_family, families.values()))
+        by_name.setdefault(str(sample[0]), []).append(sample)
+    return [family for one in by_name.values() for family in _families(one)]
 
 
-def _family(samples: list[Sample]) -> str:
+def _families(samples: list[Sample]) -> list[Metric]:
     try:
-        return expose_samples(samples)
+        return sample_families(samples)
     except Exception:  # already reported above
-        return ""
+        return []

@@ -11,11 +11,14 @@ from logging.handlers import RotatingFileHandler
 from gangwatch.state_folder import StateFolder
 
 MOST_BYTES = 4 * 1024 * 1024
-"""Maximum size of a log file; one older file is kept. At one line of 150 bytes per second, a file holds seven hours."""
+"""Maximum size of a log file, in bytes. One older file is kept. At one line per second, a file lasts seven hours."""
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Formatter of single lines: time=... level=... logger=... message="...", and trace="..." for exceptions."""
+    """Formatter that writes each event as one line: time=... level=... logger=... message="...".
+
+    An exception adds trace="...".
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -29,7 +32,7 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def configure_logging(state: StateFolder, name: str) -> None:
-    """Send the log of this process to its file, and also to standard error if that is a terminal."""
+    """Write the log of this process to log/NAME.log, and also to standard error if standard error is a terminal."""
     handlers: list[logging.Handler] = [
         RotatingFileHandler(state.log_file(name), maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
     ]

@@ -1,7 +1,7 @@
-"""OTLP push of the controller: its own series, and each job's lifecycle as a trace.
+"""Push of the controller's own metrics, and of each job's lifecycle as a trace, by OTLP.
 
-The push never blocks the cycle. The cycle appends its entries to a bounded queue, a thread here turns them into spans
-once a second, and an outbox (exporter/push/push.py) sends them. Lost entries are counted.
+The cycle appends its journal entries to a bounded queue, which never blocks it. Once a second, a thread converts
+them to spans of a trace, and an outbox (exporter/push/push.py) sends the spans. Lost entries are counted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from agent.schema.errors import GangwatchError
 from agent.schema.span import Span
-from exporter.otlp.otlp_samples import OtlpSamples, Scrape, scrape
+from exporter.otlp.otlp_metrics import OtlpSamples
 from exporter.otlp.otlp_spans import OtlpSpans
+from exporter.otlp.sample_metrics import Scrape, scrape
 from exporter.prometheus.text_format import Sample
-from exporter.push.push import Outbox, PushTarget
+from exporter.push.push import Outbox
+from exporter.push.target import PushTarget
 from scheduler_feedback.api.job_spans import MOST_LINKS, About, Traces
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.job import Job
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
     from scheduler_feedback.journal.store import NumberedEntry, Reader
 
 GATHER_SECONDS = 1.0
-"""Interval between two requests of spans."""
+"""Interval in seconds at which queued entries are turned into spans (the parts of a trace)."""
 
 MOST_ENTRIES = 65_536
-"""Maximum number of queued entries: minutes of a busy controller."""
+"""Maximum number of queued journal entries. A busy controller needs minutes to write this number of entries."""
 
 MOST_BATCHES = 1000
-"""Maximum number of queued requests of spans: a quarter of an hour at one per second."""
+"""Maximum number of requests with spans that wait to be sent: a quarter of an hour at one request per second."""
 
 MOST_SPANS = 512
 """Maximum number of spans per request, as in OpenTelemetry's SDKs (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)."""
@@ -49,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class PushedController(Protocol):
-    """The part of the controller that the push reads."""
+    """Interface of the controller that the push uses: its cycle, its journal and its metrics."""
 
     cycle: CycleThread
 
@@ -60,28 +62,32 @@ class PushedController(Protocol):
 
 
 class OtlpPush:
-    """The controller's push, until stopped.
+    """Thread that pushes the controller's metrics and traces, until it is stopped.
 
-    metrics, traces: targets; None disables them. resource: attributes of this controller. Raises ConfigError for an
-    endpoint or a file that can't be used.
+    metrics, traces: targets; None disables the push of metrics or of traces. resource: attributes of this controller.
+    Raises ConfigError for an endpoint or a file that can't be used.
     """
 
     def __init__(self, metrics: PushTarget | None, traces: PushTarget | None, resource: dict[str, str]) -> None:
         self._interval_seconds = metrics.interval_seconds if metrics is not None else 0.0
-        samples, spans = OtlpSamples(resource, time.time_ns()), OtlpSpans(resource)
         self._metrics: Outbox[Scrape] | None = None
         self._spans: Outbox[Sequence[Span]] | None = None
         if metrics is not None:
-            self._metrics = Outbox(samples, metrics, samples.encode, metrics.queue_frames)
+            samples = OtlpSamples({**resource, **metrics.resource}, time.time_ns(), metrics.compression)
+            self._metrics = Outbox(samples.delivery(metrics), metrics, metrics.queue_frames)
         if traces is not None:
-            self._spans = Outbox(spans, traces, spans.encode, MOST_BATCHES, "otlp", "traces_endpoint")
+            spans = OtlpSpans({**resource, **traces.resource}, traces.compression)
+            self._spans = Outbox(spans.delivery(traces), traces, MOST_BATCHES)
         self._entries: deque[NumberedEntry] = deque(maxlen=MOST_ENTRIES)
         self._added = self._taken = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add_entries(self, entries: Sequence[NumberedEntry]) -> None:
-        """Queue the entries of a cycle, from the cycle's thread. Never blocks."""
+        """Add the journal entries of a cycle to the queue.
+
+        The cycle's thread calls this function, which never blocks.
+        """
         if self._spans is not None:
             self._added += len(entries)
             self._entries.extend(entries)
@@ -94,7 +100,7 @@ class OtlpPush:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the queued entries have been turned into spans; ``Outbox.stop`` sends them."""
+        """Stop the thread after it has converted the queued entries to spans, and send the remaining spans."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(ASK_SECONDS)
@@ -103,7 +109,7 @@ class OtlpPush:
                 outbox.stop()
 
     def measures(self) -> Iterator[Sample]:
-        """Yield the metrics of the push itself."""
+        """Yield metrics about the push, for example the number of entries that were lost."""
         if self._metrics is not None:
             yield from self._metrics.measures()
         if self._spans is not None:
@@ -142,7 +148,10 @@ class OtlpPush:
 
 
 class _Queries:
-    """Queries of a controller for traces. The results are empty if it does not respond in time."""
+    """Queries to the controller about jobs, for traces.
+
+    A result is empty if the controller does not respond in time.
+    """
 
     def __init__(self, controller: PushedController) -> None:
         self._controller = controller

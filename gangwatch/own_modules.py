@@ -1,7 +1,7 @@
-"""Import guard: load gangwatch's packages from the folder of this package, even if another module is named `agent`.
+"""Import guard: gangwatch's packages are loaded from the folder of this package, never a foreign module `agent`.
 
-Some of the packages have common names. A file of that name in the current folder, or another distribution that was
-installed over gangwatch, would be imported instead. This module runs first, so it imports the standard library only.
+Some packages have common names, which a file in the current folder or another distribution may also have. This
+module runs first and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import sys
 PACKAGES = ("agent", "exporter", "scheduler_feedback", "dashboards")
 
 MARK = b'PART_OF = "gangwatch"'
-"""A line in the `__init__.py` of each of gangwatch's packages."""
+"""A package counts as one of gangwatch's only if its `__init__.py` contains this line."""
 
 INSTALL = "install gangwatch again in a separate environment, with `pipx install --force` or `uv tool install --force`"
 
 
 class ForeignModuleError(Exception):
-    """A package of gangwatch is missing or replaced by another. The text names the path and the remedy."""
+    """A package of gangwatch is missing, or another package replaces it. The message names the path and the remedy."""
 
 
 def guard() -> None:
     """Remove the current folder from the import path and load gangwatch's packages from the folder of this package.
 
-    The current folder stays if it contains this program (a checkout). Raises ForeignModuleError.
+    The current folder is not removed if it is a checkout with this program. Raises ForeignModuleError.
     """
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     _leave_current_folder(home)
@@ -33,7 +33,7 @@ def guard() -> None:
 
 
 def _leave_current_folder(home: str) -> None:
-    """Remove the entries that `python -m` and empty or relative entries of PYTHONPATH add to the import path."""
+    """Remove the current folder from the import path. `python -m` and relative entries of PYTHONPATH add it."""
     try:
         here = os.getcwd()
     except OSError:
@@ -82,7 +82,7 @@ def _load(name: str, home: str) -> None:
 
 
 def _owner(name: str) -> str:
-    """Return a clause that names the distribution which installed this package; '' if the distribution is unknown."""
+    """Return a description of the distribution that installed this package; '' if unknown."""
     from importlib.metadata import packages_distributions
 
     others = sorted(set(packages_distributions().get(name, ())) - {"gangwatch"})

@@ -1,11 +1,11 @@
-"""Limits of a daemon's process: open files and heaps."""
+"""Functions that limit a daemon's process: its number of open files and its number of memory heaps."""
 
 from __future__ import annotations
 
 import resource
 
 _M_ARENA_MAX = -8
-"""Number of the option M_ARENA_MAX of mallopt(3), from malloc.h."""
+"""Code of the option M_ARENA_MAX of mallopt(3), from malloc.h: the maximum number of heaps."""
 
 
 def allow_descriptors(most: int) -> None:
@@ -17,9 +17,9 @@ def allow_descriptors(most: int) -> None:
 
 
 def use_one_arena() -> None:
-    """Make glibc use one heap for all threads (mallopt(3)): one per thread would add a megabyte of fragments.
+    """Make glibc use one heap for all threads (mallopt(3)). This saves a megabyte of memory.
 
-    Call it before threads start. Other C libraries have no such heaps; there it does nothing.
+    Call it before threads start. With other C libraries it does nothing.
     """
     import ctypes
 

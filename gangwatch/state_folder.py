@@ -37,17 +37,17 @@ class NotRunningError(GangwatchError):
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A process recorded in the state folder."""
+    """A process that is recorded in the state folder: its pid and start time."""
 
     pid: int
     start_time: int
 
     def alive(self) -> bool:
-        """Return whether exactly this process still runs; a zombie does not count."""
+        """Return whether the process with this pid and start time still runs. A zombie does not count as running."""
         return start_time_of(self.pid) == self.start_time
 
     def signal(self, number: int) -> bool:
-        """Signal exactly this process; return False if it has ended. Raises GangwatchError without permission."""
+        """Send the signal to this process; return False if it has ended. Raises GangwatchError without permission."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -67,30 +67,30 @@ class ProcessRecord(msgspec.Struct, frozen=True):
 
 
 class ControllerRecord(ProcessRecord, frozen=True):
-    """controller.json: written when the controller listens."""
+    """Content of controller.json, which the controller writes when it begins to listen."""
 
     url: str
     certificate: str = ""
-    """File of its certificate; '' without TLS."""
+    """Path of the controller's TLS certificate; '' if the controller does not use TLS."""
 
 
 class AgentRecord(ProcessRecord, frozen=True):
-    """agents/NODE.json: written when the node's agent listens."""
+    """Content of agents/NODE.json, which the node's agent writes when it begins to listen."""
 
     node: str
     url: str
     socket: str
     slots: int
     devices: tuple[str, ...] = ()
-    """GPU UUIDs by slot."""
+    """GPU UUIDs by slot; empty for CPU slots."""
     machine: str = ""
-    """The machine's boot id; it changes at every reboot."""
+    """Boot id of the machine, which changes at every reboot."""
     certificate: str = ""
-    """File of its certificate; '' without TLS."""
+    """Path of the agent's TLS certificate; '' if the agent does not use TLS."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """A node that `gangwatch up` runs an agent for."""
+    """A node for which `gangwatch up` runs an agent."""
 
     name: str
     slots: int
@@ -99,17 +99,17 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 class SupervisorRecord(ProcessRecord, frozen=True):
-    """supervisor.json: the supervisor and its daemons. It remains after a kill, for the next `up` and `down`."""
+    """Content of supervisor.json: the supervisor and its daemons. The file remains if the supervisor is killed."""
 
     nodes: tuple[NodePlan, ...]
     port: int
-    """Requested port; 0 for any."""
+    """Requested port of the controller; 0 for any free port."""
     config: str = ""
-    """Configuration file; '' for none."""
+    """Path of the configuration file of the daemons; '' for none."""
     options: tuple[str, ...] = ()
-    """Options on the command line of `up`."""
+    """Options on the command line of the latest `gangwatch up`."""
     daemons: dict[str, ProcessRecord] = {}
-    """Latest process of each daemon, even if it does not listen yet."""
+    """Latest process of each daemon, by daemon name. The process may not listen yet."""
     cluster: str = ""
     """The effective [cluster] section, as JSON, from which `nodes` were planned; '' if unknown."""
 
@@ -122,7 +122,7 @@ Record = TypeVar("Record")
 
 
 def start_time_of(pid: int) -> int | None:
-    """Return the start of a live process in clock ticks since boot; None if it has ended or is a zombie."""
+    """Return the start time of a live process, in clock ticks since boot; None if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # The command name, in parentheses, may contain any character: count the fields after it.
@@ -140,12 +140,12 @@ def this_process() -> ProcessRecord:
 
 
 def agent_name(node: str) -> str:
-    """Return the name of a node's agent as a daemon, and of its log."""
+    """Return the name of a node's agent, as used in the list of daemons and in file names of logs."""
     return f"agent-{node}"
 
 
 def default_state_folder() -> Path:
-    """Return $GANGWATCH_STATE, else gangwatch in $XDG_STATE_HOME or ~/.local/state."""
+    """Return $GANGWATCH_STATE, else the folder `gangwatch` in $XDG_STATE_HOME, else in ~/.local/state."""
     if named := os.environ.get("GANGWATCH_STATE"):
         return Path(named)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gangwatch"
@@ -165,7 +165,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 class StateFolder:
-    """Paths and records of one state folder. named: whether the folder was given explicitly."""
+    """Paths and records of one state folder. named: whether the user gave the folder (--state or $GANGWATCH_STATE)."""
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.named = path is not None or bool(os.environ.get("GANGWATCH_STATE"))
@@ -212,7 +212,10 @@ class StateFolder:
         return self.path / "log" / f"{name}.err"
 
     def socket_path(self, node: str) -> Path:
-        """Return the path of the node's step socket: in the state folder, or under /tmp if that path is too long."""
+        """Return the path of the node's step socket in the state folder.
+
+        If this path is too long, return one in /tmp.
+        """
         from scheduler_feedback.backends.local.local_backend import step_socket  # every command imports this module
 
         return Path(step_socket(self.path, node))
@@ -263,15 +266,15 @@ class StateFolder:
     # --- live processes ----------------------------------------------------------------------------------------------
 
     def controller(self) -> ControllerRecord | None:
-        """Return the controller that is alive and listening, if there is one."""
+        """Return the record of the controller if it is alive and listening, else None."""
         return _alive(_read(self.controller_file, ControllerRecord))
 
     def agent(self, node: str) -> AgentRecord | None:
-        """Return the node's agent that is alive and listening, if there is one."""
+        """Return the record of the node's agent if it is alive and listening, else None."""
         return _alive(_read(self.agent_file(node), AgentRecord))
 
     def agents(self) -> dict[str, AgentRecord]:
-        """Return every agent that is alive and listening, by node."""
+        """Return the records of all agents that are alive and listening, by node name."""
         return {
             path.stem: record
             for path in sorted((self.path / "agents").glob("*.json"))
@@ -279,16 +282,20 @@ class StateFolder:
         }
 
     def supervisor(self) -> SupervisorRecord | None:
-        """Return the live supervisor, if there is one."""
+        """Return the record of the supervisor if it is alive, else None."""
         return _alive(self.supervisor_left())
 
     def supervisor_left(self) -> SupervisorRecord | None:
-        """Return the record of the latest supervisor, alive or not."""
+        """Return the record of the latest supervisor, even if it has ended; None if there is no record."""
         return _read(self.supervisor_file, SupervisorRecord)
 
     @contextmanager
     def hold(self, name: str, what: str) -> Iterator[None]:
-        """Hold the lock file `name` and write this pid into it. Raises StateFolderBusyError with the holder's pid."""
+        """Lock the file `name` inside the context, and write this process's pid into it.
+
+        Raises StateFolderBusyError with the pid of the process that holds the lock. what: name of this daemon for the
+        error message.
+        """
         descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:

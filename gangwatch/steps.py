@@ -67,29 +67,30 @@ if TYPE_CHECKING:
 __all__ = ["Reporter", "Step", "Wait", "reporter"]
 
 STEP_BEGUN, STEP_ENDED, COLLECTIVE_ENTERED, COLLECTIVE_LEFT = 1, 2, 3, 4
-"""Kinds of records in the step ring."""
+"""Codes of the kinds of records in the step ring."""
 
 WAIT_KNOWN, TOKENS_KNOWN, ABANDONED = 1, 2, 4
-"""Flags of STEP_ENDED: wait was measured, tokens are known, an exception ended the step."""
+"""Flag bits of a STEP_ENDED record: the wait was measured, the tokens are known, an exception ended the step."""
 
 MAGIC = b"GWRING01"
 HEADER_BYTES = 64
 SLOT_BYTES = 64
 
 DEFAULT_SLOTS = 4096
-"""Default length of the ring: 256 KiB, enough for 8,192 records per second if the agent reads twice a second."""
+"""Default number of records in the ring (256 KiB): enough for 8,192 a second if the agent reads twice a second."""
 
 MAX_NUMBER = 2**53
-"""Maximum step number and token count: JSON and doubles represent integers up to here exactly."""
+"""Maximum step number and token count. JSON and doubles represent integers exactly up to this value."""
 
 MAX_SQUARES = 2**48 - 1
-"""Maximum sum of squared lengths: one sequence of sixteen million tokens."""
+"""Maximum sum of squared sequence lengths, in tokens squared: the square of one sequence of 16 million tokens."""
 
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, LAST_REFUSED_SECONDS = 0.2, 5.0, 60.0
-"""Pauses between attempts to register: doubled from the first to the last; the longest applies after a refusal."""
+"""Pauses in seconds between attempts to register: the first one and the longest one, with doubling in between, and the
+pause after the agent has refused a registration."""
 
 ANSWER_SECONDS = 30.0
-"""Timeout for the agent's response; only the daemon thread waits."""
+"""Maximum time in seconds to wait for the agent's response. Only the reporter's thread waits, not the training."""
 
 MAX_ANSWER_BYTES = 4096
 
@@ -117,13 +118,14 @@ _LAYOUT = "GANGWATCH_LAYOUT"
 _DIMENSIONS = ("tensor", "context", "expert", "data", "pipeline")
 
 Place = Dict[str, int]  # noqa: UP006
-"""Coordinates in the parallel layout: 'data', 'stage', 'tensor', 'expert'; unknown ones are left out."""
+"""Coordinates of a rank in the parallel layout, by name: 'data', 'stage', 'tensor', 'expert'. Unknown ones are
+absent."""
 
 MAX_COORDINATE = 2**20
 
 
 def _word(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[str]:  # noqa: UP006, UP045
-    """Return the value of the first variable that is set and not empty; None if there is none."""
+    """Return the value of the first of these environment variables that is set and not empty; None if there is none."""
     for name in names:
         value = environment.get(name)
         if value:
@@ -132,7 +134,7 @@ def _word(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[st
 
 
 def _count(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[int]:  # noqa: UP006, UP045
-    """Return the number in the first variable that is set; None if it is not a valid rank or count."""
+    """Return the number in the first of these variables that is set; None if it is not a valid rank or count."""
     value = _word(environment, names)
     try:
         number = int(value) if value is not None else -1
@@ -142,9 +144,11 @@ def _count(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[i
 
 
 def place_in_layout(layout: str, rank: int, world_size: int | None) -> Place:
-    """Return the coordinates of a rank. layout: sizes, fastest-varying first: ``tensor=8,data=4,pipeline=2``.
+    """Return the coordinates of a rank in the parallel layout.
 
-    Ranks with different data, or with different parts of it (context, expert, data), have different 'data' values.
+    layout: sizes of the dimensions, the fastest-varying first: ``tensor=8,data=4,pipeline=2``. Ranks that process
+    different data, or different parts of a sequence, have different 'data' values.
+
     Raises ValueError if the layout is malformed or does not match the world size.
     """
     sizes: Dict[str, int] = {}  # noqa: UP006
@@ -170,7 +174,7 @@ def place_in_layout(layout: str, rank: int, world_size: int | None) -> Place:
 
 
 def _place_of(environment: Mapping[str, str]) -> Place:
-    """Return the rank's place from the environment; variables of single coordinates override the layout."""
+    """Return the rank's place from the environment. A variable for one coordinate overrides GANGWATCH_LAYOUT."""
     found: Place = {}
     layout, rank = environment.get(_LAYOUT), _count(environment, _RANK)
     if layout and rank is not None:
@@ -185,7 +189,8 @@ def _place_of(environment: Mapping[str, str]) -> Place:
 def _place_of_megatron() -> Place:
     """Return the rank's place from Megatron Core, if the program has initialised its groups; else an empty place.
 
-    megatron/core/parallel_state.py: the ranks within its process groups; 'data' includes context-parallel ranks.
+    The coordinates are this rank's numbers in the process groups of megatron/core/parallel_state.py. 'data' is the
+    number in the data-parallel group that includes context-parallel ranks.
     """
     state: Any = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
@@ -201,11 +206,13 @@ def _place_of_megatron() -> Place:
 
 
 class Step:
-    """One training step, as a context manager: begins on entry, ends on exit, is abandoned on an exception.
+    """One training step, as a context manager. The step begins on entry and ends on exit.
+
+    An exception in the block marks the step as abandoned.
 
     number: the step's number. tokens, squares (the sum of the squared lengths of its sequences): the amount of work of
-    this rank. Set them inside the block if they are known only there, as plain integers: reading a tensor on a GPU
-    would block.
+    this rank. They may be set inside the block. They must be plain integers, because reading a tensor on a GPU would
+    block.
     """
 
     __slots__ = ("_begun_ns", "_reporter", "number", "squares", "tokens")
@@ -261,9 +268,9 @@ class Wait:
 
 
 class Reporter:
-    """Reporter of this process's steps to the node's agent. ``reporter()`` returns the one of the process.
+    """Reporter of this process's steps to the node's agent. ``reporter()`` returns the reporter of the process.
 
-    environment: contains socket, gang and rank; os.environ by default.
+    environment: variables that contain socket, gang and rank; os.environ by default.
     slots: length of the ring in records, a power of two from 256 to 65536.
 
     status: state of the connection to the agent, as text. dropped: number of records that could not be written.
@@ -332,17 +339,18 @@ class Reporter:
 
     @property
     def status(self) -> str:
-        """'registered', or why the reporter is not registered."""
+        """Return 'registered', or the reason why the reporter is not registered with the agent."""
         registration = self._registration
         return self._off or (registration.status if registration is not None else "closed")
 
     # --- called by a training loop ---
 
     def step(self, tokens: int | None = None, number: int | None = None, squares: int | None = None) -> Step:
-        """Return the next training step, a context manager. number: for a resumed training that does not begin at 0.
+        """Return a context manager for the next training step.
 
-        tokens: tokens of this rank. squares: the sum of the squared lengths of its sequences, which is the cost of
-        attention. Without it, a rank with one long document looks like a slow rank.
+        number: number of the step, for a resumed training that does not begin at 0. tokens: tokens of this rank.
+        squares: the sum of the squared lengths of its sequences, which is the cost of attention. Without it, a rank
+        with one long document looks like a slow rank.
         """
         return Step(self, self._number(number), tokens, squares)
 
@@ -359,7 +367,7 @@ class Reporter:
         ended_ns: int | None = None,
         squares: int | None = None,
     ) -> None:
-        """Report a step that has ended: now, or at `ended_ns` of ``time.monotonic_ns()``.
+        """Report a step that has ended. ended_ns: time of its end on ``time.monotonic_ns()``; None means now.
 
         wait_seconds: None if unknown; 0 if measured and there was none. tokens, squares: as in ``step``.
         """
@@ -374,22 +382,22 @@ class Reporter:
             self.dropped += 1
 
     def begin(self, number: int | None = None) -> int:
-        """Record the begin of a step that ``report`` will end, and return its number.
+        """Record the begin of a step and return the step's number. ``report`` ends the step.
 
-        For code that can't use ``with``, such as hooks of a framework.
+        This function is for code that can't use ``with``, such as hooks of a framework.
         """
         number = self._number(number)
         self._write(STEP_BEGUN, 0, number, monotonic_ns(), 0, 0, 0)
         return number
 
     def enter(self) -> int:
-        """Record the entry into a collective and return its number. ``leave`` ends it, from any thread."""
+        """Record the entry into a collective and return its number, for ``leave``. Any thread may call ``leave``."""
         number = next(self._collectives)
         self._write(COLLECTIVE_ENTERED, 0, number, monotonic_ns(), 0, 0, 0)
         return number
 
     def leave(self, number: int, duration_ns: int) -> None:
-        """Record the end of the collective `number` with its duration. It adds nothing to a step's wait."""
+        """Record the end of the collective `number` with its duration. The duration is not added to a step's wait."""
         self._write(COLLECTIVE_LEFT, 0, number, monotonic_ns(), duration_ns, 0, 0)
 
     def place(
@@ -397,8 +405,8 @@ class Reporter:
     ) -> None:
         """Report this rank's place in the job's parallel layout, after the program has created its groups.
 
-        The place consists of its ranks in the data-parallel, tensor-parallel and expert-parallel groups and its
-        pipeline stage; None if there is no such group or it is unknown. Without arguments, the place comes from
+        data, tensor, expert: number of this rank in its data-parallel, tensor-parallel and expert-parallel group.
+        stage: its pipeline stage. None if the program has no such group. Without arguments, the place comes from
         Megatron Core if the program uses it.
         """
         try:
@@ -413,7 +421,7 @@ class Reporter:
             self.dropped += 1
 
     def close(self) -> None:
-        """Stop reporting. The agent still reads the records written so far, as at the end of the process."""
+        """Stop reporting steps. The agent still reads the records that were written before."""
         self._ring = None
         registration, self._registration = self._registration, None
         if registration is not None:
@@ -422,7 +430,7 @@ class Reporter:
     # --- internals ---
 
     def _number(self, asked: int | None) -> int:
-        """Return the number of the next step: the given one, else the last plus one."""
+        """Return the number of the next step: `asked` if it is given, else the number of the last step plus one."""
         number = self._next_step
         if asked is not None:
             try:
@@ -493,7 +501,7 @@ class Reporter:
             self.dropped += 1
 
     def _disable_after_fork(self) -> None:
-        """Disable the reporter in a forked child, which is not the rank, and close its copy of the connection."""
+        """Disable the reporter in a forked child process, and close the child's copy of the connection."""
         self._ring = None
         self._off = "off: this process was forked from the one that reports"
         registration, self._registration = self._registration, None
@@ -502,7 +510,7 @@ class Reporter:
 
 
 class _Registration:
-    """Connection to the agent; a daemon thread opens it and opens it again after a failure."""
+    """Connection to the agent. A daemon thread opens the connection, and opens it again after a failure."""
 
     def __init__(self, path: str, claim: Dict[str, Any], place: Place, memory: int) -> None:  # noqa: UP006
         self.status = "connecting"
@@ -515,7 +523,7 @@ class _Registration:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Start the thread. Raises RuntimeError if no thread can be started; then nothing stays open."""
+        """Start the thread. If that fails, close the memory file and raise RuntimeError."""
         try:
             threading.Thread(target=self._run, name="gangwatch-steps", daemon=True).start()
         except BaseException:
@@ -523,7 +531,7 @@ class _Registration:
             raise
 
     def stop(self) -> None:
-        """Make the thread end; it then closes its descriptors."""
+        """Make the thread end. The thread closes its file descriptors when it ends."""
         self.status = "closed"
         self._stopped.set()
         connection = self._connection
@@ -534,7 +542,10 @@ class _Registration:
                 pass
 
     def close_descriptors(self) -> None:
-        """Close the copies of the descriptors in a forked child, where the thread does not exist."""
+        """Close a forked child's copies of the file descriptors.
+
+        The thread that would close them does not exist there.
+        """
         try:
             connection = self._connection
             if connection is not None:
@@ -570,14 +581,14 @@ class _Registration:
         os.close(self._memory)
 
     def place(self, place: Place) -> None:
-        """Send the rank's place without blocking. If that fails, the next registration contains it."""
+        """Send the rank's place without blocking. If that fails, the next registration contains the place."""
         self._place = place
         connection = self._connection
         if connection is not None and self.status == "registered":
             self._send_place(connection)
 
     def _send_place(self, connection: socket.socket) -> None:
-        """Send the place if it is new. Two threads may both send it, which does no harm."""
+        """Send the rank's place if it was not sent before. If two threads send the same place, this does no harm."""
         place = self._place
         if place != self._sent_place:
             connection.send(_framed({"v": 1, "place": place}), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -588,7 +599,7 @@ class _Registration:
             self.status = status
 
     def _register(self, connection: socket.socket) -> str | None:
-        """Send message and memory file; return None if the agent accepted, else its error."""
+        """Send the registration message and the memory file. Return None if the agent accepts, else its error."""
         # A blocking connect queues up while others flood the socket; a non-blocking one would fail with EAGAIN.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(ANSWER_SECONDS), 0))
         connection.connect(self._path)
@@ -615,7 +626,7 @@ def _framed(message: Dict[str, Any]) -> bytes:  # noqa: UP006
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes. Raises EOFError if the connection ends before."""
+    """Receive and return exactly `size` bytes. Raises EOFError if the connection ends before."""
     data = b""
     while len(data) < size:
         more = connection.recv(size - len(data))

@@ -68,15 +68,18 @@ from gangwatch import steps
 __all__ = ["Attachment", "attach"]
 
 MAX_PENDING_STEPS = 64
+"""Maximum number of ended steps whose times the GPU has not measured yet. If there are more, the oldest step is
+reported without its wait."""
 MAX_PENDING_BUCKETS = 4096
-"""Limits of unfinished work on a GPU. Above a limit, the oldest step is reported without its wait."""
+"""Maximum number of gradient buckets whose averaging the GPU has not finished yet. If there are more, the end of the
+oldest bucket's averaging is not reported."""
 
 
 EXIT_NS = 1_000_000_000
 
 
 class _HostMark:
-    """Time mark of the host's clock, in place of a CUDA event."""
+    """Time mark by the host's clock, for a training on CPU."""
 
     __slots__ = ("_ns",)
 
@@ -93,7 +96,7 @@ class _HostMark:
 
 
 class _CudaMark:
-    """A mark in a CUDA stream: the time at which the device reaches it."""
+    """Time mark in a CUDA stream (an event): the time at which the GPU reaches it."""
 
     __slots__ = ("_event",)
 
@@ -105,7 +108,7 @@ class _CudaMark:
         return bool(self._event.query())
 
     def ns_since(self, earlier: _Mark) -> int:
-        """Return the ns since the mark `earlier`. The device must have passed both, so this call does not block."""
+        """Return the ns from the mark `earlier` to this mark. The device must have reached both marks."""
         if not isinstance(earlier, _CudaMark):
             raise TypeError("a time of the host and a mark in a CUDA stream can't be compared")
         ns: int = round(earlier._event.elapsed_time(self._event) * 1e6)  # elapsed_time is in milliseconds
@@ -121,12 +124,12 @@ def _mark(tensor: Any) -> _Mark:
 
 
 def _capturing(tensor: Any) -> bool:
-    """Return whether a CUDA graph is being captured, during which events must not be recorded or polled."""
+    """Return whether a CUDA graph is being captured. During a capture, CUDA events must not be recorded or polled."""
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class _Bucket:
-    """Averaging of one bucket: its collective's number, and the times when it was ready and averaged."""
+    """Averaging of one gradient bucket: the number of the collective, and the times when it was ready and averaged."""
 
     __slots__ = ("averaged", "number", "ready")
 
@@ -140,7 +143,7 @@ class _Bucket:
 
 
 class _Pass:
-    """One backward pass: its buckets, in the order in which they became ready."""
+    """One backward pass: its gradient buckets, in the order in which they became ready."""
 
     __slots__ = ("buckets", "whole")
 
@@ -152,7 +155,7 @@ class _Pass:
         return all(bucket.passed() for bucket in self.buckets)
 
     def wait_ns(self) -> int | None:
-        """Return the time from the last bucket's readiness to the end of all averaging; None if incomplete."""
+        """Return the ns from the readiness of the last bucket until all buckets were averaged; None if unknown."""
         if not self.whole:
             return None
         ready = self.buckets[-1].ready
@@ -161,7 +164,7 @@ class _Pass:
 
 
 class _StepTiming:
-    """One step between two ends of ``optimizer.step()``."""
+    """Measurements of one step, from the end of one ``optimizer.step()`` to the end of the next."""
 
     def __init__(self, number: int, begun: _Mark) -> None:
         self.number = number
@@ -190,8 +193,9 @@ class _StepTiming:
 class Attachment:
     """Observer of a training. ``attach`` creates it, once per process.
 
-    status: text that lists the measured values, and why others are absent. off: True if there is no reporter.
-    optimizer: ``id`` of the one whose steps count; None until one has stepped. failures: suppressed exceptions.
+    status: text that lists the measured values, and why others are absent. off: True if nothing is reported.
+    optimizer: ``id`` of the optimizer whose steps count as training steps; None before the first step. failures:
+    number of suppressed exceptions.
     """
 
     def __init__(self, reporter: steps.Reporter) -> None:
@@ -219,7 +223,8 @@ class Attachment:
         return f"{self.reporter.status}; {waits}"
 
     def given(self, tokens: int | None = None, squares: int | None = None) -> None:
-        """Set the work of this rank in the current step, in plain integers; several calls add up.
+        """Report the amount of work of this rank in the current step, in plain integers. The amounts of several calls
+        are added.
 
         squares: the sum of the squared lengths of its sequences, which is the cost of attention.
         """
@@ -237,7 +242,10 @@ class Attachment:
     # --- gradients ---
 
     def watch(self, model: Any) -> None:
-        """Replace DDP's average by the timed hook, before the first backward pass."""
+        """Replace the function with which DDP averages gradients by a timed one.
+
+        Call it before the first backward pass.
+        """
         if not isinstance(model, DistributedDataParallel):
             return
         average = functools.partial(_average, model.process_group)
@@ -250,7 +258,7 @@ class Attachment:
             self._why_unknown = f"DDP took no hook: {error}"
 
     def take_hook(self, model: Any, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """Keep and time a hook that the program registers."""
+        """Register the program's own communication hook for DDP, and measure its time."""
         timed = functools.partial(hook, state)
         if id(model) in self._hooks:
             model._check_comm_hook(hook)
@@ -264,7 +272,7 @@ class Attachment:
         _register_comm_hook(model, state, communicate)
 
     def _communicate(self, average: functools.partial[Any], bucket: Any) -> Any:
-        """Handle DDP's call for one bucket (in autograd's thread); return the future of the averaged gradients."""
+        """Average one bucket of gradients, when DDP calls this hook. Return the future of the averaged gradients."""
         begun = self._begin_bucket(bucket)
         future = average(bucket)
         try:
@@ -275,7 +283,10 @@ class Attachment:
         return future.then(self._kept(functools.partial(_first))) if average.func is _average else future
 
     def _kept(self, callback: functools.partial[Any]) -> functools.partial[Any]:
-        """Return the callback; ``finish`` waits until gloo's threads have released it."""
+        """Store a weak reference to the callback, and return the callback.
+
+        ``finish`` uses the reference to wait until gloo's threads have released the callback.
+        """
         self._callbacks = [each for each in self._callbacks if each() is not None]
         self._callbacks.append(weakref.ref(callback))
         return callback
@@ -303,7 +314,10 @@ class Attachment:
             return None
 
     def _end_bucket(self, bucket: _Bucket, tensor: Any, future: Any) -> Any:
-        """Record the end of a bucket's averaging; on a GPU, mark where the current stream continues after it."""
+        """Record the end of a bucket's averaging and return the averaged gradients.
+
+        On a GPU, the end is recorded as a CUDA event.
+        """
         try:
             bucket.averaged = _mark(tensor)
             if isinstance(bucket.averaged, _HostMark):
@@ -318,7 +332,7 @@ class Attachment:
     # --- steps ---
 
     def step_ended(self, optimizer: Any) -> None:
-        """Record the end of an optimizer's step."""
+        """Record the end of the current training step, at the end of ``optimizer.step()``."""
         try:
             if self.optimizer is None:
                 self.optimizer = id(optimizer)
@@ -344,7 +358,7 @@ class Attachment:
             self._fail(error)
 
     def _poll(self) -> None:
-        """Report steps that the device has finished, oldest first, unless another thread is doing so."""
+        """Report the steps that the device has finished, oldest first. Do nothing if another thread reports them."""
         if not self._polling.acquire(blocking=False):
             return
         try:
@@ -374,16 +388,18 @@ class Attachment:
             self._report_by_host(step)
 
     def _report_by_host(self, step: _StepTiming) -> None:
-        """Report the step by the host's clock, without its wait."""
+        """Report the step with its duration by the host's clock, because the GPU's times are not available.
+
+        The wait of the step is then unknown.
+        """
         seconds = (step.ended_ns - step.begun_ns) / 1e9
         self.reporter.report(step.number, seconds, tokens=step.tokens, ended_ns=step.ended_ns, squares=step.squares)
 
     def finish(self) -> None:
-        """Report the last finished steps; called when the process ends.
+        """Report the last finished steps. Called when the process ends.
 
-        gloo's threads release the callbacks only after the backward pass has continued. If the interpreter has ended
-        by then, they abort the process. This function therefore waits for the threads: usually microseconds,
-        at most a second.
+        It waits, at most a second, until gloo's threads have released their callbacks: after the interpreter's end
+        they would abort the process.
         """
         try:
             self._poll()
@@ -401,14 +417,14 @@ class Attachment:
 
 
 def _average(group: Any, bucket: Any) -> Any:
-    """Average as DDP does without a hook: multiply by 1 / world size, then sum. The future's result has one tensor."""
+    """Average a gradient bucket as DDP does without a hook: multiply by 1 / world size, then sum over all ranks."""
     tensor = bucket.buffer()
     tensor.mul_(1.0 / dist.get_world_size(group))
     return dist.all_reduce(tensor, group=group, async_op=True).get_future()
 
 
 def _first(future: Any) -> Any:
-    """Return the tensor in the list that a collective's future holds."""
+    """Return the tensor of a completed collective; its future contains a list of one tensor."""
     return future.value()[0]
 
 
@@ -419,7 +435,9 @@ _attachment: Attachment | None = None
 
 
 def attach(model: Any = None, optimizer: Any = None, reporter: steps.Reporter | None = None) -> Attachment:
-    """Observe `model`'s gradients and `optimizer`'s steps; without them, of all models and optimizers created later.
+    """Observe the gradients of `model` and the steps of `optimizer`.
+
+    Without `model`, all models that are created later are observed. Without `optimizer`, all optimizers are observed.
 
     There is one attachment per process: a second call adds to the first. Never raises; ``status`` lists the missing
     values.
@@ -470,7 +488,7 @@ def _constructing(attachment: Attachment) -> Callable[..., None]:
 
 
 def _follow(attachment: Attachment, optimizer: Any) -> None:
-    """Observe an optimizer's steps, by torch's hooks if it has them (2.0), else by wrapping ``step``."""
+    """Observe an optimizer's steps, with a hook from torch 2.0 on, else by replacing its method ``step``."""
 
     def stepped(stepping: Any, *_: Any) -> None:
         attachment.step_ended(stepping)
@@ -497,7 +515,10 @@ def _follow(attachment: Attachment, optimizer: Any) -> None:
 
 
 def _wrap_step(attachment: Attachment, optimizer: Any) -> None:
-    """Wrap ``step`` before torch 2.0, with a bound method: learning-rate schedulers use its attributes."""
+    """Replace ``optimizer.step`` by a timed bound method, for torch before 2.0.
+
+    It is a bound method because learning-rate schedulers need one.
+    """
     step = type(optimizer).step
 
     @functools.wraps(step)
@@ -510,7 +531,7 @@ def _wrap_step(attachment: Attachment, optimizer: Any) -> None:
 
 
 def main() -> None:
-    """Run a program, given as to ``python``, and attach to all models and optimizers that it creates."""
+    """Run the program on the command line as ``python`` would, and observe its models and optimizers."""
     arguments = sys.argv[1:]
     module = arguments[:1] == ["-m"]
     if module:

@@ -1,7 +1,7 @@
 """Certificate authority: keys, requests and certificates, as PEM bytes.
 
-Keys are ECDSA on P-256: all TLS libraries support it, and a signature takes a fifth of a millisecond. Serial numbers
-are random (RFC 5280 section 4.1.2.2). A certificate is valid from shortly before its creation, because clocks differ.
+Keys are ECDSA on P-256: all TLS libraries support it, and signing is fast. Serial numbers are random (RFC 5280
+section 4.1.2.2). A certificate is valid from shortly before its creation, because clocks differ.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from agent.schema.errors import ConfigError
 from agent.schema.identity import CONTROLLER, node_of
 
 EARLY = timedelta(minutes=5)
-"""Start of validity before the creation of a certificate: a node's clock may be slow."""
+"""How much earlier than its creation a certificate becomes valid, because a node's clock may be slow."""
 
 AUTHORITY_DAYS = 3650
 DAYS = 90
 LEAST_RSA_BITS = 2048
-"""Minimum size of a request's RSA key (NIST SP 800-57 part 1, table 2: 112 bits of strength)."""
+"""Minimum size in bits of an RSA key in a certificate request (NIST SP 800-57 part 1, table 2)."""
 
 MAX_COMMON_NAME = 64
-"""Maximum length of the subject's common name (X.520, ub-common-name). gangwatch does not check this name."""
+"""Maximum length in characters of a certificate's common name (X.520, ub-common-name)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Issued certificate in PEM, and its content."""
+    """An issued certificate in PEM format, with its names, serial number and validity."""
 
     certificate: bytes
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class Issued:
 
 
 def new_key() -> bytes:
-    """Return a new private key."""
+    """Return a new private key, in PEM format."""
     return _key_bytes(ec.generate_private_key(ec.SECP256R1()))
 
 
@@ -65,8 +65,8 @@ def new_request(key: bytes, names: Iterable[str]) -> bytes:
 def requested(request: bytes) -> tuple[x509.CertificateSigningRequest, tuple[str, ...]]:
     """Return the parsed certificate request and the names in it.
 
-    Raises ConfigError if it is malformed, has other extensions than names and uses, has a weak key, or is not signed
-    with its key.
+    Raises ConfigError if the request is malformed, has a weak key, or is not signed with its own key. A request may
+    have extensions only for names and key uses.
     """
     try:
         found = x509.load_pem_x509_csr(request)
@@ -104,14 +104,14 @@ def _check_key(key: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Certificate authority: its certificate and key, in PEM."""
+    """Certificate authority: its certificate and private key, in PEM format."""
 
     certificate: bytes
     key: bytes
 
     @classmethod
     def make(cls, name: str = "gangwatch", days: int = AUTHORITY_DAYS, now: datetime | None = None) -> Authority:
-        """Return a new certificate authority."""
+        """Return a new certificate authority with a new key. days: validity of its certificate."""
         now = datetime.now(UTC) if now is None else now
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(name)
@@ -140,9 +140,9 @@ class Authority:
     ) -> Issued:
         """Sign a request and return the certificate.
 
-        names: the names in the certificate, regardless of the request. since: earliest start of validity; certificates
-        from before it are revoked. Raises ConfigError if the request is malformed, or if the authority would expire
-        before the certificate.
+        names: the names in the certificate; names in the request are ignored. since: earliest start of validity;
+        certificates of the same name that start earlier are revoked. Raises ConfigError if the request is malformed,
+        or if the authority would expire before the certificate.
         """
         now = datetime.now(UTC) if now is None else now
         found, _ = requested(request)
@@ -176,7 +176,7 @@ class Authority:
         return _certificate(self.certificate)
 
     def check(self) -> None:
-        """Raise ConfigError if key and certificate do not match, or the certificate is not an authority's."""
+        """Raise ConfigError if the key does not match the certificate, or the certificate may not sign others."""
         found = self._loaded()
         try:
             constraints = found.extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -189,7 +189,7 @@ class Authority:
 
 
 def read(certificate: bytes) -> Issued:
-    """Return the content of a certificate. Raises ConfigError if it is malformed."""
+    """Return a parsed certificate. Raises ConfigError if the certificate is malformed."""
     found = _certificate(certificate)
     try:
         alternatives = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -259,7 +259,10 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 
 def _uses(names: Iterable[str]) -> list[x509.ObjectIdentifier]:
-    """Return the key uses: a node's certificate is for a server, a reader's for a client, the controller's for both."""
+    """Return the allowed uses of a certificate with these names.
+
+    A node may use its certificate as a TLS server, the controller as server and client, and others as client only.
+    """
     wanted = tuple(names)
     if any(node_of(name) is not None for name in wanted):
         return [ExtendedKeyUsageOID.SERVER_AUTH]

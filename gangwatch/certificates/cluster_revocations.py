@@ -1,4 +1,4 @@
-"""Revocations of a Kubernetes cluster, in a ConfigMap of the release that the controller mounts."""
+"""Revoked certificates of a Kubernetes cluster, in a ConfigMap that the controller mounts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _maps = msgspec.json.Decoder(_ConfigMap)
 
 
 async def change(access: Access, namespace: str, release: str, nodes: Iterable[str], reason: str | None) -> list[str]:
-    """Revoke the certificates of these nodes' agents or, if `reason` is None, admit the nodes; return a line per node.
+    """Revoke the certificates of these nodes' agents, or allow new ones if `reason` is None. Return a message per node.
 
-    Raises ConfigError for a node that is not revoked and for a damaged list, BackendError if the API server refuses.
+    release: name of the chart's release. Raises ConfigError for a node that is not revoked and for a damaged list,
+    BackendError if the API server refuses.
     """
     name = f"{release}-revoked"
     path = f"/api/v1/namespaces/{namespace}/configmaps"

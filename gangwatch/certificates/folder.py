@@ -1,4 +1,4 @@
-"""An authority in a folder: issue, renew, revoke, list.
+"""Certificate authority in a folder: functions that issue, renew, revoke and list certificates.
 
 ::
 
@@ -33,30 +33,30 @@ from agent.schema.identity import CONTROLLER, Revocations, of_client, of_node, r
 from gangwatch.certificates.authority import DAYS, Authority, Issued, new_key, new_request, read
 
 LEFT = 1 / 3
-"""A certificate is renewed when less than this share of its lifetime is left."""
+"""Share of a certificate's lifetime. If less than this share is left, the certificate is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A certificate in the folder."""
+    """A certificate in the folder of the authority, with its owner and its revocation."""
 
     kind: str
-    """'authority', 'controller', 'node' or 'client'."""
+    """Owner of the certificate: 'authority', 'controller', 'node' or 'client'."""
     name: str
-    """Name of the node or client."""
+    """Name of the node or client; '' for the authority and the controller."""
     path: Path
     issued: Issued
     revoked: str = ""
-    """Reason or date of the revocation; '' if not revoked."""
+    """Reason of the revocation, or its date if no reason was given; '' if the certificate is not revoked."""
     barred: bool = False
-    """Whether new certificates for the name are refused."""
+    """Whether the authority refuses to issue new certificates for this name."""
 
     def left_seconds(self, now: datetime) -> float:
-        """Return the remaining validity; negative after expiry."""
+        """Return the seconds until the certificate expires; negative after expiry."""
         return (self.issued.not_after - now).total_seconds()
 
     def document(self, now: datetime) -> dict[str, Any]:
-        """Return the certificate as a document for --json."""
+        """Return the certificate's data as a document for `--json`, without the certificate itself."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -71,12 +71,12 @@ class Entry:
 
 
 def identity_of(kind: str, name: str) -> str:
-    """Return the name in the certificate. Raises ConfigError for an invalid name."""
+    """Return the name that the certificate of this node, client or controller contains. Raises ConfigError."""
     return CONTROLLER if kind == "controller" else of_node(name) if kind == "node" else of_client(name)
 
 
 class AuthorityFolder:
-    """The folder of one authority. A lock serialises concurrent commands."""
+    """The folder of one certificate authority. A lock prevents concurrent changes by several commands."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +84,7 @@ class AuthorityFolder:
     # --- making -------------------------------------------------------------------------------------------------------
 
     def make(self, days: int) -> Issued:
-        """Create the authority. Raises ConfigError if there is one, so that a repeated command can't replace it."""
+        """Create the authority. Raises ConfigError if the folder already has an authority, which is never replaced."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._alone():
             if self._certificate.exists() or self._key.exists():
@@ -97,9 +97,11 @@ class AuthorityFolder:
     def issue(
         self, kind: str, name: str, hosts: Sequence[str] = (), days: float = DAYS, request: bytes | None = None
     ) -> Entry:
-        """Issue a certificate with a new key, or for the key of a request. hosts: additional names and addresses.
+        """Issue a certificate with a new key, or for the key in `request`.
 
-        Raises ConfigError if the name is barred, and as ``Authority.issue``.
+        hosts: additional host names and addresses in the certificate. days: validity.
+
+        Raises ConfigError if new certificates for the name are refused, or the request is malformed.
         """
         identity = identity_of(kind, name)
         with self._alone():
@@ -129,9 +131,12 @@ class AuthorityFolder:
     def renew(
         self, left: float = LEFT, days: float | None = None, everything: bool = False
     ) -> tuple[list[Entry], list[str]]:
-        """Renew certificates with less than a share `left` of their lifetime; return them, and errors of the others.
+        """Renew the certificates whose remaining share of their lifetime is at most `left`.
 
-        days: new lifetime; None keeps the old one.
+        Return the renewed certificates, and an error message for each certificate that can't be renewed.
+
+        days: lifetime of the new certificates; None: the same as before. everything: renew all, regardless of
+        `left`.
         """
         renewed: list[Entry] = []
         failed: list[str] = []
@@ -157,14 +162,14 @@ class AuthorityFolder:
     # --- revoking -----------------------------------------------------------------------------------------------------
 
     def revocations(self) -> Revocations:
-        """Return the revocations. Raises ConfigError for a damaged file."""
+        """Return the revoked names of this folder. Raises ConfigError if the file is damaged."""
         try:
             return read_revocations(self._revoked.read_bytes(), str(self._revoked))
         except FileNotFoundError:
             return Revocations()
 
     def revoke(self, kind: str, name: str, reason: str) -> None:
-        """Revoke all certificates issued to this name so far, and bar new ones."""
+        """Revoke all certificates issued to this name so far, and refuse to issue new ones."""
         identity = identity_of(kind, name)
         with self._alone():
             # Add one second, so that certificates issued in this second are revoked, too.
@@ -172,7 +177,7 @@ class AuthorityFolder:
             _write(self._revoked, self.revocations().revoking(identity, before, reason).encode())
 
     def admit(self, kind: str, name: str) -> None:
-        """Allow new certificates for the name; old ones stay revoked. Raises ConfigError if it is not revoked."""
+        """Allow new certificates for the name. Old ones stay revoked. Raises ConfigError if the name is not revoked."""
         identity = identity_of(kind, name)
         with self._alone():
             known = self.revocations()
@@ -296,7 +301,10 @@ def _write(path: Path, content: bytes, secret: bool = False) -> None:
 
 
 def write_pair(folder: Path, key: bytes, certificate: bytes, authority: bytes) -> None:
-    """Write a certificate and its key into a folder, the key first, so that both match when a daemon reads them."""
+    """Write a private key, its certificate and the authority's certificate into a folder.
+
+    The key is written first: a daemon that sees the new certificate then also finds the matching key.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(folder / "ca.crt", authority)
     _write(folder / "tls.key", key, secret=True)

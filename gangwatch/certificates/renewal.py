@@ -1,7 +1,7 @@
 """Renewal of an agent's certificate with a configured command: at start, and when a third of its lifetime is left.
 
-The command is a separate process, so that no cryptography stays in the agent's memory. The server reads the new files
-when they change.
+The command is a separate process, so that the agent loads no library for certificates. The server reads the new
+files when they change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 class Renewal:
-    """Thread that runs `command` if the certificate in `path` is missing or due. node: value of GANGWATCH_NODE."""
+    """Thread that runs `command` if the certificate file `path` is missing or due for renewal.
+
+    node: node name, which the command gets in the variable GANGWATCH_NODE.
+    """
 
     def __init__(self, command: Sequence[str], path: Path, node: str) -> None:
         self._command, self._path, self._node = tuple(command), path, node
@@ -36,9 +39,9 @@ class Renewal:
         self._thread = threading.Thread(target=self._run, name="certificate", daemon=True)
 
     def first(self, ended: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until there is a valid certificate. This may take long, because the signer may be unavailable.
+        """Wait for a valid certificate and return True. Return False if `ended` returns True before.
 
-        ended: returns whether to stop waiting; then the result is False.
+        The wait may be long, because the signer may be unavailable.
         """
         pause_seconds = FIRST_PAUSE_SECONDS
         while self.left() <= 0:
@@ -59,7 +62,7 @@ class Renewal:
         self._ended.set()
 
     def left(self) -> float:
-        """Return the remaining share of the certificate's lifetime; 0.0 if it is missing or unreadable."""
+        """Return the remaining share of the certificate's lifetime (0 to 1); 0 if the file is missing or unreadable."""
         try:
             begin, end = validity(self._path.read_bytes())
         except (OSError, ConfigError):

@@ -1,7 +1,8 @@
-"""Request of an agent's certificate on Kubernetes, with a key created here.
+"""Request of an agent's certificate on Kubernetes, with a private key that this module creates.
 
-The key never leaves the pod. The API server authenticates the sender by the pod's token, and the controller decides
-(signer.py). The agent runs the command (agent.certificate_command) at start and when a third of the lifetime is left.
+The key never leaves the pod. The API server authenticates the sender by the pod's token, and the controller approves
+the request (signer.py). The agent runs `gangwatch kubernetes certificate` at start and when a third of the lifetime is
+left.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 10.0
 
 PENDING = "pending"
-"""Subfolder with name and key of an undecided request. A restarted agent waits for the same request, so that thousands
-of agents without a controller do not fill the API server's store."""
+"""Subfolder with the name and key of an undecided request. A restarted agent uses this request again. Otherwise
+thousands of agents without a controller would fill the API server's store with requests."""
 
 _requests = msgspec.json.Decoder(Request)
 
@@ -70,7 +71,7 @@ async def obtain(
 
 
 class RefusalError(GangwatchError):
-    """The request was denied or can't be signed; a retry of the same request is pointless."""
+    """The API server has denied the request, or it can't be signed. A retry of the same request is useless."""
 
 
 def _body(name: str, signer: str, request: bytes) -> dict[str, object]:
@@ -87,7 +88,7 @@ def _body(name: str, signer: str, request: bytes) -> dict[str, object]:
 
 
 def _pending(folder: Path) -> tuple[str, bytes]:
-    """Return name and key of the pending request; ('', b'') for none."""
+    """Return the name and private key of the request that waits for its signature; ('', b'') if there is none."""
     try:
         return (folder / "name").read_text(encoding="ascii").strip(), (folder / "tls.key").read_bytes()
     except (OSError, UnicodeDecodeError):
@@ -103,7 +104,7 @@ def _keep(folder: Path, name: str, key: bytes) -> None:
 
 
 async def _find(client: Client, name: str) -> Request | None:
-    """Return the request; None if it does not exist. Raises UnreachableError."""
+    """Return the certificate request with this name; None if it does not exist. Raises UnreachableError."""
     try:
         return await client.get(f"{PATH}/{name}", _requests)
     except RefusedError as error:

@@ -5,8 +5,8 @@ API server attests the sender: the pod's service account and, from the token's c
 (https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#bound-service-account-tokens). A
 kubelet gets such tokens only for pods on its node, so root on a node can request only that node's certificate.
 
-Another signer may sign (cert-manager: ``clusterissuers.cert-manager.io/NAME``). It signs the request unchanged, so the
-request is checked here before its approval.
+If another signer signs (cert-manager: ``clusterissuers.cert-manager.io/NAME``), gangwatch only checks and approves
+the request.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ PATH = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 NODE = "authentication.kubernetes.io/node-name"
 POD = "authentication.kubernetes.io/pod-name"
+"""Name of the attribute in which the API server reports the name of the pod that sent a request (k8s.io/apiserver,
+pkg/authentication/serviceaccount)."""
 POD_UID = "authentication.kubernetes.io/pod-uid"
-"""Claims of a token that is bound to a pod (k8s.io/apiserver, pkg/authentication/serviceaccount)."""
+"""Name of the attribute in which the API server reports the uid of the pod that sent a request."""
 
 USES = frozenset({"server auth", "digital signature", "key encipherment"})
 
@@ -47,7 +49,7 @@ MAX_PER_HOUR = 12
 """Maximum number of certificates per node and hour. An agent normally needs one per month."""
 
 STALE_SECONDS = 3600.0
-"""Undecided requests older than this are ignored: the agent has sent a new one."""
+"""Age in seconds above which an undecided request is ignored, because its agent has sent a new one."""
 
 _AGAIN_SECONDS = 30.0
 _log = logging.getLogger(__name__)
@@ -62,7 +64,10 @@ class Spec(Part):
     expiration_seconds: int | None = None
 
     def said(self, key: str) -> str:
-        """Return an attribute of the sender from the API server; '' unless there is exactly one value."""
+        """Return an extra attribute that the API server has set for the sender, such as its node.
+
+        Return '' if the attribute is missing or has several values.
+        """
         found = (self.extra or {}).get(key, [])
         return found[0] if len(found) == 1 else ""
 
@@ -73,7 +78,7 @@ class CertificateStatus(Part):
 
 
 class Request(Part):
-    """A CertificateSigningRequest."""
+    """A CertificateSigningRequest object of the Kubernetes API."""
 
     metadata: Metadata
     spec: Spec = msgspec.field(default_factory=Spec)
@@ -95,12 +100,12 @@ class Pod(Part):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules for the approval of requests."""
+    """Settings that decide which certificate requests are approved."""
 
     account: str
     """The agents' service account, 'NAMESPACE:NAME'."""
     hosts: tuple[str, ...]
-    """Additional names in every agent's certificate, for scrapes."""
+    """Additional names in every agent's certificate, under which Prometheus connects to agents."""
     signer: str = SIGNER
     days: float = 90.0
     """Validity of a certificate, in days."""
@@ -113,16 +118,19 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decision about a request."""
+    """Decision about one certificate request: approved or refused."""
 
     names: tuple[str, ...] = ()
-    """Names of the certificate, if approved."""
+    """Names that the certificate will contain; empty if the request is refused."""
     refusal: str = ""
     """Reason of the refusal; '' if the request is approved."""
 
 
 def decide(request: Request, node: str, rules: Rules, revocations: Revocations) -> Decision:
-    """Decide one request. node: the sender's node according to the API server; '' if unknown. Pure."""
+    """Return the decision about one request, without side effects.
+
+    node: the sender's node according to the API server; '' if unknown.
+    """
     spec = request.spec
     if spec.username != f"system:serviceaccount:{rules.account}":
         return Decision(refusal=f"{spec.username} is not the agents' service account")
@@ -147,17 +155,17 @@ def decide(request: Request, node: str, rules: Rules, revocations: Revocations) 
 
 @dataclass(slots=True)
 class Signer:
-    """Thread that approves and signs requests, on the leader and on standbys.
+    """Thread that approves and signs certificate requests. It runs on the leader and on standbys.
 
-    All controllers decide alike, and the API server accepts the first decision.
+    All controllers make the same decision about a request, and the API server accepts the first response.
     """
 
     access: Access
     rules: Rules
     authority: Path | None = None
-    """Folder with ca.crt and ca.key, read for each certificate; None if another signer signs."""
+    """Folder with ca.crt and ca.key, which are read for each certificate; None if another signer signs."""
     revoked: Path | None = None
-    """File of revocations; None if there is no such file."""
+    """Path of the file that lists revoked certificates; None if there is no such file."""
     clock: Callable[[], float] = time.monotonic
     signed: int = 0
     refused: int = 0
@@ -169,19 +177,19 @@ class Signer:
     _ended: asyncio.Event | None = None
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that approves and signs requests."""
         self._thread = threading.Thread(target=self._main, name="signer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; another controller, or the next start, handles unfinished requests."""
+        """Stop the thread. Open requests are handled by other controllers, or after a restart."""
         if self._loop is not None and self._ended is not None:
             self._loop.call_soon_threadsafe(self._ended.set)
         if self._thread is not None:
             self._thread.join(5.0)
 
     def measures(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Return samples of the metric catalogue. Thread-safe."""
+        """Return the signer's metric samples. Any thread may call this function."""
         return [
             ("gangwatch_certificates_signed_total", (("outcome", "refused"),), float(self.refused)),
             ("gangwatch_certificates_signed_total", (("outcome", "signed"),), float(self.signed)),
@@ -220,7 +228,7 @@ class Signer:
                 await asyncio.gather(following, ended, *self._tasks, return_exceptions=True)
 
     def _open(self, request: Request) -> bool:
-        """Return whether the request needs a decision or a signature."""
+        """Return whether the request still needs a decision or a signature from this controller."""
         if (
             request.has("Denied")
             or request.has("Failed")
@@ -280,7 +288,10 @@ class Signer:
         _log.info("node=%s serial=%s: certificate signed until %s", node, issued.serial, f"{issued.not_after:%Y-%m-%d}")
 
     async def _node_of(self, client: Client, spec: Spec) -> str:
-        """Return the sender's node: from its token or, before Kubernetes 1.30, from the pod of the token."""
+        """Return the node of the sender's pod.
+
+        Before Kubernetes 1.30 the token has no node, so the pod is requested.
+        """
         if node := spec.said(NODE):
             return node
         pod, uid = spec.said(POD), spec.said(POD_UID)
@@ -294,7 +305,8 @@ class Signer:
         return found.spec.node_name if found.metadata.uid == uid else ""
 
     def _may(self, node: str) -> bool:
-        """Count a certificate of the node; return False if the node had too many certificates recently."""
+        """Return whether the node may get another certificate, and count it; False after MAX_PER_HOUR in the last
+        hour."""
         now = self.clock()
         made = self._made.setdefault(node, deque(maxlen=MAX_PER_HOUR))
         if len(made) == MAX_PER_HOUR and now - made[0] < 3600.0:
@@ -309,12 +321,15 @@ _anything: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict)
 
 
 async def _present(client: Client, name: str) -> dict[str, Any]:
-    """Return the complete request object, for an update."""
+    """Return the complete CertificateSigningRequest object as a dictionary, to be changed and written back."""
     return await client.get(f"{PATH}/{name}", _anything)
 
 
 async def _judge(client: Client, request: Request, condition: Condition) -> Request:
-    """Add the condition and return the updated request. The complete object is written at the version that was read."""
+    """Add the condition to the request and return the updated request.
+
+    The API server refuses the update if the request has changed since it was read.
+    """
     document = await _present(client, request.metadata.name)
     document.setdefault("status", {}).setdefault("conditions", []).append(msgspec.to_builtins(condition))
     answer = await client.replace(f"{PATH}/{request.metadata.name}/approval", document)
@@ -322,7 +337,7 @@ async def _judge(client: Client, request: Request, condition: Condition) -> Requ
 
 
 def _age(request: Request) -> float:
-    """Return the seconds since the request's creation; 0 if unknown."""
+    """Return the seconds since the creation of the request; 0 if its creation time is unknown."""
     try:
         made = datetime.fromisoformat(request.metadata.creation_timestamp)
     except ValueError:
@@ -331,7 +346,7 @@ def _age(request: Request) -> float:
 
 
 def _bytes(path: Path | None) -> bytes:
-    """Return a file's content; b'' if it does not exist. Raises ConfigError if it can't be read."""
+    """Return the content of a file; b'' if the path is None or no such file exists. Raises ConfigError."""
     if path is None:
         return b""
     try:

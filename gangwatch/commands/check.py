@@ -1,4 +1,4 @@
-"""The command `gangwatch check`."""
+"""The command `gangwatch check`: shows what gangwatch can read on this machine or cluster."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gangwatch.commands.kubernetes import access_of, kubeconfig_option
 from gangwatch.commands.options import config_option, json_option, print_json, state_option
 from gangwatch.configuration import notices
 from gangwatch.configuration.config_file import Config, load
+from gangwatch.extras import require
 from gangwatch.health import machine
 from gangwatch.health.machine import Finding, Machine
 from gangwatch.state_folder import StateFolder
@@ -83,9 +84,16 @@ def check(
 
 
 def _examine(state: StateFolder, config: Config, given: bool) -> Machine:
-    """Return the findings about this machine. given: whether the configuration file was named."""
+    """Run the checks of this machine and return their results. given: whether the user named a configuration file."""
     # These load every source of the agent: 0.4 s of imports, which `check --help` and --kubernetes do not need.
-    from gangwatch.health import certificate_health, collector_survey, controller_health, slurm_health
+    from gangwatch.health import (
+        certificate_health,
+        collector_survey,
+        controller_health,
+        extras_health,
+        plugin_health,
+        slurm_health,
+    )
 
     section = config.agent
     found = machine.examine(
@@ -100,6 +108,8 @@ def _examine(state: StateFolder, config: Config, given: bool) -> Machine:
             *controller_health.findings(state),
             *slurm_health.findings(config.slurm),
             *certificate_health.findings(state, config),
+            *plugin_health.findings(config.exporter),
+            *extras_health.findings(),
         ),
     )
 
@@ -107,6 +117,7 @@ def _examine(state: StateFolder, config: Config, given: bool) -> Machine:
 def _check_cluster(
     kubeconfig: Path | None, namespace: str | None, release: str, required: tuple[str, ...], as_json: bool
 ) -> None:
+    require("`gangwatch check --kubernetes`", "kubernetes")
     from gangwatch.health.kubernetes_health import in_words, survey  # with an HTTP client
 
     access = access_of(kubeconfig)
@@ -120,14 +131,14 @@ def _check_cluster(
 
 
 def _check_names(required: tuple[str, ...], findings: Iterable[Finding]) -> None:
-    """Raise BadParameter for a name that no check has."""
+    """Raise BadParameter if --require has a name that none of the checks has."""
     names = {finding.name for finding in findings}
     if unknown := [name for name in required if name not in names]:
         raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(sorted(names))}", param_hint="--require")
 
 
 def _require(required: tuple[str, ...], findings: Iterable[Finding]) -> None:
-    """Raise GangwatchError if a required item is not found."""
+    """Raise GangwatchError if an item that --require names is limited or missing."""
     states = {finding.name: finding.state for finding in findings}
     if lacking := [name for name in required if states[name] != "found"]:
         raise GangwatchError(f"required and not found: {', '.join(f'{name} ({states[name]})' for name in lacking)}")

@@ -22,7 +22,7 @@ from gangwatch.controller_client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 POLL_SECONDS = 0.5
-"""Interval in seconds between two polls of a node that is being drained."""
+"""Seconds between two requests for the state of a node that is being drained."""
 
 
 @click.command()
@@ -122,9 +122,10 @@ def node(
 
 
 def _wait_until_empty(client: Client, path: str, node: str, left: dict[str, Any], timeout: float | None) -> bool:
-    """Wait until no job holds slots of the node, print each change, and return whether the node is empty.
+    """Wait until no job holds slots of the node, and return True. Print each change.
 
-    Return False after the timeout, or if a user releases the node.
+    Return False if `timeout` seconds pass or a user releases the node before. left: document of the jobs on the
+    node.
     """
     until_s = None if timeout is None else time.monotonic() + timeout
     held = ""
@@ -162,7 +163,7 @@ def _why_nothing_moves(left: dict[str, Any]) -> str:
 
 
 def _read_with_retry(client: Client, path: str, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the jobs that remain on the node. While the supervisor restarts the controller, return `before`."""
+    """Return the document of the jobs that remain on the node; `before` while the controller is being restarted."""
     try:
         left: dict[str, Any] = client.get(path)
     except (NotRunningError, RefusedError) as error:

@@ -33,7 +33,7 @@ def config(state: StateFolder, config_file: Path | None, as_json: bool) -> None:
 
 
 def show(state: StateFolder, effective: Config, as_json: bool) -> None:
-    """Print the configuration, and on standard error its changes; apply nothing."""
+    """Print the configuration, and on standard error how it differs from the running controller's. Change nothing."""
     in_force = read_in_force(state)
     running = in_force is not None and state.controller() is not None
     different = changes(in_force.config, effective) if in_force is not None and running else []
@@ -64,7 +64,8 @@ def say_notices(effective: Config) -> None:
 
 
 def say_changes(different: list[Change], word: str) -> None:
-    """Print each changed key on standard error, with how to apply it."""
+    """Print each changed key on standard error, and whether it needs a restart. word: participle for the message, such
+    as 'changed'."""
     if not different:
         say(f"# nothing {word}")
     for one in different:

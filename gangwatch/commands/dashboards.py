@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from agent.schema.errors import DashboardError
 from gangwatch.commands.options import json_option, print_json, say, state_option
+from gangwatch.extras import needs
 from gangwatch.state_folder import StateFolder
 
 if TYPE_CHECKING:
@@ -31,9 +31,16 @@ def dashboards() -> None:
 
 
 @dashboards.command()
+@needs("dashboards")
 @click.argument("folder", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Build the dashboards of DIR (FOLDER/NAME.dashboard.py) instead, to OUT/FOLDER/TITLE.json.",
+)
 @json_option
-def build(folder: Path, as_json: bool) -> None:
+def build(folder: Path, source: Path | None, as_json: bool) -> None:
     """Write all dashboards (Grafana JSON) and all rules to OUT.
 
     Import dashboards/FOLDER/NAME.json into Grafana, or mount them with a side-car. Add rules/recording.yml and
@@ -45,14 +52,15 @@ def build(folder: Path, as_json: bool) -> None:
     Example:
       gangwatch dashboards build build/dashboards
       gangwatch dashboards build build/dashboards --json
+      gangwatch dashboards build build/ours --source my-dashboards
     """
-    from dashboards.provisioning import built_files
+    from dashboards.provisioning import built_files, own_files
 
-    _require_sdk()
-    _write(folder, built_files(), as_json)
+    _write(folder, built_files() if source is None else own_files(source), as_json)
 
 
 @dashboards.command()
+@needs("dashboards")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path, resolve_path=True))
 @state_option
 @click.option(
@@ -89,7 +97,6 @@ def provision(
     """
     from dashboards.provisioning import Machine, provisioned_files
 
-    _require_sdk()
     agents = tuple(_target(record.url, node) for node, record in sorted(state.agents().items()))
     running = state.controller()
     controller = None if running is None else _target(running.url)
@@ -97,13 +104,6 @@ def provision(
     if not agents:
         say(f"no agent runs for {state}: the targets are empty; run this again after `gangwatch up`")
     _write(folder, provisioned_files(machine), as_json)
-
-
-def _require_sdk() -> None:
-    try:
-        import grafana_foundation_sdk  # noqa: F401 - is it installed?
-    except ImportError:
-        raise DashboardError("grafana-foundation-sdk is not installed: pip install 'gangwatch[dashboards]'") from None
 
 
 def _target(url: str, node: str = "") -> Target:

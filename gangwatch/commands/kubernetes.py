@@ -9,6 +9,7 @@ import click
 
 from agent.schema.errors import ConfigError
 from gangwatch.commands.options import config_option, plain, state_option
+from gangwatch.extras import needs
 from gangwatch.state_folder import StateFolder
 
 if TYPE_CHECKING:
@@ -27,27 +28,38 @@ def kubernetes() -> None:
 
 
 def access_of(kubeconfig: Path | None) -> Access:
-    """Return access to the kubeconfig's cluster, else to this pod's. Raises ConfigError if there is neither."""
-    from scheduler_feedback.backends.kubernetes.api_server.client import from_kubeconfig, in_cluster
+    """Return access to the cluster of the kubeconfig file, else of the files of $KUBECONFIG, else of this pod.
+
+    Runs the credential plugin of the kubeconfig once, so that an invalid login ends the command at once. Raises
+    ConfigError if there is no file and the process does not run in a pod, CredentialError if the plugin fails.
+    """
+    from scheduler_feedback.backends.kubernetes.api_server.kubeconfig import (
+        from_environment,
+        from_kubeconfig,
+        in_cluster,
+    )
 
     if kubeconfig is not None:
-        return from_kubeconfig(kubeconfig)
-    access = in_cluster()
+        access: Access | None = from_kubeconfig(kubeconfig)
+    else:
+        access = from_environment() or in_cluster()
     if access is None:
-        raise ConfigError("not running in a pod: pass a kubeconfig with --kubeconfig")
+        raise ConfigError("not running in a pod: set $KUBECONFIG, or pass a kubeconfig with --kubeconfig")
+    if access.plugin is not None:
+        access.plugin.obtain()
     return access
 
 
 kubeconfig_option = click.option(
     "--kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    envvar="KUBECONFIG",
     metavar="FILE",
-    help="Access to the cluster. Default: $KUBECONFIG, else the service account of this pod.",
+    help="Access to the cluster. Default: the files of $KUBECONFIG, else the service account of this pod.",
 )
 
 
 @kubernetes.command()
+@needs("controller", "kubernetes")
 @state_option
 @config_option
 @kubeconfig_option
@@ -146,6 +158,7 @@ def controller(
 
 
 @kubernetes.command()
+@needs("kubernetes")
 @kubeconfig_option
 @click.option("--namespace", metavar="NAME", help="Namespace of the lease. Default: the kubeconfig's or this pod's.")
 @click.option("--lease", default="gangwatch", show_default=True, help="Name of the lease.")
@@ -170,6 +183,7 @@ def uninstall(kubeconfig: Path | None, namespace: str | None, lease: str) -> Non
 
 
 @kubernetes.command(name="renew-certificate")
+@needs("kubernetes")
 @kubeconfig_option
 @click.option("--namespace", metavar="NAME", help="Namespace of the secrets. Default: the kubeconfig's or this pod's.")
 @click.option("--authority", default="gangwatch-authority", show_default=True, help="Secret with ca.crt and ca.key.")
@@ -198,6 +212,7 @@ def renew_certificate(
 
 
 @kubernetes.command(name="certificate")
+@needs("kubernetes")
 @kubeconfig_option
 @click.option("--node", envvar="GANGWATCH_NODE", required=True, metavar="NAME", help="Default: $GANGWATCH_NODE.")
 @click.option("--signer", default="gangwatch.io/agent", show_default=True, help="Signer of the certificate.")
@@ -241,6 +256,7 @@ def certificate(
 
 
 @kubernetes.command()
+@needs("kubernetes")
 @kubeconfig_option
 @click.option("--namespace", metavar="NAME", help="Namespace of the release. Default: the kubeconfig's or this pod's.")
 @click.option("--release", default="gangwatch", show_default=True, help="The chart's release.")
@@ -259,6 +275,7 @@ def revoke(kubeconfig: Path | None, namespace: str | None, release: str, reason:
 
 
 @kubernetes.command()
+@needs("kubernetes")
 @kubeconfig_option
 @click.option("--namespace", metavar="NAME", help="Namespace of the release. Default: the kubeconfig's or this pod's.")
 @click.option("--release", default="gangwatch", show_default=True, help="The chart's release.")
@@ -277,7 +294,10 @@ def admit(kubeconfig: Path | None, namespace: str | None, release: str, nodes: t
 def _change_revocations(
     kubeconfig: Path | None, namespace: str | None, release: str, nodes: tuple[str, ...], reason: str | None
 ) -> None:
-    """Revoke or admit the nodes. reason: None admits."""
+    """Revoke the certificates of the nodes' agents.
+
+    If `reason` is None, allow new certificates for the nodes instead.
+    """
     import asyncio
 
     from gangwatch.certificates.cluster_revocations import change

@@ -1,4 +1,4 @@
-"""The Kubernetes controller: leader election and certificates around the controller's daemon."""
+"""The Kubernetes controller: the controller daemon with leader election and with certificates for agents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 0.5
 _CYCLES_AFTER = 50_000
-"""Threshold of the garbage collector: binding a pod creates hundreds of short-lived objects and no cycles."""
+"""Number of new objects after which Python's garbage collector runs (gc.set_threshold). Binding a pod creates hundreds
+of objects, but no reference cycles that the garbage collector must find."""
 
 _log = logging.getLogger("gangwatch.kubernetes")
 
@@ -40,10 +41,10 @@ class Signing:
     """DNS names that every certificate contains."""
     signer: str
     folder: str | None
-    """Folder with ca.crt and ca.key; None if another signer signs the approved requests."""
+    """Folder with the authority's ca.crt and ca.key; None if another signer signs the approved requests."""
     days: int
     revoked: str | None
-    """File of revoked certificates."""
+    """Path of the file that lists revoked certificates; None if there is none."""
 
 
 def run(
@@ -57,8 +58,8 @@ def run(
 ) -> None:
     """Wait for leadership, then run the controller until SIGTERM or until leadership is lost.
 
-    lease: its namespace and name. advise: bind and evict nothing. Raises GangwatchError if the cluster can't be reached
-    or leadership was lost; a restarted process waits for it again.
+    lease: namespace and name of the Lease object. advise: the controller binds and evicts no pods. Raises
+    GangwatchError if the cluster can't be reached or leadership was lost. The process must then be restarted.
     """
     stop = prepare_process(state)
     identity = _identity(state.path)
@@ -99,7 +100,7 @@ def run(
 
 
 def _signer_of(access: Access, namespace: str, signing: Signing | None) -> Signer | None:
-    """Return the signer of the agents' certificates; None if another component signs them."""
+    """Return the thread that approves and signs certificate requests of agents; None if it is disabled."""
     if signing is None:
         return None
     from gangwatch.certificates.signer import Rules, Signer
@@ -112,7 +113,7 @@ def _signer_of(access: Access, namespace: str, signing: Signing | None) -> Signe
 def _stand_by(config: Config, leadership: Leadership, stop: StopRequest) -> bool:
     """Wait until this controller leads or is stopped; return whether it leads.
 
-    The standby endpoints are served only if the lease is not available at once.
+    If another controller leads at the start, serve the endpoints of a standby during the wait.
     """
     if leadership.wait(_WAIT_SECONDS):
         return True
@@ -125,10 +126,9 @@ def _stand_by(config: Config, leadership: Leadership, stop: StopRequest) -> bool
 
 
 def _identity(folder: Path) -> str:
-    """Return the name that this state folder uses in the lease.
+    """Return the name with which the controller of this state folder holds the Lease.
 
-    A controller that finds its own name in the lease may continue from its journal. The file is written atomically:
-    with a partial name, two controllers could lead under the same name.
+    The name is stored in a file in the folder, so that a restarted controller recognises its own Lease.
     """
     path = folder / "identity"
     try:

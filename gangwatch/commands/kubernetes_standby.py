@@ -15,10 +15,10 @@ _STOP_SECONDS = 5.0
 
 @contextmanager
 def standing_by(config: Config) -> Iterator[str]:
-    """Serve /metrics at the controller's address, answer other paths with 503, and yield the URL.
+    """Serve a standby's /metrics at the controller's address inside the context, and yield the URL.
 
-    /healthz and /readyz return 200: a standby is healthy, and a rolling update must be able to replace it. The access
-    rules are those of the leader's metrics. Raises ConfigError if the address can't be bound.
+    /healthz and /readyz return 200, because a standby is healthy; other paths return 503. The same access rules apply
+    as to the leader's metrics. Raises ConfigError if the address can't be bound.
     """
     from starlette.applications import Starlette
     from starlette.requests import Request

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from agent.schema.errors import GangwatchError
+from gangwatch.commands.collector_options import CollectorCommand, chosen_collectors
 from gangwatch.commands.options import (
     cluster_options,
     config_option,
@@ -18,6 +19,7 @@ from gangwatch.commands.options import (
     say,
     state_option,
 )
+from gangwatch.extras import needs
 from gangwatch.state_folder import NodePlan, StateFolder
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 def _options_again(
     nodes: int | None, slots: int | None, port: int | None, no_gpus: bool, listen: str | None, web_config: str | None
 ) -> tuple[str, ...]:
-    """Return the given options as command-line arguments, for the supervisor and the controller."""
+    """Return the given options as command-line arguments, which the supervisor passes to the controller."""
     web = str(Path(web_config).absolute()) if web_config is not None else None
     pairs = (("--nodes", nodes), ("--slots", slots), ("--port", port), ("--listen", listen), ("--web-config", web))
     given = tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
@@ -35,6 +37,7 @@ def _options_again(
 
 
 @click.command()
+@needs("controller")
 @state_option
 @config_option
 @cluster_options
@@ -95,7 +98,7 @@ def up(
 
 
 def _print_started(state: StateFolder, as_json: bool) -> None:
-    """Print the running daemons. Raises GangwatchError if they have ended again."""
+    """Print the running daemons. Raises GangwatchError if they have ended since `up` started them."""
     from gangwatch.commands.configuration import say_notices
     from gangwatch.configuration.in_force import read_in_force
     from gangwatch.configuration.node_plan import oversubscribed
@@ -131,7 +134,7 @@ def _print_started(state: StateFolder, as_json: bool) -> None:
 
 
 def _load_with(file: Path | None, options: tuple[str, ...]) -> Config:
-    """Return the effective configuration of a file and the options of an `up`."""
+    """Return the configuration in `file`, overridden by the command-line options of `gangwatch up`."""
     from gangwatch.configuration.config_file import load
 
     context = up.make_context("up", list(options), resilient_parsing=True)
@@ -141,14 +144,20 @@ def _load_with(file: Path | None, options: tuple[str, ...]) -> Config:
 
 def _stay(order: object, report_to: int | None) -> None:
     from gangwatch.supervisor import launcher
+    from gangwatch.supervisor.service_manager import notify
 
     assert isinstance(order, launcher.Order)
     reporter = launcher.Reporter(report_to) if report_to is not None else None
+
+    def started() -> None:
+        say("all daemons are ready")
+        notify("READY=1", "STATUS=all daemons are ready")
+
     try:
         launcher.run_in_foreground(
             order,
             reporter.progress if reporter else say,
-            reporter.ready if reporter else lambda: say("all daemons are ready"),
+            reporter.ready if reporter else started,
         )
     except GangwatchError as error:
         if reporter is not None:
@@ -180,7 +189,7 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
         click.echo(f"stopped {stopped['jobs']} job(s) and {stopped['daemons']} daemon(s)")
 
 
-@click.command()
+@click.command(cls=CollectorCommand)
 @state_option
 @config_option
 @click.option("--node", help="The node's name. Default: this host's.")
@@ -208,7 +217,13 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
 @click.option(
     "--compatibility", multiple=True, metavar="NAMES", help="dcgm, node_exporter or rdma_exporter; repeatable."
 )
+@click.option(
+    "--metrics-file", metavar="FILE", help="CSV file in dcgm-exporter's form: selects the metrics in /metrics."
+)
+@click.option("--textfile-folder", metavar="DIR", help="Folder of *.prom files whose metrics are served too.")
+@click.pass_context
 def agent(
+    context: click.Context,
     state: StateFolder,
     config_file: Path | None,
     node: str | None,
@@ -228,6 +243,8 @@ def agent(
     gpu_burst: bool,
     profile: str | None,
     compatibility: tuple[str, ...],
+    metrics_file: str | None,
+    textfile_folder: str | None,
 ) -> None:
     """Run one node's agent in the foreground, until SIGTERM. `gangwatch up` does this for every node. An agent also
     runs alone, without a controller.
@@ -242,6 +259,7 @@ def agent(
     Examples:
       gangwatch agent --node node-0 --slots 2
       gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
+      gangwatch agent --no-collector.nfs --metrics-file default-counters.csv
     """
     from gangwatch.agent_daemon import run_agent
     from gangwatch.configuration.config_file import load
@@ -262,6 +280,9 @@ def agent(
         "agent.gpu_burst": True if gpu_burst else None,
         "exporter.profile": profile,
         "exporter.compatibility": list(compatibility) or None,
+        "exporter.metrics_file": None if metrics_file is None else str(Path(metrics_file).absolute()),
+        "agent.collectors": chosen_collectors(context) or None,
+        "exporter.textfile_folder": textfile_folder,
     }
     configuration = load(config_file, given)
     if devices and slots is not None and len(devices) != slots:
@@ -279,9 +300,11 @@ def agent(
 
 
 @click.command()
+@needs("controller")
 @state_option
 @config_option
 @cluster_options
+@click.option("--textfile-folder", metavar="DIR", help="Folder of *.prom files whose metrics are served too.")
 @click.option("--planned", hidden=True, help="The nodes as JSON, from the supervisor.")
 @click.option("--check-config", is_flag=True, help="Only show the effective configuration and its changes.")
 @json_option
@@ -294,6 +317,7 @@ def controller(
     no_gpus: bool,
     listen: str | None,
     web_config: str | None,
+    textfile_folder: str | None,
     planned: str | None,
     check_config: bool,
     as_json: bool,
@@ -310,7 +334,7 @@ def controller(
     """
     from gangwatch.configuration.config_file import load
 
-    given = overrides(nodes, slots, port, no_gpus, listen, web_config)
+    given = overrides(nodes, slots, port, no_gpus, listen, web_config) | {"exporter.textfile_folder": textfile_folder}
     effective = load(config_file, given)
     if check_config:
         from gangwatch.commands.configuration import show

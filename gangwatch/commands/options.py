@@ -1,4 +1,4 @@
-"""Options, option callbacks and output functions that several commands share."""
+"""Command-line options and output functions that several commands share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 def plain(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Reject control and bidirectional characters in a value that people will read (click callback)."""
+    """Return the value. Reject control and bidirectional characters (click callback)."""
     if value is not None and (wrong := misleading(f"the {parameter.name}", value)) is not None:
         raise click.BadParameter(wrong)
     return value
@@ -52,7 +52,7 @@ def _as_state_folder(_context: click.Context, _parameter: click.Parameter, value
 
 
 def state_option(command: Command) -> Command:
-    """Add --state DIR; the command receives a StateFolder."""
+    """Add the option --state DIR to a command. The command receives a StateFolder."""
     return click.option(
         "--state",
         type=click.Path(file_okay=False, path_type=Path),
@@ -63,7 +63,7 @@ def state_option(command: Command) -> Command:
 
 
 def config_option(command: Command) -> Command:
-    """Add --config FILE; the command receives an absolute path or None."""
+    """Add the option --config FILE to a command. The command receives an absolute path, or None if it is not given."""
     return click.option(
         "--config",
         "config_file",
@@ -74,12 +74,12 @@ def config_option(command: Command) -> Command:
 
 
 def json_option(command: Command) -> Command:
-    """Add --json; the command receives it as `as_json`."""
+    """Add the flag --json to a command. The command receives it as the argument `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
 
 
 def cluster_options(command: Command) -> Command:
-    """Add the options of `up` and `controller` that override the configuration."""
+    """Add the options that override the configuration to the commands `up` and `controller`."""
     for option in (
         click.option("--web-config", metavar="FILE", help="TLS and passwords, in the exporter-toolkit's format."),
         click.option("--listen", metavar="HOST:PORT", help="Controller address; off loopback it needs --web-config."),
@@ -100,7 +100,7 @@ def overrides(
     listen: str | None = None,
     web_config: str | None = None,
 ) -> dict[str, object]:
-    """Return the values of `cluster_options` by configuration key."""
+    """Return the values of the options that `cluster_options` adds, by configuration key."""
     return {
         "controller.listen": listen,
         "controller.web_config": str(Path(web_config).absolute()) if web_config is not None else None,
@@ -128,7 +128,7 @@ def client_of(state: StateFolder) -> Client:
 
 
 def user_name() -> str:
-    """Return the name of the calling user, which is recorded with each request."""
+    """Return the login name of the calling user, which is recorded with each request to the controller."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name: KeyError before Python 3.13, OSError since

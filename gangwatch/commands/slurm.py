@@ -143,7 +143,10 @@ def release(state: StateFolder, config_file: Path | None, dry_run: bool, reason:
 def _each(
     state: StateFolder, config_file: Path | None, word: str, jobs: tuple[int, ...], dry_run: bool, reason: str
 ) -> None:
-    """Run scontrol hold or release for each job. Raises GangwatchError if any failed, after trying all of them."""
+    """Run `scontrol hold` or `scontrol release` for each job.
+
+    Raises GangwatchError at the end if any command failed.
+    """
     # Here and in `report`: asyncio, msgspec and the backend, which `--help` and shell completion must not load.
     import asyncio
 

@@ -59,7 +59,7 @@ def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
 
 
 def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> None:
-    """Redraw until `q` or Ctrl-C."""
+    """Draw the screen again every `interval_seconds`, until `q` or Ctrl-C."""
     from rich.live import Live
 
     from gangwatch.display.top_screen import console, screen
@@ -88,13 +88,16 @@ def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> 
 
 
 class _Waiter:
-    """Wait for a key, a resize of the terminal, or a timeout."""
+    """Object that waits for a pressed key, a change of the terminal's size, or a timeout."""
 
     def __init__(self, keys: int | None, resized: int) -> None:
         self._keys, self._resized = keys, resized
 
     def quits(self, seconds: float) -> bool:
-        """Return whether `q` was pressed; return False on a resize and after `seconds`."""
+        """Wait at most `seconds`.
+
+        Return True once `q` is pressed, and False after a resize of the terminal or the timeout.
+        """
         sources = [self._resized, *([] if self._keys is None else [self._keys])]
         ready, _, _ = select.select(sources, [], [], seconds)
         if self._resized in ready:
@@ -109,7 +112,7 @@ class _Waiter:
 
 @contextmanager
 def _waiter() -> Iterator[_Waiter]:
-    """Read keys one by one without echo, if standard input is a terminal; restore the terminal at exit."""
+    """Yield an object that waits for keys. Inside the context, the terminal does not print pressed keys."""
     keys = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(keys) if keys is not None else None
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

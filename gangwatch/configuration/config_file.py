@@ -8,12 +8,15 @@ An invalid file is rejected as a whole, with file, key and reason. Durations are
     [cluster]     nodes = 1, slots, gpus = true, names
     [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
                   kubelet_socket, job_files, step_socket, kernel_log, rdma_excluded, gpu_burst = false,
-                  kubelet_pods, step_folder, frame_readers, revoked_file, certificate_command
+                  kubelet_pods, step_folder, frame_readers, revoked_file, certificate_command, collectors,
+                  pod_label_names
     [step_quotas] reporters = 1024, reporters_unattested = 256, reporters_per_pod = 64, reporters_per_job = 256,
                   reporters_per_user = 16, registrations_per_second = 4, ring_slots, ring_slots_unattested,
                   name_length = 128
-    [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
-    [otlp]        endpoint, traces_endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
+    [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels,
+                  pod_labels = true, metrics_file, textfile_folder
+    [otlp]        endpoint, traces_endpoint, protocol, exporter = "auto", interval_seconds = 15, headers_file, ca_file,
+                  queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [controller]  port = 9420, mode = "act", listen, web_config, topology_file
     [access]      token_files, session_seconds = 12h, session_idle_seconds = 2h, audit_target = "file",
@@ -49,6 +52,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from agent.schema.errors import ConfigError
+from agent.schema.pod_label_names import check_pod_label_names
 from gangwatch.configuration.durations import parse_duration
 from gangwatch.configuration.node_plan import NODE_NAME
 from gangwatch.configuration.sections import (
@@ -75,7 +79,7 @@ from scheduler_feedback.core.plain_text import misleading
 from scheduler_feedback.core.state import Mode, Policy, Queue
 
 RELOADABLE = frozenset({"controller.mode", "policy", "slurm.mode"})
-"""Keys and sections that a running controller reloads; all others need a restart."""
+"""Keys and sections that a running controller can reload. A change of another key needs a restart."""
 
 _TYPE_WORDS = {
     "int": "a whole number",
@@ -95,7 +99,7 @@ _POLICY_DEFAULTS = {
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The effective configuration."""
+    """The effective configuration: the file, its defaults, and the overrides of the command line."""
 
     cluster: ClusterSection = ClusterSection()
     agent: AgentSection = AgentSection()
@@ -113,19 +117,20 @@ class Config(msgspec.Struct, frozen=True):
     slurm: SlurmSection = SlurmSection()
     store: StoreSection = StoreSection()
     backends: dict[str, dict[str, Any]] = {}
-    """Sections of other backends in the registry, checked, with all keys."""
+    """Sections of the backends other than local and Slurm, by the backend's name. The sections are checked and contain
+    all keys, with defaults for missing keys."""
     source: str = ""
-    """File of the configuration; '' for the defaults."""
+    """Path of the configuration file; '' if there is no file and the defaults apply."""
 
     def backend_section(self, name: str) -> BackendSection:
-        """Return the section of a backend in the registry that the file selects."""
+        """Return the section of the named backend, with defaults if the file does not contain it."""
         if name == "slurm":
             return self.slurm
         return msgspec.convert(self.backends.get(name, {}), backend_sections()[name])
 
 
 def selected_backend(config: Config) -> str:
-    """Return the name of the enabled backend; the local one if none is. Raises ConfigError if several are."""
+    """Return the name of the enabled backend; 'local' if none is enabled. Raises ConfigError if several are enabled."""
     enabled = [name for name in backend_sections() if config.backend_section(name).enabled]
     if len(enabled) > 1:
         raise ConfigError(f"{' and '.join(f'{name}.enabled' for name in enabled)}: only one backend can be enabled")
@@ -133,7 +138,7 @@ def selected_backend(config: Config) -> str:
 
 
 def _sections() -> dict[str, type[msgspec.Struct]]:
-    """Return the sections that have a struct, with those of all backends."""
+    """Return the class of each section by section name, including the sections of all backends."""
     return {**SECTIONS, **backend_sections()}
 
 
@@ -141,7 +146,10 @@ def _sections() -> dict[str, type[msgspec.Struct]]:
 
 
 def default_file() -> Path | None:
-    """Return $GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml if it exists, else None."""
+    """Return the default path of the configuration file; None if there is no default file.
+
+    The path is $GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml if this file exists.
+    """
     if named := os.environ.get("GANGWATCH_CONFIG"):
         return Path(named)
     usual = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gangwatch" / "gangwatch.toml"
@@ -149,7 +157,9 @@ def default_file() -> Path | None:
 
 
 def load(file: Path | None, overrides: Mapping[str, object] | None = None) -> Config:
-    """Return the configuration in `file` (None: `default_file`) with `overrides` ("cluster.nodes": 4; None is none).
+    """Return the configuration in a file, changed by `overrides`.
+
+    file: None reads ``default_file``. overrides: values by key, such as "cluster.nodes": 4; a value None is ignored.
 
     Raises ConfigError with file, key and reason.
     """
@@ -167,7 +177,7 @@ def load(file: Path | None, overrides: Mapping[str, object] | None = None) -> Co
 
 
 def load_defaults(overrides: Mapping[str, object] | None = None) -> Config:
-    """Return the defaults with `overrides`, without reading a file. Raises ConfigError."""
+    """Return the default configuration, changed by `overrides`, without reading a file. Raises ConfigError."""
     return _with_overrides({}, _convert({}, ""), overrides)
 
 
@@ -175,7 +185,9 @@ def _with_overrides(tree: dict[str, Any], config: Config, overrides: Mapping[str
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     for key, value in given.items():
         section, _, name = key.partition(".")
-        tree.setdefault(section, {})[name] = value
+        values = tree.setdefault(section, {})
+        # A table on the command line changes single entries of the file's table.
+        values[name] = {**values.get(name, {}), **value} if isinstance(value, Mapping) else value
     return _convert(tree, config.source, "command line") if given else config
 
 
@@ -197,6 +209,17 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
         parse_listen(config.agent.listen, f"{where}: agent.listen")
     if config.controller.listen is not None:
         parse_listen(config.controller.listen, f"{where}: controller.listen")
+    if config.agent.collectors:
+        from agent.collectors import check_collector_names  # loads all collectors
+
+        try:
+            check_collector_names(config.agent.collectors)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: agent.collectors: {error}") from None
+    try:
+        check_pod_label_names(config.agent.pod_label_names)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: agent.pod_label_names: {error}") from None
     quotas = config.step_quotas
     if quotas.reporters_unattested >= quotas.reporters:
         raise ConfigError(
@@ -245,14 +268,14 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
 
 
 def probe_command() -> tuple[str, ...]:
-    """Return gangwatch's own probe of a node, in a bare interpreter: the default of policy.probe_command."""
+    """Return the command of gangwatch's own probe of a node, the default of policy.probe_command."""
     found = find_spec("scheduler_feedback.backends.local.slot_probe")
     assert found is not None and found.origin is not None, "the probe is part of the distribution"
     return (sys.executable, "-I", "-S", found.origin, "--seconds", "2")
 
 
 def _policy_value(key: str, value: object, name: str) -> Any:
-    """Return the value for the policy, checked by the field's name if it is a number, else by the field's type."""
+    """Return the checked value for a key of [policy]. A number is also checked against the range of the key."""
     value = _prepared(key, value, tuple(_POLICY_DEFAULTS), name)
     default = _POLICY_DEFAULTS[key]
     if key == "queues" and isinstance(value, list):
@@ -283,7 +306,7 @@ def _policy_value(key: str, value: object, name: str) -> Any:
 
 
 def _check_queue_keys(queues: list[object], name: str) -> None:
-    """Raise ConfigError for an unknown key of a queue: msgspec ignores unknown fields of a dataclass."""
+    """Raise ConfigError for an unknown key of a queue, because msgspec accepts unknown fields of a dataclass."""
     known = tuple(field.name for field in dataclass_fields(Queue))
     for index, queue in enumerate(queues):
         for key in queue if isinstance(queue, dict) else ():
@@ -292,7 +315,10 @@ def _check_queue_keys(queues: list[object], name: str) -> None:
 
 
 def _policy_range(key: str) -> tuple[float, float]:
-    """Return the least and greatest value of a policy field, by the suffix of its name."""
+    """Return the minimum and maximum value of this key of [policy].
+
+    A key that ends with _fraction or _confidence accepts 0 to 1; other keys have no maximum.
+    """
     if key.endswith(("_fraction", "_confidence")):
         return 0.0, 1.0
     # A limit of zero seconds would end every job at once.
@@ -300,7 +326,10 @@ def _policy_range(key: str) -> tuple[float, float]:
 
 
 def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> object:
-    """Return the value, with a duration as a number. Raises ConfigError for an unknown key or an infinite number."""
+    """Return the value of a key, with durations converted to seconds.
+
+    known: allowed keys of the section. Raises ConfigError for an unknown key or an infinite number.
+    """
     if key not in known:
         raise ConfigError(f"{name}: unknown key{_elsewhere(key) or _nearest(key, known)}")
     if isinstance(value, str) and key.endswith("_seconds"):
@@ -314,7 +343,7 @@ def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> obj
 
 
 def _elsewhere(key: str) -> str:
-    """Return a hint that names the other sections with this key; '' if there are none."""
+    """Return a hint with the sections that have this key, for an error message; '' if no section has it."""
     sections = [name for name, kind in _sections().items() if key in kind.__struct_fields__]
     sections += ["policy"] if key in _POLICY_DEFAULTS else []
     return f" (did you mean {' or '.join(f'{name}.{key}' for name in sections)}?)" if sections else ""
@@ -348,7 +377,7 @@ def _check_names(cluster: ClusterSection, where: str) -> None:
 
 
 def flatten(config: Config) -> dict[str, object]:
-    """Return every key as "section.key" with its value; None is left out."""
+    """Return every key as "section.key" with its value. Keys with the value None are left out."""
     tree = msgspec.to_builtins(config)
     tree["policy"].pop("mode")
     tree |= tree.pop("backends")
@@ -361,7 +390,7 @@ def flatten(config: Config) -> dict[str, object]:
 
 
 def as_toml(config: Config) -> str:
-    """Return the effective configuration as TOML; `load` reads it back to an equal one."""
+    """Return the effective configuration as TOML text. ``load`` reads an equal configuration from this text."""
     lines: list[str] = []
     newest = ""
     for key, value in flatten(config).items():
@@ -374,7 +403,7 @@ def as_toml(config: Config) -> str:
 
 
 def _toml(value: object) -> str:
-    """Return a value in TOML: scalars as in JSON; None in a table is left out."""
+    """Return a value as TOML text. Keys of a table with the value None are left out."""
     if isinstance(value, dict):
         pairs = (f"{_toml(key)} = {_toml(one)}" for key, one in value.items() if one is not None)
         return f"{{{', '.join(pairs)}}}"
@@ -385,17 +414,17 @@ def _toml(value: object) -> str:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Configuration key with a changed value."""
+    """A configuration key whose value has changed, with the old and the new value."""
 
     key: str
     before: object
     after: object
     restart: bool
-    """Whether the change needs a restart, not just a reload."""
+    """Whether the change needs a restart of the controller; False if a reload suffices."""
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """Return the keys with different values in two configurations, and their old and new values."""
+    """Return the keys whose values differ between two configurations, with the old and the new values."""
     old, new = flatten(before), flatten(after)
     return [
         Change(key, old.get(key), new.get(key), not ({key, key.partition(".")[0]} & RELOADABLE))
@@ -405,7 +434,7 @@ def changes(before: Config, after: Config) -> list[Change]:
 
 
 def take_over(running: Config, wanted: Config) -> Config:
-    """Return `running` with the reloadable settings of `wanted`."""
+    """Return the configuration `running` with the reloadable settings of `wanted`."""
     controller = msgspec.structs.replace(running.controller, mode=wanted.controller.mode)
     slurm = msgspec.structs.replace(running.slurm, mode=wanted.slurm.mode)
     return msgspec.structs.replace(running, controller=controller, policy=wanted.policy, slurm=slurm)

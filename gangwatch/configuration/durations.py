@@ -1,4 +1,4 @@
-"""Durations: seconds from the formats that the configuration and the command line accept."""
+"""Parser of the durations that the configuration and the command line accept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def parse_duration(text: str) -> float:
 
 
 def _clock_seconds(days: str | None, *parts: str | None) -> float:
-    """Return the seconds of Slurm's formats (sbatch(1), --time): hours follow days; without days, seconds come last."""
+    """Return the seconds of a time in Slurm's format (sbatch(1), --time).
+
+    The parts after days are hours, minutes and seconds. Without days, two parts are minutes and seconds.
+    """
     numbers = [int(part) for part in parts if part is not None]
     if days is not None:
         hours, minutes, seconds = (*numbers, 0, 0)[:3]

@@ -1,4 +1,4 @@
-"""The controller's active configuration, which it writes to config.json for the command line."""
+"""The controller's active configuration. The controller writes it to config.json for other commands."""
 
 from __future__ import annotations
 
@@ -12,26 +12,33 @@ from gangwatch.state_folder import StateFolder, write_atomically
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """The active configuration, with the sources that a reload reads again."""
+    """The active configuration, with the file and command-line values from which it can be reloaded."""
 
     file: str
-    """Configuration file; '' for none."""
+    """Path of the configuration file; '' for none."""
     overrides: dict[str, int | bool | str]
-    """Keys set on the command line."""
+    """Values that were set on the command line, by configuration key."""
     config: Config
 
     def read_again(self) -> Config:
-        """Return the configuration of the file and the command line now. Raises ConfigError if the file is invalid."""
+        """Read the file again and return its configuration, overridden by the command line. Raises ConfigError.
+
+        The result includes changes that need a restart.
+        """
         # Without a file, do not read one that appears later at the default path.
         return load(Path(self.file), self.overrides) if self.file else load_defaults(self.overrides)
 
     def reloaded(self) -> InForce:
-        """Return this configuration with the reloadable settings read again. Raises ConfigError."""
+        """Read the file again and return this configuration with the new values of the reloadable settings.
+
+        Settings that need a restart keep their values. Raises ConfigError.
+        """
         return InForce(self.file, self.overrides, take_over(self.config, self.read_again()))
 
 
 def read_in_force(state: StateFolder) -> InForce | None:
-    """Return the latest controller's configuration; None if none ever ran. Raises GangwatchError if unreadable."""
+    """Return the configuration of the state folder's latest controller; None if there was none. Raises
+    GangwatchError."""
     try:
         return msgspec.json.decode(state.config_file.read_bytes(), type=InForce)
     except FileNotFoundError:

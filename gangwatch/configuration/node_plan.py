@@ -1,4 +1,4 @@
-"""Plan of the nodes that run on this machine: their number, names, slots and GPUs."""
+"""Plan of the virtual nodes on this machine: their number, names, slots and GPUs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from gangwatch.configuration.sections import ClusterSection
 from gangwatch.state_folder import NodePlan
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-"""A node name is used in labels, file names and job ids: one label of RFC 1123, where '_' is also allowed."""
+"""Pattern of a valid node name: one label of RFC 1123, where '_' is also allowed."""
 
 LEAST_SLOTS = 4
-"""Minimum default of CPU slots per node, so that gangs of four start even on a laptop."""
+"""Minimum number of CPU slots per node if the configuration sets no number. A gang of four ranks can then start even
+on a laptop."""
 
 _NODES_BY_SIZE = ((64, 8), (16, 4), (0, 2))
-"""(least processors or GPUs, virtual nodes). A job needs two nodes to move."""
+"""Default number of virtual nodes by the size of the machine, as pairs (minimum of processors or GPUs, nodes)."""
 
 
 def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[str, ...]) -> tuple[NodePlan, ...]:
-    """Return the nodes to run on this machine. host: its name; processors: usable ones; gpus: UUIDs of its GPUs.
+    """Return the virtual nodes to run on this machine.
+
+    host: name of the machine. processors: number of usable processors. gpus: UUIDs of its GPUs.
 
     With GPUs, a slot is a GPU, and neighbours in the driver's order share a node. Without GPUs, slots are shares of
-    CPU. Values that the configuration does not set follow from the machine's size: several virtual nodes, so that a job
-    can move, with at least LEAST_SLOTS slots each, even on fewer processors. Raises ConfigError if there are fewer GPUs
-    than requested slots.
+    CPU. Defaults depend on the size of the machine: several nodes, so that a job can move, with at least LEAST_SLOTS
+    slots each. Raises ConfigError if there are fewer GPUs than requested slots.
     """
     units = gpus if cluster.gpus else ()
     count = _count_nodes(cluster, processors, len(units))
@@ -54,7 +56,7 @@ def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[
 
 
 def _count_nodes(cluster: ClusterSection, processors: int, gpus: int) -> int:
-    """Return the number of virtual nodes: as configured, else by the number of GPUs or processors."""
+    """Return the number of virtual nodes: as configured, else derived from the number of GPUs or processors."""
     if cluster.nodes is not None:
         return cluster.nodes
     if cluster.names is not None:
@@ -68,7 +70,10 @@ def _count_nodes(cluster: ClusterSection, processors: int, gpus: int) -> int:
 
 
 def _shared_out(units: int, nodes: int) -> list[int]:
-    """Distribute units evenly over the nodes; the first nodes get one more."""
+    """Distribute the units (processors or GPUs) evenly, and return the number for each node.
+
+    If they do not divide evenly, the first nodes get one more.
+    """
     return [units // nodes + (index < units % nodes) for index in range(nodes)]
 
 
@@ -84,6 +89,6 @@ def oversubscribed(nodes: Sequence[NodePlan], processors: int) -> str:
 
 
 def node_name_of(host: str) -> str:
-    """Return the host's first label, without characters that a node name can't have."""
+    """Return a valid node name: the part of the host's name before the first dot, without invalid characters."""
     name = re.sub(r"[^A-Za-z0-9_-]", "", host.split(".")[0])[:63].strip("_-")
     return name or "node-0"

@@ -13,7 +13,7 @@ _PREEMPT = "policy.preempt = true"
 
 
 def notices(policy: Policy) -> tuple[str, ...]:
-    """Return a sentence for each setting without effect: its key, and the change that makes it effective."""
+    """Return a sentence for each setting that has no effect: its key, and the change that makes it effective."""
     return tuple(f"{what}; set {change}" for what, change in _without_effect(policy))
 
 
@@ -26,9 +26,9 @@ def finding(policy: Policy) -> Finding:
 
 
 def finding_of(state: StateFolder, policy: Policy, named: bool) -> Finding:
-    """Return the finding for the running controller's policy, or for `policy`.
+    """Return the check result for the policy of the running controller, or for `policy` if no controller is running.
 
-    policy: from the configuration file; used if the file was given explicitly (named) or no controller is running.
+    policy: the policy in the configuration file. named: whether the user gave this file; if so, `policy` is checked.
     """
     if named or state.controller() is None:
         return finding(policy)
@@ -40,7 +40,7 @@ def finding_of(state: StateFolder, policy: Policy, named: bool) -> Finding:
 
 
 def _without_effect(policy: Policy) -> list[tuple[str, str]]:
-    """Return settings without effect, each with the change that makes it effective; the change is the same for all."""
+    """Return each setting that has no effect, with the change of the policy that makes it effective."""
     # A quota without borrowing is a limit, which every order enforces.
     shared = [queue.name for queue in policy.queues if queue.quota is not None and queue.borrow]
     weighed = [queue.name for queue in policy.queues if queue.weight != 1.0]

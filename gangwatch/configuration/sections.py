@@ -15,11 +15,11 @@ from agent.schema.identity import CONTROLLER
 from scheduler_feedback.backends.slurm.section import SlurmSection
 
 DEFAULT_PORT = 9420
-"""The controller's port, in the usual range of exporters (9100 and up)."""
+"""Default port of the controller, in the range that Prometheus exporters usually use (9100 and up)."""
 
 
 def parse_listen(text: str, where: str) -> tuple[str, int]:
-    """Return host and port of "HOST:PORT" or "[IPV6]:PORT". Raises ConfigError, which begins with `where`."""
+    """Return host and port of "HOST:PORT" or "[IPV6]:PORT". Raises ConfigError; its message begins with `where`."""
     host, colon, port = text.rpartition(":")
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
     if not colon or not host or not is_port or (":" in host and host[0] != "["):
@@ -28,27 +28,27 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
 
 
 class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """The virtual nodes of this machine."""
+    """Section [cluster]: the virtual nodes of this machine."""
 
     nodes: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Number of nodes; None: from the machine's size (``plan_nodes``)."""
+    """Number of virtual nodes; None derives it from the number of GPUs or processors of the machine."""
     slots: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    """Slots per node; None: one per GPU or per processor, distributed over the nodes."""
+    """Number of slots per node; None divides the GPUs or processors of the machine among the nodes."""
     gpus: bool = True
-    """Whether slots are GPUs, if this machine has any."""
+    """Whether a slot is a GPU if this machine has GPUs. False: a slot is a share of the processors."""
     names: tuple[str, ...] | None = None
-    """Names of the nodes; None: derived from the host's name."""
+    """Names of the nodes; None derives them from the name of the host."""
 
 
 class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An agent: its server, and the sources that it reads."""
+    """Section [agent]: the agent's server, and the sources that the agent reads."""
 
     interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
-    """Time between two frames."""
+    """Time between two frames, in seconds."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port of the first node's agent on loopback; the next nodes use the following ports. 0 picks free ports."""
+    """Port of the first node's agent on loopback. Other nodes' agents use the next ports. 0 picks free ports."""
     listen: str | None = None
-    """HOST:PORT instead of `port`; off loopback it needs `web_config`."""
+    """Address HOST:PORT of the agent's server, in place of `port`. An address off loopback needs `web_config`."""
     web_config: str | None = None
     """File with TLS settings and passwords, in the exporter-toolkit's format."""
     nvml_library: str | None = None
@@ -56,112 +56,144 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sysfs_root: str = "/sys"
     proc_root: str = "/proc"
     kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    """The kubelet's pod-resources socket; '' disables it."""
+    """Path of the kubelet's pod-resources socket, which reports the pod that uses each GPU; '' for none."""
+    pod_label_names: tuple[str, ...] = ()
+    """Keys of pod labels. Series with a label `pod` (DCGM's, and those with `owner_labels`) also get label_KEY.
+    The agent must run in a pod whose service account may list pods."""
     job_files: str | None = None
-    """Folder where a Slurm prolog writes which job has which GPU, as for dcgm-exporter."""
+    """Folder in which a Slurm prolog writes the job that uses each GPU, in the format of dcgm-exporter."""
     step_socket: str | None = None
-    """Path of the step socket; '{node}' is replaced by the node's name.
-    None: in the state folder. In a folder of mode 0711, the ranks of all users can reach it."""
+    """Path of the step socket. '{node}' is replaced by the node's name. None puts the socket in the state folder.
+    If the folder has mode 0711, the ranks of all users can reach the socket."""
     kernel_log: str = "/dev/kmsg"
-    """Path of the kernel's log, or of a recorded log."""
+    """Path of the kernel's log, or of a file with a recorded kernel log."""
     rdma_excluded: tuple[str, ...] = ()
-    """Patterns of names or PCI addresses of RDMA devices that are never read."""
+    """Glob patterns of RDMA devices that the agent never reads, by device name or PCI address."""
     gpu_burst: bool = False
-    """Read each GPU ten times a second to catch extremes within an interval."""
+    """Whether the agent reads each GPU ten times a second, to find minimum and maximum values between two frames."""
     kubelet_pods: str = ""
-    """The kubelet's folder of pods; '' for none. A pod with an emptyDir named 'gangwatch' gets the step socket in it,
-    as agent.sock."""
+    """The kubelet's folder of pods; '' for none. If a pod has an emptyDir volume named 'gangwatch', the agent creates
+    the step socket agent.sock in this volume."""
     step_folder: str | None = None
-    """Folder of the agent where the ranks of all users report, at `agent.sock`; created with mode 0711."""
+    """Folder (mode 0711) in which the agent creates the step socket `agent.sock` for the ranks of all users."""
     frame_readers: tuple[str, ...] = (CONTROLLER,)
-    """Off loopback, only clients with a certificate of one of these names can read frames over TLS; a password does not
-    suffice. Empty: all clients that may read metrics, perhaps with one password for all agents."""
+    """Names of clients that may read frames over TLS, off loopback. A client needs a certificate with one of these
+    names; a password does not suffice. If empty, every client that may read metrics may also read frames."""
     revoked_file: str | None = None
-    """List of revoked certificates (`gangwatch certificates revoke`) of `frame_readers`."""
+    """File that lists revoked certificates of `frame_readers`, written by `gangwatch certificates revoke`."""
     certificate_command: tuple[str, ...] = ()
-    """Argument list, without a shell. The agent runs it at start until web_config's certificate exists, and when a
-    third of its lifetime is left; the command replaces the files. GANGWATCH_NODE in its environment names the node."""
+    """Command that creates or renews the agent's certificate files in web_config, as an argument list without a shell.
+    The agent runs the command if the certificate is missing, and when a third of its lifetime is left. The variable
+    GANGWATCH_NODE contains the node's name."""
+    collectors: dict[str, bool] = {}
+    """Whether the agent runs a collector, by the collector's name. '*' applies to all collectors without an entry. By
+    default all run. docs/how-to/agent.md lists the names."""
 
 
 class StepQuotasSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Quotas of tenants on an agent's step socket. A tenant is a pod, a job, or the user of unattested processes."""
+    """Section [step_quotas]: limits on the processes that report steps to an agent.
+
+    A tenant is a pod, a job, or the user of unattested processes: processes that the agent can't assign to a pod or
+    job.
+    """
 
     reporters: Annotated[int, Meta(ge=1, le=16384)] = 1024
-    """Maximum number of reporting processes."""
+    """Maximum number of processes that report steps to one agent at the same time."""
     reporters_unattested: Annotated[int, Meta(ge=0, le=16384)] = 256
-    """Maximum number of reporters of unattested processes, over all users; the rest is reserved for attested ranks."""
+    """Maximum number of unattested processes (of no known pod or job) among `reporters`. Other processes may use all of
+    `reporters`."""
     reporters_per_pod: Annotated[int, Meta(ge=0, le=16384)] = 64
     reporters_per_job: Annotated[int, Meta(ge=0, le=16384)] = 256
     reporters_per_user: Annotated[int, Meta(ge=0, le=16384)] = 16
     registrations_per_second: Annotated[float, Meta(ge=0.01, le=10_000)] = 4.0
-    """Average number of registrations per second and tenant; a burst may have twice the tenant's reporters."""
+    """Maximum average of registrations per second of one tenant (a pod, a job or a user). A burst of registrations may
+    be twice the tenant's maximum number of reporters."""
     ring_slots: Annotated[int, Meta(ge=256, le=65536)] = 65536
-    """Maximum number of slots in a ring (64 bytes each, in the reporter's memory)."""
+    """Maximum number of records in a step ring. Each record takes 64 bytes of the reporting process's memory."""
     ring_slots_unattested: Annotated[int, Meta(ge=256, le=65536)] = 16384
     name_length: Annotated[int, Meta(ge=1, le=253)] = 128
-    """Maximum length of a gang name from an unattested process, in characters."""
+    """Maximum length in characters of the job's name that an unattested process (of no known pod or job) reports."""
 
 
 class ExporterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of an agent's /metrics. A running agent reloads it on SIGHUP."""
+    """Section [exporter]: the content of an agent's /metrics. A running agent reloads this section on SIGHUP.
+
+    `textfile_folder` and `deny` also apply to the metrics of plug-ins and files in the controller's /metrics.
+    """
 
     profile: Literal["default", "full"] = "default"
-    """'default': the most important series of a node; 'full': all."""
+    """'default' exports the most important series of a node; 'full' exports all series."""
     allow: tuple[str, ...] = ()
-    """Globs of metric names to include regardless of the profile."""
+    """Glob patterns of metric names that are exported regardless of the profile."""
     deny: tuple[str, ...] = ()
-    """Globs of metric names to exclude."""
+    """Glob patterns of metric names that are not exported."""
     series_limit: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
     compatibility: tuple[Literal["dcgm", "node_exporter", "rdma_exporter"], ...] = ()
-    """Additional metric names for existing dashboards."""
+    """Other exporters under whose metric names the values are also exported, for existing dashboards."""
     hostname_label: Literal["Hostname", "hostname"] = "Hostname"
-    """Name of the hostname label in the installed release of dcgm-exporter."""
+    """Name of the label with the hostname. It must be the same as in the installed release of dcgm-exporter."""
+    metrics_file: str | None = None
+    """File in dcgm-exporter's CSV form that selects the metrics of /metrics, in place of `profile`. It also sets their
+    help texts. Names of other exporters in it enable their `compatibility`."""
     owner_labels: bool = False
-    """Put the user of a GPU on each of its series, instead of on an info series to join."""
+    """Whether each series of a GPU has labels of the job that uses the GPU. If not, a separate info series has them."""
+    pod_labels: bool = True
+    """Whether DCGM's series (`compatibility`) have the labels container, namespace and pod of the GPU's user."""
+    textfile_folder: str | None = None
+    """Folder of *.prom files whose metrics are served too, as by node_exporter's textfile collector."""
 
 
 class PushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Push of an agent's series, in addition to scrapes. A running agent reloads it on SIGHUP."""
+    """Settings of a push of an agent's series to a receiver. A running agent reloads them on SIGHUP."""
 
     endpoint: str = ""
-    """Complete URL; '' for none."""
+    """Complete URL of the receiver; '' disables the push."""
     interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 15.0
     headers_file: str | None = None
-    """Lines "Name: value", sent as headers of each request (for example a token)."""
+    """File with lines "Name: value", which are sent as headers of each request (for example a token)."""
     ca_file: str | None = None
-    """Authorities of the receiver's certificate; None for the system's."""
+    """File of the authorities that may sign the receiver's certificate; None for the system's authorities."""
     queue_frames: Annotated[int, Meta(ge=1, le=100_000)] = 40
-    """Frames to queue while the receiver is unavailable; the oldest are dropped first."""
+    """Maximum number of frames to queue while the receiver is unavailable. The oldest frames are dropped first."""
 
 
 class OtlpSection(PushSection, frozen=True, forbid_unknown_fields=True):
-    """Push by OTLP. The controller pushes its own series to `endpoint`, too."""
+    """Section [otlp]: push of metrics by OTLP. The controller also pushes its own series to `endpoint`."""
 
     traces_endpoint: str = ""
     """Complete URL where the controller sends each job's lifecycle as a trace; '' for none."""
+    protocol: Literal["", "http/protobuf", "grpc"] = ""
+    """Protocol of both endpoints. '' is http/protobuf, or OTEL_EXPORTER_OTLP_PROTOCOL for the endpoint of a variable.
+    grpc needs gangwatch[otlp-grpc]."""
+    exporter: Literal["auto", "sdk", "own"] = "auto"
+    """Exporter: 'sdk' is opentelemetry-sdk's (needs gangwatch[otlp] or gangwatch[otlp-grpc]), 'own' is gangwatch's own
+    (HTTP only), 'auto' is the SDK's if it is installed; for HTTP from an agent it is gangwatch's."""
 
 
 class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The controller's server, mode and topology. Requests with the state folder's token have no limits."""
+    """Section [controller]: server, mode and topology.
+
+    Limits on requests do not apply to the state folder's token.
+    """
 
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
-    """Port on loopback; 0 picks a free port."""
+    """Port of the controller on loopback; 0 picks a free port."""
     mode: Literal["observe", "act"] = "act"
-    """Whether decisions of the scheduler feedback are applied."""
+    """'act' applies the controller's decisions on faults; 'observe' only logs and scores these decisions."""
     listen: str | None = None
-    """HOST:PORT instead of `port`; off loopback it needs `web_config` with TLS."""
+    """Address HOST:PORT of the controller, in place of `port`. An address off loopback needs `web_config` with TLS."""
     web_config: str | None = None
-    """File in the exporter-toolkit's format. Its users, and holders of a token, may read; [access] defines roles."""
+    """File with TLS settings and users, in the exporter-toolkit's format. These users may only read."""
     topology_file: str | None = None
-    """Switches of the nodes, as Slurm's topology.conf or as TOML (fabric_file.py)."""
+    """File that assigns nodes to network switches: a topology.conf of Slurm, or a TOML file (fabric_file.py)."""
     connections: Annotated[int, Meta(ge=16, le=65536)] = 1024
     """Maximum number of open connections."""
     connections_per_peer: Annotated[int, Meta(ge=8, le=65536)] = 256
-    """Maximum number of open connections per address, or on loopback per user."""
+    """Maximum number of open connections per client address, or on loopback per user."""
     requests_per_second: Annotated[float, Meta(ge=1, le=100_000)] = 100.0
-    """Maximum request rate per peer; requests above it are delayed."""
+    """Maximum number of requests per second from one client address or local user. Further requests are delayed."""
     streams: Annotated[int, Meta(ge=1, le=16384)] = 256
-    """Maximum number of event streams, including those of open pages."""
+    """Maximum number of event streams, including the streams of open pages."""
     streams_per_peer: Annotated[int, Meta(ge=1, le=16384)] = 64
 
     def address(self) -> tuple[str, int]:
@@ -173,102 +205,108 @@ RoleWord = Literal["viewer", "submitter", "operator"]
 
 
 class AccessSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tokens, sessions and the audit log. The state folder's token is always an operator's."""
+    """Section [access]: tokens, logins and the audit log. The state folder's token always has the role operator."""
 
     token_files: tuple[str, ...] = ()
-    """Tokens with names, users and roles, written by `gangwatch token`; read again when they change."""
+    """Files with tokens, their users and their roles, written by `gangwatch token`. A changed file is read again."""
     session_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 12 * 3600.0
-    """Maximum duration of a login on the page."""
+    """Maximum duration of a login on the page, in seconds."""
     session_idle_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 2 * 3600.0
-    """Maximum time of a login without a request."""
+    """Time in seconds without a request after which a login on the page ends."""
     audit_target: Literal["file", "stdout"] = "file"
-    """Audit log of user actions: 'file', in the state folder's audit/, or 'stdout', for a container's log collector."""
+    """Destination of the audit log of user actions: 'file' (in audit/ of the state folder) or 'stdout'."""
     audit_bytes: Annotated[int, Meta(ge=65536)] = 64 * 1024 * 1024
-    """Size at which the file is rotated."""
+    """Size in bytes at which the audit file is rotated."""
     audit_files: Annotated[int, Meta(ge=1, le=1000)] = 10
-    """Number of rotated files to keep."""
+    """Number of rotated audit files to keep."""
 
 
 class OidcSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Logins through an OpenID provider; needs `gangwatch[oidc]`."""
+    """Section [oidc]: logins through an OpenID provider. It needs the package `gangwatch[oidc]`."""
 
     issuer: str = ""
-    """URL of the provider; '' for none."""
+    """URL of the OpenID provider; '' for none."""
     client_id: str = ""
-    """This controller's client id; only tokens for it are accepted."""
+    """Client id of this controller at the provider. Only tokens that were issued for this id are accepted."""
     client_secret_file: str | None = None
-    """File with the client secret, if the provider issued one."""
+    """File with the client secret; None if the provider issued no secret."""
     redirect_url: str = ""
-    """https://HOST:PORT/login/oidc/callback, for logins on the page; '' accepts only bearer tokens."""
+    """URL to which the provider returns users after a login on the page: https://HOST:PORT/login/oidc/callback.
+    '' disables logins on the page; only bearer tokens are accepted."""
     user_claim: str = "sub"
-    """Claim with the user name. Users must not be able to choose its value, and jobs must use the same name."""
+    """Claim of the token that contains the user name. It must be the name that jobs use, and users must not be able to
+    change it."""
     groups_claim: str = "groups"
     roles: dict[str, RoleWord] = {}
-    """Role by group."""
+    """Role of the members of each group at the provider, by group name."""
     default_role: Literal["", "viewer", "submitter", "operator"] = ""
-    """Role of users without a group in `roles`; '' refuses these users."""
+    """Role of users who have no group in `roles`; '' refuses these users."""
     algorithms: tuple[str, ...] = ("RS256", "ES256")
-    """Accepted signature algorithms of tokens."""
+    """Signature algorithms of tokens that are accepted."""
     scopes: tuple[str, ...] = ("openid", "profile", "groups")
-    """Scopes that a login requests."""
+    """OpenID scopes that the controller requests at a login."""
     ca_file: str | None = None
-    """Authorities of the provider's certificate; None for the system's."""
+    """File of the authorities that may sign the provider's certificate; None for the system's authorities."""
 
 
 class TokenReviewSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tokens that a Kubernetes API server authenticates, such as those of service accounts."""
+    """Section [token_review]: tokens that a Kubernetes API server authenticates, such as service account tokens."""
 
     enabled: bool = False
     audiences: tuple[str, ...] = ()
-    """Required audiences of tokens; empty: the API server's own audiences."""
+    """Audiences that a token must have been issued for; empty accepts the API server's own audiences."""
     roles: dict[str, RoleWord] = {}
-    """Role by user or group name."""
+    """gangwatch role of each Kubernetes user or group, by name."""
     access_review: bool = True
-    """Whether the cluster's RBAC also grants roles: verb use, apiGroup gangwatch.io, resource roles, by name."""
+    """Whether RBAC rules of the cluster also grant gangwatch roles. A rule grants a role if it allows the verb `use` on
+    the resource `roles` (API group gangwatch.io) with the name of the role."""
     kubeconfig: str | None = None
-    """Access to the API server; None: the pod's service account."""
+    """Path of the kubeconfig file for the API server; None uses the service account of the pod."""
 
 
 class ClientSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The controller that the command line uses if no state folder is given."""
+    """Section [client]: the controller that the command line uses if no state folder is given."""
 
     url: str = ""
-    """URL of the controller; '' for this user's own controller."""
+    """URL of the controller; '' uses the controller of this user's state folder."""
     ca_file: str | None = None
-    """File of the authorities of the controller's certificate."""
+    """File of the authorities that may sign the controller's certificate; None for the system's authorities."""
     token_file: str | None = None
-    """File with a copy of the token in the controller's state folder."""
+    """File with a copy of the token in the controller's state folder; None sends no token."""
     cert_file: str | None = None
-    """The client's certificate, if the controller requires one."""
+    """File of the client's certificate, if the controller requires one."""
     key_file: str | None = None
 
 
 class FeedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The controller's access to agents that use TLS."""
+    """Section [feed]: how the controller connects to agents that use TLS."""
 
     ca_file: str | None = None
-    """Authorities of the agents' certificates."""
+    """File of the authorities that may sign the agents' certificates; None for the system's authorities."""
     cert_file: str | None = None
-    """The controller's certificate, for agents that require one."""
+    """File of the controller's certificate, for agents that require one."""
     key_file: str | None = None
     username: str = ""
-    """User name, for agents that require a password."""
+    """User name that the controller sends to agents that require a password."""
     password_file: str | None = None
     verify: Literal["node", "host"] = "node"
     """'node': an agent's certificate must name its node. 'host': it must name the host in the agent's URL."""
     revoked_file: str | None = None
-    """List of revoked certificates (`gangwatch certificates revoke`); read again when it changes."""
+    """File that lists revoked certificates, of `gangwatch certificates revoke`. A changed file is read again."""
 
 
 class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Snapshots and retention of the journal. Rows that a restart needs are always kept."""
+    """Section [store]: snapshots of the state in the journal, and deletion of old journal entries.
+
+    Entries that a restart of the controller needs are never deleted.
+    """
 
     snapshot_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0
-    """Time between two snapshots of the state; a restart replays the journal from the latest."""
+    """Seconds between two snapshots of the state. A restart replays the journal from the latest snapshot."""
     keep_days: Annotated[float, Meta(ge=0.01, le=3650)] = 30.0
-    """Age at which journal rows and stories of ended jobs are deleted."""
+    """Age in days at which journal entries and the stories of ended jobs are deleted."""
     journal_bytes: Annotated[int, Meta(ge=1_000_000)] = 512 * 1024 * 1024
-    """File size above which the oldest rows are deleted earlier."""
+    """If the journal file is larger than this number of bytes, the oldest entries are deleted before `keep_days`."""
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

@@ -1,4 +1,4 @@
-"""The demo's report, computed from the journal, the agents' streams and a run without gangwatch."""
+"""The demo's report, from the journal, the agents' streams, and a comparison run of the training without gangwatch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 
 from gangwatch.demo.listener import SeenStep
 from gangwatch.demo.play import TRAINING_RANKS, Play, run_training, training_command
-from gangwatch.demo.report import Truth, failures, false_verdicts, is_true, per_step, steps_repeated, typical
+from gangwatch.demo.report import (
+    LOCAL_LIMITS,
+    Limits,
+    Truth,
+    failures,
+    false_verdicts,
+    is_true,
+    per_step,
+    steps_repeated,
+    typical,
+)
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.state import State
@@ -18,17 +28,24 @@ from scheduler_feedback.journal.replay import about, replay, start_times
 from scheduler_feedback.journal.store import Loaded, NumberedEntry, Store
 
 _WAY_BACK = {"probe": "a probe", "probation": "probation", "recovered": ""}
-"""Kinds of entries about a node's recovery, and their names in the summary."""
+"""Kinds of journal entries about a node's recovery, and the words for each kind in the summary."""
 
 
 class Account:
-    """All input of the report, read after the cluster has been stopped.
+    """Data from which the demo's report is computed, read after the cluster has been stopped.
 
-    uninterrupted: result of the same training without gangwatch; None if it was not run.
+    uninterrupted: result of the same training without gangwatch; None if it was not run. limits: limits of the checks.
     """
 
-    def __init__(self, play: Play, steps: list[SeenStep], uninterrupted: dict[str, Any] | None) -> None:
+    def __init__(
+        self,
+        play: Play,
+        steps: list[SeenStep],
+        uninterrupted: dict[str, Any] | None,
+        limits: Limits = LOCAL_LIMITS,
+    ) -> None:
         self.play = play
+        self.limits = limits
         self.steps = steps
         self.uninterrupted = uninterrupted
         store = Store(play.state_folder / "store.sqlite")
@@ -48,7 +65,7 @@ class Account:
         ]
 
     def truth(self) -> Truth | None:
-        """Return what the disturbance process recorded; None if there was no disturbance."""
+        """Return the slowed rank and the begin and end of its disturbance; None if the demo slowed no rank."""
         target, lines = self.play.target, self.play.disturbance_lines
         if target is None:
             return None
@@ -57,7 +74,7 @@ class Account:
         return Truth(target["job"], target["rank"], target["node"], began, ended)
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """Return every verdict in the journal, in order."""
+        """Return every verdict in the journal as a document, oldest first."""
         return [
             {
                 "job": event.gang,
@@ -76,7 +93,7 @@ class Account:
         ]
 
     def migrations(self) -> list[dict[str, Any]]:
-        """Return every applied decision to move a gang, with the terms of its cost test."""
+        """Return every applied decision to move a gang, with the costs and the gain that the controller compared."""
         return [
             {"job": entry.subject, "wall_ns": entry.wall_ns, "text": entry.text, "terms": dict(entry.detail)}
             for entry in (numbered.entry for numbered in self.entries)
@@ -84,11 +101,11 @@ class Account:
         ]
 
     def started_ns(self, job_id: str) -> int | None:
-        """Return the time of the decision to start the job for the first time."""
+        """Return the time in ns of the first decision to start the job; None if the job was never started."""
         return next((now for now, start in self.starts if start.job_id == job_id), None)
 
     def head_delay_seconds(self, head: str, backfilled: str) -> float | None:
-        """Return how much later the head started than in a replay of the journal without the backfilled job."""
+        """Return by how many seconds the backfilled job delayed the head."""
         _, outcomes = replay(
             self.journal.state or State(),
             ((row.now_ns, row.events) for row in self.journal.journal),
@@ -98,7 +115,10 @@ class Account:
         return None if really is None or without is None else (really - without) / 1e9
 
     def training(self) -> dict[str, Any]:
-        """Return steps made, steps repeated, and whether the weights equal those of the run without gangwatch."""
+        """Return the training's number of steps and of repeated steps, and the hash of its final weights.
+
+        Also return whether these weights are those of the run without gangwatch.
+        """
         gang = self.play.job_ids["training"]
         path = self.play.state_folder.parent / "training" / "result.json"
         result = json.loads(path.read_text()) if path.exists() else None
@@ -113,7 +133,7 @@ class Account:
         }
 
     def report(self) -> dict[str, Any]:
-        """Return the report; a value is None if it was not observed."""
+        """Return the report of the demo. A value that was not observed is None."""
         play, truth = self.play, self.truth()
         gang = play.job_ids["training"]
         verdicts = self.verdicts()
@@ -161,7 +181,7 @@ class Account:
             "reprobation_seconds": None if back is None else (back - truth.ended_ns) / 1e9,
             "trusted_by_way_of": by_way_of,
         }
-        broken = failures(report)
+        broken = failures(report, self.limits)
         return report | {"passed": not broken, "failures": broken}
 
     def _backfilled(self) -> dict[str, Any] | None:
@@ -172,7 +192,7 @@ class Account:
 
 
 def uninterrupted(play: Play) -> dict[str, Any]:
-    """Run the training again with the same seed, without gangwatch, pauses or interruption, and return its result."""
+    """Run the training again without gangwatch and without interruption, with the same seed. Return its result."""
     folder = play.state_folder.parent / "uninterrupted"
     folder.mkdir(parents=True, exist_ok=True)
     return run_training(training_command(play.steps, play.seed, 0.0, folder), ranks=TRAINING_RANKS)

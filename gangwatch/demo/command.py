@@ -1,4 +1,4 @@
-"""The command `demo`, from start to report."""
+"""The command `gangwatch demo`: runs the demo and prints its report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gangwatch.extras import needs
+
 if TYPE_CHECKING:
     from gangwatch.demo.play import Schedule
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command("demo")
+@needs("controller")
 @click.option(
     "--seconds", type=click.FloatRange(30, 3600), default=90.0, show_default=True, help="Approximate duration."
 )
@@ -80,7 +83,10 @@ def demo(
 
 
 def perform(work: Path, seed: int, schedule: Schedule, disturbed: bool) -> dict[str, Any]:
-    """Run the whole demo in the folder `work` and return its report."""
+    """Run the whole demo in the folder `work` and return its report.
+
+    schedule: duration of each part. disturbed: whether to slow a rank.
+    """
     from gangwatch.demo.account import Account, uninterrupted
     from gangwatch.demo.conductor import Conductor
     from gangwatch.demo.play import measure_pace

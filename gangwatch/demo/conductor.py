@@ -46,7 +46,7 @@ probation_seconds = 5
 
 
 class Conductor:
-    """One run of the demo. ``perform`` returns the Play and always stops everything that it started."""
+    """One run of the demo. ``perform`` returns the record of the run and always stops everything that it started."""
 
     def __init__(self, folder: Path, seed: int, schedule: Schedule, say: Say) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class Conductor:
     # --- jobs ---
 
     def submit(self, name: str, ranks: int, steps: int, time_limit: float, **more: Any) -> str:
-        """Submit a training job with this name, record its id in the play, and return the id."""
+        """Submit a training job with this name. Store its id in the record of the run and return it."""
         work = self.folder / name
         work.mkdir(parents=True, exist_ok=True)
         specification = {
@@ -116,7 +116,8 @@ class Conductor:
         raise DemoError(f"the controller no longer lists node {node}")
 
     def wait_until(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
-        """Poll until the condition holds. Raises DemoError with `what` after `seconds`."""
+        """Wait until the condition is true. Raise DemoError after `seconds`. what: description of the condition, for
+        the error."""
         if not self.happened(condition, seconds):
             raise DemoError(f"timed out after {seconds:.0f} s, waiting until {what}")
 
@@ -129,7 +130,8 @@ class Conductor:
         return True
 
     def steps_done(self, name: str, attempt: int | None = None) -> int:
-        """Return the number of distinct steps of the job that the agents have reported."""
+        """Return the number of the job's steps that agents have reported, each counted once. attempt: None for all
+        attempts."""
         gang = self.play.job_ids[name]
         return len({s.step for s in self.listener.steps() if s.gang == gang and attempt in (None, s.attempt)})
 
@@ -154,7 +156,7 @@ class Conductor:
             self.play.disturbance_lines.append(json.loads(line))
 
     def end_disturbance(self) -> None:
-        """Stop the disturbance if it runs; it continues its stopped processes before it exits."""
+        """Stop the disturbance process if it runs. The process continues (SIGCONT) all ranks before it exits."""
         if self._disturber is None:
             return
         self._disturber.send_signal(signal.SIGTERM)
@@ -168,7 +170,7 @@ class Conductor:
     # --- sequence ---
 
     def perform(self, disturbed: bool) -> Play:
-        """Run the whole sequence; everything is stopped when it returns or raises."""
+        """Run the whole demo and return its record. All processes are stopped when this function returns or raises."""
         try:
             self.up()
             self._open()
@@ -183,7 +185,7 @@ class Conductor:
         return self.play
 
     def _open(self) -> None:
-        """Start training and filler, queue a gang of six ranks, and measure undisturbed step times."""
+        """Run the first part: start two jobs, queue a gang of six ranks, and measure undisturbed step times."""
         schedule, play = self.schedule, self.play
         limit = 4 * play.steps * play.step_seconds  # users overestimate run times
         self.submit(
@@ -200,7 +202,10 @@ class Conductor:
         time.sleep(schedule.steady)
 
     def _fault(self) -> None:
-        """Slow one rank; wait for verdict, move and backfill; end the fault and wait until the node is healthy."""
+        """Run the second part: slow down one rank, and wait for the verdict, the move and the backfilled job.
+
+        Then end the fault and wait until the node is healthy again.
+        """
         schedule, play = self.schedule, self.play
         self.begin_disturbance()
         assert play.target is not None
@@ -227,11 +232,11 @@ class Conductor:
             self.say(f"{node} passed its probe and its probation: healthy again")
 
     def steps_in(self, seconds: float) -> int:
-        """Return how many steps of the training fit into `seconds`, by the calibration."""
+        """Return how many steps the training makes in `seconds`, by the step time that was measured before."""
         return max(10, round(seconds / self.play.step_seconds))
 
     def _close(self) -> None:
-        """Wait until the training and then the head of the queue have ended."""
+        """Run the last part: wait until the training and then the head of the queue have ended."""
         if self.state_of("filler") == "running":
             self.cancel("filler")
         self.wait_until("the training ends", lambda: self.state_of("training") in ENDED, 180)

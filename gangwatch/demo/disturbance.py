@@ -1,11 +1,12 @@
 """The demo's fault: a separate process that slows the processes in one slot.
 
 It stops and continues (SIGSTOP, SIGCONT) the processes of one slot of one node. It finds them through the rank files,
-as agents do, and does not contact the controller. It uses the standard library only, and prints each act as a JSON line
-on standard output; the report reads from them when the fault began and ended.
+as agents do, and does not contact the controller. It prints each stop and continuation as a JSON line on standard
+output, from which the report takes the begin and end of the fault.
 
-Signals are sent through a pidfd, after a comparison with the start time in the rank file, so a process that reuses the
-pid is never signalled. Unless it is killed with SIGKILL, the program continues all stopped processes before it exits.
+Signals are sent through a pidfd, after a comparison with the start time in the rank file, so a process that reuses
+the pid is never signalled. Unless it is killed with SIGKILL, the program continues all stopped processes before it
+exits.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ from types import FrameType
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Alternating stop and run times in seconds, each drawn uniformly from its range."""
+    """Pattern of the disturbance: a rank is stopped for a random time (`held`), then runs for a random time (`free`).
+
+    Each field is a range in seconds from which the times are drawn uniformly.
+    """
 
     held: tuple[float, float] = (0.12, 0.32)
     free: tuple[float, float] = (0.10, 0.25)
 
     def pauses(self, source: random.Random) -> Iterator[tuple[float, float]]:
-        """Yield pairs of stop and run times in seconds, without end."""
+        """Yield endless random pairs: seconds to stop a rank, seconds to let it run."""
         while True:
             yield source.uniform(*self.held), source.uniform(*self.free)
 
 
 def start_time(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return the process's start in clock ticks since boot (field 22 of /proc/PID/stat); None if it has exited."""
+    """Return the process's start time in clock ticks since boot (field 22 of /proc/PID/stat); None if it has exited."""
     try:
         text = (proc / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -60,7 +64,7 @@ def processes_of(ranks_folder: Path, slot: int) -> list[tuple[int, int]]:
 
 
 def send(pid: int, started: int, what: signal.Signals) -> bool:
-    """Send a signal to exactly this process; return False if it has exited."""
+    """Send a signal to the process with this pid and start time; return False if the process has exited."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -83,7 +87,7 @@ def say(act: str, **detail: object) -> None:
 
 
 class _EndedError(Exception):
-    """Request to exit, raised by a signal handler."""
+    """Exception that a signal handler raises to end the program."""
 
 
 def disturb(ranks_folder: Path, slot: int, seed: int, pattern: Pattern, seconds: float) -> None:

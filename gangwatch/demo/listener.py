@@ -1,7 +1,6 @@
 """Reader of the agents' frame streams, independent of the controller.
 
-The report takes its step times from here and not from the controller, so that gangwatch's success is checked against
-telemetry that any client can read.
+The demo's report takes step times from these streams, so that its checks do not depend on the controller.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import http.client
 import threading
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.schema.errors import FrameError
@@ -18,14 +18,14 @@ from agent.schema.wire import MessageSplitter, decode
 
 @dataclass(frozen=True, slots=True)
 class SeenStep:
-    """One finished step of one rank; durations in seconds."""
+    """One finished step of one rank, from an agent's stream. Durations are in seconds."""
 
     gang: str
     attempt: int
     rank: int
     step: int
     ended_wall_ns: int
-    """End of the step by the host's clock."""
+    """Wall time in ns at which the step ended."""
     duration_seconds: float
     wait_seconds: float | None
 
@@ -42,14 +42,21 @@ class Listener:
 
     def listen(self, url: str) -> None:
         """Subscribe to the agent at `url` (http://127.0.0.1:PORT), and receive only its step records."""
-        thread = threading.Thread(target=self._read, args=(url,), name=f"listener {url}", daemon=True)
+        netloc = urllib.parse.urlsplit(url).netloc
+        self.listen_with(url, lambda: http.client.HTTPConnection(netloc, timeout=10))
+
+    def listen_with(self, name: str, connect: Callable[[], http.client.HTTPConnection]) -> None:
+        """Subscribe to an agent through connections that `connect` makes. It may raise OSError; it is called again."""
+        thread = threading.Thread(target=self._read, args=(connect,), name=f"listener {name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _read(self, url: str) -> None:
-        netloc = urllib.parse.urlsplit(url).netloc
+    def _read(self, connect: Callable[[], http.client.HTTPConnection]) -> None:
         while not self._closed.wait(0.2):
-            connection = http.client.HTTPConnection(netloc, timeout=10)
+            try:
+                connection = connect()
+            except OSError:
+                continue
             with self._lock:
                 self._connections.append(connection)
             try:
@@ -87,7 +94,7 @@ class Listener:
             self._steps += seen
 
     def steps(self) -> list[SeenStep]:
-        """Return all steps received so far."""
+        """Return all finished steps that the agents have reported to this reader."""
         with self._lock:
             return list(self._steps)
 

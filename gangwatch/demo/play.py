@@ -3,8 +3,8 @@
 It uses only public interfaces: `gangwatch up`, the API and the agents' streams. The disturbance is a separate process
 that the controller has no information about.
 
-Eight slots share the machine's processors. Each step therefore pauses, where a GPU would compute, just long enough to
-keep six ranks below ``LOAD`` of all processors. The pause is measured on the machine; with enough processors it is 0.
+The ranks share the machine's processors. Each step therefore contains a pause, so that six ranks use at most the share
+``LOAD`` of all processors. The length of the pause is measured on the machine; with enough processors it is 0.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ TRAINING_RANKS = 4
 HEAD_RANKS = 6
 RANKS_AT_ONCE = 6
 LOAD = 0.45
-"""Share of all processors for six ranks; agents, controller and operating system need the rest."""
+"""Share of all processors that six ranks may use (0 to 1). The agents and the controller need the rest."""
 
 
 class DemoError(GangwatchError):
-    """Failure of the demo itself; the message says where and why."""
+    """Failure of the demo itself, not of a check. The message names the failed part and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Duration of each part, in seconds."""
+    """Duration of each part of the demo, in seconds."""
 
     warm_up: float
     steady: float
@@ -45,7 +45,10 @@ class Schedule:
 
     @classmethod
     def of(cls, seconds: float) -> Schedule:
-        """Divide the given duration into parts; each part has a minimum that the checks need."""
+        """Return the durations of the parts for a demo of `seconds`.
+
+        The checks need a minimum duration of each part.
+        """
         return cls(
             warm_up=max(6.0, seconds * 0.08),
             steady=max(10.0, seconds * 0.14),
@@ -54,13 +57,16 @@ class Schedule:
         )
 
     def training_seconds(self, disturbed: bool) -> float:
-        """Return how long the training must run, undisturbed, to be running in every part."""
+        """Return the duration of the training's steps at normal speed, so that it runs until the last part of the demo.
+
+        disturbed: whether the demo slows a rank of the training.
+        """
         return self.warm_up + self.steady + self.after + (18.0 if disturbed else 2.0)
 
 
 @dataclass(slots=True)
 class Play:
-    """Record of a run of the demo; wall times in ns."""
+    """Record of one run of the demo: its folders, jobs and times. Times are wall times in ns."""
 
     state_folder: Path
     seed: int
@@ -85,7 +91,7 @@ def example(name: str) -> Path:
 
 
 def training_command(steps: int, seed: int, pace_seconds: float, folder: Path) -> list[str]:
-    """Return the command of a training job with its checkpoint and result in `folder`."""
+    """Return the command line of a training job that writes its checkpoint and result to `folder`."""
     return [
         sys.executable,
         str(example("train_dp.py")),
@@ -105,7 +111,10 @@ def training_command(steps: int, seed: int, pace_seconds: float, folder: Path) -
 
 
 def plain_environment() -> dict[str, str]:
-    """Return this process's environment without scheduler and reporter variables, with one thread per process."""
+    """Return this process's environment without variables of schedulers and gangwatch.
+
+    Numerical libraries get one thread per process.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -118,8 +127,8 @@ def plain_environment() -> dict[str, str]:
 def measure_pace(folder: Path, seed: int) -> tuple[float, float]:
     """Return (pause per step, expected step time) in seconds, measured with a single rank on this machine.
 
-    Six ranks that compute c seconds per step use LOAD of n processors if a step takes 6 c / (LOAD n). The training's
-    ranks compute at the same time, so c of this time is work, or 4 c / n if n is less than four.
+    The pause limits six ranks together to the share LOAD of all processors. On fewer than four processors, the
+    training's four ranks share them, and the expected step time is longer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     compute = float(run_training(training_command(40, seed, 0.0, folder), ranks=1)["step_seconds"])

@@ -1,4 +1,4 @@
-"""The demo's figures and checks, computed from observations. Pure functions.
+"""Functions that compute the demo's figures and checks from observations, without side effects.
 
 Every figure comes from one of three independent sources: the steps in the agents' streams, the controller's journal,
 and the times that the disturbance recorded for its begin and end.
@@ -13,11 +13,23 @@ from typing import Any
 
 from gangwatch.demo.listener import SeenStep
 
-DETECT_WITHIN_SECONDS = 15.0
-RUNNING_AGAIN_WITHIN_SECONDS = 10.0
-AFTER_WITHIN = 0.10
-HEAD_DELAY_WITHIN_SECONDS = 0.5
-"""Limits of the demo's checks."""
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the checks. The demo fails if a figure exceeds its limit."""
+
+    detect_seconds: float = 15.0
+    """From the begin of the disturbance to the verdict."""
+    running_again_seconds: float = 10.0
+    """From the verdict to the first step of the moved job."""
+    after_share: float = 0.10
+    """Difference between the job's step time after its move and that before the disturbance (0.1 is 10 %)."""
+    head_delay_seconds: float = 0.5
+    """Time by which the backfilled job delays the start of the queue's head."""
+
+
+LOCAL_LIMITS = Limits()
+"""Limits of the demo on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,10 @@ class Truth:
 
 
 def per_step(steps: Iterable[SeenStep], gang: str, begin_ns: int, end_ns: int) -> list[float]:
-    """Return the slowest rank's duration of each step that ended in the window, in seconds and in step order."""
+    """Return the duration in seconds of each step on its slowest rank, in step order.
+
+    Only steps that ended between `begin_ns` and `end_ns` count.
+    """
     slowest: dict[tuple[int, int], float] = {}
     for step in steps:
         if step.gang == gang and begin_ns <= step.ended_wall_ns < end_ns:
@@ -42,7 +57,7 @@ def per_step(steps: Iterable[SeenStep], gang: str, begin_ns: int, end_ns: int) -
 
 
 def typical(durations: Sequence[float]) -> float | None:
-    """Return the interquartile mean: the step time, unaffected by outliers in up to a quarter of the steps."""
+    """Return the mean of the durations without the smallest and largest quarter; None if there are none."""
     if not durations:
         return None
     ordered = sorted(durations)
@@ -51,18 +66,19 @@ def typical(durations: Sequence[float]) -> float | None:
 
 
 def steps_repeated(steps: Iterable[SeenStep], gang: str) -> int:
-    """Return how many steps rank 0 repeated, over all attempts."""
+    """Return how many steps rank 0 of the gang has repeated after restarts."""
     done = [step.step for step in steps if step.gang == gang and step.rank == 0]
     return len(done) - len(set(done))
 
 
 def false_verdicts(verdicts: Iterable[dict[str, Any]], truth: Truth | None) -> list[dict[str, Any]]:
-    """Return the verdicts that differ from the truth; all of them if there was no disturbance."""
+    """Return the verdicts that do not match the disturbance; all verdicts if there was no disturbance."""
     return [verdict for verdict in verdicts if not is_true(verdict, truth)]
 
 
 def is_true(verdict: dict[str, Any], truth: Truth | None) -> bool:
-    """Return whether a verdict names the disturbed gang, rank and node, after the disturbance began."""
+    """Return whether a verdict names the disturbed gang, rank and node, and was reported after the disturbance
+    began."""
     return (
         truth is not None
         and verdict["job"] == truth.gang
@@ -72,8 +88,8 @@ def is_true(verdict: dict[str, Any], truth: Truth | None) -> bool:
     )
 
 
-def failures(report: dict[str, Any]) -> list[str]:
-    """Return a sentence for each failed check of a disturbed run; empty if all passed."""
+def failures(report: dict[str, Any], limits: Limits = LOCAL_LIMITS) -> list[str]:
+    """Return a sentence for each failed check of a run with a disturbance; empty if all checks passed."""
     broken: list[str] = []
     verdict = report["verdict"]
     if verdict is None:
@@ -83,23 +99,23 @@ def failures(report: dict[str, Any]) -> list[str]:
         broken.append(f"wrong verdict, it does not match the disturbance: {verdict['sentence']}")
     if report["false_verdicts"]:
         broken.append(f"{report['false_verdicts']} false verdicts")
-    broken += _over("seconds from disturbance to verdict", report["seconds_to_detect"], DETECT_WITHIN_SECONDS)
+    broken += _over("seconds from disturbance to verdict", report["seconds_to_detect"], limits.detect_seconds)
     broken += _over(
         "seconds from verdict to the first step after the restart",
         report["seconds_to_running_again"],
-        RUNNING_AGAIN_WITHIN_SECONDS,
+        limits.running_again_seconds,
     )
     before, after = report["step_seconds"]["before"], report["step_seconds"]["after"]
     if before is None or after is None:
         broken.append("the step times before and after could not be measured")
-    elif abs(after / before - 1) > AFTER_WITHIN:
+    elif abs(after / before - 1) > limits.after_share:
         broken.append(f"the step time after the move is {after / before:.2f} times that before")
     backfilled = report["backfilled"]
     if backfilled is None:
         broken.append("no job was backfilled")
     else:
         broken += _over(
-            "delay of the queue's head in seconds", backfilled["head_delay_seconds"], HEAD_DELAY_WITHIN_SECONDS
+            "delay of the queue's head in seconds", backfilled["head_delay_seconds"], limits.head_delay_seconds
         )
     if report["training"]["weights_match_uninterrupted"] is not True:
         broken.append("the final weights differ from those of an uninterrupted run")
@@ -118,7 +134,7 @@ def _over(what: str, value: float | None, bound: float) -> list[str]:
 
 
 def summary(report: dict[str, Any]) -> list[str]:
-    """Return the report in sentences."""
+    """Return the demo's report as text in sentences."""
     lines: list[str] = []
     if report["disturbed"] is None:
         lines.append(
@@ -145,10 +161,9 @@ def summary(report: dict[str, Any]) -> list[str]:
             f"{seconds['after'] * 1000:.0f} ms after the disturbance."
         )
     if report["backfilled"] is not None:
-        lines.append(
-            f"{report['backfilled']['job']} was backfilled and delayed the head of the queue by "
-            f"{report['backfilled']['head_delay_seconds']:.2f} s."
-        )
+        delay = report["backfilled"]["head_delay_seconds"]
+        how = "how much it delayed the head is unknown" if delay is None else f"it delayed the head by {delay:.2f} s"
+        lines.append(f"{report['backfilled']['job']} was backfilled; {how}.")
     training = report["training"]
     same = "equal" if training["weights_match_uninterrupted"] else "DIFFER from"
     lines.append(

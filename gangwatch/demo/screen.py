@@ -31,12 +31,12 @@ SHOWN_LINES = 8
 
 
 def sparkline(values: list[float], most: float) -> str:
-    """Return one bar per value, full height at `most`."""
+    """Return a text with one bar character per value. A value of `most` or more has the full height."""
     return "".join(_BARS[min(len(_BARS) - 1, int(value / most * len(_BARS)))] for value in values) if most > 0 else ""
 
 
 class Screen:
-    """The screen, as a context manager. ``say`` may be called from any thread."""
+    """The demo's screen, a context manager. Any thread may call ``say``."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -63,7 +63,7 @@ class Screen:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Show a message with the elapsed time."""
+        """Show a message on the screen, with the time since the start of the demo."""
         line = f"{time.monotonic() - self._began:6.1f} s  {text}"
         self._lines.append(line)
         if self._live is None:
@@ -71,7 +71,7 @@ class Screen:
             sys.stderr.flush()
 
     def watch(self, conductor: Conductor) -> None:
-        """Start to show the cluster of the given run of the demo."""
+        """Show the cluster of this demo run from now on."""
         self._conductor = conductor
 
     def _paint(self) -> None:

@@ -1,8 +1,8 @@
-"""Heat map of a job's own times by rank and step, for a terminal; heat_map_page.py draws the same as a page.
+"""Heat map of the ranks' own times in each step, for a terminal. heat_map_page.py draws the same map as a page.
 
 The value of a cell is the rank's own time in a step divided by the median of its peers in that step; 1 is normal speed.
-If own times are unknown, it is the step time divided by the median step time. If several cells share a character, the
-worst is shown.
+If own times are unknown, the value is the step time divided by the median step time. If several cells share a
+character, the largest value is shown.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from scheduler_feedback.step_traces.judging import JobReport
 TERMINAL_ROWS, TERMINAL_COLUMNS = 40, 96
 SHADES = " ·░▒▓█"
 LIMITS = (1.05, 1.1, 1.25, 1.5, 2.0)
-"""Lower limits of the shades; a cell below the first limit is blank."""
+"""Smallest value of a cell that gets each shade. The value is a rank's own time divided by the median of its peers. A
+cell below the first number is blank."""
 
 COLOURS = (None, 250, 229, 221, 208, 196)
-"""Colour of each shade, from the 256-colour palette: grey, yellow, red."""
+"""Colour of each shade, as a number of the 256-colour palette (grey, yellow, red); None for the default colour."""
 
 
 def ratios(report: JobReport) -> FloatArray:
-    """Return each rank's own time divided by that of its peers, as float64 [steps, ranks]; NaN if unknown."""
+    """Return each rank's own time divided by the median of its peers' own times, as an array [step, rank].
+
+    NaN if a time is unknown. If no own time is known, step times are used.
+    """
     own = report.own_seconds
     if not np.isfinite(own).any():
         seconds = report.seconds
@@ -44,10 +48,11 @@ def ratios(report: JobReport) -> FloatArray:
 def reduced(
     cells: FloatArray, rows: int, columns: int, wanted: Collection[int] = ()
 ) -> tuple[FloatArray, list[int], list[int]]:
-    """Reduce [k steps, n ranks] to [rows, columns] by rank and step; also return the ranks' and steps' indices.
+    """Reduce `cells` [step, rank] to at most `rows` ranks and `columns` steps, as an array [rank, step].
 
-    If there are too many ranks, the worst ones remain, in rank order. Of the steps that share a column, the worst
-    remains. wanted: indices of ranks to keep first.
+    Also return the indices of the ranks, and the index of the first step of each column. Of too many ranks, the
+    slowest are selected, in rank order; a column of several steps has their largest value. wanted: indices of ranks
+    that are always selected.
     """
     worst = np.nan_to_num(cells, nan=0.0)
     ranks = list(range(cells.shape[1]))
@@ -62,7 +67,7 @@ def reduced(
 
 
 def terminal(report: JobReport) -> list[list[tuple[str, int | None]]]:
-    """Return lines, each a list of (text, colour of the 256-colour palette or None)."""
+    """Return the heat map as lines. A line is a list of (text, colour number of the 256-colour palette or None)."""
     if not len(report.number):
         return [[("no steps", None)]]
     shown, ranks, steps = reduced(ratios(report), TERMINAL_ROWS, TERMINAL_COLUMNS)
@@ -84,7 +89,7 @@ def terminal(report: JobReport) -> list[list[tuple[str, int | None]]]:
 
 
 def sentence(item: dict[str, Any]) -> str:
-    """Return one piece of evidence as a sentence."""
+    """Return one piece of a verdict's evidence as a sentence."""
     if item["value"] is None:
         return str(item["against"])
     words = f"{item['measure'].replace('_', ' ')} {amount(item['value'], item['unit'])}"

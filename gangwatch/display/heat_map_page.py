@@ -18,13 +18,13 @@ from scheduler_feedback.step_traces.judging import JobReport
 Document = dict[str, Any]
 
 ROWS, COLUMNS = 256, 1600
-"""Maximum size of a map: more ranks than a screen has lines, and more steps than it has pixels."""
+"""Maximum number of rows (ranks) and columns (steps) of a heat map."""
 
 _TEMPLATE = Path(__file__).with_name("heat_map_page.html")
 
 
 def page(reports: Sequence[JobReport], documents: Sequence[Document], title: str) -> str:
-    """Return a self-contained HTML page. documents: the jobs' reports, from commands/offline/detect.py."""
+    """Return a self-contained HTML page. documents: one per job, made by ``document`` of commands/offline/detect.py."""
     sections = [_section(number, *pair) for number, pair in enumerate(zip(reports, documents, strict=True))]
     text = _TEMPLATE.read_text(encoding="utf-8").replace("{title}", html.escape(title))
     return text.replace("{sections}", "\n".join(sections))
@@ -43,7 +43,10 @@ def _section(number: int, report: JobReport, document: Document) -> str:
 
 
 def _summary(document: Document, worker: bool) -> str:
-    """Return sentences about the size of the recording and the job's loss of time."""
+    """Return sentences about the recording: number of steps and ranks, and the time that the job lost.
+
+    worker: whether to write 'worker' instead of 'rank'.
+    """
     job = document["job"]
     who = "worker" if worker else "rank"
     sentences = [f"{_count(job['steps'], 'step')} of {_count(job['ranks'], who)}."]
@@ -82,7 +85,7 @@ def _evidence(item: Document) -> str:
 
 
 def _capital(text: str) -> str:
-    """Capitalise a text that begins with "rank" or "worker"; a job's name stays unchanged."""
+    """Capitalise a text that begins with "rank" or "worker"; do not change one that begins with a job's name."""
     return text[:1].upper() + text[1:] if text.startswith(("rank", "worker")) else text
 
 
@@ -122,7 +125,7 @@ def _picture(number: int, report: JobReport, verdicts: Sequence[Document]) -> st
 
 
 def _quantized(cells: Any) -> Any:
-    """Return uint8 values in hundredths of the peers' time: 0 if unknown, 255 for 2.55 times and more."""
+    """Return the values of the heat map as uint8, in hundredths: 0 if unknown, 255 for 2.55 and more."""
     return np.clip(np.rint(np.nan_to_num(cells) * 100), 0, 255).astype(np.uint8)
 
 
@@ -139,7 +142,7 @@ def _accused(verdict: Document) -> list[int]:
 def _boxes(
     verdicts: Iterable[Document], place: dict[int, int], row_of: dict[int, int], numbers: Sequence[int]
 ) -> Iterable[list[int]]:
-    """Yield [first column, column after the last, row] for each rank of each verdict."""
+    """Yield the box that marks each rank of a verdict in the map: [first column, column after the last, row]."""
     for verdict in verdicts:
         if verdict["first_step"] is None or verdict["last_step"] is None:
             continue

@@ -8,23 +8,26 @@ from pathlib import Path
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*t?)?")
 _PYTHON_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-"""Options of python(1) that take a value."""
+"""Command-line options of Python that take a value."""
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
 _LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "uv", "poetry"}
 )
-"""Programs that run another program. Their options are too many to list: the first script argument is the program."""
+"""Programs that run another program. The first argument that is a script counts as the program that they run."""
 
 _LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _SCRIPT = re.compile(r".*\.(py|sh|bash)", re.DOTALL)
 _MOST = 200
-"""Maximum length that the controller accepts, in characters."""
+"""Maximum length of a job's name that the controller accepts, in characters."""
 
 
 def name_of(command: Sequence[str]) -> str:
-    """Return `train` for `python -u train.py`, `pkg.mod` for `python -m pkg.mod`, `bash` for `bash -c ...`."""
+    """Return a name for the command.
+
+    For example, `train` for `python -u train.py`, `pkg.mod` for `python -m pkg.mod`, and `bash` for `bash -c ...`.
+    """
     name = _name(list(command)) or Path(command[0]).name or command[0]
     # A name is shown in tables and pages: one line of plain characters.
     return "".join(character for character in name if character.isprintable())[:_MOST] or "job"

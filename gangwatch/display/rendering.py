@@ -1,4 +1,4 @@
-"""Tables and sentences for people, on standard output. Programs use --json instead."""
+"""Functions that print tables and sentences for people on standard output. Programs use --json instead."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ _COLOURS = {
 }
 
 
+_HOLDING = ("starting", "running", "stopping")
+"""States in which a job holds slots."""
+
 _PIPED_COLUMNS = 10_000
-"""Width if standard output is not a terminal: tables are as wide as their content, and words stay whole."""
+"""Width of the output in characters if standard output is not a terminal. It is large so that no line wraps."""
 
 _NARROW_COLUMNS = 100
-"""Below this width, `check` prints a list, and `jobs` omits user and queue to leave room for sentences."""
+"""Terminal width in characters below which `check` prints a list, and `jobs` omits the columns user and queue."""
 
 
 def _console() -> Console:
@@ -53,7 +56,7 @@ def _table(*columns: str) -> Table:
 def _print(console: Console, table: Table) -> None:
     """Print the table. If it is too wide, wrap only the last column, between words.
 
-    Words in the other columns stay whole; on a very narrow terminal, long lines continue on the next.
+    Words in the other columns are not split. On a very narrow terminal, the terminal itself wraps long lines.
     """
     *first, last = table.columns
     for column in first:
@@ -78,7 +81,7 @@ def _state(word: str) -> Text:
 
 
 def _places(ranks: Sequence[dict[str, Any]]) -> str:
-    """Return ranks by node: "node-0: 0-1; node-2: 2-3"."""
+    """Return a text with the ranks on each node, such as "node-0: 0-1; node-2: 2-3"."""
     by_node: dict[str, list[int]] = {}
     for rank in ranks:
         by_node.setdefault(_shown(rank["node"]), []).append(rank["rank"])
@@ -101,15 +104,20 @@ def jobs(listed: Sequence[dict[str, Any]]) -> None:
                 job["name"],
                 *(job[name.lower()] for name in whose),
                 _state(job["state"]),
-                job["size"],
+                size_of(job["size"], len(job["ranks"]) if job["state"] in _HOLDING else 0),
             ),
             *(span(job["run_seconds"]) if job["attempt"] else None, _reason(job)),
         )
     _print(console, table)
 
 
+def size_of(size: int, running: int) -> str:
+    """Return the number of ranks as text: '2 of 6' for an elastic gang that asks for 6 ranks and runs with 2."""
+    return f"{running} of {size}" if running not in (0, size) else str(size)
+
+
 def _reason(job: dict[str, Any]) -> str:
-    """Return why the job is pending, what slows it, or why it ended."""
+    """Return a sentence: why the job is pending, why it is slow, or why it ended."""
     if job["state"] == "pending":
         expected = job["expected_start_ns"]
         included = expected is None or "expected to start" in job["waiting_because"]
@@ -152,7 +160,7 @@ def job_details(listed: Sequence[dict[str, Any]]) -> None:
 
 
 def _own(job: dict[str, Any], field: str, text: str) -> str:
-    """Return a field that only the job's user and operators may read, or a note if the caller may not read it."""
+    """Return the text of a job's field, or a note if the caller may not read it. Only its user and operators may."""
     hidden = field in job.get("hidden", ())
     return (
         "hidden: only the job's user and operators may read it (`gangwatch whoami` shows your role)" if hidden else text
@@ -160,7 +168,7 @@ def _own(job: dict[str, Any], field: str, text: str) -> str:
 
 
 def _exit_codes(ranks: Sequence[dict[str, Any]]) -> str:
-    """Return exit codes with their ranks, such as "0 of rank 0-2; 143 of rank 3"."""
+    """Return a text with the exit codes and their ranks, such as "0 of rank 0-2; 143 of rank 3"."""
     by_code: dict[int, list[int]] = {}
     for rank in ranks:
         if rank["exit_code"] is not None:
@@ -190,7 +198,7 @@ def nodes(listed: Sequence[dict[str, Any]]) -> None:
 
 
 def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> None:
-    """Print pending jobs and the cluster's slots for `gangwatch queue`."""
+    """Print the pending jobs and a map of the cluster's slots for `gangwatch queue`."""
     console = _console()
     if waiting["frozen"]:
         console.print(f"frozen{' by ' + waiting['frozen_by'] if waiting['frozen_by'] else ''}: no job starts")
@@ -225,7 +233,7 @@ def verdicts(listed: Sequence[dict[str, Any]]) -> None:
 
 
 def story(entries: Sequence[dict[str, Any]]) -> None:
-    """Print one line per entry, followed by its details."""
+    """Print the history of a job or node for `gangwatch story`: one line per entry, followed by its details."""
     console = _console()
     if not entries:
         console.print("no entries yet")
@@ -312,7 +320,7 @@ def machine(found: Machine) -> None:
 
 
 def still_there(node: str, left: dict[str, Any]) -> list[str]:
-    """Return lines about the jobs on a node that starts no new jobs."""
+    """Return lines that list the jobs that still run on a node in quarantine or maintenance."""
     if not left["jobs"]:
         return [f"no jobs on {node}"]
     return [f"jobs still on {node}:", *(f"    {_on_node(job)}" for job in left["jobs"])]

@@ -1,4 +1,4 @@
-"""Map of the cluster for `gangwatch queue`: one character per slot, and a legend. Pure."""
+"""Map of the cluster for `gangwatch queue`: one character per slot, and a legend."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from gangwatch.display.times import clock
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-"""Letters of the jobs in the drawing, in the order of the nodes' lists; further jobs share '#'."""
+"""Characters that represent jobs in the map, one per job. If there are more jobs, the others share '#'."""
 
 _MOST_LEGEND = 40
-"""Maximum number of jobs in the legend."""
+"""Maximum number of jobs in the legend of the map."""
 
 
 def slot_map(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> list[str]:
     """Return the cluster as one line per node and one character per slot, followed by a legend.
 
-    A letter is a job, '.' a free slot, '+' a free slot that is reserved, 'x' a slot that can't be used. Equal
-    neighbours share a line. The legend marks the jobs that were backfilled ahead of the reservation.
+    A letter is a job, '.' a free slot, '+' a free slot that is reserved, 'x' a slot that can't be used. Neighbouring
+    nodes with the same content share a line. The legend marks the jobs that were backfilled ahead of the reservation.
     """
     letters = {
         name: LETTERS[number] if number < len(LETTERS) else "#"

@@ -1,4 +1,4 @@
-"""Times and durations in tables."""
+"""Functions that format times and durations for tables."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def span(seconds: float) -> str:
 
 
 def clock(wall_ns: int) -> str:
-    """Return the local date and time."""
+    """Return a wall time, given in ns, as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_ns / 1e9))

@@ -1,7 +1,7 @@
 """Screen of `gangwatch top`: the overview page for a terminal of any size.
 
-Pure functions from a document of /api/overview and a size to lines. The most important sections come first. Each
-section is cut to the remaining height, with a line that counts the omitted rows.
+The functions draw a document of /api/overview. The most important sections come first. Each section is cut to the
+remaining height, with a line that counts the omitted rows.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.schema.verdicts.kinds import Tone, row_of
+from gangwatch.display.rendering import size_of
 
 Document = dict[str, Any]
 Section = tuple[list[RenderableType], int]
-"""Content of a section, and its height in lines."""
+"""One section of the screen: its content, and its height in lines."""
 
 NARROW = 90
-"""Terminal width below which less important columns are omitted."""
+"""Terminal width in characters below which less important columns are omitted."""
 
 MAX_STALE_AGENTS = 5
-"""Maximum number of stale agents to name; `gangwatch nodes` lists all."""
+"""Maximum number of agents that are not reporting to name on the screen; `gangwatch nodes` lists all."""
 
 _CONTROLS = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
-"""Replaces control characters: a name must not move the cursor."""
+"""Translation table that replaces control characters, so that a job's name can't move the cursor."""
 
 _STYLES = {
     **dict.fromkeys(("running", "healthy", "completed"), "green"),
@@ -41,9 +42,10 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright
 
 
 def screen(document: Document, width: int, height: int | None, trouble: str = "") -> RenderableType:
-    """Return the whole screen.
+    """Return the whole screen as an object that the console prints.
 
-    height: in lines; None for unlimited. trouble: why the content is out of date; '' if it is current.
+    width: in characters. height: in lines; None for no limit. trouble: reason why the document is out of date, for a
+    warning; '' if it is current.
     """
     top = list(_header(document, trouble))
     left = None if height is None else height - len(top)
@@ -130,8 +132,9 @@ def _running(document: Document, width: int, rows: int) -> Section:
         more = (_span((document["now_ns"] - began) / 1e9) if began else "-", job["queue"]) if wide else ()
         held = "; ".join(verdict["short"] for verdict in job["verdicts"])
         step = seconds.get(job["job"])
+        size = size_of(job["size"], job["running_ranks"])
         _row(
-            *(table, job["job"], job["name"], _text(job["state"], _STYLES.get(job["state"], "")), job["size"]),
+            *(table, job["job"], job["name"], _text(job["state"], _STYLES.get(job["state"], "")), size),
             *("-" if step is None else _step(step), *more, _text(held, "red")),
         )
     return _tabled(table, width, _held(document))
@@ -162,7 +165,7 @@ _MARKS = {"held": "█", "ahead": "▒", "stopping": "░", "kept": "+"}
 
 
 def _timetable(document: Document, width: int, rows: int) -> Section:
-    """Draw one line per node: the jobs that hold it, and until when. Only the page draws single slots."""
+    """Draw one line per node, with a bar for each job on the node until the job's expected end."""
     drawn = document["timetable"]
     label = min(max((len(row["node"]) for row in drawn["rows"]), default=0), 16)
     columns = max(width - label - 2, 20)
@@ -247,7 +250,10 @@ def _cut(lines: Sequence[RenderableType], rows: int, total: int) -> Section:
 
 
 def _tabled(table: Table, width: int, total: int) -> Section:
-    """Return a table with a count of the omitted rows. On a wide screen, only text columns are cut, never numbers."""
+    """Return a section with this table and, if rows were left out, a line with their number.
+
+    total: number of rows, including those that were left out. On a wide screen, columns with numbers are never cut.
+    """
     for column in table.columns if width >= NARROW else ():
         if column.header not in _WORDS:
             column.min_width = max(len(str(cell)) for cell in (column.header, *column.cells))
@@ -274,5 +280,5 @@ def _clock(wall_ns: int) -> str:
 
 
 def console() -> Console:
-    """Return a console that does not parse markup in names."""
+    """Return a console that prints text unchanged: square brackets in names are not interpreted as markup."""
     return Console(markup=False, highlight=False, emoji=False)

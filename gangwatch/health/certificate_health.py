@@ -20,8 +20,8 @@ from gangwatch.state_folder import StateFolder
 
 NAME = "certificates"
 SOON_SECONDS = 14 * 86400.0
-"""Limit of the alert GangwatchCertificateEnds. Renewal begins when 30 of 90 days are left,
-so it has failed if only 14 days are left."""
+"""`gangwatch check` reports a certificate that expires within this number of seconds. The alert
+GangwatchCertificateEnds has the same limit. Renewal begins 30 days before the end, so it has failed by this time."""
 
 TIMEOUT_SECONDS = 5.0
 _NAMED = 3
@@ -84,7 +84,7 @@ def _frames(config: Config) -> Iterator[Finding]:
 
 
 def _files(state: StateFolder, config: Config) -> Iterator[tuple[str, Path]]:
-    """Yield the owner and file of each certificate that this machine's daemons use."""
+    """Yield (owner, path) of each certificate file that this machine's daemons use."""
     records = [("controller", state.path / "controller.json")]
     folder = state.path / "agents"
     records += [(f"agent {file.stem}", file) for file in sorted(folder.glob("*.json"))]
@@ -102,7 +102,7 @@ def _files(state: StateFolder, config: Config) -> Iterator[tuple[str, Path]]:
 
 
 def _of_agents(state: StateFolder) -> dict[str, float]:
-    """Return, by node, the expiry of the certificates of agents that this state folder's controller has seen."""
+    """Return when each agent's certificate expires, by node, from the metrics of this state folder's controller."""
     try:
         text = Client(state, TIMEOUT_SECONDS).text("/metrics")
     except GangwatchError:

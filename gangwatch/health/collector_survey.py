@@ -1,6 +1,6 @@
-"""Survey of this node's collectors: run each as the agent does, and report which series have values and which do not.
+"""Survey of this node's collectors. It runs each collector as the agent does, and reports which series have values.
 
-The survey changes nothing. If a driver call does not return within SURVEY_SECONDS, the finding says so.
+The survey changes nothing. A driver call that does not return within SURVEY_SECONDS is reported.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gangwatch.configuration.sections import AgentSection
 from gangwatch.health.machine import Finding
 
 SURVEY_SECONDS = 20.0
-"""Time limit: without its persistence daemon, a driver takes seconds per GPU to open."""
+"""Time limit of the survey, in seconds. A driver without its persistence daemon needs seconds to open each GPU."""
 
 PROFILING_PAUSE_SECONDS = 0.2
-"""Profiling metrics need two samples a tenth of a second apart (nvmlGpmMetricsGet)."""
+"""Seconds between the two samples of the survey. Profiling metrics need two samples, at least 0.1 s apart."""
 
 MAX_NAMED = 4
-"""Maximum number of empty metric families to name; the rest is counted."""
+"""Maximum number of metric families without values that a finding names. The rest is only counted."""
 
 _REMEDIES = {
     "nvml": "install the NVIDIA driver (libnvidia-ml.so.1); in a container, add its device files",
@@ -41,6 +41,9 @@ _REMEDIES = {
     "xid": "install the NVIDIA driver (libnvidia-ml.so.1); in a container, add its device files",
 }
 
+
+_NOT_MISSING = ("steps: ", "pod-labels: no labels are configured")
+"""Beginnings of the reasons for which a collector is left out, and that no user needs to know."""
 
 _GPU_FEATURES = (
     ("profiling", "gangwatch_gpu_sm_active_ratio"),
@@ -55,11 +58,11 @@ _GPU_FEATURES = (
     ("C2C", "gangwatch_c2c_link_state"),
     ("utilization per process", "gangwatch_gpu_process_sm_utilization_ratio"),
 )
-"""Features that GPUs differ in, and a metric family that exists if the GPU and its driver support the feature."""
+"""Pairs (feature, metric family). The metric family has values only if the GPU and its driver support the feature."""
 
 
 def survey(section: AgentSection) -> tuple[Finding, ...]:
-    """Return a finding for each kind of collector and for each permission that collectors need."""
+    """Return a check result for each kind of collector and for each permission that collectors need."""
     machine = Machine(
         Attribution(None, section.proc_root),
         None,
@@ -70,13 +73,15 @@ def survey(section: AgentSection) -> tuple[Finding, ...]:
         job_files=section.job_files,
         rdma_excluded=section.rdma_excluded,
         kernel_log=section.kernel_log,
+        collectors=section.collectors,
+        pod_label_names=section.pod_label_names,
     )
     try:
         collectors, left_out = make_collectors(machine)
         node = Node("check", collectors, proc_root=section.proc_root)
     except GangwatchError as error:
         return (Finding("collectors", "missing", str(error), "see --proc-root and --sysfs-root"),)
-    found = [_absent(reason) for reason in left_out if not reason.startswith("steps: ")]
+    found = [_absent(reason) for reason in left_out if not reason.startswith(_NOT_MISSING)]
     taken: list[tuple[Layout, Frame]] = []
 
     def sample() -> None:
@@ -99,18 +104,20 @@ def survey(section: AgentSection) -> tuple[Finding, ...]:
 
 
 def _absent(reason: str) -> Finding:
-    """Return the finding for an omitted collector; the reason begins with its name."""
+    """Return the check result for a collector that was not started. reason: 'COLLECTOR: why'."""
     name, _, why = reason.partition(": ")
     return Finding(
         f"counters: {name}",
         "missing",
         why or reason,
-        _REMEDIES.get(name, "none needed if the machine has no such device"),
+        "remove its entry"
+        if why.startswith("disabled")
+        else _REMEDIES.get(name, "none needed if the machine has no such device"),
     )
 
 
 def _readings(layout: Layout, frame: Frame) -> list[Finding]:
-    """Return one finding per kind of collector; all members of a kind ("gpu/UUID") share a finding."""
+    """Return one check result for each kind of collector. For example, all collectors "gpu/UUID" share one result."""
     success = {
         dict(column.labels)["collector"]: value
         for column, value in zip(layout.gauges, frame.gauges.tolist(), strict=True)
@@ -142,7 +149,7 @@ def _readings(layout: Layout, frame: Frame) -> list[Finding]:
 
 
 def _gpu_features(families: set[str]) -> Finding:
-    """Return which features the node's GPUs support; permissions have no influence on it."""
+    """Return a check result that lists the features that the node's GPUs report and do not report."""
     has = [words for words, family in _GPU_FEATURES if family in families]
     lacks = [words for words, family in _GPU_FEATURES if family not in families]
     missing = f"; not reported by these GPUs, their driver or their processes: {', '.join(lacks)}" if lacks else ""
@@ -172,7 +179,7 @@ def _finding(kind: str, names: list[str], failed: int, present: int, empty: dict
 
 
 def rights(section: AgentSection) -> tuple[Finding, ...]:
-    """Check each permission of this user by trying it, not by reading capability bits."""
+    """Try each permission that collectors need as this user, and return the check results."""
     checks: tuple[Callable[[AgentSection], Finding | None], ...] = (
         _kernel_log,
         _processes,
@@ -225,7 +232,7 @@ def _kubelet_socket(section: AgentSection) -> Finding | None:
 
 
 def _rdma_namespaces(section: AgentSection) -> Finding | None:
-    """Check access to containers' network namespaces, if RDMA devices move into containers exclusively."""
+    """Check access to the network namespaces of containers. Return None if no container can own an RDMA device here."""
     if not is_kernel_tree(section.sysfs_root):
         return None
     host = RdmaNetlink()

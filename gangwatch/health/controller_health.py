@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 def findings(state: StateFolder) -> tuple[Finding, ...]:
-    """Check whether the controller runs, and report each of its parts that failed because of a bug."""
+    """Check whether the controller runs. Return a check result for each part of it that failed because of a bug."""
     try:
         parts = Client(state, TIMEOUT_SECONDS).get("/api/parts")
     except NotRunningError as error:

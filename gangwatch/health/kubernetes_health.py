@@ -35,14 +35,14 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 from scheduler_feedback.backends.kubernetes.published.advice import RULES
 
 OLDEST = (1, 30)
-"""Oldest supported Kubernetes version; equals the chart's kubeVersion."""
+"""Oldest supported Kubernetes version, as (major, minor). It equals kubeVersion in the Helm chart."""
 
 _NAMED = 3
-"""Maximum number of names listed in a sentence."""
+"""Maximum number of names that a finding lists."""
 
 _T = TypeVar("_T")
 Right = tuple[str, str, str]
-"""API group, resource (with its subresource after a slash), verb."""
+"""A permission: (API group, resource with its subresource after a slash, verb)."""
 
 RIGHTS: tuple[Right, ...] = (
     *(("", "nodes", verb) for verb in ("list", "watch", "patch")),
@@ -59,10 +59,10 @@ RIGHTS: tuple[Right, ...] = (
     *(("batch", "jobs", verb) for verb in ("get", "list", "patch")),
     ("policy", "poddisruptionbudgets", "list"),
 )
-"""Cluster-wide permissions of a scheduling controller; an advisor needs fewer."""
+"""Cluster-wide permissions that a controller needs to schedule pods. A controller that only advises needs fewer."""
 
 WAITING_SECONDS = 300.0
-"""Age at which a pending certificate request is reported; a controller decides within seconds."""
+"""Age in seconds at which an undecided certificate request is reported. A controller decides within seconds."""
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -106,7 +106,10 @@ class _Schema(Part):
 
 
 def survey(access: Access, namespace: str, release: str) -> Survey:
-    """Check the cluster. Raises BackendError if the API server can't be reached or does not return its version."""
+    """Run all checks of the cluster and return the results.
+
+    Raises BackendError if the API server can't be reached or does not return its version.
+    """
     return asyncio.run(_survey(access, namespace, release))
 
 
@@ -141,7 +144,7 @@ def _version(version: _Version) -> Finding:
 
 
 def cluster_findings(nodes: Iterable[Node], pods: Iterable[Pod], labels: TopologyLabels | None = None) -> list[Finding]:
-    """Return the findings from nodes and pods."""
+    """Return the check results that depend only on the lists of nodes and pods."""
     pods = list(pods)
     with_gpus = [node for node in nodes if resource_of(node)]
     found = [_gpus(with_gpus)]
@@ -204,7 +207,7 @@ def _agents(nodes: list[Node], pods: list[Pod]) -> Finding:
 
 
 def _schedulers(pods: list[Pod]) -> Finding:
-    """Return which schedulers place pods with GPUs."""
+    """Return a check result that names the schedulers of pods with GPUs."""
     by = Counter(pod.spec.scheduler_name for pod in pods if not pod.over and slots_of(pod))
     others = {name: count for name, count in by.items() if name != SCHEDULER}
     said = ", ".join(f"{name} {count}" for name, count in sorted(by.items())) or "none"
@@ -316,7 +319,7 @@ async def _certificates(client: Client, namespace: str, release: str) -> Finding
 
 
 async def _kinds(client: Client) -> list[Finding]:
-    """Check the resource kinds that optional parts of gangwatch need."""
+    """Check whether the cluster has the resource kinds that optional parts of gangwatch need."""
     found = [await _pod_groups(client)]
     for name, path, means, remedy in (
         (
@@ -363,7 +366,7 @@ async def _pod_groups(client: Client) -> Finding:
 
 
 async def _find(client: Client, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | str:
-    """Return the object, '' if it does not exist, or the server's message if access is denied."""
+    """Return the object at `path`; '' if it does not exist, or the API server's message if the request is refused."""
     try:
         return await client.get(path, decoder)
     except RefusedError as error:
@@ -376,7 +379,7 @@ def _names(names: list[str]) -> str:
 
 
 def in_words(found: Survey, echo: Callable[[str], None]) -> None:
-    """Print one line per finding, followed by its remedy."""
+    """Print one line per check result, followed by its remedy. echo: prints a line."""
     echo(f"{found.server}: Kubernetes {found.version}, {found.nodes} nodes, {found.pods} pods")
     for finding in found.findings:
         echo(f"  {finding.name:<20} {finding.state:<8} {finding.detail}")

@@ -1,8 +1,7 @@
 """Checks of this machine for `gangwatch check`.
 
-gangwatch starts even if a check fails: it then measures less or uses another way. `remedy` describes how to add what is
-missing.
-"""
+gangwatch starts even if a check fails: it then measures less, or gets a value in another way. `remedy` describes how to
+add what is missing."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ _F_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Result of one check."""
+    """Result of one check: what was checked, whether it was found, and how to fix it."""
 
     name: str
     state: Literal["found", "limited", "missing"]
     detail: str
-    """What was found, or the effect of its absence."""
+    """What the check found, or what gangwatch can't do without the missing item."""
     remedy: str = ""
-    """How to fix it; '' if there is nothing to fix."""
+    """How to add what is missing; '' if nothing is missing."""
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -66,14 +65,17 @@ def find_gpus(library: str | None = None) -> tuple[Gpu, ...]:
 
 
 def _nvml(library: str | None = None) -> tuple[tuple[Gpu, ...], Finding]:
-    from agent.sources.nvml.nvml import Library
-    from agent.sources.nvml.nvml_enumeration import describe_device, find_devices
-
+    blind = "no GPU telemetry, slots are CPU slots"
+    try:
+        from agent.sources.nvml.nvml import Library
+        from agent.sources.nvml.nvml_enumeration import describe_device, find_devices
+    except SourceError as error:
+        return (), Finding("nvml", "missing", f"{blind}: {error}", "reinstall gangwatch with its dependencies")
     absent = "install the NVIDIA driver with libnvidia-ml.so.1 (Debian: libnvidia-ml1; container: the NVIDIA toolkit)"
     try:
         nvml = Library(library)
     except SourceError as error:
-        return (), Finding("nvml", "missing", f"no GPU telemetry, slots are CPU slots: {error}", absent)
+        return (), Finding("nvml", "missing", f"{blind}: {error}", absent)
     try:
         driver = nvml.text("nvmlSystemGetDriverVersion")
         devices = find_devices(nvml)
@@ -253,7 +255,10 @@ def examine(
     sys: Path = Path("/sys"),
     nvml_library: str | None = None,
 ) -> Machine:
-    """Run all checks. proc, sys: mount points of these file systems. nvml_library: path instead of the system's."""
+    """Run all checks of this machine.
+
+    proc, sys: mount points of /proc and /sys. nvml_library: path of NVML; None for the system's library.
+    """
     gpus, nvml = _nvml(nvml_library)
     checks: tuple[Callable[[], Finding], ...] = (
         process_descriptors,

@@ -14,11 +14,14 @@ from scheduler_feedback.backends.slurm.slurm_commands import Commands
 NAME = "slurm"
 
 _NAMED = 5
-"""Maximum number of unreadable records to name."""
+"""Maximum number of unreadable Slurm records that a finding names."""
 
 
 def findings(section: SlurmSection) -> tuple[Finding, ...]:
-    """Check whether Slurm responds, and report records that can't be parsed; empty if Slurm is not enabled."""
+    """Check whether Slurm responds and its records can be parsed.
+
+    Return the findings; empty if Slurm is not enabled.
+    """
     if not section.enabled:
         return ()
     commands = Commands(section.programs, section.configuration, section.timeout_seconds, section.text)

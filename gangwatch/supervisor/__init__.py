@@ -1,5 +1,6 @@
 """The process that ``gangwatch up`` starts. It runs the controller and the agents, and restarts them.
 
-Start at ``supervisor.py``. ``launcher.py`` starts or finds this process, ``readiness.py`` asks the daemons,
-``heartbeats.py`` detects stuck ones, ``daemon_ends.py`` records how they ended, ``teardown.py`` stops everything.
+Start at ``supervisor.py``. ``launcher.py`` starts this process, ``readiness.py`` checks whether the daemons are
+ready, ``heartbeats.py`` detects stuck daemons, ``daemon_ends.py`` records how daemons ended, and ``teardown.py`` stops
+everything.
 """

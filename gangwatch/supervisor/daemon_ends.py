@@ -16,22 +16,23 @@ MOST_WORDS = 300
 
 
 class DaemonEnd(msgspec.Struct, frozen=True):
-    """The latest unexpected end of a daemon. Times are wall time in ns."""
+    """The latest unexpected end of one daemon: when and how its process ended. Times are wall time in ns."""
 
     pid: int
     ended_ns: int
     next_start_ns: int
     exit_code: int | None = None
     """Exit code of the daemon; negative for a signal, as in os.waitstatus_to_exitcode.
-    None if another supervisor had started the process."""
+    None if an earlier supervisor started the process."""
     words: str = ""
     """The last line that the daemon wrote on stderr; '' for none."""
     in_a_row: int = 1
-    """Number of ends since the daemon last ran for longer than the longest backoff."""
+    """Number of unexpected ends in a row. If the daemon has run for more than 10 s (the longest restart delay), its
+    next end counts as the first again."""
 
     @property
     def reason(self) -> str:
-        """Reason of the daemon's end, as far as it is known."""
+        """Return how the daemon ended (exit code or signal), and its last line on stderr."""
         if self.exit_code is None:
             how = "ended"
         elif self.exit_code < 0:
@@ -54,7 +55,7 @@ def _file(state: StateFolder) -> Path:
 
 
 def read_ends(state: StateFolder) -> dict[str, DaemonEnd]:
-    """Return the ends by daemon name; empty if there are none or the file can't be read."""
+    """Return the last unexpected end of each daemon, by daemon name; empty if the file is missing or unreadable."""
     try:
         return msgspec.json.decode(_file(state).read_bytes(), type=dict[str, DaemonEnd])
     except (OSError, msgspec.DecodeError):
@@ -62,17 +63,17 @@ def read_ends(state: StateFolder) -> dict[str, DaemonEnd]:
 
 
 def write_end(state: StateFolder, name: str, end: DaemonEnd) -> None:
-    """Store the daemon's latest end. Raises OSError if the folder can't be written."""
+    """Store the daemon's latest unexpected end. Raises OSError if the state folder can't be written."""
     write_atomically(_file(state), msgspec.json.encode({**read_ends(state), name: end}))
 
 
 def forget_ends(state: StateFolder) -> None:
-    """Delete the record after an intended stop."""
+    """Delete the record of unexpected ends, after the daemons were stopped on purpose."""
     _file(state).unlink(missing_ok=True)
 
 
 def why_no_controller(state: StateFolder) -> str:
-    """Return why no controller of this state folder is reachable, and what happens next or what to do."""
+    """Return a sentence: why no controller of this state folder is reachable, and what the user can do."""
     left = state.supervisor_left()
     end = read_ends(state).get(CONTROLLER)
     if left is None:
@@ -94,7 +95,7 @@ def why_no_controller(state: StateFolder) -> str:
 
 
 def _pid_of(left: SupervisorRecord) -> int | None:
-    """Return the pid of a live controller process that does not listen yet; None if there is none."""
+    """Return the pid of the supervisor's controller process; None if this process has ended."""
     record = left.daemons.get(CONTROLLER)
     return record.pid if record is not None and record.alive() else None
 

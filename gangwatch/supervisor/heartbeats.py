@@ -1,7 +1,8 @@
 """Receiver of the daemons' heartbeats: sd_notify(3) datagrams on a socket in the state folder.
 
 A daemon sends heartbeats only while it makes progress. Missing heartbeats mean that the daemon is stuck, even if its
-process is alive. The socket has a path, so a new supervisor also receives from daemons of an earlier supervisor.
+process is alive. The socket has a fixed path, so that a new supervisor receives heartbeats of daemons that an
+earlier supervisor started.
 """
 
 from __future__ import annotations
@@ -11,24 +12,23 @@ import socket
 import struct
 from pathlib import Path
 
+import psutil
+
 WATCHDOG_SECONDS = 60.0
-"""Time since a daemon's last heartbeat after which the daemon is restarted. Equals WatchdogSec= of our units."""
+"""Seconds without a heartbeat after which a daemon is restarted. Equals WatchdogSec= of gangwatch's systemd units."""
 
 _PEER = struct.Struct("3i")
-"""struct ucred (unix(7)): pid, uid and gid of the sender, filled in by the kernel."""
+"""Format of struct ucred (unix(7)), in which the kernel passes the pid, uid and gid of a sender."""
 
 _MAX_DATAGRAMS = 1024
-"""Maximum number of datagrams per read, so that a flood can't block the supervisor."""
-
-_STOPPED = ("T", "t")
-"""Process states after a stop by a signal or a debugger (proc_pid_stat(5))."""
+"""Maximum number of datagrams that one call reads, so that a flood of datagrams can't block the supervisor."""
 
 
 class Heartbeats:
-    """Time of the last heartbeat of each process. The caller passes all times, from `time.monotonic()`."""
+    """Receiver of heartbeats. It stores the time (`time.monotonic()`) of each process's last heartbeat."""
 
     def __init__(self, path: Path) -> None:
-        """Listen at `path`; replace an existing socket. Raises OSError."""
+        """Create the socket at `path` and listen there. An existing socket is replaced. Raises OSError."""
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
@@ -50,7 +50,7 @@ class Heartbeats:
         return {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": str(int(WATCHDOG_SECONDS * 1e6))}
 
     def take(self, now_s: float) -> None:
-        """Read the received datagrams."""
+        """Read the received datagrams, and record `now_s` as the last heartbeat of each sender."""
         for _ in range(_MAX_DATAGRAMS):
             try:
                 message, ancillary, _, _ = self._socket.recvmsg(512, socket.CMSG_SPACE(_PEER.size))
@@ -63,29 +63,30 @@ class Heartbeats:
                         self._received_s[pid] = now_s
 
     def forget(self, pid: int) -> None:
-        """Delete the entry of a process that has ended."""
+        """Delete the stored heartbeat time of a process that has ended."""
         self._received_s.pop(pid, None)
 
     def excuse(self, pid: int, now_s: float) -> None:
-        """Restart the timeout of a process that could not send heartbeats until now."""
+        """Restart the heartbeat timeout of a process that was stopped and so could not send heartbeats."""
         if pid in self._received_s:
             self._received_s[pid] = now_s
 
     def seconds_since(self, pid: int, now_s: float) -> float:
-        """Return the seconds since the last heartbeat; 0 for a process that never sent one."""
+        """Return the seconds since the process's last heartbeat; 0 if it has never sent a heartbeat."""
         return max(0.0, now_s - self._received_s.get(pid, now_s))
 
 
-def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Return whether the process is stopped (SIGSTOP, a debugger); then it is not stuck."""
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal (SIGSTOP) or a debugger has stopped the process. Such a process is not stuck."""
     try:
-        return (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0].decode() in _STOPPED
-    except (OSError, IndexError):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
         return False
 
 
 def where_it_waits(pid: int, proc: Path = Path("/proc")) -> str:
-    """Return the process's threads in uninterruptible sleep (D) and what they wait for; '' for none."""
+    """Return a text with the threads in uninterruptible sleep and the kernel functions in which they wait; '' for
+    none."""
     found: list[str] = []
     try:
         threads = sorted((proc / str(pid) / "task").iterdir(), key=lambda thread: int(thread.name))

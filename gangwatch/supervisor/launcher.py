@@ -1,4 +1,4 @@
-"""Start of `gangwatch up`: the plan, the supervisor as a separate process, and its progress reports."""
+"""Functions that `gangwatch up` uses: plan the nodes, start the supervisor process, and print its progress."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def plan(config: Config) -> tuple[NodePlan, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The cluster that `gangwatch up` starts."""
+    """Description of the cluster that `gangwatch up` starts."""
 
     state: StateFolder
     nodes: tuple[NodePlan, ...]
     port: int
     config: str = ""
-    """Configuration file; '' for none."""
+    """Path of the configuration file; '' for none."""
     options: tuple[str, ...] = ()
-    """Options of `up`, which `gangwatch controller` also accepts."""
+    """Command-line options of `gangwatch up`, which are passed to the controller."""
     cluster: str = ""
     """The [cluster] section, as JSON, from which the nodes were planned."""
 
@@ -49,11 +49,14 @@ Load = Callable[[Path | None, tuple[str, ...]], Config]
 
 
 def make_order(state: StateFolder, config_file: Path | None, options: tuple[str, ...], load: Load, say: Say) -> Order:
-    """Return what to start: the cluster of the last `up`, unless `down` stopped it, overridden by the new options.
+    """Return the cluster to start: that of the last `gangwatch up`, changed by the new options.
 
-    load: returns the effective configuration of a file and options. say: prints the restored and the changed settings.
-    Raises ConfigError if this machine can't run it, GangwatchError if daemons of the state folder already run with
-    other nodes or another port.
+    If `gangwatch down` was called since, only the new options apply.
+
+    load: returns the effective configuration of a file and options. say: prints a message to the user.
+
+    Raises ConfigError if this machine can't run the cluster, GangwatchError if daemons of the state folder already
+    run with other nodes or another port.
     """
     left = state.supervisor_left()
     file: Path | None
@@ -89,7 +92,7 @@ def make_order(state: StateFolder, config_file: Path | None, options: tuple[str,
 
 
 def _file_again(left: SupervisorRecord, given: Path | None, say: Say) -> Path | None:
-    """Return the given configuration file, else that of the last `up` if it still exists."""
+    """Return the configuration file: `given`, else that of the last `up`, if it still exists."""
     if given is not None or not left.config:
         return given
     if not Path(left.config).exists():
@@ -99,7 +102,7 @@ def _file_again(left: SupervisorRecord, given: Path | None, say: Say) -> Path | 
 
 
 def merge_options(earlier: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
-    """Merge the options of two command lines of `up`; `given` overrides `earlier`."""
+    """Return the merged options of two command lines of `gangwatch up`; `given` overrides `earlier`."""
     found: dict[str, tuple[str, ...]] = {}
     for options in (earlier, given):
         words = iter(options)
@@ -109,7 +112,7 @@ def merge_options(earlier: tuple[str, ...], given: tuple[str, ...]) -> tuple[str
 
 
 FLAGS = frozenset({"--no-gpus"})
-"""Options of `up` without a value."""
+"""Options of `up` that take no value."""
 
 
 def _named(nodes: Iterable[NodePlan]) -> str:
@@ -123,7 +126,10 @@ def _warn_of_lost_gpus(nodes: tuple[NodePlan, ...], config: Config, say: Say) ->
 
 
 def run_in_foreground(order: Order, say: Say, on_ready: Callable[[], None]) -> None:
-    """Run the supervisor until a signal stops it. Raises GangwatchError if it can't start; then nothing runs."""
+    """Run the supervisor until a signal stops it.
+
+    If it can't start, raise GangwatchError and leave no daemon running.
+    """
     order.state.prepare()
     configure_logging(order.state, "supervisor")
     Supervisor(order.state, order.nodes, order.port, order.config, order.options, say, order.cluster).run(on_ready)
@@ -132,7 +138,7 @@ def run_in_foreground(order: Order, say: Say, on_ready: Callable[[], None]) -> N
 def start_detached(order: Order, say: Say) -> None:
     """Start the supervisor as a separate process and wait until all daemons are ready.
 
-    Raises GangwatchError with the error of the daemon that could not start; then nothing is left running.
+    If a daemon can't start, raise GangwatchError with the daemon's error. No process is then left running.
     """
     order.state.prepare()
     lives = order.state.supervisor()
@@ -182,7 +188,7 @@ def _listen(lines: Iterable[str], state: StateFolder, say: Say) -> None:
 
 
 def _join(state: StateFolder, lives: SupervisorRecord, say: Say) -> None:
-    """Print that another supervisor runs. Raises StartError unless all its daemons are ready."""
+    """Handle `up` while another supervisor already runs this cluster. Raises StartError if a daemon is not ready."""
     say(f"already running: supervisor {lives.pid}")
     waiting = not_ready(state, lives.nodes)
     if waiting:
@@ -192,7 +198,10 @@ def _join(state: StateFolder, lives: SupervisorRecord, say: Say) -> None:
 
 
 class Reporter:
-    """The supervisor's end of the pipe to the `up` that started it. If `up` has closed its end, reports are dropped."""
+    """Sender of progress reports through a pipe, from the supervisor to the `gangwatch up` that started it.
+
+    If `gangwatch up` no longer reads the pipe, reports are dropped.
+    """
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)

@@ -14,15 +14,17 @@ from gangwatch.state_folder import AgentRecord, ControllerRecord, NodePlan, Stat
 from gangwatch.supervisor.daemon_ends import CONTROLLER, why_no_controller
 
 TIMEOUT_SECONDS = 2.0
-"""Longest wait for each response."""
+"""Maximum time in seconds to wait for each daemon's response."""
 
 
 def readiness(record: AgentRecord | ControllerRecord) -> tuple[bool, str]:
-    """Return whether the daemon is ready, and the problem ('' for none).
+    """Return whether the daemon is ready, and the reason if it is not ('' for none).
 
-    A daemon is ready if it answers /readyz with 200. A controller that schedules is ready even if a bug has disabled
-    one of its parts. A daemon that requires a client certificate (client_auth_type) is ready once it has sent its own:
-    the supervisor has no certificate, so the daemon then closes the connection, with or without a TLS alert.
+    A daemon is ready if it answers /readyz with 200. A controller that schedules is ready even if one of its parts has
+    failed.
+
+    The supervisor has no client certificate. A daemon that requires one (client_auth_type) counts as ready if it
+    completes its side of the TLS handshake.
     """
     try:
         connection = connect(
@@ -47,7 +49,8 @@ def readiness(record: AgentRecord | ControllerRecord) -> tuple[bool, str]:
 
 
 def _partly_ready(body: bytes) -> tuple[bool, str]:
-    """Return readiness and error from the body of a response other than 200."""
+    """Parse a /readyz response whose status is not 200. Return whether the daemon is ready nevertheless, and its
+    error."""
     try:
         document = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -58,7 +61,7 @@ def _partly_ready(body: bytes) -> tuple[bool, str]:
 
 
 def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> dict[str, str]:
-    """Return, by name, why each daemon is not ready; empty if all are."""
+    """Return the reason for each daemon that is not ready, by daemon name; empty if all daemons are ready."""
     agents = {node.name: state.agent(node.name) for node in nodes}
     records: dict[str, AgentRecord | ControllerRecord | None] = {
         **{agent_name(name): record for name, record in agents.items()},
@@ -76,5 +79,8 @@ def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> dict[str, str]:
 
 
 def in_words(waiting: dict[str, str]) -> str:
-    """Return a sentence of the daemons that are not ready, and why."""
+    """Return one line that lists the daemons that are not ready, with the reasons.
+
+    waiting: reason by daemon name.
+    """
     return "; ".join(f"{name} ({why})" if why else name for name, why in waiting.items())

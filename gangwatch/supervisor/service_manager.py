@@ -11,7 +11,10 @@ from contextlib import contextmanager
 
 
 def notify(*lines: str) -> None:
-    """Send the lines ("READY=1") to $NOTIFY_SOCKET, if it is set. Errors are ignored."""
+    """Send these lines, for example "READY=1", to the service manager's socket ($NOTIFY_SOCKET). Errors are ignored.
+
+    Without the variable, nothing is sent.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -26,9 +29,9 @@ def notify(*lines: str) -> None:
 
 @contextmanager
 def heartbeats(alive: Callable[[], bool]) -> Iterator[None]:
-    """Send heartbeats to the service manager inside the context, while `alive` returns True.
+    """Send heartbeats to the service manager inside the context, as long as `alive` returns True.
 
-    They are sent from a separate thread, so that the daemon's work does not delay them.
+    A separate thread sends the heartbeats, so that the daemon's work does not delay them.
     """
     seconds = watchdog_seconds()
     if seconds is None:
@@ -52,14 +55,14 @@ def heartbeats(alive: Callable[[], bool]) -> Iterator[None]:
 
 
 def reloading() -> tuple[str, str]:
-    """Return the lines that announce a reload (systemd 253 and newer read the time, sd_notify(3))."""
+    """Return the lines that announce a reload to systemd: RELOADING=1 and the current time (sd_notify(3))."""
     return "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"
 
 
 def watchdog_seconds() -> float | None:
-    """Return the heartbeat interval, a quarter of WatchdogSec=; None if the service manager expects no heartbeats.
+    """Return the seconds between heartbeats, a quarter of WatchdogSec=; None if systemd expects no heartbeats.
 
-    With a quarter, one missed heartbeat because of late work does not end the daemon.
+    The interval is short so that one late heartbeat does not make the service manager kill the daemon.
     """
     wanted = os.environ.get("WATCHDOG_USEC", "")
     if not wanted.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):

@@ -1,9 +1,9 @@
 """The supervisor of `gangwatch up`: it runs one process per agent and one for the controller, and restarts them.
 
-It is stateless. If it is killed with -9, daemons and jobs continue. The next `up` on the same folder
-adopts the live daemons (pid and start time are in the state folder) and starts the missing ones.
+If the supervisor is killed with SIGKILL, daemons and jobs continue. The next `up` with this state folder adopts the
+daemons that still run and starts the missing ones.
 
-The supervisor waits for daemons by pidfd, which also works for adopted processes (pidfd_open(2), Linux 5.3).
+It waits for daemons by pidfd (pidfd_open(2), Linux 5.3), which works for adopted processes too.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ from gangwatch.supervisor.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_sto
 from gangwatch.supervisor.readiness import in_words, not_ready, readiness
 
 READY_SECONDS = 60.0
-"""Longest wait for all daemons at start. An interpreter starts in a second, but a loaded machine takes longer."""
+"""Maximum time in seconds until all daemons are ready at the start. A loaded machine needs more than a second."""
 
 STOP_SECONDS = 10.0
-"""Time for a daemon's clean stop before it is killed: five times the intended time."""
+"""Maximum time in seconds for the clean stop of a daemon. After this time the daemon is killed."""
 
 STUCK_CHECK_SECONDS = 5.0
-"""Interval between two checks for stuck daemons."""
+"""Seconds between two checks for stuck daemons."""
 
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_MOST_SECONDS = 10.0
-"""A daemon that ends at once is restarted after 0.2, 0.4, ... 10 s. The backoff is reset once a daemon has run longer
-than its maximum. The first restart is quick because no job is started or moved without a controller."""
+"""Longest delay before a daemon is restarted. A daemon that ends again and again is restarted after 0.2, 0.4, ... 10 s.
+The delay is reset to 0.2 s once the daemon has run for more than 10 s."""
 
 _log = logging.getLogger("gangwatch.supervisor.supervisor")
 
 
 @dataclass(slots=True)
 class Daemon:
-    """A daemon that the supervisor keeps running."""
+    """A daemon (agent or controller) that the supervisor keeps running."""
 
     name: str
     arguments: tuple[str, ...]
     record: ProcessRecord | None = None
-    """The live process; None between two processes."""
+    """The daemon's running process; None while the daemon waits for its restart."""
     pidfd: int | None = None
     ours: bool = False
-    """Whether this supervisor, and not an earlier one, has started the process."""
+    """Whether this supervisor has started the process; False if an earlier supervisor has started it."""
     started_s: float = 0.0
     stuck: str = ""
-    """Reason why the supervisor killed the process as stuck; '' if the supervisor did not kill it."""
+    """Why the supervisor decided that the process was stuck and killed it; '' if it did not kill the process."""
     backoff_seconds: float = BACKOFF_FIRST_SECONDS
     again_at_s: float = 0.0
 
@@ -80,7 +80,10 @@ class Daemon:
 def daemon_commands(
     state: StateFolder, nodes: Sequence[NodePlan], config: str, options: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the command line of every daemon, by name. config, options: those of `up`, passed to the controller."""
+    """Return the command line of every daemon, by daemon name.
+
+    config: configuration file. options: options of `up`, which are passed to the controller.
+    """
     # -P: a file in the current folder must not replace a module of gangwatch.
     program = (sys.executable, "-P", "-m", "gangwatch")
     common = ("--state", str(state), *(("--config", config) if config else ()))
@@ -97,7 +100,7 @@ def daemon_commands(
 
 
 class StartError(GangwatchError):
-    """A daemon could not be started; the text is the daemon's own error."""
+    """A daemon could not be started. The error text is the daemon's own message."""
 
 
 @dataclass(slots=True)
@@ -108,11 +111,11 @@ class Supervisor:
     nodes: tuple[NodePlan, ...]
     port: int
     config: str
-    """Configuration file of the daemons; '' for none."""
+    """Path of the configuration file of the daemons; '' for none."""
     options: tuple[str, ...]
-    """Options of the controller."""
+    """Command-line options that the controller is started with."""
     report: Callable[[str], None]
-    """Prints progress during the start."""
+    """Function that shows a progress message during the start."""
     cluster: str = ""
     """The [cluster] section, as JSON, from which the nodes were planned."""
     _daemons: dict[str, Daemon] = field(default_factory=dict)
@@ -123,8 +126,8 @@ class Supervisor:
     def run(self, on_ready: Callable[[], None]) -> None:
         """Start or adopt every daemon, call `on_ready`, and keep them running until SIGTERM or SIGINT.
 
-        Raises StateFolderBusyError if another supervisor runs, StartError if a daemon can't be started; the daemons
-        started by then are stopped.
+        Raises StateFolderBusyError if another supervisor runs. If a daemon can't be started, stop the other daemons and
+        raise StartError.
         """
         with self.state.hold("supervisor.lock", "a supervisor"):
             commands = daemon_commands(self.state, self.nodes, self.config, self.options)
@@ -177,7 +180,7 @@ class Supervisor:
         # Keep the record: after a reboot, the next `up` restores the cluster from it. `down` deletes it.
 
     def _put_back(self, before: SupervisorRecord | None) -> None:
-        """Restore the previous record after a failed start, for the next `up`."""
+        """Restore the previous supervisor's record in the state folder after a failed start, for the next `up`."""
         if before is None:
             self.state.supervisor_file.unlink(missing_ok=True)
         else:
@@ -191,7 +194,10 @@ class Supervisor:
         return self.state.socket_path(".heartbeats")  # no node's name begins with a dot
 
     def _listen(self) -> None:
-        """Open the socket for heartbeats. Without it, daemons are supervised but stuck daemons are not detected."""
+        """Open the socket for heartbeats.
+
+        If that fails, daemons are still restarted, but stuck daemons are not detected.
+        """
         path = self._notify_path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -215,7 +221,7 @@ class Supervisor:
                 self.report(f"{name} is already running (pid {record.pid})")
 
     def _watch(self, daemon: Daemon, record: ProcessRecord) -> None:
-        """Use the process as the daemon's process. If it has ended meanwhile, the next wait detects that."""
+        """Begin to supervise the process of the daemon. If the process has already ended, ``_wait`` detects that."""
         try:
             descriptor = os.pidfd_open(record.pid)
         except ProcessLookupError:
@@ -302,7 +308,7 @@ class Supervisor:
     # --- keeping -----------------------------------------------------------------------------------------------------
 
     def _wait(self, wake: int, seconds: float | None) -> None:
-        """Wait for a signal, the end of a daemon or the timeout, and record the daemons that ended."""
+        """Wait for a signal, the end of a daemon, or at most `seconds`. Record the daemons that ended."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         by_descriptor = {daemon.pidfd: daemon for daemon in self._daemons.values() if daemon.pidfd is not None}
@@ -320,7 +326,10 @@ class Supervisor:
             self._signal(self._daemons[CONTROLLER], signal.SIGHUP)
 
     def _reap(self) -> None:
-        """Reap every child that ended, including orphans if this is the first process of a container."""
+        """Collect the exit status of every child that ended.
+
+        In a container, this includes processes without a parent.
+        """
         ours = {daemon.record.pid for daemon in self._daemons.values() if daemon.record is not None}
         while True:
             try:
@@ -355,7 +364,7 @@ class Supervisor:
         daemon.backoff_seconds = min(BACKOFF_MOST_SECONDS, 2 * daemon.backoff_seconds)
 
     def _keep_end(self, daemon: Daemon, pid: int, code: int | None, words: str, lived_seconds: float) -> None:
-        """Record the end, for the message of a missing daemon."""
+        """Store how the daemon ended. Later error messages explain with it why the daemon is not running."""
         before = read_ends(self.state).get(daemon.name)
         in_a_row = before.in_a_row + 1 if before is not None and lived_seconds <= BACKOFF_MOST_SECONDS else 1
         now_ns = time.time_ns()
@@ -370,7 +379,7 @@ class Supervisor:
         return min([STUCK_CHECK_SECONDS, *(at_s - time.monotonic() for at_s in due)])
 
     def _end_stuck(self) -> None:
-        """Kill every stuck daemon, so that it is restarted. Jobs continue."""
+        """Kill every daemon whose heartbeats are missing, so that it is restarted. Jobs continue."""
         if self._heartbeats is None:
             return
         now_s = time.monotonic()
@@ -406,7 +415,7 @@ class Supervisor:
                 pass
 
     def _stop(self, daemons: Sequence[Daemon]) -> None:
-        """Send SIGTERM, then SIGKILL to the daemons that remain; return when all have ended."""
+        """Stop the daemons with SIGTERM, then with SIGKILL those that still run. Return when all have ended."""
         wake, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
@@ -421,5 +430,8 @@ class Supervisor:
 
 
 def _child_start_time(pid: int) -> int:
-    """Return the start time of a child. Its pid can't be reused before waitpid, even if it is already a zombie."""
+    """Return the start time of a child process, in clock ticks since boot.
+
+    This works for an ended child too, because its pid can't be reused before waitpid.
+    """
     return start_time_of(pid) or 0

@@ -2,8 +2,8 @@
 
 1. Cancel the jobs through the controller, if one is running, so that the journal records why they ended.
 2. Stop the supervisor and its daemons, then daemons that an earlier supervisor left.
-3. End attempts that still run, through the files of the local backend: same stop request, grace and shims.
-4. Search for remaining processes of attempts, by their environment. There must be none.
+3. Stop attempts that still run, through the files of the local backend, with their grace period.
+4. Search for remaining processes of attempts, by their environment variables. There must be none.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
 from gangwatch.supervisor.daemon_ends import forget_ends
 from gangwatch.supervisor.supervisor import STOP_SECONDS
 from scheduler_feedback.backends.local import attempt_files as records
-from scheduler_feedback.backends.local import local_processes
+from scheduler_feedback.backends.local import local_processes, process_trees
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptUnknown
 from scheduler_feedback.core.job import StopReason
 
 KILL_SECONDS = 15.0
-"""Extra time to end an attempt after its grace period: shims kill within a second or two."""
+"""Extra seconds to wait for the end of an attempt after its grace period. Shims kill within a second or two."""
 
 POLL_SECONDS = 0.1
 SAY_SECONDS = 2.0
@@ -36,7 +36,9 @@ Say = Callable[[str], None]
 
 
 def stop_everything(state: StateFolder, keep_jobs: bool, say: Say) -> dict[str, int]:
-    """Stop everything and return {"jobs": stopped, "daemons": stopped}. Idempotent. keep_jobs: stop only the daemons.
+    """Stop all jobs and daemons, and return the number of each that was stopped, as {"jobs": n, "daemons": n}.
+
+    keep_jobs: stop only the daemons.
 
     Raises GangwatchError with the pids if a process could not be stopped.
     """
@@ -56,7 +58,10 @@ def stop_everything(state: StateFolder, keep_jobs: bool, say: Say) -> dict[str, 
 
 
 def _cancel_jobs(state: StateFolder, say: Say) -> int:
-    """Cancel all active jobs, wait for their ends, and return how many ended; 0 if the controller can't do it."""
+    """Cancel all active jobs through the controller, wait for their ends, and return the number of ended jobs.
+
+    Return 0 if the controller does not respond or its actions are frozen.
+    """
     client = Client(state)
     try:
         waiting = _unended(client)
@@ -93,7 +98,7 @@ def _unended(client: Client) -> list[str]:
 
 
 class _Progress:
-    """Progress messages at intervals during a long wait."""
+    """Printer of progress messages at intervals during a long wait."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -109,7 +114,7 @@ class _Progress:
 
 
 def _stop_daemons(state: StateFolder, say: Say) -> int:
-    """Stop the supervisor with its daemons, then daemons without a supervisor; return how many were stopped."""
+    """Stop the supervisor and all daemons, and return how many processes were stopped."""
     left = state.supervisor_left()
     records = dict(left.daemons) if left is not None else {}
     before = {record.pid: record for record in (*records.values(), *_announced(state)) if record.alive()}
@@ -138,13 +143,12 @@ def _stop_daemons(state: StateFolder, say: Say) -> int:
 
 
 def _announced(state: StateFolder) -> list[ProcessRecord]:
-    """Return the live daemons with a record in the state folder."""
     controller = state.controller()
     return [*state.agents().values(), *([controller] if controller is not None else [])]
 
 
 def _wait_for(records: Iterable[ProcessRecord], seconds: float) -> None:
-    """Wait until all processes have ended, at most `seconds`."""
+    """Wait until all of these processes have ended, at most `seconds`."""
     waiting = list(records)
     deadline_s = time.monotonic() + seconds
     while waiting and time.monotonic() < deadline_s:
@@ -156,14 +160,14 @@ def _wait_for(records: Iterable[ProcessRecord], seconds: float) -> None:
 
 
 class OpenAttempt(msgspec.Struct, frozen=True):
-    """An attempt without a recorded end."""
+    """An attempt of a job that may still have processes, because no end is recorded."""
 
     job_id: str
     attempt: int
     checkpoint_signal: str
     grace_seconds: float
     stop_seconds: float
-    """Longest duration of the attempt's stop, in seconds."""
+    """Maximum time in seconds that the stop of the attempt may take: its checkpoint command and its grace period."""
 
 
 class _Specification(msgspec.Struct):
@@ -178,14 +182,17 @@ class _Specification(msgspec.Struct):
 
 
 class _AttemptFile(msgspec.Struct):
-    """The fields of attempt.json that are used here."""
+    """The fields of the file attempt.json that this module reads."""
 
     spec: _Specification
     nodes: dict[str, Any]
 
 
 def open_attempts(state: StateFolder) -> list[OpenAttempt]:
-    """Return attempts of the local backend that may have processes: undecided, or not ended on every node."""
+    """Return the attempts of the local backend that may still have processes on a node.
+
+    Attempts whose start was aborted, and attempts that have ended on every node, are left out.
+    """
     found = []
     for folder in sorted((state.path / "jobs").glob("*/*")):
         if not folder.name.isdigit():
@@ -205,7 +212,7 @@ def open_attempts(state: StateFolder) -> list[OpenAttempt]:
 
 
 def _end_attempts(state: StateFolder, say: Say) -> int:
-    """End running attempts, with their grace, through the backend's files; return the number of these attempts."""
+    """Stop attempts that still run, without a controller, after their grace period. Return their number."""
     from scheduler_feedback.backends.local.local_backend import LocalBackend  # only if no controller stopped them
 
     attempts = open_attempts(state)
@@ -249,14 +256,14 @@ def _prove_nothing_left(state: StateFolder) -> None:
 
 
 def remains(state: StateFolder) -> set[int]:
-    """Return the pids of this state folder's live daemons, shims and processes with an attempt's environment."""
+    """Return the pids of this state folder's remaining processes: daemons, shims, and processes of attempts."""
     pids = {record.pid for record in _announced(state)}
     supervisor = state.supervisor()
     if supervisor is not None:
         pids.add(supervisor.pid)
     sockets = {str(state.socket_path(node.name)) for node in (state.path / "ranks").glob("*")}
     for socket_path in sockets:
-        pids |= {stat.pid for stat in local_processes.with_environment((f"GANGWATCH_SOCKET={socket_path}",))}
+        pids |= {stat.pid for stat in process_trees.with_environment({"GANGWATCH_SOCKET": socket_path})}
     for shim in (state.path / "jobs").glob(f"*/*/*/{records.SHIM}"):
         about = records.read(str(shim))
         if about is not None and about["boot_id"] == local_processes.boot_id():

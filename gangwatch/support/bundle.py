@@ -1,10 +1,8 @@
 """Support bundle: one archive with the files for a bug report, without secrets.
 
-Secrets are removed in two steps. First by schema (core/disclosure.py): of a job's environment only the names remain,
-argument lists and folders are left out, and configuration keys of secrets lose their value. Then redaction.py searches
-every part for known secrets (the API's tokens, passwords and tokens in the configuration and its files, secrets in job
-specifications) and for text in the format of a secret (URLs with passwords, headers, private keys, tokens of known
-services).
+Secrets are removed in two steps. First, fields that may contain secrets are removed (core/disclosure.py), such as a
+job's environment and secret configuration keys. Then redaction.py searches every part for known secrets, and for
+text in the format of a secret, such as private keys and URLs with passwords.
 """
 
 from __future__ import annotations
@@ -34,14 +32,17 @@ from scheduler_feedback.core.state import Policy
 from scheduler_feedback.journal.store import JournalRow, Reader
 
 _NO_SECRET_FILES = frozenset({"ca_file", "cert_file", "topology_file"})
-"""Keys of files without secrets: a report needs the names in them."""
+"""Configuration keys of files that contain no secrets. Names from these files stay readable in a bundle."""
 
 _LOG_BYTES = 1024 * 1024
-"""Size of the end of each log to include."""
+"""Maximum number of bytes that a bundle contains from the end of each log."""
 
 
 def pack(state: StateFolder, target: Path, cycles: int = 1000) -> list[str]:
-    """Write the archive and return the names of its parts. Raises GangwatchError if the target exists or on errors."""
+    """Write the archive and return the names of its parts.
+
+    Raises GangwatchError if the file exists or can't be written.
+    """
     rows, complaints = _journal_end(state, cycles)
     secrets = known_secrets(state, rows)
     parts = {name: redacted(text, secrets) for name, text in _parts(state, rows, complaints)}
@@ -64,7 +65,7 @@ def pack(state: StateFolder, target: Path, cycles: int = 1000) -> list[str]:
 
 
 def known_secrets(state: StateFolder, rows: Iterable[JournalRow]) -> list[str]:
-    """Return every secret in the files of this state folder, the longest first."""
+    """Return all secrets in the token, the configuration and the jobs of this state folder, the longest first."""
     found = {_text(state.token_file).strip()}
     for key, value in _in_force(state).items():
         if not isinstance(value, str) or not value:
@@ -79,7 +80,10 @@ def known_secrets(state: StateFolder, rows: Iterable[JournalRow]) -> list[str]:
 
 
 def _specifications(state: StateFolder, rows: Iterable[JournalRow]) -> Iterator[JobSpec]:
-    """Yield the specifications of all jobs in the journal: a log may quote jobs that are older than the rows."""
+    """Yield the specifications of the jobs in these journal rows and in the latest state of the journal.
+
+    The state is included because a log may mention a job that is older than the rows.
+    """
     for row in rows:
         for recorded in (*row.events, *row.actions):
             if isinstance(spec := getattr(recorded, "spec", None), JobSpec):
@@ -94,7 +98,7 @@ def _specifications(state: StateFolder, rows: Iterable[JournalRow]) -> Iterator[
 
 
 def _without_secrets(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration without secret values and argument lists."""
+    """Return the configuration (values by key) without secret values and without argument lists of commands."""
     kept: dict[str, Any] = {}
     for key, value in flat.items():
         section, _, name = key.partition(".")
@@ -149,7 +153,7 @@ def _in_force(state: StateFolder) -> Mapping[str, Any]:
 
 
 def _journal_end(state: StateFolder, cycles: int) -> tuple[Sequence[JournalRow], Sequence[str]]:
-    """Return the latest readable cycles, and the errors of unreadable ones: the bug may be a damaged journal."""
+    """Return the journal rows of the latest `cycles` cycles, and the errors of the rows that can't be read."""
     path = state.path / "store.sqlite"
     if not path.exists() or not cycles:
         return (), ()
@@ -191,7 +195,7 @@ def _tail(path: Path) -> str:
 
 
 def _metrics(state: StateFolder) -> str:
-    """Return the controller's /metrics, or a comment why they are missing."""
+    """Return the text of the controller's /metrics, or a comment that explains why it is missing."""
     record = state.controller()
     if record is None:
         return "# no controller is running\n"

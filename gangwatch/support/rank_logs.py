@@ -1,4 +1,4 @@
-"""Reader of the output of a job's ranks, from the files of one attempt, with following."""
+"""Reader of the output of a job's ranks from log files. It can follow the output while the job runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK_BYTES = 64 * 1024
 class RankLogs:
     """Reader of the logs of one attempt of a job, of one rank or of all. With all, each line begins with its rank.
 
-    attempt: None reads the latest attempt, and continues with a newer one that starts meanwhile.
+    attempt: None reads the latest attempt. If a newer attempt starts, the reader continues with that one.
     """
 
     def __init__(self, state: StateFolder, job: str, attempt: int | None, rank: int | None) -> None:
@@ -27,7 +27,7 @@ class RankLogs:
         self._partial: dict[int, bytes] = {}
 
     def require_any(self) -> None:
-        """Raise GangwatchError, listing what exists, if there is nothing to show."""
+        """Raise GangwatchError if there is no log to show. The message lists the attempts and ranks that have logs."""
         attempts = self._attempts()
         if not attempts:
             raise GangwatchError(f"{self._job}: no output: the job does not exist, or none of its ranks has started")
@@ -40,7 +40,7 @@ class RankLogs:
             )
 
     def newest(self, lines: int | None, final: bool = True) -> Iterator[str]:
-        """Yield the last `lines` lines of each rank; None yields all."""
+        """Yield the last `lines` lines of each rank; None yields all. final: also yield an incomplete last line."""
         self._take_newest_attempt()
         for rank in self._ranks(self._attempt):
             path = self._path(rank)
@@ -49,7 +49,7 @@ class RankLogs:
         yield from self.more(final)
 
     def more(self, final: bool = False) -> Iterator[str]:
-        """Yield complete lines since the last call; with `final`, also an incomplete last line."""
+        """Yield the complete lines that were written since the last call. final: also yield an incomplete last line."""
         for rank in self._ranks(self._attempt):
             yield from self._read(rank, final)
         if self._take_newest_attempt():
@@ -96,7 +96,7 @@ class RankLogs:
 
 
 def _offset_of_last(descriptor: int, lines: int) -> int:
-    """Return the offset of the last `lines` lines of the file, searched from its end."""
+    """Return the byte offset in the file at which its last `lines` lines begin."""
     size = position = os.fstat(descriptor).st_size
     found = 0
     while position > 0:

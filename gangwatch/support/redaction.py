@@ -1,7 +1,7 @@
-"""Redaction of text: known secrets by value, unknown secrets by format.
+"""Redaction of text: removal of known secrets by value, and of unknown secrets by format.
 
-This is the second line of defence. core/disclosure.py removes fields that may contain secrets; this module handles text
-without a schema: daemons' logs, tracebacks, sentences, metrics.
+core/disclosure.py first removes the fields that may contain secrets. This module then searches text that has no fields:
+logs of daemons, tracebacks, sentences, metrics.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|secret|token|credential|(api|access|private|signing|encryption)[_-]?key|auth",
     re.IGNORECASE,
 )
-"""Names of variables, keys and options that usually have secret values."""
+"""Pattern of the names of variables, keys and options that usually have secret values."""
 
 _SHORTEST_SECRET = 6
-"""Minimum length of a redacted secret, in characters. Redacting shorter values would remove ordinary text."""
+"""Minimum length in characters of a secret that is removed by value. Shorter values could also be ordinary text."""
 
 _SHORTEST_KEY, _SHORTEST_HEX = 16, 32
-"""Minimum length of a value that counts as a generated key: 95 bits in letters and digits, 128 bits in hex."""
+"""Minimum number of characters of a value that is removed as a generated key. _SHORTEST_KEY applies to letters of both
+cases with digits, _SHORTEST_HEX to hexadecimal digits."""
 
 _HEX = re.compile(r"[0-9a-fA-F]+")
 
 _WORDS = "password|passwd|passphrase|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|signing[_-]?key"
 _NAME = rf"(?:{_WORDS})[A-Za-z0-9_.-]{{0,64}}"
-"""Pattern of a secret's name, from a word such as 'password' on. The length is bounded to keep the search linear,
-because a log may contain a megabyte without a blank."""
+"""Pattern of a secret's name, which begins with a word such as 'password'. Its length is limited to keep the search
+fast in text without blanks."""
 
 _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     # RFC 7468: a private key in PEM, whole or cut off at the end of the text, with real or escaped ends of line.
@@ -76,7 +77,7 @@ _OPTION_BEGINS = re.compile(r"(?:^|[\s\"'\[])--?[A-Za-z0-9_.-]{0,64}$")
 
 
 def _option(found: re.Match[str]) -> str:
-    """Return the match without its value if it is an option, that is, if the word begins with '-'."""
+    """Return the matched text, without the value if the name before it is a command-line option (begins with '-')."""
     before = found.string[max(0, found.start() - 66) : found.start()]
     if _OPTION_BEGINS.search(before) is None:
         return found[0]
@@ -84,7 +85,7 @@ def _option(found: re.Match[str]) -> str:
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text without these secrets and without text in the format of a secret."""
+    """Return the text without the given secrets, and without other text that has the format of a secret."""
     text = remove_secrets(text, secrets)
     for form, instead in _FORMS:
         text = form.sub(instead, text)
@@ -92,7 +93,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def remove_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return the text without the secrets, both plain and as escaped in JSON, Python and URLs."""
+    """Return the text without the secrets. Secrets that are escaped for JSON, Python or URLs are also removed."""
     for secret in secrets:
         forms = {
             secret,
@@ -107,12 +108,12 @@ def remove_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def longest_first(found: Iterable[str]) -> list[str]:
-    """Return the secrets of sufficient length, unique and longest first, because one may contain another."""
+    """Return the distinct secrets that are long enough to search for, longest first, since one may contain another."""
     return sorted({one for one in found if len(one) >= _SHORTEST_SECRET}, key=lambda one: (-len(one), one))
 
 
 def of_specification(spec: JobSpec) -> Iterator[str]:
-    """Yield values in a job's specification that are secrets by name or by format."""
+    """Yield the values in a job's specification that look like secrets, by their name or their format."""
     for name, value in spec.environment.items():
         if SECRET_NAME.search(name) or _looks_secret(value):
             yield value
@@ -132,8 +133,10 @@ def _of_arguments(arguments: tuple[str, ...]) -> Iterator[str]:
 
 
 def _looks_secret(text: str) -> bool:
-    """Return whether a value looks like a generated key: long, no blanks or slashes, and either mixed-case with digits
-    or hex. Names of hosts, nodes and files, which a report needs, have one case or are shorter.
+    """Return whether a value looks like a generated key.
+
+    Such a key is long, has no blanks or slashes, and is hexadecimal or has digits and letters of both cases. Names
+    of hosts and files rarely look like this.
     """
     if len(text) < _SHORTEST_KEY or any(one in text for one in "/ \t\n"):
         return False
@@ -143,7 +146,7 @@ def _looks_secret(text: str) -> bool:
 
 
 def of_file(text: str) -> Iterator[str]:
-    """Yield the secrets of a file: each line, and the text after ':' or '=' (headers, passwords, tokens)."""
+    """Yield the possible secrets in a file's text: each line, and the part of each line after ':' or '='."""
     for line in text.split("\n"):
         for piece in (line, *re.split(r"[:=]", line, maxsplit=1)[1:]):
             piece = piece.strip().strip("\"'")

@@ -11,6 +11,7 @@ import click
 
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.options import Command, json_option, plain, print_json, say
+from gangwatch.extras import require
 
 if TYPE_CHECKING:
     from gangwatch.certificates.folder import AuthorityFolder, Entry
@@ -214,6 +215,7 @@ def list_(folder: Path, as_json: bool) -> None:
 
 
 def _authority(folder: Path) -> AuthorityFolder:
+    require(f"`{click.get_current_context().command_path}`", "controller")
     from gangwatch.certificates.folder import AuthorityFolder  # with cryptography, which `--help` must not load
 
     return AuthorityFolder(folder)

@@ -1,7 +1,7 @@
 """Renewal of the certificate that the chart's agents and controller share, before it expires.
 
-The signing authority stays the same, so clients that trust it need no change. Servers read the new certificate when its
-file changes. openssl, which is in the image, creates it; the key is in memory only while the command runs.
+The signing authority stays the same, so clients need no change. Servers read the new certificate when its file
+changes. The program openssl creates the certificate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Par
 
 _OPENSSL_SECONDS = 30
 _FORM = "%b %d %H:%M:%S %Y %Z"
-"""Date format of openssl x509 -dates."""
+"""Date format in the output of `openssl x509 -dates`."""
 
 _CURVE = "P-256"
 
@@ -37,19 +37,19 @@ _secrets = msgspec.json.Decoder(_Secret)
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """Result of a renewal."""
+    """Result of the renewal of a certificate."""
 
     until: datetime
-    """Expiry of the certificate that is now in the secret."""
+    """Time at which the certificate in the secret expires, after the renewal."""
     renewed: bool
-    """Whether the renewal has created a new certificate."""
+    """Whether a new certificate was created; False if the old one is still valid for long enough."""
 
 
 async def renew(access: Access, namespace: str, authority: str, secret: str, days: int, left: float) -> Renewed:
-    """Replace the secret's certificate if less than `left`, a share of its lifetime, remains.
+    """Replace the certificate in the Kubernetes secret if less than the share `left` of its lifetime remains.
 
-    The new certificate has the same names and the same authority. Raises GangwatchError if openssl is missing or fails,
-    BackendError if the API server refuses.
+    authority: secret of the signing authority. days: validity of the new certificate, which has the same names.
+    Raises GangwatchError if openssl is missing or fails, BackendError if the API server refuses.
     """
     path = f"/api/v1/namespaces/{namespace}/secrets"
     async with Client(access, agent="gangwatch-renewal") as client:
@@ -85,7 +85,7 @@ def _write(folder: Path, secret: _Secret, name: str) -> None:
 
 
 def _life(folder: Path) -> tuple[datetime, datetime]:
-    """Return the start and end of the validity of tls.crt."""
+    """Return the start and the end of the validity of the certificate tls.crt in the folder."""
     text = _openssl(folder, "x509", "-in", "tls.crt", "-noout", "-startdate", "-enddate")
     found = dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
     begin, end = (datetime.strptime(found[key], _FORM).replace(tzinfo=UTC) for key in ("notBefore", "notAfter"))
@@ -93,7 +93,7 @@ def _life(folder: Path) -> tuple[datetime, datetime]:
 
 
 def _make(folder: Path, days: int) -> None:
-    """Write new.key and new.crt, with the names of tls.crt and signed by ca.key."""
+    """Create the key new.key and the certificate new.crt, which has the names of tls.crt and is signed with ca.key."""
     output = _openssl(folder, "x509", "-in", "tls.crt", "-noout", "-ext", "subjectAltName")
     names = next((line.strip() for line in output.split("\n") if "DNS:" in line or "IP" in line), "")
     if not names:

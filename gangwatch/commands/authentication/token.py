@@ -24,7 +24,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _file_option(command: _Command) -> _Command:
-    """Add --file FILE; the command receives a path or None."""
+    """Add the option --file FILE to a command. The command receives a path, or None if it is not given."""
     return click.option(
         "--file",
         type=click.Path(dir_okay=False, path_type=Path),
@@ -160,7 +160,7 @@ def whoami(state: StateFolder, as_json: bool) -> None:
 
 @contextmanager
 def _held(state: StateFolder, file: Path | None) -> Iterator[Path]:
-    """Yield the token file, locked against other `gangwatch token` commands."""
+    """Yield the path of the token file, locked against other `gangwatch token` commands."""
     if file is not None:
         yield file
         return

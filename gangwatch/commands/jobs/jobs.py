@@ -34,16 +34,16 @@ from scheduler_feedback.core.job import JobKind, JobState
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 POLL_SECONDS = 0.25
-"""Interval between two polls of a followed job: short for a person, light for the controller."""
+"""Seconds between two requests for the state of a job that the command follows."""
 
 _NEVER_PASSED_ON = re.compile(
     r"GANGWATCH_.*|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 )
-"""Variables of gangwatch and of the backend: a job that a job submits must not inherit its parent's rank or address."""
+"""Environment variables that a job does not inherit from its submitter, which may itself be a rank of a job."""
 
 
 def submitters_environment() -> dict[str, str]:
-    """Return the part of this process's environment that a job inherits. Values that are not UTF-8 are left out."""
+    """Return the environment variables of this process that a job inherits. Values that are not UTF-8 are left out."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -182,7 +182,7 @@ def submit(
 
 
 def _over(shape: dict[str, Any], specification: dict[str, Any]) -> dict[str, Any]:
-    """Merge the shape's fields into the specification; options on the command line take precedence."""
+    """Return the specification with the fields of `shape`. Options given on the command line take precedence."""
     context = click.get_current_context()
     options = {
         "ranks": "ranks", "queue": "queue", "time_limit_seconds": "time_limit", "name": "name",
@@ -211,7 +211,7 @@ def _over(shape: dict[str, Any], specification: dict[str, Any]) -> dict[str, Any
 
 
 def _follow(client: Client, job_id: str) -> dict[str, Any]:
-    """Print each change of the job's state until the job ends; return its last document."""
+    """Print each change of the job's state until the job ends. Return the last document of the job."""
     seen = None
     while True:
         job = _get_with_retry(client, job_id)
@@ -225,7 +225,7 @@ def _follow(client: Client, job_id: str) -> dict[str, Any]:
 
 
 def _get_with_retry(client: Client, job_id: str) -> dict[str, Any]:
-    """Return the job; retry while the supervisor restarts the controller."""
+    """Return the document of the job. Retry while the supervisor restarts the controller."""
     while True:
         try:
             job: dict[str, Any] = client.get(f"/api/jobs/{job_id}")
@@ -314,7 +314,8 @@ def jobs(
 
 
 def _listed(client: Client, states: set[JobState], user: str, queue: str) -> list[dict[str, Any]]:
-    """Return the users' jobs in one of the states. Probe jobs are left out: `nodes` and the node's story show them."""
+    """Return the jobs in one of these states, of this user and queue ('' for all). Probes are left out; `gangwatch
+    nodes` shows them."""
     if not states:
         return []
     query = {"state": ",".join(sorted(states)), "user": user, "queue": queue}
@@ -323,7 +324,7 @@ def _listed(client: Client, states: set[JobState], user: str, queue: str) -> lis
 
 
 def _of(client: Client, job: str) -> list[dict[str, Any]]:
-    """Return the job with this id, or the members of the array with this id."""
+    """Return the documents of the job with this id, or of all jobs of the array with this id."""
     if JOB_ID.fullmatch(job) is None:
         raise click.BadParameter(f"{job!r} is not a job id", param_hint="JOB")
     try:

@@ -1,4 +1,4 @@
-"""Options of `submit` for the shape, elasticity and dependencies of a gang; each is a field of the specification."""
+"""Options of `submit` for the shape, elasticity and dependencies of a gang. Each option sets a field of the job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _array(_context: click.Context, _parameter: click.Parameter, value: str | No
 
 
 def _arguments(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[str]:
-    """Split a command line at shell quoting rules; no shell runs it."""
+    """Split a command line into arguments by the quoting rules of a shell (click callback)."""
     try:
         return [] if value is None else shlex.split(value)
     except ValueError as error:
@@ -161,7 +161,7 @@ _OPTIONS = (
 
 
 def shape_options(command: _Command) -> _Command:
-    """Add all options; the command receives one dict, `shape`, of the given fields."""
+    """Add all options of this module to a command. The command receives the given values as one dict, `shape`."""
 
     @functools.wraps(command)
     def gathered(

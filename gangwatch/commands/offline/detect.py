@@ -1,4 +1,4 @@
-"""The command `gangwatch detect`: verdicts on recorded steps, without a daemon."""
+"""The command `gangwatch detect`: finds slow ranks in recorded steps, without a daemon."""
 
 from __future__ import annotations
 
@@ -51,12 +51,10 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
       gangwatch detect steps.jsonl --html steps.html
       gangwatch detect steps.parquet --json
     """
-    from scheduler_feedback.step_traces.judging import judge
-
     reports = []
     documents = []
     for path in files:
-        for report in judge(step_traces.read(path, format_name)):
+        for report in _judged(path, format_name):
             reports.append(report)
             documents.append(document(report, path))
     if not reports:
@@ -77,8 +75,26 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
         _show(report, found)
 
 
+def _judged(path: Path, format_name: str | None) -> list[JobReport]:
+    """Read a file and run the detectors over it, with progress bars on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from scheduler_feedback.step_traces.judging import judge
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        size = path.stat().st_size if path.is_file() else 0
+        reading = bars.add_task(f"read {path.name}", total=size or None)
+        recording = step_traces.read(path, format_name, lambda count: bars.advance(reading, count))
+        bars.update(reading, completed=size)
+        steps = sum(len(trace.steps) for trace in recording.traces)
+        detecting = bars.add_task("detect", total=steps or None)
+        return judge(recording, progress=lambda: bars.advance(detecting))
+
+
 def document(report: JobReport, path: Path) -> dict[str, Any]:
-    """Return the document that --json prints for one job."""
+    """Return the result for one job as the document that --json prints."""
 
     verdicts: list[Verdict] = [*report.verdicts, *report.unknown]
     verdicts.sort(key=lambda verdict: verdict.detected_step)
@@ -127,6 +143,18 @@ def _verdict(report: JobReport, verdict: Verdict) -> dict[str, Any]:
         "confidence": _number(verdict.confidence),
         "cause": verdict.cause.value,
         "evidence": [_evidence(item) for item in verdict.evidence],
+        "latest": _latest(report.latest.get(verdict.verdict_id, verdict)),
+    }
+
+
+def _latest(verdict: Verdict) -> dict[str, Any]:
+    """Return the values of a verdict's newest version. They may depend on steps after its detected_step."""
+    return {
+        "rank": None if verdict.rank < 0 else verdict.rank,
+        "ranks": list(verdict.ranks),
+        "cause": verdict.cause.value,
+        "confidence": _number(verdict.confidence),
+        "slowdown": _number(verdict.slowdown),
     }
 
 
@@ -142,7 +170,7 @@ def _evidence(item: Evidence) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """Return None for infinities and NaN, which JSON can't represent."""
+    """Return the value, or None if it is infinite or NaN, because JSON can't represent such values."""
     return value if math.isfinite(value) else None
 
 
@@ -178,6 +206,10 @@ def _show(report: JobReport, found: dict[str, Any]) -> None:
         sure = "" if row_of(verdict["kind"]).accused is Accused.NOTHING else f", confidence {verdict['confidence']:.2f}"
         when = f"steps {_word(verdict['first_step'])} to {_word(verdict['last_step'])}"
         click.echo(f": {who}, cause {verdict['cause']}, {when}, costs {verdict['slowdown']:.3g} times{sure}")
+        latest = verdict["latest"]
+        if sure and any(latest[key] != verdict[key] for key in ("ranks", "cause", "confidence")):
+            of = f" for {word}s {', '.join(map(str, latest['ranks']))}" if latest["ranks"] else ""
+            click.echo(f"      at the end: cause {latest['cause']}, confidence {latest['confidence']:.2f}{of}")
         for item in verdict["evidence"]:
             click.echo(f"      {heat_map.sentence(item)}")
 

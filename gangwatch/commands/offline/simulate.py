@@ -1,4 +1,4 @@
-"""The command `simulate`: the scheduler over a trace of jobs."""
+"""The command `simulate`: runs the scheduler on a recorded trace of jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `simulate`, as click passes them."""
+    """The command-line options of `simulate`."""
 
     jobs_file: Path
     format_name: str
@@ -56,7 +56,7 @@ class Options:
     as_json: bool
 
     def check(self) -> None:
-        """Raise BadParameter for a number out of range or a file that can't be written, before the run."""
+        """Raise BadParameter if a number is out of range or an output file can't be written."""
         if not (math.isfinite(self.load) and self.load > 0):
             raise click.BadParameter(f"{self.load:g}: it must be more than 0", param_hint="--load")
         for name, seconds in (("--replan", self.replan), ("--restart-cost", self.restart_cost)):
@@ -67,7 +67,7 @@ class Options:
                 raise click.BadParameter(f"{file}: {wrong}", param_hint=name)
 
     def policy(self) -> Policy:
-        """Return the settings of the cycle."""
+        """Return the scheduling policy that the options describe."""
         base = FAIR_POLICY if self.order == Order.FAIR.value else Policy()
         return dataclasses.replace(
             base,
@@ -79,7 +79,7 @@ class Options:
         )
 
     def trace(self) -> Trace:
-        """Read the trace. Its notes name the options that the preset overrides."""
+        """Read and return the trace of jobs. Its notes list the user's options that --preset overrides."""
         from scheduler_feedback.sim.simulation import read_trace
 
         trace = read_trace(self.jobs_file, self.format_name)
@@ -186,7 +186,7 @@ def simulate(**options: Any) -> None:
 
 
 def _given(*parameters: str) -> list[str]:
-    """Return the options that are on the command line, with their spelling on the command line."""
+    """Return those of these parameters that the user gave, as options, such as --replan."""
     context = click.get_current_context()
     return [
         f"--{name.replace('_', '-')}"
@@ -207,7 +207,7 @@ def _unwritable(file: Path) -> str | None:
 
 
 def _terminal(as_json: bool) -> Console | None:
-    """Return a console on standard error if it is a terminal; None if JSON goes to another program."""
+    """Return a console for progress messages; None if standard error is not a terminal or must stay empty."""
     from rich.console import Console
 
     console = Console(stderr=True, markup=False)
@@ -215,7 +215,7 @@ def _terminal(as_json: bool) -> Console | None:
 
 
 def _showing(text: str, as_json: bool) -> AbstractContextManager[object]:
-    """Show a status line during a slow step, if there is a terminal."""
+    """Show a status line while a slow operation runs in the context, if standard error is a terminal."""
     from rich.text import Text
 
     console = _terminal(as_json)
@@ -223,7 +223,7 @@ def _showing(text: str, as_json: bool) -> AbstractContextManager[object]:
 
 
 def _run_with_progress(engine: Engine, as_json: bool) -> Report:
-    """Run the simulation, with a progress bar if there is a terminal."""
+    """Run the simulation, and show a progress bar if standard error is a terminal."""
     console = _terminal(as_json)
     if console is None:
         return engine.run()
