@@ -1,7 +1,7 @@
-"""Grafana dashboards, recording rules and alerts as code.
+"""Source code of the Grafana dashboards, recording rules and alerts.
 
-`<folder>/<name>.dashboard.py` exposes `dashboard`, a Board. `gangwatch dashboards build` writes all of them.
-This package imports only the metric catalogue from gangwatch, and Grafana's grafana-foundation-sdk.
+Each `<folder>/<name>.dashboard.py` defines `dashboard`, an object of class Board. `gangwatch dashboards build` writes
+all of them. This package imports only gangwatch's metric catalogue and Grafana's grafana-foundation-sdk.
 
     expressions   checks that every metric in an expression is published or recorded; otherwise the build fails
     board         the dashboard class: common variables, links and annotations

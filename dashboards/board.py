@@ -1,7 +1,7 @@
 """Dashboard class with the parts that all dashboards have, and its conversion to Grafana's JSON.
 
-Each dashboard has the variables `datasource` and `cluster`, links to the others that keep variables and time range, and
-annotations for alerts. It is read-only in Grafana: to change it, change the code or save a copy.
+Each dashboard has the variables `datasource` and `cluster`, links to the other dashboards, and annotations for alerts.
+It is read-only in Grafana: to change a dashboard, change its code or save a copy.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Panel = Builder[model.Panel]
 
 
 class Board:
-    """A dashboard under construction. `to_json_data` returns Grafana's classic JSON (schema version 36 and newer).
+    """Builder of a dashboard. `to_json_data` returns Grafana's classic JSON (schema version 36 and newer).
 
-    uid: never changes, so that links to the dashboard stay valid.
+    uid: identifier in the dashboard's URL. Do not change it: links to the dashboard would break.
     """
 
     def __init__(self, uid: str, title: str, description: str, since: str = "now-1h") -> None:
@@ -60,7 +60,9 @@ class Board:
             )
             .with_variable(build.DatasourceVariable("datasource").label("Data source").type("prometheus").regex(""))
         )
-        self.variable("cluster", "Cluster", "label_values(gangwatch_cycles_total, cluster)")
+        # Also the clusters whose agents run without a controller.
+        clusters = 'label_values({__name__=~"gangwatch_cycles_total|gangwatch_agent_info"}, cluster)'
+        self.variable("cluster", "Cluster", clusters)
         self.annotation(
             "Alerts",
             f'ALERTS{{{CLUSTER}, alertname=~"Gangwatch.*", alertstate="firing"}}',
@@ -72,7 +74,7 @@ class Board:
     # --- variables, annotations and links -----------------------------------------------------------------------------
 
     def variable(self, name: str, label: str, query: str, many: bool = False, every: bool = False) -> None:
-        """Add a variable with the query's values.
+        """Add a variable that users select in the dashboard. Its values come from the query.
 
         many: whether users can select several values. every: whether all values are selected by default.
         """
@@ -93,7 +95,10 @@ class Board:
         self._builder.with_variable(variable)
 
     def annotation(self, name: str, expression: str, colour: str, title: str, text: str, shown: bool = True) -> None:
-        """Add an annotation wherever the expression has a value. Users can switch it off in the dashboard."""
+        """Mark the times at which the expression has a value.
+
+        Users can switch these annotations off in the dashboard.
+        """
         target = prometheus.Dataquery().expr(checked(expression, f"{self.title}: annotation {name}")).ref_id("Anno")
         query = (
             build.AnnotationQuery()
@@ -108,7 +113,7 @@ class Board:
         self._builder.annotation(query)
 
     def link(self, title: str, url: str) -> None:
-        """Add a link to the dashboard's header. It keeps variables and time range."""
+        """Add a link to the dashboard's header. The linked page gets the same variables and time range."""
         self._builder.link(
             build.DashboardLink(title).type(model.DashboardLinkType.LINK).url(url).keep_time(True).include_vars(True)
         )
@@ -141,7 +146,7 @@ class Board:
 
 
 class _Built(Builder[model.Panel]):
-    """Builder that returns an existing panel."""
+    """Adapter for panels that are already built. The SDK accepts only builders."""
 
     def __init__(self, panel: model.Panel) -> None:
         self._panel = panel
@@ -151,7 +156,7 @@ class _Built(Builder[model.Panel]):
 
 
 def expressions_of(document: dict[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return (location, expression) of every panel and annotation of a dashboard."""
+    """Return the expressions of all panels and annotations of a dashboard, as (location, expression) pairs."""
     found = [
         (f"{document['title']}: {panel['title']}", target["expr"])
         for panel in document["panels"]

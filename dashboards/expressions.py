@@ -1,7 +1,7 @@
-"""Checks and building blocks of PromQL expressions.
+"""Functions that make and check PromQL expressions.
 
-Every metric in an expression must be in the catalogue or recorded by a rule. A renamed or misspelt metric therefore
-fails the build instead of leaving a panel empty.
+Every metric in an expression must be in the metric catalogue or recorded by a rule. Otherwise, for example if a name is
+misspelt, the build fails.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from agent.schema.catalog import BY_NAME
 from agent.schema.errors import DashboardError
 
 _NAME = re.compile(r"\b(?:[a-z_]+:)*gangwatch_[a-z0-9_]+(?::[a-z0-9_]+)*")
-"""The name of a gangwatch metric, or of a recorded one with the form level:metric:operations."""
+"""Pattern of the name of a gangwatch metric, or of a recording rule (level:metric:operations)."""
 
 _RECORDED: dict[str, str] = {}
 
 CLUSTER = 'cluster=~"$cluster"'
-"""Label matcher in every selector of a dashboard, because one Grafana shows many clusters."""
+"""Label matcher that selects the displayed cluster. Every selector needs it, because one Grafana shows many
+clusters."""
 
 GANG = f'{CLUSTER}, gang=~"$gang"'
 
 
 def names_of(expression: str) -> set[str]:
-    """Return the gangwatch metrics that the expression reads, without names in quotes."""
+    """Return the names of the gangwatch metrics that the expression reads. Names in quotes do not count."""
     return set(_NAME.findall(re.sub(r'"[^"]*"', '""', expression)))
 
 
@@ -36,7 +37,7 @@ def record(name: str, expression: str) -> None:
 
 
 def checked(expression: str, where: str) -> str:
-    """Return the expression on one line. Raises DashboardError if it reads an unknown metric."""
+    """Return the expression without line breaks. Raises DashboardError if it reads an unknown metric."""
     for name in sorted(names_of(expression)):
         if name not in BY_NAME and name not in _RECORDED:
             raise DashboardError(f"{where}: {name} is neither in the catalogue of metrics nor recorded by a rule")
@@ -44,18 +45,18 @@ def checked(expression: str, where: str) -> str:
 
 
 def worst(count: int, expression: str) -> str:
-    """Select the series of an instant vector with the highest values in the displayed time range.
+    """Return an expression for the `count` series with the highest values in the displayed time range.
 
-    `topk` alone selects again at every instant, and so shows many more series than requested.
+    `topk` alone would select other series at each instant, so that a panel shows more than `count` series.
     """
     inner, span = _spanned(expression)
     return f"{inner} and topk({count}, max_over_time({inner}{span} @ end()))"
 
 
 def least(count: int, expression: str, only: str = "") -> str:
-    """Select the series with the lowest values, as `worst` does.
+    """Return an expression for the `count` series with the lowest values in the displayed time range.
 
-    only: comparison that shown values satisfy, such as "== 0".
+    only: condition for values to be displayed, such as "== 0"; '' for none.
     """
     inner, span = _spanned(expression)
     return f"{inner} {only} and bottomk({count}, min_over_time({inner}{span} @ end()))"
@@ -68,19 +69,20 @@ def _spanned(expression: str) -> tuple[str, str]:
 
 
 def busiest(count: int, counter: str, rate: Callable[[str], str] = str) -> str:
-    """Select the rates of the series of a counter that have increased most in the displayed time range.
+    """Return an expression for the rates of the `count` series of a counter that increase most in the displayed time.
 
-    The selection uses one rate over the whole range. That is cheap for thousands of series, where `worst` would compute
-    the rate at every instant twice. rate: applied to each rate first, for example a sum or a join.
+    rate: function that receives the expression of a rate and returns the expression to display, for example a sum of
+    rates. This is cheaper than `worst`, which computes the rate at every instant twice.
     """
     whole = rate(f"rate({counter}[$__range] @ end())")
     return f"{rate(f'rate({counter}[$__rate_interval])')} and topk({count}, {whole} > 0)"
 
 
 def rose(selector: str, window: str) -> str:
-    """Select counters that have increased within the window, or have been created in it.
+    """Return an expression for the counters that were increased or created within the window.
 
-    A counter by code or kind is created with its first count, and `increase` does not include that count.
+    Some counters, such as those with an error code as label, are created at the first event, which `increase` does
+    not count.
     """
     # "+ 0" removes the name, as `increase` does. Otherwise one series would appear twice, with and without a name.
     return f"(increase({selector}[{window}]) > 0 or ({selector} unless {selector} offset {window}) + 0)"

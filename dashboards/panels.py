@@ -1,7 +1,7 @@
-"""Kinds of panels: series, numbers, tables, timelines, grids.
+"""Functions that make panels: line charts, single numbers, tables, state timelines and heat maps.
 
-Every panel has a title, a description that explains its values, a unit, and the dashboard's data source. The functions
-return builders of the SDK: add what few panels need at the call, for example `number(...).decimals(2)`.
+Every panel has a title, a description that explains its values, a unit, and the dashboard's data source. The
+functions return builders of the SDK, which the caller can change, for example `number(...).decimals(2)`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNT, A_SECOND, HERTZ, HOURS = "short", "cps", "hertz", "h"
 Steps = tuple[tuple[float | None, str], ...]
 
 GOOD_IS_LOW: Steps = ((None, "green"), (1.1, "yellow"), (1.3, "red"))
-"""Thresholds of slowdowns: 10 % needs attention; at 30 % the default policy moves a gang."""
+"""Thresholds and colours for slowdown factors: yellow from 1.1, red from 1.3, where the default policy moves a gang."""
 
 ZERO_IS_GOOD: Steps = ((None, "green"), (1, "red"))
 ONE_IS_GOOD: Steps = ((None, "red"), (1, "green"))
@@ -34,15 +34,15 @@ PLAIN: Steps = ((None, "blue"),)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Query of a panel."""
+    """A PromQL query of a panel, and how the panel shows the result."""
 
     expression: str
     legend: str = ""
-    """Text of the legend. A label's name in double braces stands for its value."""
+    """Text of the legend. A label's name in double braces is replaced by the label's value."""
     instant: bool = False
-    """Query only the end of the time range."""
+    """Whether the query returns only the values at the end of the time range."""
     table: bool = False
-    """Return a table with one row per series."""
+    """Whether the query returns a table with one row per series."""
 
 
 def _targets(queries: tuple[Query, ...]) -> list[prometheus.Dataquery]:
@@ -80,7 +80,10 @@ def series(
     width: int = 12,
     link: tuple[str, str] | None = None,
 ) -> timeseries.Panel:
-    """Return a panel of lines over time. thresholds: drawn as lines. link: (title, URL) at every series."""
+    """Return a panel that draws series as lines over time.
+
+    thresholds: values that are drawn as lines. link: (title, URL) of a link that users can open at every series.
+    """
     panel = (
         timeseries.Panel()
         .title(title)
@@ -124,7 +127,7 @@ def number(
     width: int = 4,
     text: bool = False,
 ) -> stat.Panel:
-    """Return a panel of one number, or of a legend (text), coloured by thresholds."""
+    """Return a panel that shows one number, coloured by thresholds. text: show the legend in place of the number."""
     return (
         stat.Panel()
         .title(title)
@@ -153,7 +156,10 @@ def rows(
     thresholds: Steps = PLAIN,
     width: int = 12,
 ) -> table.Panel:
-    """Return a table: one row per series, one column per label. hidden: omitted columns. names: renamed columns."""
+    """Return a panel with a table: one row per series, one column per label.
+
+    hidden: columns that are left out. names: new titles of columns, by label.
+    """
     left_out = dict.fromkeys(("Time", "__name__", *hidden), True)
     return (
         table.Panel()

@@ -9,7 +9,7 @@
       prometheus/prometheus.yml  targets/agents.json  targets/controller.json
       alertmanager/alertmanager.yml
 
-`build` writes the first two folders, `provision` writes all. Files with the same content are not written again.
+`gangwatch dashboards build` writes the first two folders, `provision` writes all. Unchanged files are not rewritten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.schema.errors import DashboardError
-from dashboards.loading import load_all
+from dashboards.loading import ENDING, load_all
 from dashboards.rules import ALERTS, recording
 from dashboards.rules.files import HEADER, alertmanager_file, prometheus_rule, rules_file, yaml_text
 
@@ -37,19 +37,19 @@ class Target:
     address: str
     """Address of the target, 'host:port'."""
     node: str = ""
-    """The node's name; '' for the controller."""
+    """Name of the agent's node; '' if the target is the controller."""
     scheme: str = "http"
-    """http or https."""
+    """URL scheme of the target: http or https."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The monitored machine and the programs that monitor it."""
+    """Addresses of a machine's daemons, and of the programs that monitor them (Prometheus, Alertmanager, Grafana)."""
 
     cluster: str
-    """The value of the label `cluster`."""
+    """Value of the label `cluster` in all series of the machine."""
     folder: Path
-    """Absolute path of the written tree."""
+    """Absolute path of the folder in which the files are written."""
     agents: tuple[Target, ...]
     controller: Target | None
     prometheus: str = "http://127.0.0.1:9090"
@@ -62,7 +62,7 @@ class Machine:
 
 
 def built_files() -> Files:
-    """Return (path, text) of dashboards and rules. Raises DashboardError if one reads an unknown metric."""
+    """Yield (path, text) of the dashboard and rule files. Raises DashboardError if a query reads an unknown metric."""
     for folder, name, board in load_all():
         yield f"dashboards/{folder}/{name}.json", json.dumps(board.to_json_data(), indent=2, sort_keys=True) + "\n"
     yield "rules/recording.yml", rules_file(recording.GROUPS)
@@ -70,8 +70,24 @@ def built_files() -> Files:
     yield "rules/prometheus-rule.yml", prometheus_rule((*recording.GROUPS, *ALERTS))
 
 
+def own_files(source: Path) -> Files:
+    """Yield (path, text) of the dashboards FOLDER/NAME.dashboard.py below `source`, under the names FOLDER/TITLE.json.
+
+    grafana-dashboards-builder uses the same names. Raises DashboardError if there is no dashboard, or one is invalid.
+    """
+    taken: set[str] = set()
+    for folder, name, board in load_all(source):
+        path = f"{folder}/{board.title}.json"
+        if path in taken:
+            raise DashboardError(f"{source}/{folder}/{name}{ENDING}: another dashboard has the title {board.title!r}")
+        taken.add(path)
+        yield path, json.dumps(board.to_json_data(), indent=2, sort_keys=True) + "\n"
+    if not taken:
+        raise DashboardError(f"{source}: no FOLDER/NAME{ENDING} in it")
+
+
 def provisioned_files(machine: Machine) -> Files:
-    """Return (path, text) of all files for a machine."""
+    """Yield (path, text) of all files that monitor a machine: dashboards, rules and configurations."""
     yield from built_files()
     yield "grafana/provisioning/datasources/gangwatch.yml", HEADER + yaml_text(_datasources(machine))
     yield "grafana/provisioning/dashboards/gangwatch.yml", HEADER + yaml_text(_providers(machine))
@@ -141,7 +157,7 @@ def _targets(machine: Machine, targets: tuple[Target, ...]) -> str:
 
 
 def write(folder: Path, files: Files) -> tuple[list[str], list[str]]:
-    """Write the files whose content has changed, each atomically. Return (all paths, written paths).
+    """Write the files whose content has changed, each atomically. Return (all paths, paths of the written files).
 
     All texts are built before the first file is written. Raises DashboardError if a file cannot be written.
     """

@@ -1,16 +1,16 @@
 """Data-parallel training of a small network in numpy, which can be stopped, moved and resumed.
 
-Every rank computes the gradients of its own batch. A ring over TCP sums them (reduce-scatter, then all-gather: each
-rank sends 2 (n - 1) / n of the vector), and every rank makes the same update. Data, sums and updates depend only on
-seed, world size and step, so an interrupted training ends with the same bits as an uninterrupted one.
+Every rank computes the gradients of its own batch. A ring all-reduce over TCP sums them (reduce-scatter, then
+all-gather), and every rank makes the same update. All results depend only on seed, world size and step, so an
+interrupted training ends with the same weights as an uninterrupted one.
 
 Ranks connect as with torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without them, one process trains alone.
 
 SIGTERM (with --checkpoint) may go to any rank. The next all-reduce carries the stop request, so that all ranks stop
 after the same step; rank 0 writes the checkpoint, and all exit with 75.
 
-Exit codes: 0 finished; 75 (EX_TEMPFAIL of sysexits.h) stopped on request with all work in the checkpoint, run again to
-resume; 1 failed, with one line on standard error; 2 wrong command line.
+Exit codes: 0 finished; 75 (EX_TEMPFAIL of sysexits.h) stopped on request with all work in the checkpoint, run again
+to resume; 1 failed, with one line on standard error; 2 wrong command line.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ LEARNING_RATE, MOMENTUM = 0.02, 0.9
 MAGIC = b"train_dp checkpoint 1\n"
 STOPPED = 75
 CONNECT_SECONDS = 60.0
-"""Maximum time to wait for other ranks at the start."""
+"""Maximum time in seconds to wait for the other ranks at the start."""
 
 Vector = npt.NDArray[np.float32]
 
 
 class TrainingError(Exception):
-    """Failure with exit code 1; its text is the printed line."""
+    """The training failed: exit code 1. The error text is printed as one line."""
 
 
 class StoppedError(Exception):
-    """SIGTERM arrived before there was anything to save."""
+    """SIGTERM arrived before the first step, so there is nothing to save."""
 
 
 class StopRequest:
-    """Flag that SIGTERM sets."""
+    """Flag that is set when SIGTERM arrives."""
 
     def __init__(self) -> None:
         self.made = False
@@ -72,7 +72,7 @@ class StopRequest:
 
 
 class Ring:
-    """This rank's two connections: it sends to the next rank and receives from the previous one."""
+    """This rank's connections in the ring: it sends to the next rank and receives from the previous rank."""
 
     def __init__(self, rank: int, size: int, next_rank: socket.socket | None, previous: socket.socket | None) -> None:
         self.rank = rank
@@ -89,7 +89,7 @@ class Ring:
                     connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def all_reduce(self, vector: Vector) -> None:
-        """Replace `vector` by its sum over all ranks: the same bits on every rank, in every run."""
+        """Replace `vector` by its sum over all ranks. The result has the same bits on every rank and in every run."""
         if self.size == 1:
             return
         bounds = [len(vector) * part // self.size for part in range(self.size + 1)]
@@ -104,7 +104,7 @@ class Ring:
             self._exchange(parts[(self.rank + 1 - turn) % self.size], parts[(self.rank - turn) % self.size])
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return rank 0's `data` on every rank; each rank passes it to the next."""
+        """Send rank 0's `data` around the ring, and return it on every rank."""
         if self.size == 1:
             return data
         length = np.array([len(data)], np.int64)
@@ -127,7 +127,10 @@ class Ring:
                 connection.close()
 
     def _exchange(self, outgoing: npt.NDArray[Any] | None, incoming: npt.NDArray[Any] | None) -> None:
-        """Send and receive at the same time, because two ranks that send first would block on full buffers."""
+        """Send to the next rank and receive from the previous one at the same time.
+
+        If all ranks sent first, they would block as soon as the socket buffers are full.
+        """
         assert self._next is not None and self._previous is not None
         to_send = memoryview(b"") if outgoing is None else outgoing.data.cast("B")
         to_fill = memoryview(b"") if incoming is None else incoming.data.cast("B")
@@ -156,7 +159,10 @@ class Ring:
 
 
 def form_ring(rank: int, size: int, address: str, port: int, stop: StopRequest) -> Ring:
-    """Exchange listen addresses through rank 0 and connect to the next rank. Raises TrainingError, StoppedError."""
+    """Return the ring. Ranks exchange their addresses through rank 0, then each connects to the next rank.
+
+    Raises TrainingError if a rank does not respond, StoppedError if SIGTERM arrives.
+    """
     if size == 1:
         return Ring(rank, size, None, None)
     deadline = time.monotonic() + CONNECT_SECONDS
@@ -182,7 +188,7 @@ def form_ring(rank: int, size: int, address: str, port: int, stop: StopRequest) 
 def _gather(
     size: int, address: str, port: int, stop: StopRequest, deadline: float
 ) -> tuple[dict[str, Any], socket.socket]:
-    """Wait for all other ranks and send them all listen addresses (rank 0)."""
+    """Collect the listen addresses of all other ranks on rank 0, and send the complete table to each of them."""
     try:
         meeting = socket.create_server((address, port), backlog=size)
         listener = socket.create_server((address, 0))
@@ -210,7 +216,7 @@ def _gather(
 def _join(
     rank: int, address: str, port: int, stop: StopRequest, deadline: float
 ) -> tuple[dict[str, Any], socket.socket]:
-    """Send this rank's listen address to rank 0 and receive those of the others (all other ranks)."""
+    """Send this rank's listen address to rank 0, and receive the addresses of all ranks."""
     with _connect(address, port, "rank 0", stop, deadline) as meeting:
         listener = socket.create_server((meeting.getsockname()[0], 0))
         _send_line(meeting, {"rank": rank, "port": listener.getsockname()[1]})
@@ -235,7 +241,7 @@ def _connect(host: str, port: int, who: str, stop: StopRequest, deadline: float)
 
 
 def _accept(listener: socket.socket, who: str, stop: StopRequest, deadline: float) -> tuple[socket.socket, Any]:
-    """Return the next connection with a valid first line, and that line's content."""
+    """Accept connections until one sends a valid first line. Return this connection and the content of the line."""
     listener.settimeout(0.2)
     while True:
         _check(who, stop, deadline)
@@ -283,9 +289,9 @@ def _receive_line(connection: socket.socket, who: str, stop: StopRequest, deadli
 
 
 class Model:
-    """A network of two hidden layers on synthetic data whose labels another, fixed network gives.
+    """A network with two hidden layers and its synthetic training data. A fixed matrix computes the labels.
 
-    weights, velocity: all parameters in one vector each; the layers are views into it.
+    weights, velocity: vectors of all parameters and of their momentum; each layer is a part of the vector.
     """
 
     def __init__(self, seed: int, hidden: int) -> None:
@@ -309,9 +315,9 @@ class Model:
         return layers
 
     def gradients(self, rank: int, step: int, batch: int, into: Vector) -> float:
-        """Write the gradients of one batch's mean loss to `into` (float32 [size]); gives the loss.
+        """Write the gradients of one batch's mean loss to `into` (float32) and return the loss.
 
-        The batch is drawn from (seed, rank, step): a resumed training sees the data that it would have seen.
+        The batch depends only on seed, rank and step, so a resumed training gets the same data.
         """
         inputs = np.random.default_rng([self._seed, rank, step]).standard_normal((batch, INPUTS), np.float32)
         labels = np.argmax(inputs @ self._teacher, axis=1)
@@ -346,14 +352,18 @@ class Model:
 
 
 def checkpoint_bytes(model: Model, seed: int, hidden: int, step: int) -> bytes:
-    """Everything a resumed training needs after `step` steps: a magic line, a line of JSON, weights, velocity."""
+    """Return the content of a checkpoint after `step` steps: a magic line, a line of JSON, the weights, the
+    velocity."""
     content = model.weights.tobytes() + model.velocity.tobytes()
     header = {"hidden": hidden, "seed": seed, "sha256": hashlib.sha256(content).hexdigest(), "step": step}
     return MAGIC + json.dumps(header, sort_keys=True).encode() + b"\n" + content
 
 
 def restore(model: Model, data: bytes, seed: int, hidden: int, where: Path) -> int:
-    """Set weights and velocity; return the steps done. Raises TrainingError for another training's checkpoint."""
+    """Set the model's weights and velocity from a checkpoint, and return its number of steps.
+
+    Raises TrainingError if the checkpoint is damaged or belongs to another training.
+    """
     magic, _, rest = data.partition(b"\n")
     line, _, content = rest.partition(b"\n")
     try:
@@ -375,7 +385,7 @@ def restore(model: Model, data: bytes, seed: int, hidden: int, where: Path) -> i
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file atomically: a crash leaves the old or the new content."""
+    """Replace the file atomically. After a crash, the file has the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     with unfinished.open("wb") as file:
@@ -391,7 +401,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def resume(ring: Ring, model: Model, options: argparse.Namespace) -> int:
-    """Return the step to resume from. Rank 0 reads the checkpoint and sends it to the others. Raises TrainingError."""
+    """Restore the model from the checkpoint and return the number of steps done; 0 without a checkpoint.
+
+    Rank 0 reads the checkpoint and sends it to the other ranks. Raises TrainingError.
+    """
     data = b""
     if ring.rank == 0 and options.checkpoint is not None:
         try:
@@ -412,7 +425,7 @@ def resume(ring: Ring, model: Model, options: argparse.Namespace) -> int:
 
 
 def save(ring: Ring, model: Model, options: argparse.Namespace, step: int) -> None:
-    """Write the checkpoint on rank 0; all ranks wait for it. Raises TrainingError on all ranks."""
+    """Write the checkpoint on rank 0, while all other ranks wait. If that fails, raise TrainingError on all ranks."""
     failure = ""
     if ring.rank == 0:
         try:

@@ -4,11 +4,12 @@
 
     torchrun --nproc-per-node 2 examples/train_torch.py --steps 200
 
-Steps and waits are reported by gangwatch.torch; the line that does it is ``attach(model, optimizer)`` (running it as
-``torchrun -m gangwatch.torch examples/train_torch.py`` does the same without that line). Checkpoints, SIGTERM and exit
-codes are as in train_dp.py: 0 finished, 75 stopped on request with everything done in the checkpoint, 1 failed.
+gangwatch.torch reports the steps and waits: the line ``attach(model, optimizer)`` enables it. A program without this
+line can be run as ``torchrun -m gangwatch.torch PROGRAM`` instead.
 
-Run by this project's tests on CPU with gloo (torch 1.13 and 2.15); the nccl path has not been run there.
+Checkpoints, SIGTERM and exit codes are as in train_dp.py. Exit codes: 0 finished; 75 stopped on request, with all steps
+in the checkpoint; 1 failed. The project's tests run this program on CPU with gloo (torch 1.13 and 2.15), but not
+with nccl.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ STOPPED = 75
 
 
 class StopRequest:
-    """Flag that SIGTERM sets."""
+    """Flag that is set when SIGTERM arrives."""
 
     def __init__(self) -> None:
         self.made = False
@@ -48,7 +49,7 @@ class StopRequest:
 
 
 def network(seed: int, hidden: int) -> nn.Sequential:
-    """Return a network with the same weights on every rank, for a seed."""
+    """Return a new network. With the same seed, its weights are the same on every rank."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(INPUTS, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
@@ -63,7 +64,7 @@ def batch_of(seed: int, rank: int, step: int, size: int, teacher: torch.Tensor) 
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Replace the checkpoint atomically: a crash leaves the old or the new one."""
+    """Replace the checkpoint file atomically. After a crash, the file has the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     with unfinished.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Dashboard of the fabric: NICs, rails and switches, congestion, pauses and shared links."""
+"""Dashboard of the fabric, InfiniBand and RoCE: links, traffic, back-pressure, congestion, pauses and shared links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dashboards.panels import (
 dashboard = Board(
     "gangwatch-fabric",
     "Fabric",
-    "Counters of NICs, congestion marks and pauses by rail and switch, and the jobs that share links.",
+    "Links and traffic of InfiniBand and RoCE by NIC, rail and switch, back-pressure, and the jobs that share links.",
 )
 dashboard.variable(
     "rail", "Rail", f"label_values(nic:gangwatch_topology_rail:info{{{CLUSTER}}}, rail)", many=True, every=True
@@ -40,6 +40,13 @@ dashboard.annotation(
 _NIC = f'{CLUSTER}, node=~"$node"'
 _RAIL = f'on (cluster, node, device) group_left (rail) nic:gangwatch_topology_rail:info{{{_NIC}, rail=~"$rail"}}'
 
+_AGAINST_PEERS = (
+    "port:gangwatch_rdma_port_rate_bytes_per_second:active{{{0}}}"
+    " / port:gangwatch_rdma_port_rate_bytes_per_second:peers{{{0}}}"
+)
+"""PromQL expression: the rate of each port's link, divided by the median rate of the port's peers. {0} is replaced by
+the label matchers that select the ports."""
+
 
 def _nics(metric: str, matchers: str = "") -> str:
     return busiest(10, f"{metric}{{{_NIC}{matchers}}}", lambda rate: f"{rate} * {_RAIL}")
@@ -52,7 +59,6 @@ dashboard.row(
         "Ports whose counters agents report.",
         COUNT,
         Query(f"count by (cluster) (gangwatch_rdma_port_transmit_bytes_total{{{CLUSTER}}})"),
-        width=6,
     ),
     number(
         "Inactive ports",
@@ -60,7 +66,23 @@ dashboard.row(
         COUNT,
         Query(f"count(gangwatch_rdma_port_state{{{CLUSTER}}} < 4) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
-        width=6,
+    ),
+    number(
+        "Slow links",
+        "Active ports with less than 90 % of the median rate of their peers.",
+        COUNT,
+        Query(f"count({_AGAINST_PEERS.format(CLUSTER)} < 0.9) or vector(0)"),
+        thresholds=ZERO_IS_GOOD,
+    ),
+    number(
+        "Link failures",
+        "Number of times that links went down in the displayed time range.",
+        COUNT,
+        Query(
+            f"sum(round((increase(gangwatch_rdma_port_link_downed_total{{{CLUSTER}}}[$__range]) > 0) or "
+            f"increase(gangwatch_rdma_physical_link_down_events_total{{{CLUSTER}}}[$__range]))) or vector(0)"
+        ),
+        thresholds=ZERO_IS_GOOD,
     ),
     number(
         "Congestion verdicts",
@@ -68,47 +90,24 @@ dashboard.row(
         COUNT,
         Query(f'count(gangwatch_verdict_active{{{CLUSTER}, kind="{Kind.INTERFERENCE}"}}) or vector(0)'),
         thresholds=ZERO_IS_GOOD,
-        width=6,
     ),
     number(
         "Traffic",
         "RDMA bytes sent per second by all NICs.",
         BYTES_A_SECOND,
         Query(f"sum by (cluster) (rail:gangwatch_rdma_port_transmit_bytes:rate2m{{{CLUSTER}}})"),
-        width=6,
     ),
 )
 dashboard.row(
     "By rail and switch",
     series(
         "Traffic by rail",
-        "Bytes sent per second. A rail with less traffic than the others delays them.",
+        "Bytes sent per second. A rail with less traffic than the others delays them. 'none': NICs that share no PCIe "
+        "switch with a GPU.",
         BYTES_A_SECOND,
         Query(
             worst(16, f'rail:gangwatch_rdma_port_transmit_bytes:rate2m{{{CLUSTER}, rail=~"$rail"}}'), "rail {{rail}}"
         ),
-    ),
-    series(
-        "Congestion notifications by rail",
-        "Notifications handled per second: senders reduced their rate because of a full link.",
-        A_SECOND,
-        Query(worst(16, f'rail:gangwatch_rdma_cnp_handled:rate2m{{{CLUSTER}, rail=~"$rail"}}'), "rail {{rail}}"),
-    ),
-    series(
-        "Pause frames by rail",
-        "Received frames pause the NICs' sending; sent frames pause the network. The cause is a rail that sends more "
-        "than it receives.",
-        A_SECOND,
-        Query(
-            worst(16, f'rail:gangwatch_rdma_pause_frames:rate2m{{{CLUSTER}, rail=~"$rail"}}'),
-            "rail {{rail}} {{direction}}",
-        ),
-    ),
-    series(
-        "Congestion notifications by switch",
-        "Sum over all NICs below a switch. Nodes of one rack share its uplinks. '' if the rack is unknown.",
-        A_SECOND,
-        Query(worst(20, f"rack:gangwatch_rdma_cnp_handled:rate2m{{{CLUSTER}}}"), "{{rack}}"),
     ),
     series(
         "Traffic by switch",
@@ -139,6 +138,86 @@ dashboard.row(
 )
 dashboard.row(
     "By NIC",
+    series(
+        "Traffic by NIC",
+        "Bytes sent per second by the busiest NICs.",
+        BYTES_A_SECOND,
+        Query(_nics("gangwatch_rdma_port_transmit_bytes_total"), "{{node}} {{device}}"),
+    ),
+    series(
+        "Rate against peers",
+        "Rate of the link divided by the median rate of its peers: the same port of all nodes with the same board, or "
+        "the node's ports of one board. The slowest links are shown.",
+        RATIO,
+        Query(least(20, _AGAINST_PEERS.format(_NIC)), "{{node}} {{device}}"),
+    ),
+    series(
+        "Transmit wait",
+        "Ticks per second in which the port had data to send and could not send it (InfiniBand: no credits). The "
+        "length of a tick depends on the device. Compare ports of one kind.",
+        A_SECOND,
+        Query(_nics("gangwatch_rdma_port_transmit_wait_total"), "{{node}} {{device}}"),
+    ),
+    series(
+        "Symbol errors",
+        "Per second, counted by the InfiniBand port or by the Ethernet interface. The usual cause is a cable or "
+        "transceiver.",
+        A_SECOND,
+        Query(_nics("gangwatch_rdma_port_symbol_errors_total"), "{{node}} {{device}}"),
+        Query(_nics("gangwatch_rdma_physical_symbol_errors_total"), "{{node}} {{device}} Ethernet"),
+    ),
+    series(
+        "Link recoveries and failures",
+        "Per second. A link recovers from errors (InfiniBand) or goes down. Each time, its traffic stops.",
+        A_SECOND,
+        Query(_nics("gangwatch_rdma_port_link_error_recoveries_total"), "{{node}} {{device}} recovered"),
+        Query(_nics("gangwatch_rdma_port_link_downed_total"), "{{node}} {{device}} went down"),
+    ),
+    series(
+        "Out of order",
+        "Packets per second that arrived out of sequence, because earlier ones were lost or delayed.",
+        A_SECOND,
+        Query(_nics("gangwatch_rdma_out_of_sequence_total"), "{{node}} {{device}}"),
+    ),
+    series(
+        "Retransmissions",
+        "Retransmitted packets and acknowledgement timeouts per second.",
+        A_SECOND,
+        Query(_nics("gangwatch_rdma_retransmitted_packets_total"), "{{node}} {{device}} retransmitted"),
+        Query(_nics("gangwatch_rdma_ack_timeouts_total"), "{{node}} {{device}} timeouts"),
+    ),
+    timeline(
+        "States of inactive ports",
+        "1: down. 2: initialising. 3: armed.",
+        Query(least(20, f"gangwatch_rdma_port_state{{{_NIC}}}", "< 4"), "{{node}} {{device}}"),
+        ((None, "red"), (2, "yellow")),
+        width=12,
+    ),
+)
+dashboard.row(
+    "RoCE only: congestion notifications and pauses",
+    series(
+        "Congestion notifications by rail",
+        "Notifications handled per second: senders reduced their rate because of a full link.",
+        A_SECOND,
+        Query(worst(16, f'rail:gangwatch_rdma_cnp_handled:rate2m{{{CLUSTER}, rail=~"$rail"}}'), "rail {{rail}}"),
+    ),
+    series(
+        "Congestion notifications by switch",
+        "Sum over all NICs below a switch. Nodes of one rack share its uplinks. '' if the rack is unknown.",
+        A_SECOND,
+        Query(worst(20, f"rack:gangwatch_rdma_cnp_handled:rate2m{{{CLUSTER}}}"), "{{rack}}"),
+    ),
+    series(
+        "Pause frames by rail",
+        "Received frames pause the NICs' sending; sent frames pause the network. The cause is a rail that sends more "
+        "than it receives.",
+        A_SECOND,
+        Query(
+            worst(16, f'rail:gangwatch_rdma_pause_frames:rate2m{{{CLUSTER}, rail=~"$rail"}}'),
+            "rail {{rail}} {{direction}}",
+        ),
+    ),
     series(
         "Congestion notifications handled",
         "The NIC reduced its sending rate because of a full link on the path.",
@@ -178,29 +257,4 @@ dashboard.row(
             "{{node}} {{device}} priority {{priority}}",
         ),
     ).max(1),
-    series(
-        "Out of order",
-        "Packets per second that arrived out of sequence, because earlier ones were lost or delayed.",
-        A_SECOND,
-        Query(_nics("gangwatch_rdma_out_of_sequence_total"), "{{node}} {{device}}"),
-    ),
-    series(
-        "Retransmissions",
-        "Retransmitted packets and acknowledgement timeouts per second.",
-        A_SECOND,
-        Query(_nics("gangwatch_rdma_retransmitted_packets_total"), "{{node}} {{device}} retransmitted"),
-        Query(_nics("gangwatch_rdma_ack_timeouts_total"), "{{node}} {{device}} timeouts"),
-    ),
-    series(
-        "Symbol errors",
-        "Per second. The usual cause is a cable or transceiver.",
-        A_SECOND,
-        Query(_nics("gangwatch_rdma_physical_symbol_errors_total"), "{{node}} {{device}}"),
-    ),
-    timeline(
-        "States of inactive ports",
-        "1: down. 2: initialising. 3: armed.",
-        Query(least(20, f"gangwatch_rdma_port_state{{{_NIC}}}", "< 4"), "{{node}} {{device}}"),
-        ((None, "red"), (2, "yellow")),
-    ),
 )

@@ -1,4 +1,4 @@
-"""Dashboard of gangwatch itself: age and completeness of its data, and its cost."""
+"""Dashboard of gangwatch itself: age and completeness of its data, and its use of processor and memory."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ dashboard.row(
         SECONDS,
         Query(worst(10, f"gangwatch_feed_frame_age_seconds{{{CLUSTER}}}"), "{{node}}"),
         Query(f"quantile by (cluster) (0.5, gangwatch_feed_frame_age_seconds{{{CLUSTER}}})", "median"),
+        Query(f"gangwatch_watch_frame_age_seconds{{{CLUSTER}}}", "used by detection"),
     ),
     series(
         "Frames that the controller did not use",

@@ -1,4 +1,4 @@
-"""Recording rules and alerts: one source for Prometheus's rule files and for the operator's PrometheusRule.
+"""Recording rules and alerts, from which Prometheus's rule files and the operator's PrometheusRule are written.
 
 rule             the types of rules
 recording        recording rules, which dashboards and alerts read

@@ -24,7 +24,7 @@ _OF_VERDICTS = {alert.name: (kind, row, alert) for kind, row in KINDS.items() fo
 
 
 def _of_verdicts(name: str, summary: str, description: str) -> Alert:
-    """Return the alert with this name, which fires on active verdicts of one kind."""
+    """Return the alert `name` with these texts. It fires while verdicts of the alert's kind are active."""
     kind, row, of = _OF_VERDICTS[name]
     only = f', cause="{of.only}"' if of.only else ""
     without = f', cause!="{of.without}"' if of.without else ""
@@ -160,6 +160,15 @@ CONTROLLER = (
         "5m",
         "The backend of cluster {{ $labels.cluster }} refuses requests or does not respond",
         "The controller retries starts and stops. Its log names each failure.",
+    ),
+    Alert(
+        "GangwatchDetectionLate",
+        "warning",
+        "gangwatch_watch_frame_age_seconds > 5",
+        "2m",
+        "Detection of cluster {{ $labels.cluster }} is late",
+        'It uses telemetry that is {{ $value | printf "%.0f" }} s old, so verdicts come later than usual. The '
+        "controller has too little processor time, or its clock is wrong.",
     ),
     Alert(
         "GangwatchDetectorBroken",

@@ -1,4 +1,4 @@
-"""Alerts on the counters and events of devices. They need no job and no verdict."""
+"""Alerts on the counters and events of devices. They fire also for GPUs without a job and without a verdict."""
 
 from __future__ import annotations
 
@@ -12,17 +12,31 @@ _OWNER = "group_left (gang, rank) gpu:gangwatch_gpu_owner:topk1"
 
 
 def _owned(expression: str) -> str:
-    """Add the labels gang and rank of the GPU's user to the expression, if the GPU has a user."""
+    """Add labels to the expression of a GPU metric: the gang and the rank that use the GPU, if it is in use."""
     return f"({expression}) * on (cluster, node, gpu) {_OWNER} or ({expression})"
 
 
 _WHOSE = "User: rank {{ $labels.rank }} of {{ $labels.gang }} (empty: unused)."
 
 _OF_JOBS = ("", "IGNORE", "RESTART_APP", "WORKFLOW_XID_45", "UPDATE_SWFW")
-"""Actions in NVIDIA's catalogue for XIDs that are caused by the application, or that need no action."""
+"""Actions in NVIDIA's catalogue of XID errors that mean: caused by the application, or nothing to do."""
 
 DEVICE_XIDS = tuple(str(code) for code, xid in sorted(XIDS.items()) if xid.action not in _OF_JOBS)
 _XIDS = f'code=~"{"|".join(DEVICE_XIDS)}"'
+
+_EACH_PORT = "on (cluster, node, device, port)"
+_SAME_PORT = "by (cluster, device, port) (gangwatch_rdma_port_state"
+
+_DOWN = f"""(gangwatch_rdma_port_state < 4)
+and {_EACH_PORT} (
+max_over_time(gangwatch_rdma_port_state[1h]) >= 4
+or {_EACH_PORT} ALERTS{{alertname="GangwatchNicDown", alertstate="firing"}}
+or {_EACH_PORT} (gangwatch_rdma_port_state unless on (cluster, device, port) (
+count {_SAME_PORT} < 4) / count {_SAME_PORT}) > 0.5 and count {_SAME_PORT}) >= 3)))"""
+"""PromQL expression that selects the inactive ports that should be active. An inactive port is selected if it was
+active within the last hour, or if its alert GangwatchNicDown fires already. It is also selected unless the same port is
+inactive on more than half of the nodes, because such a port probably has no cable. With fewer than three nodes, every
+inactive port is selected."""
 
 HARDWARE = (
     Alert(
@@ -73,11 +87,10 @@ HARDWARE = (
     Alert(
         "GangwatchNicDown",
         "critical",
-        """(gangwatch_rdma_port_state < 4)
-        and (max_over_time(gangwatch_rdma_port_state[1h]) >= 4)""",
+        _DOWN,
         "1m",
         f"{_PORT} is down",
-        "It was up within the last hour. A gang that uses it hangs, or uses another path.",
+        "A gang that uses it hangs, or uses another path. The runbook explains how to exclude an unused port.",
     ),
     Alert(
         "GangwatchNicFlapping",
@@ -87,6 +100,16 @@ HARDWARE = (
         "0s",
         f"The link of {_PORT} is flapping",
         "It went down {{ $value }} times in ten minutes. The usual cause is a cable or transceiver.",
+    ),
+    Alert(
+        "GangwatchNicSlowLink",
+        "warning",
+        """port:gangwatch_rdma_port_rate_bytes_per_second:active
+        / port:gangwatch_rdma_port_rate_bytes_per_second:peers < 0.9""",
+        "10m",
+        f"{_PORT} is linked more slowly than its peers",
+        "Its rate is {{ $value | humanizePercentage }} of the median of its peers, so each collective waits for it. "
+        "The usual cause is a cable, a transceiver, or the setting of the switch port.",
     ),
     Alert(
         "GangwatchPauseStorm",

@@ -1,4 +1,4 @@
-"""Files of the rules for Prometheus and for its operator, and the configuration of Alertmanager."""
+"""Functions that make the rule files for Prometheus and its operator, and the configuration of Alertmanager."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def prometheus_rule(groups: Iterable[Group], name: str = "gangwatch") -> str:
 
 
 def alertmanager_document(receiver_url: str) -> dict[str, Any]:
-    """Return Alertmanager's configuration: one notification per fault, critical ones first, all to one webhook."""
+    """Return Alertmanager's configuration.
+
+    It sends one notification per fault to a webhook. Critical alerts are sent sooner than others.
+    """
     return {
         "route": {
             "receiver": "people",

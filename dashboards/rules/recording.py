@@ -1,6 +1,6 @@
 """Recording rules: aggregates of many series that dashboards and alerts use.
 
-Windows are two minutes: eight scrapes at 15 s, and longer than the longest usual step.
+Rates are computed over two minutes, that is eight scrapes at intervals of 15 s.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ OWNERS = (
         "gpu:gangwatch_gpu_owner:topk1",
         f'topk by ({_GPU}) (1, max by ({_GPU}, gang, rank) (gangwatch_gpu_owner_info{{gang!=""}}))',
     ),
+    # A NIC that shares no PCIe switch with a GPU has no rail. "none" keeps it in panels and sums by rail.
     Recording(
         "nic:gangwatch_topology_rail:info",
         """max by (cluster, node, device, rail)
-        (label_replace(gangwatch_topology_rail_info, "device", "$1", "nic", "(.+)"))""",
+        (label_replace(gangwatch_topology_rail_info, "device", "$1", "nic", "(.+)"))
+        or on (cluster, node, device) label_replace(
+        max by (cluster, node, device) (gangwatch_rdma_device_info), "rail", "none", "", "")""",
     ),
     Recording(
         "nic:gangwatch_gpu_owner:topk1",
@@ -134,6 +137,37 @@ def _by_rack(metric: str) -> str:
     return f"sum by (cluster, rack) (sum by (cluster, node) (rate({metric}[2m])) {rack})"
 
 
+_PORT = "cluster, node, device, port, board_id"
+_RATE = "port:gangwatch_rdma_port_rate_bytes_per_second:active"
+
+
+def _median(by: str) -> str:
+    """Return an expression that gives each port the median rate of its peers.
+
+    by: names of labels, separated by commas. Ports with equal values of these labels are peers. A group of fewer
+    than three ports gets no value.
+    """
+    peers = f"quantile by ({by}) (0.5, {_RATE}) and count by ({by}) ({_RATE}) >= 3"
+    return f"{_RATE} * 0 + on ({by}) group_left () ({peers})"
+
+
+LINKS = (
+    # An inactive port reports a rate that it does not have.
+    Recording(
+        _RATE,
+        f"""max by ({_PORT}) ((gangwatch_rdma_port_rate_bytes_per_second
+        and on (cluster, node, device, port) gangwatch_rdma_port_state >= 4)
+        * on (cluster, node, device) group_left (board_id)
+        max by (cluster, node, device, board_id) (gangwatch_rdma_device_info))""",
+    ),
+    # Peers are the same port of the same board on all nodes. On fewer than three nodes they are the ports of one board
+    # and node.
+    Recording(
+        "port:gangwatch_rdma_port_rate_bytes_per_second:peers",
+        f"{_median('cluster, device, port, board_id')} or {_median('cluster, node, board_id')}",
+    ),
+)
+
 FABRIC = (
     Recording("rail:gangwatch_rdma_port_transmit_bytes:rate2m", _by_rail("gangwatch_rdma_port_transmit_bytes_total")),
     Recording("rail:gangwatch_rdma_cnp_handled:rate2m", _by_rail("gangwatch_rdma_cnp_handled_total")),
@@ -165,10 +199,11 @@ GROUPS = (
     Group("gangwatch-owners", OWNERS),
     Group("gangwatch-steps", STEPS),
     Group("gangwatch-devices", DEVICES),
+    Group("gangwatch-links", LINKS),
     Group("gangwatch-fabric", FABRIC),
     Group("gangwatch-verdicts", VERDICTS),
 )
-"""Groups of recording rules. Each group follows the groups that it reads. Prometheus evaluates groups in parallel."""
+"""Groups of recording rules. A group comes after the groups whose results its rules read."""
 
 for _group in GROUPS:
     for _rule in _group.rules:

@@ -1,4 +1,4 @@
-"""Recording rules and alerts as data. files.py writes them to files."""
+"""Classes for recording rules and alerts. files.py writes the rules to files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUNBOOKS = "https://github.com/gangwatch/gangwatch/blob/main/docs/runbooks"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recording rule. name: level:metric:operations; the level names the labels of the result."""
+    """A recording rule. name: has the form level:metric:operations, where level names the labels of the result."""
 
     name: str
     expression: str
@@ -25,17 +25,17 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert. The summary and the description may contain the labels of the expression's result."""
+    """An alert. Its summary and its description may contain label values of the series that fires."""
 
     name: str
     severity: Severity
     expression: str
     wait: str
-    """How long the expression must hold before the alert fires, as a Prometheus duration."""
+    """How long the expression must be true before the alert fires, as a Prometheus duration."""
     summary: str
     description: str
     keep: str = ""
-    """How long the alert keeps firing after the expression no longer holds."""
+    """How long the alert continues to fire after its expression is false, as a Prometheus duration; '' for 0 s."""
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that Prometheus evaluates together, in order."""
+    """Group of rules that Prometheus evaluates one after the other, in order."""
 
     name: str
     rules: tuple[Recording | Alert, ...]

@@ -1,4 +1,4 @@
-"""Dashboard of one verdict: the counters that prove it, before and after."""
+"""Dashboard of one verdict: the counters that support the verdict, before and after its detection."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _THIS = f'{GANG}, verdict=~"$verdict"'
 
 
 def _accused_and_peers(metric: str) -> tuple[Query, Query]:
-    """Return queries for a GPU gauge: the value of the accused rank and the median of its peers."""
+    """Return two queries for a GPU metric: the value of the accused rank, and the median of the other ranks."""
     return (
         Query(f'rank:{metric}:max{{{GANG}, rank=~"$rank"}}', "accused: rank {{rank}}"),
         Query(f"quantile by (gang) (0.5, rank:{metric}:max{{{GANG}}})", "its peers' median"),
@@ -61,7 +61,7 @@ def _accused_and_peers(metric: str) -> tuple[Query, Query]:
 
 
 def _rate_of(metric: str, labels: str) -> tuple[Query, Query]:
-    """Return queries for the rate of a rank's counter: the value of the accused rank and the median of its peers."""
+    """Return two queries for the rate of a counter: the rate of the accused rank, and the median of the other ranks."""
     rate = f"sum by (gang, rank) (rate({metric}{{{labels}}}[$__rate_interval]))"
     accused = f'sum by (gang, rank) (rate({metric}{{{labels}, rank=~"$rank"}}[$__rate_interval]))'
     return (

@@ -1,9 +1,9 @@
-"""Writes what the chart carries of the dashboards and rules: gangwatch/files, beside this file.
+"""Generator of the chart's dashboard and rule files, in the folder gangwatch/files next to this file.
 
     python deploy/helm/build.py
 
-A chart can only carry files that are in it. They are made from dashboards/, as `gangwatch dashboards build` makes them:
-the JSON without its white space, the rules without their comments.
+A chart can only contain files in its own folder. They are the output of `gangwatch dashboards build`: dashboards as
+JSON without white space, rules without comments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RULES = "rules/prometheus-rule.yml"
 
 
 def files() -> dict[str, str]:
-    """Text by path below ``FILES``: one file a dashboard, and the groups of rules."""
+    """Return the text of each file, by path below ``FILES``: one file per dashboard, and the rule groups."""
     from dashboards.provisioning import built_files
 
     built = {path: str(text) for path, text in built_files()}

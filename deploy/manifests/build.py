@@ -1,9 +1,9 @@
-"""Plain manifests of the chart's defaults, for clusters without Helm: gangwatch.yaml beside this file.
+"""Generator of gangwatch.yaml, plain manifests of the chart's defaults for clusters without Helm.
 
     python deploy/manifests/build.py HELM
 
-Secrets are left out: a certificate and a password belong to one cluster alone. docs/how-to/kubernetes.md says how the
-two are made.
+The file contains no secrets, since each cluster needs its own certificate and password. docs/how-to/kubernetes.md
+describes how to create them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _DROPPED_LABELS = ("app.kubernetes.io/managed-by",)
 
 
 def manifests(helm: str) -> str:
-    """Return the file's text. Raises CalledProcessError if helm cannot render the chart."""
+    """Return the text of gangwatch.yaml. helm: path of the program. Raises CalledProcessError if it cannot render the
+    chart."""
     command = [helm, "template", "gangwatch", str(CHART), "--namespace", "gangwatch", "--no-hooks", "--include-crds"]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bodies = [body for body in yaml.safe_load_all(rendered) if body and body["kind"] != "Secret"]

@@ -6,6 +6,17 @@
 {{- end -}}
 {{- end }}
 
+{{- define "gangwatch.agentImage" -}}
+{{- $repository := .Values.agent.image.repository | default (printf "%s-agent" .Values.image.repository) -}}
+{{- if .Values.agent.image.digest -}}
+{{ $repository }}@{{ .Values.agent.image.digest }}
+{{- else if .Values.image.digest -}}
+{{- fail "image.digest is set, and agent.image.digest is not: the agents have an image of their own, with another digest" -}}
+{{- else -}}
+{{ $repository }}:{{ .Values.agent.image.tag | default .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
 {{- define "gangwatch.labels" -}}
 app.kubernetes.io/name: gangwatch
 app.kubernetes.io/instance: {{ .Release.Name }}
