@@ -1,11 +1,11 @@
-"""Cost of one agent tick, of reading step rings and of rendering one exposition.
+"""Cost of one run of an agent's collectors, of reading step rings and of rendering /metrics.
 
 python -m benchmarks.agent_tick --json
 
-A tick runs the host and process collectors. Step rings are read with pread and, for comparison, through a mapping. The
-exposition is compared, in the same run and on the same series, with prometheus_client's encoder fed by a custom
-collector, which is the fastest way that library offers. CPU time is the user and system time of the process; the
-figures are medians of many rounds. Exits non-zero if a figure leaves the range that the design counts on.
+A tick runs the host and process collectors. Step rings are read with pread and, for comparison, through a mapping.
+Rendering is compared, in the same run and on the same series, with prometheus_client's encoder and a custom
+collector, the fastest way of that library. CPU time is the user and system time of the process; the figures are
+medians of many rounds. Exits non-zero if a figure is out of its range.
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ from gangwatch.steps import Reporter
 
 IDLE = "import sys, threading; [threading.Thread(target=sys.stdin.read, daemon=True).start() for _ in range({})]; \
 print(flush=True); sys.stdin.read()"
-"""An idle rank, so that only the cost of watching it is measured. A blocked read keeps its threads alive."""
+"""Program of a rank that does no work, so that only the agent's cost counts. A blocked read keeps its threads alive."""
 
 LEAST_RATIO = 5.0
-"""Least ratio of prometheus_client's CPU time to ours for the exposition. Measured: 26 (two cores, CPython 3.11)."""
+"""Minimum of prometheus_client's CPU time divided by ours, for one exposition. Measured: 26 (two cores, CPython
+3.11)."""
 
 MOST_CORE_SHARE = 0.05
-"""Share of one core for the host once a second and eight ranks of twenty threads twice a second. Measured: 0.3 %."""
+"""Maximum share of one core for reading the host every second and 160 threads of ranks twice a second. Measured: 0.3
+%."""
 
 
 RECORDS_A_READING = 20
-"""Records of one rank in half a second: steps of a quarter of a second with four collectives each."""
+"""Number of records that one rank writes in half a second: two steps with four collectives each."""
 
 MOST_RING_RATIO = 3.0
-"""Most CPU time of reading with pread over that of reading a mapping. Measured: 1.2."""
+"""Maximum CPU time of reading a ring with pread, divided by that of reading through a mapping. Measured: 1.2."""
 
 
 class _MappedRing(Ring):
-    """The same reader over a mapping, as it was before reporters were prevented from truncating the agent's memory."""
+    """Reader of a step ring through a memory mapping, for comparison. The agent reads with pread instead."""
 
     def __init__(self, descriptor: int, slots: int) -> None:
         super().__init__(descriptor, slots)
@@ -74,8 +76,10 @@ class _MappedRing(Ring):
 
 
 def measure_rings(ranks: int, rounds: int) -> dict[str, float]:
-    """Return the CPU microseconds of reading all ranks' rings once: with and without new records, by pread and by
-    mapping."""
+    """Return the CPU microseconds of reading all ranks' rings once, with and without new records.
+
+    Each is measured with pread and through a mapping.
+    """
     slots, costs = 4096, {}
     reporters = [Reporter({"GANGWATCH_SOCKET": "/nonexistent/gangwatch.sock"}, slots) for _ in range(ranks)]
     registrations = [reporter._registration for reporter in reporters]
@@ -106,7 +110,7 @@ def measure_rings(ranks: int, rounds: int) -> dict[str, float]:
 
 
 class _IdleRanks:
-    """Real processes to watch, with as many threads as a data loader or a collective library starts."""
+    """Idle processes, with as many threads as a training rank, that the agent monitors."""
 
     def __init__(self, count: int, threads: int, stack: ExitStack) -> None:
         self._files: list[RankFile] = []
@@ -128,7 +132,10 @@ class _IdleRanks:
 
 
 class _Peer(PeerCollector):
-    """The same frame for prometheus_client, built again at every scrape as its documentation recommends."""
+    """Exporter with prometheus_client that publishes the same frame, for comparison.
+
+    It builds all metrics at every scrape.
+    """
 
     def __init__(self, layout: Layout, frame: Frame) -> None:
         self._layout = layout
@@ -155,7 +162,7 @@ class _Peer(PeerCollector):
 
 
 def cpu_seconds(call: Callable[[], object], rounds: int) -> float:
-    """Return the median CPU seconds of one call; a few calls before warm up caches and descriptors."""
+    """Return the median CPU seconds of one call. Some calls before the measurement fill caches."""
     for _ in range(3):
         call()
     spent: list[float] = []

@@ -1,12 +1,11 @@
-"""Delays from a fault to the page and to the dashboard, through a real Prometheus and Alertmanager.
+"""Delays from a fault to the alert and to the dashboard, through a real Prometheus and Alertmanager.
 
 python -m benchmarks.dashboard_delays --json
 
-Plays the scripted runs of tests/dashboards: a straggler, an interference, a congested uplink, a faulty device, a hang
-and a lost agent. Prints, in simulated seconds after the fault's onset, when the webhook was notified. If a rank is
-slow, it also prints when the job's dashboard showed that rank a tenth slower than its median. The clock runs fifteen
-times as fast, and the intervals of Prometheus and Alertmanager are divided by that, so times come in steps of one
-scrape, 15 s.
+Runs the scripted faults of tests/dashboards: a straggler, an interference, a congested uplink, a faulty device, a
+hang and a lost agent. Prints, in simulated seconds after the fault's begin, when the webhook was notified and, for a
+slow rank, when the job's dashboard showed this rank a tenth slower than the median. Simulated time runs fifteen
+times as fast as real time, so the resolution is one scrape interval of 15 s.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ quantile by (cluster, gang) (0.5, rank:gangwatch_rank_own_seconds:mean2m{cluster
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Play the runs and return the delays."""
+    """Run the scripted faults and return the delays."""
     targets, labels = record(PLAYED)
     with staged(folder, targets) as stage:
         stage.place(labels)

@@ -1,12 +1,12 @@
-"""Cost of the dashboards for Prometheus: every panel and every rule, queried on an hour of a cluster's series.
+"""Cost of the dashboards for Prometheus: queries of every panel and rule over an hour of a cluster's series.
 
 python -m benchmarks.dashboards --nodes 1000 --json
 
-Fills a real Prometheus with an hour, at 15 s, of every series that dashboards and rules read (`promtool tsdb
-create-blocks-from openmetrics`). Queries each panel over that hour as Grafana would, and evaluates each rule once.
-Prints the slowest query and the most series that any panel shows. The cluster has eight GPUs and NICs a node and
-sixteen nodes a job; the agents' profile is `default`. The values are made up: the cost of a query depends on their
-number only.
+Fills a real Prometheus with an hour, at intervals of 15 s, of every series that dashboards and rules read (`promtool
+tsdb create-blocks-from openmetrics`). Queries each panel over this hour as Grafana does, and evaluates each rule
+once. Prints the slowest query and the largest number of series in a panel. The cluster has eight GPUs and NICs per
+node and sixteen nodes per job; the agents' profile is `default`. Values are synthetic, since the cost does not
+depend on them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from exporter.prometheus.profiles import left_out_by
 STEP_SECONDS, SECONDS = 15, 3600
 GPUS, NODES_A_GANG, RACK = 8, 16, 32
 MOST_SECONDS = 2.0
-"""Most seconds that a panel's query may take."""
+"""Maximum seconds that a panel's query may take."""
 
 OF_A_GPU, OF_A_NIC = "gpu", "device"
 
 RECORDED_LABELS = {
     "gpu": ("node", "gpu"), "nic": ("node", "device"), "node": ("node",), "rank": ("gang", "rank"), "gang": ("gang",),
-    "rail": ("rail",), "rack": ("rack",), "verdict": ("gang", "verdict"),
+    "port": ("node", "device", "port", "board_id"), "rail": ("rail",), "rack": ("rack",),
+    "verdict": ("gang", "verdict"),
 }  # fmt: skip
-"""Labels that identify a series at each level; MORE lists the further labels of a name."""
+"""Labels that identify a recorded series, by the first part of its name. MORE contains further labels by full name."""
 
 MORE = {
     "gpu:gangwatch_gpu_owner:topk1": ("gang", "rank"),
@@ -75,12 +76,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": ("applied", "observed"),
     "queue": ("research", "production"),
 }
-"""Label values of which every device or node has all."""
+"""Label values by label name. Every device or node has series with all of these values."""
 
 
 def read_names() -> list[str]:
-    """Return every series that a panel, an annotation or a rule names and that agents of the profile `default`
-    publish."""
+    """Return the names of the series that a panel, annotation or rule reads and agents publish in the profile
+    `default`."""
     expressions = [expression for _, _, board in load_all() for _, expression in expressions_of(board.to_json_data())]
     expressions += [rule.expression for group in GROUPS for rule in group.rules]
     names = {name for expression in expressions for name in names_of(expression)}
@@ -117,8 +118,7 @@ def series_of(name: str, nodes: int) -> Iterator[dict[str, str]]:
 
 
 def _expanded(labels: set[str], node: int, unit: int) -> Iterator[dict[str, str]]:
-    """Yield the series of one device or node: its identifying labels with every combination of the labels that have all
-    values."""
+    """Yield the labels of each series of one device or node: one for each combination of label values in CHOICES."""
     gang = node // NODES_A_GANG
     identity = {
         "node": f"node-{node:05d}", "gpu": f"GPU-{node:08x}-{unit}", "gang": f"j-{gang:06d}", "attempt": "1",
@@ -137,7 +137,7 @@ def _expanded(labels: set[str], node: int, unit: int) -> Iterator[dict[str, str]
 
 
 def write_series(file: TextIO, nodes: int, end: int) -> int:
-    """Write all series as OpenMetrics with times; return their number."""
+    """Write all series in OpenMetrics format with timestamps, and return their number."""
     times = range(end - SECONDS, end + 1, STEP_SECONDS)
     count = 0
     for name in read_names():
@@ -151,7 +151,7 @@ def write_series(file: TextIO, nodes: int, end: int) -> int:
 
 
 def asked(expression: str) -> str:
-    """Return a panel's expression as Grafana sends it for the hour, one job and one node."""
+    """Return a panel's query as Grafana sends it, with its variables replaced: one hour, one job and one node."""
     values = {
         "$__rate_interval": "1m", "$__range_s": "3600", "$__range": "1h", "$__interval": "15s", "$cluster": "c",
         "$gang": "j-000000", "$node": "node-00001", "$queue": ".*", "$rail": ".*", "$verdict": ".*", "$rank": "9",
@@ -162,7 +162,7 @@ def asked(expression: str) -> str:
 
 
 class Server:
-    """A Prometheus server over a folder of blocks."""
+    """A Prometheus server with a folder of prepared blocks."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"
@@ -182,7 +182,7 @@ class Server:
                 time.sleep(0.2)
 
     def ask(self, path: str, **parameters: str) -> tuple[float, int]:
-        """Return (seconds, series) of a query."""
+        """Send a query; return its duration in seconds and its number of series."""
         body = urllib.parse.urlencode(parameters).encode()
         began = time.perf_counter()
         try:

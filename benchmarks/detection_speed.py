@@ -1,11 +1,9 @@
 """``python -m benchmarks.detection_speed --json``: cost of one tick of all detectors, for 1,000 to 100,000 GPUs.
 
-Each size is a fleet of jobs of many sizes (8 to 3,000 ranks) in overlapping groups: tensor groups, replicas, pipelines,
-nodes and rails. All features are sampled each second, and steps take 2 to 20 s. One rank in a hundred is in alarm: half
-of these compute more slowly, which shows in their jobs' steps; the others show errors or a lower clock in their
-counters. A tick runs every detector on one second's telemetry, including the attribution of the ranks in alarm, without
-the time to make the telemetry. Times depend on the machine and its load. The report therefore gives the thread's CPU
-time next to the wall time, the number of processors and the load.
+Each fleet has jobs of 8 to 3,000 ranks with steps of 2 to 20 s; all features are sampled each second. One rank in a
+hundred is faulty: half of these compute more slowly, the others have errors or a lower clock in their counters. A
+tick runs every detector on one second's telemetry; the time to create the telemetry is not included. The report
+contains CPU time, wall time, number of processors and load, because times depend on the machine.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ from scheduler_feedback.detectors.counters.counter_statistics import ALARM
 SIZES = (1_000, 10_000, 100_000)
 TICKS = 100
 WARM_UP_TICKS = 240
-"""Long enough for jobs with steps of 8 s to learn their norm; jobs with longer steps learn it during the measurement.
-"""
+"""Ticks before the measurement. In them, jobs with steps of up to 8 s learn what is normal; the others learn it
+later."""
 
 NODE_RANKS = 8
 ALARMED_SHARE = 0.01
@@ -50,8 +48,7 @@ SECOND_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Job:
-    """One job of the fleet: shape, usual computing times [n], end of the next step, slowdown factors of ranks in alarm
-    [n]."""
+    """One job of the fleet: positions, compute times and slowdowns of its ranks, and the end of its next step."""
 
     shape: Shape
     compute: Float32Array
@@ -62,7 +59,7 @@ class _Job:
 
 
 class Fleet:
-    """A synthetic fleet that produces one second of telemetry at a time."""
+    """A synthetic fleet of jobs that produces telemetry second by second."""
 
     def __init__(self, gpus: int, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -144,7 +141,8 @@ class Fleet:
 
 
 def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
-    """Measure one fleet: warm up, make one rank in a hundred fail, and run the detectors for `ticks` ticks."""
+    """Measure one fleet: run the detectors without faults first, then `ticks` ticks with one rank in a hundred
+    faulty."""
     fleet, detection = Fleet(gpus, seed), make_detection()
     counters = detection.shared.counters
     number = 0
@@ -179,7 +177,7 @@ def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure each size of fleet and print the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection_speed", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("--gpus", type=int, action="append", help="sizes (default 1000, 10000 and 100000)")

@@ -1,21 +1,18 @@
-"""Upper bound of what feedback can save if a fault's duration is unknown: ``python -m benchmarks.feedback_ceiling``.
+"""Upper bound of the time that moving gangs can save if a fault's duration is unknown.
 
-For each transient fault of ``benchmarks.feedback_pays``, consider the gangs that run on its node when it begins. Each
-of them stays or moves independently of the others, because no job waits in this part of the trace. Let r be a gang's
-loss per second, L the duration of the fault, R the remaining run time of the gang if it stays, and C the cost of a
-move. The gang's expected cost is:
+``python -m benchmarks.feedback_ceiling`` prints it for the transient faults of ``benchmarks.feedback_pays`` and the
+gangs on the faulty nodes. Let r be a gang's loss per second, L the duration of the fault, R the remaining run time of
+the gang if it stays, and C the cost of a move. The gang's expected cost is:
 
-it stays                                  r E min(L, R)
-it moves if that is cheaper, given L, R   E min(r min(L, R), C)
+it stays                                  r E min(L, R) it moves if that is cheaper, given L, R   E min(r min(L, R), C)
 L unknown, distributions of L, R known    the least over T of  r E min(L, T) + P(L > T) C,  for T < R, and of staying
 
-The last line is optimal stopping with the distribution that the simulator draws from (``sim.faults.life``). It assumes
-that the slow node, its slowdown and each gang's end are known at once and exactly, which is more than a scheduler
-knows. No rule without foresight of L does better on average. Two losses are saved by every policy that knows the node,
-and are therefore left out: those of gangs that start on a slow node later, and those from a fault that hits a gang
-which is slow already.
+The last line is optimal stopping with the simulator's own distribution of L (``sim.faults.life``). It assumes that the
+slow node, its slowdown and each gang's end are known at once and exactly. No rule that does not know L does better on
+average. Losses that every policy avoids are left out: those of gangs that start on the node later, and those of gangs
+that are already slow.
 
-``drawn`` applies the same rule, with the same T, to the fault durations drawn in feedback_pays.
+``drawn`` in the report is the cost of the same rule for the fault durations that were drawn in feedback_pays.
 """
 
 from __future__ import annotations
@@ -43,12 +40,15 @@ from scheduler_feedback.sim.truth import Gang
 RESTART_COSTS_SECONDS = (10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 
 _WAITS = (0.0, *(2.0 ** (step / 16) for step in range(16 * 24)))
-"""In seconds: sixteenths of octaves up to half a year."""
+"""Possible waits in seconds before a gang moves, from 0 to half a year, in steps of a sixteenth of an octave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Log-normal distribution of fault durations. mean_seconds: of the durations; sigma: of their logarithm."""
+    """Log-normal distribution of fault durations.
+
+    mean_seconds: mean duration. sigma: standard deviation of its logarithm.
+    """
 
     mean_seconds: float
     sigma: float
@@ -58,7 +58,8 @@ class Life:
         return _below(-self._at(seconds)) if seconds > 0 else 1.0
 
     def until(self, seconds: float) -> float:
-        """Return E min(L, seconds), in seconds."""
+        """Return the expected time, within the fault's first `seconds`, for which the fault lasts: E min(L,
+        seconds)."""
         if seconds <= 0:
             return 0.0
         inside = 1.0 if math.isinf(seconds) else _below(self._at(seconds) - self.sigma)
@@ -74,8 +75,10 @@ def _below(deviations: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A gang on the node of a fault that begins. runs_seconds: its remaining run time if it stays and the fault
-    lasts."""
+    """A gang on a node that becomes slow.
+
+    runs_seconds: remaining run time of the gang if it stays and the fault does not end.
+    """
 
     life: Life
     lasted_seconds: float
@@ -87,8 +90,10 @@ class Hit:
         return 1 - 1 / self.slowdown
 
     def best_wait(self, cost_seconds: float) -> tuple[float, float]:
-        """Return the least expected cost without foresight, in seconds, and the wait that it needs; inf means to
-        stay."""
+        """Return (least expected cost, wait before a move), in seconds, if the fault's duration is unknown.
+
+        A wait of inf means that the gang stays.
+        """
         rate, life = self.lost_in_a_second, self.life
         stays = (rate * life.until(self.runs_seconds), math.inf)
         waits = (wait for wait in _WAITS if wait < self.runs_seconds)
@@ -109,7 +114,11 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs in seconds: of staying, of the best wait without foresight, and with the fault's duration known."""
+    """Costs of faults in seconds.
+
+    stays: gangs never move. stops: gangs move after the best wait. knows: gangs move if that is cheaper, since the
+    fault's duration is known.
+    """
 
     stays: float
     stops: float
@@ -119,14 +128,18 @@ class Costs:
         return Costs(self.stays + other.stays, self.stops + other.stops, self.knows + other.knows)
 
     def share(self, avoided: float) -> float:
-        """Return the share of the clairvoyant's saving that is reached without foresight. avoided: saved by both at no
-        cost."""
+        """Return the saving without knowledge of the fault's duration, as a share of the saving with it.
+
+        avoided: seconds that both save in addition, at no cost.
+        """
         return (self.stays - self.stops + avoided) / (self.stays - self.knows + avoided)
 
 
 class Witness:
-    """A feedback source that reports no slow node and records the gangs hit. lives: by slowdown, unique to each
-    fault."""
+    """Source of feedback that reports nothing to the scheduler, and records each gang on a node that becomes slow.
+
+    lives: distribution of the fault's duration, by slowdown (each kind of fault has its own slowdown).
+    """
 
     def __init__(self, lives: dict[float, Life]) -> None:
         self.hits: list[Hit] = []
@@ -153,13 +166,13 @@ class Witness:
 
 
 def _left_seconds(gang: Gang, now_ns: int) -> float:
-    """Return the gang's remaining work as time at full speed."""
+    """Return the gang's remaining work, in seconds at full speed."""
     elapsed_ns = max(now_ns - gang.since_ns - gang.warm_ns, 0)
     return (gang.left_ns - elapsed_ns * gang.speed) / gang.full_speed / 1e9
 
 
 def witnessed(trace: Trace, seed: int) -> tuple[list[Hit], float]:
-    """Return the gangs hit by this seed's faults without feedback, and the seconds that all jobs lost to them."""
+    """Return the gangs that faults hit without feedback, and the seconds that all jobs lost to these faults."""
     drawn = faults.transient(trace.jobs, seed).by_job or {}
     ranks = {job.job_id: job.spec.ranks for job in trace.jobs}
     witness = Witness({fault.slowdown: Life(*faults.life(ranks[job_id])) for job_id, fault in drawn.items()})
@@ -176,7 +189,10 @@ def witnessed(trace: Trace, seed: int) -> tuple[list[Hit], float]:
 
 
 def ceiling(hits: list[Hit], avoided: float, cost_seconds: float, of_all: int) -> dict[str, Any]:
-    """Return the most that can be saved at this cost of a move, in seconds a job."""
+    """Return the largest possible saving of feedback in seconds per job, if a move costs `cost_seconds`.
+
+    avoided: seconds saved by every policy. of_all: number of all jobs.
+    """
     document: dict[str, Any] = {"restart_cost_seconds": cost_seconds}
     for name, costs in (
         ("expected", [hit.expected(cost_seconds) for hit in hits]),

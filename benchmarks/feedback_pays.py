@@ -1,17 +1,16 @@
-"""Value of feedback: ``python -m benchmarks.feedback_pays --json``.
+"""Time that moves after verdicts (feedback) save: ``python -m benchmarks.feedback_pays --json``.
 
 Simulates the same jobs, faults and seeds three times: without feedback (`off`); with a detector that has the measured
 delays and errors (`on`); and with an oracle that reports at once, exactly, and for how long (`oracle`). ``--told`` adds
-a fourth run (`told`) that reports at once and exactly, but not for how long: it shows how much of the difference is due
-to the detector. There are two presets of faults (scheduler_feedback/sim/faults.py): transient as published, and nodes
-that stay slow until they are repaired. Then `on` runs once more with false verdicts at 0.1 to 10 per 1,000 GPU-days.
+a fourth run that reports at once and exactly, but not for how long. There are two presets of faults
+(scheduler_feedback/sim/faults.py): transient as published, and nodes that stay slow until they are repaired. Then `on`
+runs once more with false verdicts at 0.1 to 10 per 1,000 GPU-days.
 
-Intervals are 95 % intervals (Student's t) of the mean of the paired differences over the seeds. In the default part of
-Philly few jobs wait. The start time of one job therefore hardly changes others, and savings come from the faults and
-not from a different schedule. ``--first`` and ``--jobs`` choose another part, ``--policy fifo-easy`` another policy.
-``--busy 0.95`` makes the same jobs arrive faster, until they request that share of all slots: gangs that move and idle
-nodes then cost pending jobs time. The report gives the average JCT, and the average time a job lost to slow nodes and
-restarts: from its submission to its end, less its waiting and its work.
+Intervals are 95 % intervals (Student's t) of the mean of the paired differences over the seeds. In the default part
+of the Philly trace few jobs wait, so savings do not come from a different schedule. ``--first`` and ``--jobs``
+choose another part, ``--policy fifo-easy`` another policy. ``--busy 0.95`` makes the same jobs arrive faster, until
+they request that share of all slots. The report contains the average completion time of a job, and the average time
+that a job lost to slow nodes and restarts: from its submission to its end, without its waiting time and its work.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from scheduler_feedback.sim.simulation import Simulation, read_trace
 
 SEEDS = 10
 FIRST, JOBS, NODES = 64_000, 4_000, 64
-"""Part of the Philly trace (first job, jobs), and the number of nodes of 8 GPUs."""
+"""Part of the Philly trace (number of the first job, number of jobs), and the number of nodes of 8 GPUs."""
 FALSE_RATES = (0.1, 1.0, 10.0)
 LEAST_SHARE = 0.9
-"""Least share of the oracle's saving, if that saving is larger than its interval."""
+"""Minimum saving of `on` as a share of the oracle's saving. Not checked if the oracle's saving is not significant."""
 MOST_HARM = 0.01
-"""Most that false verdicts may cost, as a share of the average JCT."""
+"""Maximum cost of false verdicts, as a share of the average job completion time."""
 
 # Student's t, two-sided 95 %, by degrees of freedom (any table of it); beyond 30 the normal's.
 _T = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the mean and the half width of its 95 % interval; an infinite width for a single value."""
+    """Return the mean and half the width of its 95 % interval. The width is infinite for a single value."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.inf
@@ -57,7 +56,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Input of one simulation. policy: its name in benchmarks.policies. restart_cost_seconds: of every move."""
+    """Input of one simulation. policy: name in benchmarks.policies. restart_cost_seconds: cost of every move."""
 
     trace: Trace
     nodes: int
@@ -67,7 +66,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Averages of one simulation, in seconds. lost: to slow nodes and to restarts. waited: for slots."""
+    """Average seconds per job in one simulation.
+
+    lost: time lost to slow nodes and restarts. waited: time without slots.
+    """
 
     jct: float
     lost: float
@@ -75,7 +77,8 @@ class Found:
 
 
 def with_load(trace: Trace, slots: int, share: float) -> Trace:
-    """Return the same jobs, arriving faster, so that their work is this share of the slots' capacity meanwhile."""
+    """Return the same jobs with scaled arrival times, so that their work is the share `share` of the slots'
+    capacity."""
     span_seconds = (trace.jobs[-1].submitted_ns - trace.jobs[0].submitted_ns) / 1e9
     work = sum(job.run_seconds * job.spec.ranks for job in trace.jobs)
     return trace.scaled(share * span_seconds * slots / work)
@@ -107,7 +110,7 @@ def simulate(setting: Setting, faults: str | None, feedback: str, seed: int, fal
 def recovered(
     pool: Executor, setting: Setting, faults: str, seeds: range, names: tuple[str, ...] = ("off", "on", "oracle")
 ) -> dict[str, Any]:
-    """Return what `on` and `oracle` save of the cost of the faults, over the seeds."""
+    """Return the share of the faults' cost that the runs `on` and `oracle` save, over all seeds."""
     asked = {(name, seed): pool.submit(simulate, setting, faults, name, seed) for seed in seeds for name in names}
     runs: dict[str, list[Found]] = {name: [] for name in names}
     for seed in seeds:
@@ -144,7 +147,7 @@ def _stated(values: list[float]) -> dict[str, float]:
 
 
 def harmed(pool: Executor, setting: Setting, rate: float, seeds: range) -> dict[str, Any]:
-    """Return the cost of false verdicts alone: without faults, `off` is the optimum."""
+    """Return the cost of false verdicts at this rate, in simulations without faults, compared with `off`."""
     base = pool.submit(simulate, setting, None, "off", 0)
     runs = [pool.submit(simulate, setting, None, "on", seed, rate) for seed in seeds]
     harm = [run.result().jct / base.result().jct - 1 for run in runs]

@@ -2,9 +2,9 @@
 
 python -m benchmarks.gang_start [--runs N]
 
-Prints one JSON document; exits with 1 if a number is out of its range. The gang is spread over four nodes of two slots,
-so four shims must agree before any rank starts. The plain start does none of that: it is a lower bound, not an
-alternative. The ranges are wide: they catch on any machine a start that a design change made slower, and nothing finer.
+Prints one JSON document; exits with 1 if a figure is out of its range. The gang runs on four nodes of two slots, so
+four shims must be ready before any rank starts. The start by subprocess is a lower bound. The ranges are wide enough
+for any machine, and detect only large changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ MAX_SHIM_RESIDENT_BYTES = 32 * 1024 * 1024  # 12 MB with CPython 3.11
 
 
 def gang(backend: LocalBackend, state_folder: Path, job_id: str) -> tuple[float, float, float, int]:
-    """Return the seconds in apply(), to all ranks running, and from SIGTERM to the end; and the bytes of a shim."""
+    """Start and stop a gang. Return the durations of apply(), of the start of all ranks and of the stop, and a shim's
+    memory.
+
+    Durations are in seconds. Stopping runs from SIGTERM to the end of the gang. The memory is the resident memory of
+    one shim in bytes.
+    """
     placement = tuple(Slot(f"n{rank // SLOTS}", rank % SLOTS) for rank in range(RANKS))
     began = time.perf_counter()
     backend.apply(StartGang(f"start-{job_id}", job_id, 1, JobSpec("gang", COMMAND, RANKS), placement))
@@ -54,7 +59,7 @@ def gang(backend: LocalBackend, state_folder: Path, job_id: str) -> tuple[float,
 
 
 def _observe(backend: LocalBackend, job_id: str) -> Event:
-    """Return the next event of the attempt."""
+    """Wait for the next event of the attempt and return it."""
     while True:
         for event in backend.observe([(job_id, 1)]):
             return event
@@ -62,7 +67,7 @@ def _observe(backend: LocalBackend, job_id: str) -> Event:
 
 
 def bare() -> float:
-    """Return the seconds to start as many processes of the same program directly."""
+    """Return the seconds to start the same number of processes directly, without shims."""
     began = time.perf_counter()
     processes = [
         subprocess.Popen(COMMAND, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

@@ -1,9 +1,9 @@
-"""Invariants of the cycle over millions of steps: ``python -m benchmarks.invariants --steps 1000000 --json``.
+"""Invariants of the scheduler over millions of steps: ``python -m benchmarks.invariants --steps 1000000 --json``.
 
-Hypothesis runs the state machine of tests/cluster/state_machine.py with one seed after another until that many steps
-are done. A step is a rule: a submission, an end, a verdict, a lost node, changed settings, or a kill followed by a
-replay. After every cycle the promises of docs/explanation/scheduler.md are checked. The first failure ends the run with
-exit code 1; hypothesis prints the steps that lead to it.
+Hypothesis runs the state machine of tests/cluster/state_machine.py with different seeds. A step is, for example, a
+submission, a verdict, a lost node, or a kill of the controller followed by a replay. After every cycle the
+invariants of docs/explanation/scheduler.md are checked. The run ends at the first failure with exit code 1, and
+prints the steps that lead to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.cluster.state_machine import Invariants
 
 EXAMPLES = 50
-"""Examples per seed: hypothesis uses what it learned from one example's steps in the next, up to a point."""
+"""Number of examples per seed. Hypothesis uses what it learned from one example's steps in the next ones."""
 
 
 def main() -> int:

@@ -1,11 +1,11 @@
-"""Many runs of the demonstration, each with its own seed: how often every promise is kept, and by how much.
+"""Statistics over many runs of `gangwatch demo` with different seeds: how often all of its checks pass.
 
 python -m benchmarks.loop --runs 10 --json
+
 python -m benchmarks.loop --runs 10 --no-disturbance --json
 
-Prints one JSON document: a row a run, and the medians and extremes over all runs. Exits with 1 if a verdict was false,
-or
-if fewer than nine in ten runs kept every promise. Use an otherwise idle machine: other load changes the results.
+Prints one JSON document: one row per run, and the medians and extremes over all runs. Exits with 1 if a verdict was
+false, or if fewer than nine in ten runs passed all checks. Use an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIGURES = ("seconds_to_detect", "seconds_to_running_again", "reprobation_seconds
 
 
 def perform(seed: int, options: list[str]) -> dict[str, Any]:
-    """Run `gangwatch demo` once and return its report. Raises RuntimeError if it left none."""
+    """Run `gangwatch demo` once and return its report. Raises RuntimeError if the demo wrote no report."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         command = [
@@ -47,7 +47,7 @@ def perform(seed: int, options: list[str]) -> dict[str, Any]:
 
 
 def row(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures that are compared between runs."""
+    """Return those figures of a run's report that are compared between runs."""
     kept = ("seed", "passed", "failures", "verdicts", "false_verdicts", "abstentions", "migrations", *FIGURES)
     one = {name: report.get(name) for name in kept}
     one["steps"] = report["training"]["steps"]
@@ -61,7 +61,7 @@ def row(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the least, median and most of each figure, over the runs that have it."""
+    """Return the minimum, median and maximum of each figure, over the runs in which the figure is not None."""
     found = {name: [one[name] for one in rows if one[name] is not None] for name in FIGURES}
     for one in rows:
         seconds = one.get("step_seconds") or {"before": None, "after": None}

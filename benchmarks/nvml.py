@@ -1,15 +1,13 @@
-"""Cost of reading the GPUs: ``python -m benchmarks.nvml [--board h100
---real] [--json]``.
+"""Cost of reading the GPUs: ``python -m benchmarks.nvml [--board h100 | --real] [--json]``.
 
-Runs each collector of each GPU as the agent does and takes the CPU time of its thread. With the fake NVML the driver's
-calls cost almost nothing, so the result is our own cost. ``--real`` uses the machine's driver and also reports the cost
-and the result of every call and every field.
+Runs each collector of each GPU as the agent does and measures the CPU time of its thread. Calls of the fake NVML
+cost almost nothing, so the result is the collectors' own cost. ``bindings`` is the cost of the same reads through
+pynvml alone. ``--real`` uses the machine's driver and also reports cost and result of every call and field.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import resource
 import statistics
@@ -17,12 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import timeit
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pynvml
 
 from agent.collectors.block import Collector
 from agent.collectors.gpu import nvml_collector
@@ -32,25 +29,22 @@ from agent.collectors.gpu.nvlink import link_count
 from agent.collectors.gpu.nvml_collector import NvmlCollector
 from agent.node import Node
 from agent.schema.errors import SourceError
-from agent.schema.frame import Column
-from agent.sources.nvml.nvml import Library, Values
+from agent.sources.nvml.nvml import Library
 from agent.sources.nvml.nvml_enumeration import find_devices
-from agent.sources.nvml.nvml_fields import FieldBatch, Source, counter
-from agent.sources.nvml.nvml_interface import SUCCESS
+from benchmarks.nvml_bindings import tick_costs
 from benchmarks.nvml_survey import TimedLibrary, ask_fields
 
 SPREAD = 8
-"""Phases of ``--spread``."""
+"""Number of phases that ``--spread`` uses."""
 
 SETTLE_SECONDS = 1.0
 
 APART_SECONDS = 0.11
-"""Seconds between two runs: profiling needs a tenth of a second between its samples."""
+"""Seconds between two runs of a collector. Profiling needs a tenth of a second between its samples."""
 
 
 def measure(collector: NvmlCollector, runs: int) -> dict[str, Any]:
-    """Return the CPU and wall time of each kind of collector, and the cost of all of them per second at their
-    intervals."""
+    """Return the CPU and wall time of each kind of collector, and the CPU time of all collectors per second."""
     collector.collect()
     members = collector.members()
     kinds: dict[str, list[Collector]] = defaultdict(list)
@@ -103,7 +97,10 @@ def measure(collector: NvmlCollector, runs: int) -> dict[str, Any]:
 
 
 def live(path: str | None, seconds: float, *, burst: bool) -> float:
-    """Return the percent of a core of a node that only reads the GPUs, frames included."""
+    """Return the percentage of a CPU core that an agent with only the GPU collectors uses.
+
+    path: NVML library. seconds: duration of the measurement. burst: whether GPUs are also read at 10 Hz.
+    """
     node = Node("benchmark", [NvmlCollector(path, burst=burst)])
     node.start()
     try:
@@ -115,34 +112,8 @@ def live(path: str | None, seconds: float, *, burst: bool) -> float:
         node.stop()
 
 
-def bindings(path: str) -> dict[str, float]:
-    """Return the microseconds to read 64 fields of the first GPU: through the vendor's binding, and through ours."""
-    import pynvml
-
-    fields = [(138 + number % 4, number // 4) for number in range(64)]
-    pynvml.nvmlLib = ctypes.CDLL(path)
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-
-    def theirs() -> list[int]:
-        return [entry.value.ullVal for entry in pynvml.nvmlDeviceGetFieldValues(handle, fields) if not entry.nvmlReturn]
-
-    library = Library(path)
-    columns = [Column(str(field)) for field in fields]
-    wanted = [counter(column, Source(field[0], 1024, field[1])) for column, field in zip(columns, fields, strict=True)]
-    batch = FieldBatch(find_devices(library)[0], wanted)
-    batch.place(Values(np.empty(0), np.zeros(len(batch.counters), np.uint64), np.zeros(len(batch.counters), np.bool_)))
-    times = {
-        name: min(timeit.repeat(call, number=200, repeat=5)) / 200 * 1e6
-        for name, call in (("pynvml_us", theirs), ("ours_us", batch.read))
-    }
-    library.close()
-    pynvml.nvmlShutdown()
-    return {name: round(value, 1) for name, value in times.items()}
-
-
 def survey(path: str | None) -> dict[str, Any]:
-    """Read every supported field of the first GPU, one at a time."""
+    """Read every supported field of the first GPU, one at a time, and return the costs."""
     library = Library(path)
     try:
         device = find_devices(library)[0]
@@ -156,7 +127,7 @@ def survey(path: str | None) -> dict[str, Any]:
             "fields": {
                 str(answer.field): {
                     "answer": answer.text,
-                    "value_type": answer.value_type if answer.code == SUCCESS else None,
+                    "value_type": answer.value_type if answer.code == pynvml.NVML_SUCCESS else None,
                     "microseconds": round(answer.microseconds, 1),
                 }
                 for answer in answers
@@ -167,7 +138,8 @@ def survey(path: str | None) -> dict[str, Any]:
 
 
 def run(path: str | None, runs: int, live_seconds: float, *, real: bool) -> dict[str, Any]:
-    """Return the whole report on the library at the path, or on the machine's own."""
+    """Return the whole report. path: NVML library; None for the machine's own. real: also measure every call and
+    field."""
     made: list[TimedLibrary] = []
 
     def load(at: str | None) -> TimedLibrary:
@@ -234,7 +206,7 @@ def main() -> int:
             FakeNvml(library).reset(options.board)
             report = run(str(library), options.runs, options.live, real=False)
             report["board"] = options.board
-            report["bindings"] = bindings(str(library))
+            report["bindings"] = tick_costs(str(library))
     if options.json:
         print(json.dumps(report, indent=1))
         return 0
@@ -248,7 +220,10 @@ def main() -> int:
         f"{report['percent_of_core_with_bursts']} % with bursts; {report['rss_mib']} MiB"
     )
     if "bindings" in report:
-        print("64 fields of a GPU: {pynvml_us} us through pynvml, {ours_us} us our way".format(**report["bindings"]))
+        print(
+            "a tick of {gpus} GPUs, {fields_per_gpu} fields each: {plain_us} us through pynvml, "
+            "{kept_array_us} us with a kept array, {ours_us} us our way".format(**report["bindings"])
+        )
     if options.live:
         print(
             f"in a running node: {report['live_percent_of_core']} % of a core, "

@@ -1,4 +1,4 @@
-"""Survey of the calls that an NVIDIA driver supports and their cost, for measurements on real GPUs."""
+"""Measurement of the calls that an NVIDIA driver supports: their cost and results on real GPUs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable
 from ctypes import byref, c_int
 from dataclasses import dataclass, field
 
+import pynvml
+
 from agent.sources.nvml.nvml import Device, Library
-from agent.sources.nvml.nvml_interface import FieldValue, code_text
+from agent.sources.nvml.nvml_codes import code_text
 
 
 @dataclass(slots=True)
 class CallCost:
-    """Cost of all calls of one symbol. codes: count of each return code."""
+    """Cost of all calls of one NVML function. codes: number of calls for each return code."""
 
     calls: int = 0
     total_ns: int = 0
@@ -27,7 +29,7 @@ class CallCost:
 
 
 class TimedLibrary(Library):
-    """Library that measures every call. The measurement costs about 1 µs per call."""
+    """NVML library that measures every call. The measurement itself costs about 1 µs per call."""
 
     def __init__(self, path: str | None = None) -> None:
         self.costs: dict[str, CallCost] = {}
@@ -55,7 +57,7 @@ class TimedLibrary(Library):
 
 @dataclass(frozen=True, slots=True)
 class FieldAnswer:
-    """Response of a GPU to one field in a separate call."""
+    """Response of a GPU to one field that was requested in a separate call."""
 
     field: int
     code: int
@@ -68,13 +70,16 @@ class FieldAnswer:
 
 
 def ask_fields(device: Device, fields: Iterable[int], scope: int = 0) -> list[FieldAnswer]:
-    """Query each field in a separate call to measure its cost. The error of a failed call counts as the field's."""
+    """Request each field in a separate call, and return its result and cost.
+
+    The error of a failed call is stored as the field's error.
+    """
     answers: list[FieldAnswer] = []
-    entry = FieldValue()
+    entry = pynvml.c_nvmlFieldValue_t()
     for number in sorted(set(fields)):
-        entry.field, entry.scope, entry.code = number, scope, 0
+        entry.fieldId, entry.scopeId, entry.nvmlReturn = number, scope, pynvml.NVML_SUCCESS
         began = time.perf_counter_ns()
         code = device.library.call("nvmlDeviceGetFieldValues", device.handle, c_int(1), byref(entry))
         taken = time.perf_counter_ns() - began
-        answers.append(FieldAnswer(number, code or int(entry.code), int(entry.value_type), taken / 1e3))
+        answers.append(FieldAnswer(number, code or entry.nvmlReturn, entry.valueType, taken / 1e3))
     return answers

@@ -1,14 +1,14 @@
-"""The default policy compared with FIFO with EASY, Tiresias-L and a clairvoyant: ``python -m benchmarks.policies
---json``.
+"""Compares the default policy with FIFO and EASY, Tiresias-L and a clairvoyant policy on public traces.
 
-Simulates Muri's traces 1 and 3 (8x8) and the whole of Philly (64x8) at 1, 1.5 and 2 times its load; every restart costs
-five minutes. Only the clairvoyant (shortest remaining service first) knows how long jobs run. The others learn from
-ended jobs (``Estimates.HISTORY``), which tests/sim/test_no_clairvoyance.py proves. Takes half an hour on one processor;
-``--traces`` and ``--policies`` select a part of it.
+python -m benchmarks.policies --json
 
-The report gives the longest wait of any job and the bound that the default policy states for it (``bound_seconds``).
-The bound grows with the load: with more work than the cluster can do, some job must wait for as long as the overload
-lasts.
+Simulates Muri's traces 1 and 3 (8 nodes of 8 GPUs) and the whole Philly trace (64 nodes of 8 GPUs) at 1, 1.5 and 2
+times its load; every restart costs five minutes. Only the clairvoyant policy (shortest remaining service first) knows
+how long jobs run. The other policies estimate it from ended jobs (``Estimates.HISTORY``). Takes half an hour on one
+processor; ``--traces`` and ``--policies`` select a part.
+
+The report contains the longest wait of any job, and the default policy's bound for it (``bound_seconds``), which
+grows with the load.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
 
 RESTART_COST_SECONDS = 300.0
-"""Five minutes to save, to be placed, to load and to warm up."""
+"""Seconds that a restart costs: five minutes to save, to be placed, to load and to warm up."""
 
 MOST_OF_CLAIRVOYANT = 1.35
-"""Most of the default's average JCT over the clairvoyant's, at load 1."""
+"""Maximum average completion time with the default policy, divided by that of the clairvoyant policy, at load 1."""
 
 _UNBLIND = Policy(
     order=Order.SRSF,
@@ -49,7 +49,8 @@ POLICIES: dict[str, Policy] = {
     "tiresias-l": replace(_UNBLIND, order=Order.LAS, estimates=Estimates.HISTORY, las_thresholds=(3250.0, 7200.0)),
     "clairvoyant-srsf": _UNBLIND,
 }
-"""Tiresias-L with the queues of its published runs. It and the clairvoyant replan once a minute, like the default."""
+"""Compared policies by name. Tiresias-L has the queues of its published runs. It and the clairvoyant plan once a
+minute, like the default policy."""
 
 TRACES: dict[str, tuple[str, str, int, float]] = {
     "muri-1": ("muri-trace1.csv", "muri", 8, 1.0),
@@ -58,12 +59,14 @@ TRACES: dict[str, tuple[str, str, int, float]] = {
     "philly x1.5": ("philly.csv", "philly", 64, 1.5),
     "philly x2": ("philly.csv", "philly", 64, 2.0),
 }
-"""(file, format, nodes of 8 GPUs, load)."""
+"""Compared traces by name: (file, format, number of nodes with 8 GPUs, load)."""
 
 
 def data_folder() -> Path:
-    """Return the folder of public traces: GANGWATCH_DATA, or next to the checkout. Raises SystemExit if neither
-    exists."""
+    """Return the folder of public traces: GANGWATCH_DATA, or a folder next to the checkout.
+
+    Raises SystemExit if neither exists.
+    """
     folder = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     if not folder.is_dir():
         sys.exit(f"{folder} is absent: set GANGWATCH_DATA to the folder of public traces")
@@ -71,15 +74,15 @@ def data_folder() -> Path:
 
 
 def read(trace_name: str) -> Trace:
-    """Return the trace as its file has it."""
+    """Return the trace as it is in its file."""
     file, format_name, _, _ = TRACES[trace_name]
     return read_trace(data_folder() / "jobs" / file, format_name)
 
 
 def backlog_seconds(trace: Trace, slots: int, load: float) -> float:
-    """Return the longest time that a cluster without idle slots would need for the work submitted and not yet done.
+    """Return the maximum, over the trace, of the pending work divided by the cluster's capacity, in seconds.
 
-    No decision can spare the last job of a first-come-first-served queue that wait in the worst case.
+    A first-come-first-served scheduler cannot avoid a wait of this length in the worst case.
     """
     most = left = 0.0
     before_ns = trace.jobs[0].submitted_ns
@@ -90,13 +93,15 @@ def backlog_seconds(trace: Trace, slots: int, load: float) -> float:
 
 
 def bound_seconds(policy: Policy, backlog: float) -> float:
-    """Return the bound on any job's wait: the configured bound, then the work before the job on the share kept for such
-    jobs."""
+    """Return the longest time for which the policy lets a job wait, in seconds.
+
+    It is the configured starvation bound, plus the time for the work that is ahead of the job.
+    """
     return policy.starvation_seconds + backlog / policy.starvation_share
 
 
 def simulate(trace_name: str, policy: Policy, jobs: int | None = None) -> Report:
-    """Run one simulation. jobs: number of jobs from the first on; all by default."""
+    """Run one simulation. jobs: number of jobs, counted from the first; None: all jobs."""
     _, _, nodes, load = TRACES[trace_name]
     trace = read(trace_name)
     trace = trace if jobs is None else replace(trace, jobs=trace.jobs[:jobs])
@@ -104,7 +109,7 @@ def simulate(trace_name: str, policy: Policy, jobs: int | None = None) -> Report
 
 
 def measure(traces: list[str], policies: list[str], jobs: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a row a trace and policy."""
+    """Yield one row for each trace and policy."""
     for trace_name in traces:
         _, _, nodes, load = TRACES[trace_name]
         backlog = backlog_seconds(read(trace_name), nodes * 8, load)
@@ -127,8 +132,10 @@ def measure(traces: list[str], policies: list[str], jobs: int | None = None) -> 
 
 
 def judge(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return by trace: the default's average JCT as a share of each other policy's, and whether the promises are
-    kept."""
+    """Return for each trace whether the default policy fulfils its targets.
+
+    Also return the average completion time of its jobs, divided by that of each other policy.
+    """
     found: dict[str, dict[str, Any]] = {}
     for trace_name in dict.fromkeys(row["trace"] for row in rows):
         jct = {row["policy"]: row["avg_jct_seconds"] for row in rows if row["trace"] == trace_name}

@@ -1,11 +1,10 @@
 """Cost of step reporting for a training step: ``python -m benchmarks.reporter --json``.
 
 Measures, in one run, a record, a whole ``with step()`` and a whole ``with wait()``: without an agent, and with the
-agent's own StepSocket listening and reading in another process. For comparison it measures a record through the obvious
-alternative, a unix datagram socket with a running reader.
+agent's step socket in another process. For comparison it also sends a record through a unix datagram socket.
 
-Every number is nanoseconds of wall time a call: the median and the 99th percentile over single calls, less the clock's
-own cost, and the median over batches, which includes no clock.
+All figures are nanoseconds of wall time per call: median and 99th percentile of single calls, without the cost of
+the clock, and the median over batches of calls.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from gangwatch.steps import Reporter
 CALLS = 20_000
 BATCHES, CALLS_A_BATCH = 40, 500
 READ_SECONDS = 0.05
-"""Interval at which the agent's side reads the ring: ten times as often as the collector does."""
+"""Seconds between two readings of the ring by the agent's side: a tenth of the collector's interval."""
 
 LIMIT_NS = 3000
-"""Most nanoseconds of a record, in the median, with and without an agent."""
+"""Maximum median time of writing one record, in nanoseconds, with and without an agent."""
 
 Cost = dict[str, float]
 
@@ -71,7 +70,7 @@ def measure(call: Callable[[], object]) -> Cost:
 
 
 def measure_reporter(reporter: Reporter) -> dict[str, Cost]:
-    """Return the cost of the three operations of a training loop on the reporter."""
+    """Return the cost of a record, a step and a wait with this reporter."""
 
     def step() -> None:
         with reporter.step(tokens=512):
@@ -93,7 +92,10 @@ def measure_reporter(reporter: Reporter) -> dict[str, Cost]:
 
 @contextmanager
 def reading_side(what: str, path: Path) -> Iterator[dict[str, int]]:
-    """Run the reading side until the block ends; the yielded dictionary then contains what it read."""
+    """Run a process that reads the records, inside the context. The yielded dictionary then contains what it has read.
+
+    what: kind of the reader. path: its socket.
+    """
     counts: dict[str, int] = {}
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.reporter", f"--serve-{what}", str(path)],
@@ -113,7 +115,7 @@ def reading_side(what: str, path: Path) -> Iterator[dict[str, int]]:
 
 
 def serve_ring(path: str) -> None:
-    """Serve the agent's socket and read every ring until standard input ends."""
+    """Serve the agent's step socket and read every ring, until standard input ends."""
 
     def admit(_peer: Peer, _claim: Claim, _waited_seconds: float) -> Admission:
         return Admission(Member("benchmark", 0, 0), Tenant("job", "benchmark"))
@@ -131,7 +133,7 @@ def serve_ring(path: str) -> None:
 
 
 def serve_datagrams(path: str) -> None:
-    """Count received datagrams until standard input ends."""
+    """Count received datagrams, until standard input ends."""
     count = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(path)
@@ -150,7 +152,7 @@ def serve_datagrams(path: str) -> None:
 
 
 def with_agent(folder: Path) -> tuple[dict[str, Cost], dict[str, int]]:
-    """Return the costs while the agent's socket reads the ring, and what the agent read of this flood."""
+    """Return the costs while an agent reads the ring, and the numbers of records that it has read."""
     path = folder / "run" / "bench.sock"
     with reading_side("ring", path) as counts:
         reporter = Reporter({"GANGWATCH_SOCKET": str(path), "RANK": "0"}, slots=65536)
@@ -166,8 +168,10 @@ def with_agent(folder: Path) -> tuple[dict[str, Cost], dict[str, int]]:
 
 
 def through_datagrams(folder: Path) -> tuple[Cost, dict[str, int]]:
-    """Return the cost of sending the same 64 bytes through a unix datagram socket, waiting while its queue of ten is
-    full."""
+    """Return the cost of sending the same 64 bytes through a unix datagram socket.
+
+    The socket's queue has ten datagrams; sending blocks while it is full.
+    """
     path = folder / "datagram.sock"
     record = struct.Struct("<QBB6xqqqqqQ")
     with reading_side("datagrams", path) as counts, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -182,7 +186,7 @@ def through_datagrams(folder: Path) -> tuple[Cost, dict[str, int]]:
 
 
 def run() -> dict[str, object]:
-    """Return the whole document."""
+    """Run all measurements and return the document to print."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-bench-") as name:
         folder = Path(name)
         present, counts = with_agent(folder)

@@ -1,7 +1,6 @@
-"""Value of defragmentation, elastic gangs and spare nodes: ``python -m benchmarks.room --json``.
+"""Time that defragmentation, elastic gangs and spare nodes save: ``python -m benchmarks.room --json``.
 
-Simulates a part of Philly, with the declarations that the policies need, with each policy off and on, at 300 s for
-a restart; nothing else differs between the two.
+Simulates a part of the Philly trace twice for each policy, with the policy off and on. A restart costs 300 s.
 
 ================  ======================================================================================================
 defragmentation   gangs of up to 8 must lie on one node; all can be restarted. Off: ``defragmentation_moves = 0``
@@ -53,7 +52,7 @@ def half_stoppable(_spec: JobSpec, number: int) -> dict[str, Any]:
 
 
 def with_declarations(trace: Trace, change: Change) -> Trace:
-    """Return the jobs with these declarations."""
+    """Return the trace with changed job specifications. change: function that returns the changed fields of a job."""
     jobs = (replace(job, spec=structs.replace(job.spec, **change(job.spec, n))) for n, job in enumerate(trace.jobs))
     return replace(trace, jobs=tuple(jobs))
 

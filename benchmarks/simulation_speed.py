@@ -1,9 +1,9 @@
-"""Time to simulate the whole of Philly: ``python -m benchmarks.simulation_speed [--runs NAME ...] --json``.
+"""Time to simulate the whole Philly trace: ``python -m benchmarks.simulation_speed [--runs NAME ...] --json``.
 
-Simulates 82,247 jobs on 64 nodes of 8 GPUs in racks of 32, with the journal written: FIFO with EASY, the same at twice
-the load, and the default policy (estimates from history, preemption, five minutes for a restart). Each is a separate
-`gangwatch simulate`, timed from outside, which includes starting Python, reading the trace and writing the journal.
-Exits with 1 if a run takes more than SLACK times its target, or if a job is lost.
+Simulates 82,247 jobs on 64 nodes of 8 GPUs in racks of 32, with the journal written: FIFO with EASY, the same at
+twice the load, and the default policy (estimates from history, preemption, five minutes for a restart). Each is a
+separate `gangwatch simulate`, timed from outside, which includes starting Python, reading the trace and writing the
+journal. Exits with 1 if a run takes more than SLACK times its target, or if a job is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.policies import data_folder
 
 
 class Run(NamedTuple):
-    """options: of `gangwatch simulate`. most_seconds: of wall time, on an idle machine."""
+    """One simulation. options: of `gangwatch simulate`. most_seconds: target of the wall time on an idle machine."""
 
     options: tuple[str, ...]
     most_seconds: float
@@ -36,11 +36,12 @@ RUNS = {
     "default": Run(DEFAULT, 180.0),
 }
 SLACK = 3.0
-"""Factor for other load on the machine; `load_average` and `cpu_seconds` show that load."""
+"""Factor by which a run may exceed its target, because of other load on the machine. The report contains that load as
+`load_average` and `cpu_seconds`."""
 
 
 def measure(run: Run) -> dict[str, object]:
-    """Return one simulation's figures."""
+    """Run one simulation and return its figures."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-simulation-") as folder:
         journal = Path(folder) / "journal.sqlite"
         command = [

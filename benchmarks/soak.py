@@ -1,15 +1,15 @@
-"""Accelerated soak: a hundred thousand ticks of a whole agent with random faults, and the resources it leaks.
+"""Accelerated soak test: a hundred thousand ticks of a whole agent with random faults, to find leaks.
 
 python -m benchmarks.soak --ticks 100000 --json
 
 The product's own collectors read two fake GPUs, two fake NICs and a fake kubelet, each at its own interval. Their clock
-advances a second a tick without waiting. Every few ticks a fault begins or ends: a GPU is lost, the driver is reloaded,
-MIG is reconfigured, a NIC disappears, a file is replaced by something else, counters restart, processes and pods come
-and go, the kubelet stops, or the GPUs are released. Then the same node runs in its own threads, while calls hang.
+advances one second per tick, without waiting. Every few ticks a fault begins or ends: for example, a GPU is lost, the
+driver is reloaded, a NIC disappears, counters restart, or the kubelet stops. Then the node runs in its own threads
+while some calls hang.
 
-Resident memory, descriptors and threads are measured after a warm-up (a tenth of the ticks, and 700 at least), which
-also fills numpy's cache of small arrays, and again at the end with all faults removed. Exits non-zero if memory grew by
-2 MiB, if a descriptor or a thread is left over, if a collector is still failing, or if a rate was ever negative.
+Resident memory, descriptors and threads are measured after a warm-up, and again at the end without faults. Exits
+non-zero if memory grew by 2 MiB, a descriptor or thread is left over, a collector still fails, or a rate was ever
+negative.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COURSE_POINTS = 9
 """Number of samples of resident memory during the run, to show whether it keeps growing."""
 
 LEAST_WARM_UP = 700
-"""Enough ticks for every kind of fault to occur several times and to load every module and buffer that it needs."""
+"""Minimum number of warm-up ticks. Every kind of fault occurs several times in them and loads what it needs."""
 
 
 def shorten_retry_delays() -> None:
@@ -53,7 +53,7 @@ def shorten_retry_delays() -> None:
 
 
 def resident_bytes() -> int:
-    """Return this process's resident memory after garbage collection and after all free memory is given back."""
+    """Return this process's resident memory in bytes, after it has freed unused memory."""
     gc.collect()
     # glibc keeps freed memory for later requests; give it back to measure only memory in use.
     ctypes.CDLL(None).malloc_trim(0)
@@ -61,10 +61,10 @@ def resident_bytes() -> int:
 
 
 def fill_numpys_cache() -> None:
-    """Fill numpy's cache with seven freed arrays of every size below a kilobyte.
+    """Fill numpy's cache of freed arrays, so that its later growth does not count as a leak.
 
-    That cache (numpy/_core/src/multiarray/alloc.c, NBUCKETS and NCACHE) is bounded, at 3.6 MB. It grows with every new
-    array size, which here is whenever a fault changes a layout. Filling it first counts it from the beginning.
+    The cache (numpy/_core/src/multiarray/alloc.c, NBUCKETS and NCACHE) has seven arrays of every size below a
+    kilobyte, 3.6 MB at most.
     """
     for size in range(1, 1024):
         held = [np.empty(size, np.uint8) for _ in range(7)]
@@ -76,7 +76,7 @@ def descriptors() -> int:
 
 
 def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
-    """Run the soak and return the document that ``--json`` prints."""
+    """Run the soak test and return the document that ``--json`` prints."""
     shorten_retry_delays()
     use_one_arena()
     logging.disable(logging.CRITICAL)

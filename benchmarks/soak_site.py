@@ -1,4 +1,4 @@
-"""The machine of the soak: an agent on fake devices and a fake kubelet, with faults that come and go."""
+"""Node of the soak test: an agent with fake devices and a fake kubelet, on which faults begin and end."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ FAULT_EVERY = 6
 """Mean number of ticks between faults, and between repairs."""
 
 SCRAPE_EVERY = 50
-"""Ticks between renderings: the exporter renders and compresses the newest frame."""
+"""Number of ticks between two exports. In each, the exporter renders and compresses the newest frame."""
 
 KUBELET_EVERY = 2_000
-"""Ticks between restarts of the fake kubelet: each starts a process, so they are rarer than other faults."""
+"""Number of ticks between restarts of the fake kubelet. Each starts a process, so restarts are rarer than other
+faults."""
 
 
 class Kubelet:
@@ -66,7 +67,7 @@ class Kubelet:
 
 
 class Site:
-    """The node under test and everything that can fail on it."""
+    """The node under test, with all faults that can be injected."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -104,7 +105,7 @@ class Site:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def inject_fault(self) -> None:
-        """Start one fault and remember how to repair it."""
+        """Inject one random fault, and record how to repair it."""
         name = self.random.choice(
             ["lost", "reload", "mig", "nic", "file", "reset", "processes", "pods", "xid", "release", "log"]
         )
@@ -114,7 +115,7 @@ class Site:
             self.healing.append(heal)
 
     def repair(self) -> None:
-        """Repair the oldest fault."""
+        """Repair the oldest active fault."""
         if self.healing:
             self.healing.pop(0)()
 
@@ -164,7 +165,7 @@ class Site:
             write_number(nic.port / "hw_counters" / "out_of_sequence", self.random.choice([0, 2**32 - 1]))
 
     def _processes(self) -> None:
-        """Replace the processes on a GPU by one of another pod or job."""
+        """Replace the processes on a GPU by one process of another pod or job."""
         for folder in self.tree.root.glob("[1-9][0-9][0-9]*"):
             self.processes.remove(int(folder.name))
         self.nvml.clear_processes()
@@ -215,7 +216,7 @@ class Site:
             self.exposition.body(layout, frame, compress=True)
 
     def settle(self) -> None:
-        """Repair everything and run the node until it has noticed."""
+        """Repair all faults, and run the node until no collector reports a fault."""
         while self.healing:
             self.repair()
         self.nvml.set_driver_loaded(True)
@@ -231,7 +232,7 @@ class Site:
             self.node.tick(due_only=True)
 
     def failing(self) -> list[str]:
-        """Return the collectors that fail in the newest frame."""
+        """Return the names of the collectors that fail in the newest frame."""
         newest = self.node.newest()
         assert newest is not None
         layout, frame = newest
@@ -242,8 +243,8 @@ class Site:
         ]
 
     def run_threads(self, seconds: float) -> int:
-        """Run the node in its own threads at twenty frames a second while calls hang; return the number of abandoned
-        threads."""
+        """Run the node in its own threads at twenty frames per second, while some calls hang. Return the number of
+        abandoned threads."""
         node = self.make_node(interval_seconds=0.05)
         node.start()
         most = 0

@@ -1,23 +1,19 @@
-"""The store with a million events: cost of writing, of replaying every decision, and of a restart.
+"""Cost of the journal with a million events: writing, replaying all decisions, and restarting.
 
 python -m benchmarks.store [--events N] [--processes N] [--json]
 
-A cluster of 64 nodes of 8 GPUs, 0.9 of it busy, runs gangs of 1 to 64 ranks for some minutes each, with a cycle every
-half minute. Each gang is submitted, observed with its processes, makes its first step, and ends: four events, as in
-production. A snapshot is taken every 100 cycles; old cycles are then compacted, and none is deleted. Cycles are
-complete: FIFO and EASY decide. With more than 100,000 events a snapshot is taken every 1,000 cycles, which form one
-transaction and have no sentences, as in a simulation's journal; otherwise writing would take much longer than a minute
-or two. With --keep the journal stays in that folder, and an existing one is used as it is. Prints one JSON document;
-exits with 1 if a replay differs from the record, or if a figure is out of its range.
+A cluster of 64 nodes of 8 GPUs, 90 % busy, runs gangs of 1 to 64 ranks for some minutes each, with a cycle every half
+minute (FIFO with EASY backfill). Each gang has four events, as in production. A snapshot is taken every 100 cycles, and
+old cycles are compacted. With more than 100,000 events, a snapshot is taken every 1,000 cycles, which form one
+transaction, as in a simulation's journal. With --keep the journal stays in that folder, and an existing one is used.
+Prints one JSON document; exits with 1 if a replay differs from the record, or if a figure is out of its range.
 
-write_us_a_cycle: of the transaction, without waiting for the disk (`benchmarks.loop` measures commits that do).
-snapshot_ms: the whole transaction with compaction. restart_seconds: from the newest snapshot, as after a kill, compared
-with the lost state. past_seconds: to restore the state of a past moment (`gangwatch replay --at`) from the snapshot
-before it, of which one a day is kept: median and worst of the last moments of ten such days. replay_seconds: to take
-every decision of the file again and compare it with the record (`gangwatch replay`), from each snapshot to the next,
-with one process a processor. read_seconds: reading and decoding alone, in one process. cpu: of all processes; the range
-is for this figure, because other load on the machine makes the others longer. bytes_an_event: of the whole file:
-events, actions and snapshots.
+write_us_a_cycle: transaction of a cycle, without waiting for the disk. snapshot_ms: transaction of a snapshot, with
+compaction. restart_seconds: restoring the state after a kill, from the newest snapshot. past_seconds: restoring a
+past state (`gangwatch replay --at`) from the snapshot of its day: median and maximum of ten days. replay_seconds:
+repeating every decision and comparing it with the record (`gangwatch replay`), with one process per CPU.
+read_seconds: reading and decoding only, in one process. cpu: CPU time of all processes, the figure that has a range.
+bytes_an_event: size of the file divided by the number of events.
 """
 
 from __future__ import annotations
@@ -71,11 +67,14 @@ MAX_PAST_SECONDS = 5.0
 MAX_RESTART_SECONDS = 2.0
 MAX_SNAPSHOT_MS = 500.0
 SLACK = 3.0
-"""A figure fails if it exceeds its target by this factor: the machine may run other load."""
+"""Factor by which a figure may exceed its target before it fails, because the machine may run other load."""
 
 
 class Load:
-    """Gangs that arrive, run and end. Takes the cycle's starts and returns the events of the next instant."""
+    """Simulated gangs that arrive, run and end.
+
+    It gets the starts that a cycle has decided, and returns the next events.
+    """
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -87,7 +86,7 @@ class Load:
         self._gap_seconds = mean_seconds / (NODES * GPUS * BUSY)
 
     def events_at(self, now_ns: int) -> list[Event]:
-        """Return all events of this instant."""
+        """Return all events at this simulated time."""
         events, self._pending = self._pending, []
         while self._ends and self._ends[0][0] <= now_ns:
             _, job_id = heappop(self._ends)
@@ -112,7 +111,7 @@ class Load:
 
 
 def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
-    """Write a journal of `most` events; return the state after it, and what writing cost."""
+    """Write a journal of `most` events; return the final state and the cost of writing."""
     state, load = State(policy=Policy(start_timeout_seconds=0.0, ended_jobs_kept=1000)), Load(seed=1)
     events_now: list[Event] = [PolicySet(state.policy), *(NodeSeen(f"n{number:02d}", GPUS) for number in range(NODES))]
     events = cycles = 0
@@ -166,8 +165,10 @@ def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
 
 
 def measure(most: int, processes: int = 1, keep: Path | None = None) -> dict[str, object]:
-    """Return the figures. keep: a folder for the journal. Raises AssertionError if the written journal is not read
-    back."""
+    """Write and read a journal of `most` events, and return the figures. keep: folder for the journal.
+
+    Raises AssertionError if the data that is read differs from the written data.
+    """
     with tempfile.TemporaryDirectory(prefix="gangwatch-store-") as folder:
         path, lost, figures = written(Path(folder) if keep is None else keep, most)
 
@@ -211,7 +212,7 @@ def measure(most: int, processes: int = 1, keep: Path | None = None) -> dict[str
 
 
 def written(folder: Path, most: int) -> tuple[Path, bytes, dict[str, float | int]]:
-    """Return (journal, state after it as bytes, cost of writing); write it into the folder if it is not there."""
+    """Return (journal, final state as bytes, cost of writing). Writes the journal if the folder does not contain it."""
     path, after, figures = folder / "store.sqlite", folder / "state", folder / "figures.json"
     if not figures.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -224,12 +225,12 @@ def written(folder: Path, most: int) -> tuple[Path, bytes, dict[str, float | int
 
 
 def _sample(parts: list[tuple[int | None, int | None]]) -> list[tuple[int | None, int | None]]:
-    """Return ten parts spread over the journal."""
+    """Return ten of the journal's parts (from one snapshot to the next), spread evenly."""
     return [parts[number * len(parts) // PAST_MOMENTS] for number in range(min(PAST_MOMENTS, len(parts)))]
 
 
 def _restore_seconds(store: Store, cycle: int | None) -> float:
-    """Return the seconds to restore the state at the end of a part."""
+    """Return the seconds to restore the state after this cycle."""
     began = time.perf_counter()
     with collecting_rarely():
         if cycle is None:
@@ -241,7 +242,7 @@ def _restore_seconds(store: Store, cycle: int | None) -> float:
 
 
 def say(text: str) -> None:
-    """Print progress: a run of a million events takes minutes."""
+    """Print progress, because a run of a million events takes minutes."""
     print(text, file=sys.stderr, flush=True)
 
 

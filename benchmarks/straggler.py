@@ -1,17 +1,15 @@
 """Recall, delay and cost of straggler detection: ``python -m benchmarks.straggler --json``.
 
-Gangs of known physics (scheduler_feedback/sim/world/processes/gang.py) run with faults of known size and beginning, and
-with harmless disturbances. The detector and two published rules judge the same steps: NVRx's score and DLRover's twice
-the median (benchmarks/detection/baselines). Both rules get every ten seconds' steps, far more often than their authors
-use (NVRx: a minute; DLRover: at the start), so that their delay does not come from their schedule.
+Simulated gangs (scheduler_feedback/sim/world/processes/gang.py) run with faults of known size and start, and with
+harmless disturbances. The detector and two published rules judge the same steps: NVRx's score, and DLRover's twice the
+median (benchmarks/detection/baselines). The rules run every ten seconds, more often than in the originals, so that
+their schedule does not delay them.
 
-Seeds are test seeds: the detector was not changed after a run with them. The harmless disturbances are no independent
-test: their kinds were used during development. A model of a gang shows only so much; recorded gangs are in
-tests/detectors/test_straggler.py.
+The detector was not tuned on these seeds. The kinds of harmless disturbances, however, were used during development.
+Recorded gangs are in tests/detectors/test_straggler.py.
 
-Known miss, with --seeds 20: the 95th percentile of the delay of the 20 % intermittent fault is 15.1 s, over the limit.
-Several stops in a row inside of the collective leave all ranks' steps alike. One sample a second of a process that is
-stopped a sixth of the time can miss all of them. The limit was not raised.
+Known miss, with --seeds 20: the 95th percentile of the delay of the 20 % intermittent fault is 15.1 s, over the
+limit. Stops inside the collective leave the steps of all ranks alike, and one sample per second can miss them.
 """
 
 from __future__ import annotations
@@ -50,15 +48,15 @@ RULE_SECONDS = 10.0
 
 LEAST_RECALL = 0.95
 MOST_DELAY_SECONDS = 15.0
-"""Limit of the delay for faults of 20 % and more."""
+"""Maximum delay in seconds until a fault of 20 % or more is detected."""
 
 Named = list[tuple[float, int, float]]
-"""(seconds, rank, confidence) of each verdict, in order."""
+"""Verdicts of one run in order: (seconds, rank, confidence) of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A verdict and when it was reported, in simulated seconds."""
+    """A verdict, and the simulated time in seconds at which it was reported."""
 
     at_seconds: float
     finding: Finding
@@ -71,7 +69,10 @@ def watch(
     fleet: Fleet | None = None,
     start_seconds: float = 0.0,
 ) -> list[Reported]:
-    """Fold the frames of all courses in order of arrival, and run the detector every `tick_seconds`."""
+    """Run the detector on the frames of all gangs, in order of arrival, and return the verdicts.
+
+    tick_seconds: interval of the detector's ticks.
+    """
     fleet = Fleet() if fleet is None else fleet
     look = Look(fleet)
     reports: list[Reported] = []
@@ -87,7 +88,8 @@ def watch(
 
 
 def faults(ranks: int) -> Iterator[tuple[str, float, Callable[[int], Gang]]]:
-    """Yield (shape, slowdown of one rank's computing, how to make a gang with it for a seed)."""
+    """Yield (shape, slowdown, maker) of each fault. The maker returns, for a seed, a gang in which one rank has the
+    fault."""
     for size in SLOWDOWNS:
 
         def step(seed: int, size: float = size) -> Gang:
@@ -102,7 +104,7 @@ def faults(ranks: int) -> Iterator[tuple[str, float, Callable[[int], Gang]]]:
 
 
 def healthy(ranks: int, seed: int) -> dict[str, Callable[[], Gang]]:
-    """Return how to make the healthy gang of a seed, by the disturbance it has."""
+    """Return makers of healthy gangs, by the harmless disturbance that each gang has."""
     return {
         "quiet": lambda: Gang(ranks=ranks),
         "noisy": lambda: Gang(ranks=ranks, noise=0.2),
@@ -126,7 +128,7 @@ def healthy(ranks: int, seed: int) -> dict[str, Callable[[], Gang]]:
 
 
 def by_detector(gang: Gang, history: History, seed: int) -> tuple[Named, int]:
-    """Return the detector's verdicts, and how often it abstained."""
+    """Return the detector's verdicts, and the number of its abstentions."""
     reports = watch(
         Detection((StragglerDetector(),)), [frames(gang, history, seed, until=gang.start_seconds + COURSE_SECONDS)]
     )
@@ -135,7 +137,8 @@ def by_detector(gang: Gang, history: History, seed: int) -> tuple[Named, int]:
 
 
 def by_rule(rule: Callable[[np.ndarray], np.ndarray], history: History) -> Named:
-    """Apply a published rule to the median computing times [ranks] of each ten seconds' steps."""
+    """Return the verdicts of a published rule. It is applied every ten seconds to the ranks' median compute times in
+    these seconds."""
     named: Named = []
     end = history.end.max(axis=1)
     for start in np.arange(history.start[0, 0], end[-1] - RULE_SECONDS, RULE_SECONDS):
@@ -153,7 +156,7 @@ RULES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Return a quantile of the values; None without values."""
+    """Return a quantile of the values; None if there are no values."""
     return round(float(np.quantile(values, share)), 2) if values else None
 
 
@@ -217,7 +220,7 @@ STEP_NS = NS
 
 
 def node_layouts(nodes: int) -> list[tuple[Layout, str, int]]:
-    """Return (layout, gang, first rank) of each node."""
+    """Return (layout, job, first rank) for each node."""
     made = []
     for node in range(nodes):
         gang, first = f"j-{node * RANKS_A_NODE // RANKS_A_GANG:06d}", node * RANKS_A_NODE % RANKS_A_GANG
@@ -233,7 +236,7 @@ def node_layouts(nodes: int) -> list[tuple[Layout, str, int]]:
 def frames_of(
     layouts: list[tuple[Layout, str, int]], second: int, random: np.random.Generator
 ) -> list[tuple[Layout, Frame]]:
-    """Return the frame of each node for this second, with one step of each rank."""
+    """Return each node's frame for this second, with one step per rank."""
     at = second * NS
     per_rank = np.array([0.8 * NS, 0.01 * NS, 0.0, 0.0, 1.0])
     counters = np.tile(per_rank * second, RANKS_A_NODE).astype(np.uint64)
@@ -264,8 +267,7 @@ def frames_of(
 
 
 def cost(ranks: int, seconds: int) -> dict[str, Any]:
-    """Return the time to fold one second's frames and to run the detector once, for `ranks` ranks of one step a
-    second."""
+    """Return the seconds to process one second's frames with one step per rank, and to run the detector once."""
     layouts = node_layouts(ranks // RANKS_A_NODE)
     random = np.random.default_rng(FIRST_SEED)
     fleet, detector = Fleet(), StragglerDetector()
@@ -302,7 +304,7 @@ def cost(ranks: int, seconds: int) -> dict[str, Any]:
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """Return the figures outside of the promised ranges."""
+    """Return a sentence for each figure that is out of its range."""
     found = []
     for row in result["quality"]["faults"]:
         ours, name = row["gangwatch"], f"{row['shape']} {row['slowdown']:.0%}"
@@ -336,7 +338,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 if a figure is outside of its promised range."""
+    """Run the benchmark. Return 1 if a figure is out of its range, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.straggler", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("--ranks", type=int, default=8, help="size of the judged gangs (default 8)")

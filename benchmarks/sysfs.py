@@ -3,10 +3,9 @@
 python -m benchmarks.sysfs --json
 
 Every file-reading collector reads a synthetic node (tests/fakes/sysfs) with eight mlx5 NICs and eight GPUs at the
-agent's intervals. Debian's node_exporter reads the same tree in the same run, with its infiniband collector alone; its
-figure includes the HTTP response, ours are the collectors'. A file system in memory is faster than a kernel that
-renders each file, and far faster than a NIC's firmware: the figures are the readers' own cost. Exits non-zero if ours
-is above the range that the design counts on.
+agent's intervals. Debian's node_exporter reads the same tree in the same run, with its infiniband collector alone;
+its figure includes the HTTP response, ours are the collectors'. Files in memory are much faster than those of a real
+kernel and NIC, so the figures are the readers' own cost. Exits non-zero if our cost is out of its range.
 """
 
 from __future__ import annotations
@@ -41,11 +40,12 @@ from tests.fakes.sysfs.tree import Tree, build
 from tests.ports import held_port
 
 MOST_CORE_SHARE = 0.003
-"""Share of one core for all of these together at 1 Hz. The whole agent is allowed 0.005."""
+"""Maximum share of one core for all measured collectors together, at one run per second. The whole agent may use
+0.005."""
 
 
 def _cpu_microseconds(run: Callable[[], object], seconds: float) -> float:
-    """Return the CPU time of one run, as the mean over as many runs as fit into `seconds`."""
+    """Return the CPU microseconds of one call, as the mean over as many calls as fit into `seconds`."""
     run()
     began = time.process_time()
     runs = 0
@@ -61,7 +61,7 @@ def _collect(group: Sequence[Collector]) -> None:
 
 
 def _series(block: Block) -> int:
-    """Return the number of distinct series present, info series not counted."""
+    """Return the number of distinct series with a value. Info series do not count."""
     gauges = sum(
         not column.metric.endswith("_info") and value == value
         for column, value in zip(block.gauge_columns, block.gauges, strict=True)
@@ -109,7 +109,8 @@ def _ours(tree: Tree, seconds: float) -> dict[str, object]:
 
 
 def _decoding(seconds: float) -> dict[str, float]:
-    """Return the cost of decoding one port's answer of 31 counters: in general, and with its shape known."""
+    """Return the CPU microseconds to decode one port's 31 netlink counters, with and without a known layout of the
+    response."""
     counters = [(name, 2**40 + number) for number, name in enumerate(HARDWARE["mlx5_core"])]
     fake = FakeRdma({"mlx5_0": counters})
     answer = message(5137, 0, 1, statistics(counters, fake.index_of("mlx5_0")))
@@ -122,7 +123,7 @@ def _decoding(seconds: float) -> dict[str, float]:
 
 
 def _node_exporter(tree: Tree, scrapes: int) -> dict[str, object] | None:
-    """Return node_exporter's CPU time a scrape, whole process; None if it is not installed."""
+    """Return the CPU time of the whole node_exporter process per scrape; None if it is not installed."""
     program = shutil.which("prometheus-node-exporter")
     if program is None:
         return None

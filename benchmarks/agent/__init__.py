@@ -1,1 +1,1 @@
-"""Cost of the agent and of comparable exporters on the same fake hardware: ``python -m benchmarks.agent``."""
+"""Cost of the agent and of comparable exporters on the same fake GPUs and NICs: ``python -m benchmarks.agent``."""

@@ -1,8 +1,7 @@
-"""The fake node that all programs of one run read: ``python -m benchmarks.agent.hardware FOLDER``.
+"""The fake node that all measured programs read: ``python -m benchmarks.agent.hardware FOLDER``.
 
 Eight H100 with NVSwitch (a C library with NVML's real interface), eight NICs with their counter files, and a kubelet
-that gives each GPU to a pod. It is a separate process, so that advancing the counters does not count as the readers'
-CPU.
+that gives each GPU to a pod. It is a separate process, so that its CPU time does not count as the readers'.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NICS = 8
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Paths of the fake node. library: the fake NVML. root: of both /sys and /proc. kubelet: its socket."""
+    """Paths of the fake node. library: the fake NVML. root: folder of /sys and /proc. kubelet: the kubelet's socket."""
 
     folder: Path
 
@@ -38,12 +37,16 @@ class Hardware:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment that selects this node's board in the fake NVML."""
+        """Return the environment variables that make the fake NVML return this node's GPUs."""
         return {"GANGWATCH_FAKE_NVML_BOARD": "h100"}
+
+    def environment_of(self, processes: bool) -> dict[str, str]:
+        """Return the environment variables with which each GPU has one process, or none."""
+        return self.environment if processes else {**self.environment, "GANGWATCH_FAKE_NVML_PROCESSES": "0"}
 
 
 class HardwareProcess:
-    """The running fake node. Enter it to start it."""
+    """The running fake node. Entering the context starts it."""
 
     def __init__(self, folder: Path) -> None:
         self.hardware = Hardware(folder)
@@ -88,7 +91,7 @@ def main(folder: Path) -> None:
 
 
 def _uuid(index: int) -> str:
-    """Return the fake board's UUID of a GPU."""
+    """Return the UUID of one GPU of the fake node."""
     return f"GPU-00000001-0000-4000-8000-{index:012d}"
 
 

@@ -1,4 +1,4 @@
-"""The peers: nvitop-exporter from PyPI on the same fake library, Debian's prometheus-node-exporter on the same tree."""
+"""Peer exporters for comparison: nvitop-exporter from PyPI and Debian's prometheus-node-exporter, on the fake node."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchmarks.agent.programs import Program
 from tests.ports import held_port
 
 NVITOP_EXPORTER = "nvitop-exporter==1.7.2"
-"""The measured release; change this line to measure a newer one."""
+"""Release of nvitop-exporter that is measured. Change this line to measure a newer one."""
 
 
 def nvitop_program(cache: Path) -> Path:
-    """Return nvitop-exporter in its own environment, made at the first call. Raises RuntimeError if installing it
+    """Return nvitop-exporter, installed in a virtual environment at the first call. Raises RuntimeError if that
     fails."""
     folder = cache / NVITOP_EXPORTER.replace("==", "-")
     program = folder / "bin" / "nvitop-exporter"
@@ -34,15 +34,15 @@ def nvitop_program(cache: Path) -> Path:
     return program
 
 
-def nvitop_exporter(hardware: Hardware, cache: Path, log: Path) -> Program:
+def nvitop_exporter(hardware: Hardware, cache: Path, log: Path, *, processes: bool = True) -> Program:
     port = held_port()
     command = [str(nvitop_program(cache)), "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
-    environment = {**hardware.environment, "LD_LIBRARY_PATH": str(hardware.library.parent)}
+    environment = {**hardware.environment_of(processes), "LD_LIBRARY_PATH": str(hardware.library.parent)}
     return Program("nvitop-exporter", command, port, log, environment)
 
 
 def node_exporter(hardware: Hardware, log: Path) -> Program:
-    """Return node_exporter. Raises RuntimeError if the program is absent."""
+    """Return node_exporter as a program to measure. Raises RuntimeError if it is not installed."""
     found = shutil.which("prometheus-node-exporter")
     if found is None:
         raise RuntimeError("prometheus-node-exporter is absent: apt-get install prometheus-node-exporter")

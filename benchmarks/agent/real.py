@@ -21,13 +21,13 @@ from benchmarks.agent.scraping import distinct_series
 from benchmarks.nvml_survey import TimedLibrary
 
 TICKS = 60
-"""Runs of every GPU collector whose calls are timed: a minute of the fast tier."""
+"""Number of runs of each GPU collector whose driver calls are timed: one minute at one run a second."""
 
 
 def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, Figures], list[str]]:
-    """Return the cost of each driver call, and the GPU metrics that this hardware or driver does not give.
+    """Return the cost of each driver call, and the GPU metrics that this hardware or driver does not support.
 
-    Raises RuntimeError if there is no GPU.
+    ticks: number of reads. Raises RuntimeError if there is no GPU.
     """
     opened: list[TimedLibrary] = []
 
@@ -63,7 +63,7 @@ def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, F
 
 
 def on_the_real(seconds: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Return the agent's cost on this machine at one and at ten hertz, each call's cost, and unsupported metrics.
+    """Return the agent's cost on this machine at one and at ten hertz, with each driver call and unsupported metrics.
 
     Raises RuntimeError if there is no driver or no GPU.
     """

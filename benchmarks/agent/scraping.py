@@ -1,4 +1,4 @@
-"""Scrapes once a second, like Prometheus: one persistent connection, gzip accepted."""
+"""Client that scrapes once a second like Prometheus: one persistent connection, gzip accepted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 _SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})? (\S+)")
 
 NOT_COUNTED = ("_info", "_created", "_bucket")
-"""Series without new information on the hardware, not counted: info series, creation times, histogram buckets."""
+"""Name suffixes of series that do not count, because they have no new data: info, creation times, histograms."""
 
 COMPATIBILITY = ("DCGM_", "node_", "rdma_")
-"""Prefixes of compatibility names, which repeat a number published under another name."""
+"""Name prefixes of series that repeat a value under a second name, for compatibility with other exporters."""
 
 
 def distinct_series(text: str, *, own: bool = False) -> int:
-    """Return the number of series that have a value. own: without NOT_COUNTED and COMPATIBILITY."""
+    """Return the number of series that have a value. own: leave out the series in NOT_COUNTED and COMPATIBILITY."""
     series: set[str] = set()
     for line in text.splitlines():
         if line.startswith("#") or (found := _SAMPLE.match(line)) is None or found[3] == "NaN":
@@ -32,7 +32,7 @@ def distinct_series(text: str, *, own: bool = False) -> int:
 
 
 def get(port: int, timeout_seconds: float = 10.0, *, host: str = "127.0.0.1") -> str:
-    """Return one exposition as text. Raises OSError if the exporter does not respond with 200."""
+    """Return the text of one response of /metrics. Raises OSError if the exporter does not respond with 200."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_seconds)
     try:
         connection.request("GET", "/metrics")
@@ -49,8 +49,9 @@ def get(port: int, timeout_seconds: float = 10.0, *, host: str = "127.0.0.1") ->
 class Scraper:
     """A thread that scrapes one exporter at a fixed schedule until it is stopped.
 
-    milliseconds: of each scrape, request to last byte. sizes: bytes on the wire. phase: of the second, 0..1, so that
-    the exporters of one run are not scraped at the same instant. failures: error messages.
+    milliseconds: duration of each scrape, from the request to the last byte. sizes: bytes received by each scrape.
+    phase: time of a scrape within the second, 0 to 1. Exporters of one run have different phases. failures: error
+    messages.
     """
 
     port: int
@@ -74,7 +75,7 @@ class Scraper:
         self._thread.join(15)
 
     def text(self) -> str:
-        """Return the newest exposition."""
+        """Return the uncompressed response of the newest scrape."""
         return (gzip.decompress(self.newest) if self.compressed else self.newest).decode()
 
     def _run(self) -> None:

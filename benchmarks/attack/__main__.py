@@ -1,11 +1,10 @@
-"""Run the attacks.
+"""Runner of attacks on a real controller and agent.
 
-python -m benchmarks.attack --json
-python -m benchmarks.attack --list
-python -m benchmarks.attack --only http_half_open_heads --json
+python -m benchmarks.attack --json python -m benchmarks.attack --list python -m benchmarks.attack --only
+http_half_open_heads --json
 
-Prints {"attacks": [...]}; progress goes to standard error. Exit code 1 if an attack was not survived, something was
-lost, a wrong action was taken, or others waited more than twice as long (p99) as without the attack.
+Prints {"attacks": [...]}; progress goes to standard error. Exit code 1 if a daemon did not survive an attack, data
+was lost, a wrong action was taken, or other clients waited more than twice as long (p99) as without the attack.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any
 import benchmarks.attack
 
 NOISE_MS = 10.0
-"""A p99 below this always passes. On two idle processors a quiet p99 varies between 1 and 7 ms from run to run, so that
-twice a p99 of 2 ms would fail by chance."""
+"""Limit in milliseconds below which a p99 always passes. On two idle processors, a p99 without attack varies between 1
+and 7 ms from run to run, so that twice a p99 of 2 ms would fail by chance."""
 
 Attack = Callable[[], dict[str, Any]]
 
 
 def attacks() -> dict[str, Attack]:
-    """Return every attack of every module, by name."""
+    """Return the attacks of all modules, by name."""
     found: dict[str, Attack] = {}
     for module in sorted(one.name for one in pkgutil.iter_modules(benchmarks.attack.__path__)):
         if module.startswith("attacks_"):
@@ -41,7 +40,8 @@ def attacks() -> dict[str, Attack]:
 
 
 def failures(outcome: dict[str, Any]) -> list[str]:
-    """Return the failures of the outcome; empty if it has none."""
+    """Return the reasons why an attack counts as a failure; [] if it does not. outcome: the dict that the attack
+    returned."""
     wrong = []
     if not outcome["survived"]:
         wrong.append("not survived")

@@ -2,13 +2,12 @@
 
 python -m benchmarks.attack.attacks_frames [NAME ...] [--seconds N] [--json]
 
-Everything is real except the cluster: honest agents' servers behind mutual TLS, the controller's feed, watch and
-detectors, and the rogue agent, each in a separate process. Six honest nodes run two healthy jobs; the rogue node runs
-none.
+The honest agents' servers with mutual TLS, the controller's feed and detectors, and the rogue agent are real, each in a
+separate process. Only the cluster is simulated. Six honest nodes run two healthy jobs; the rogue node runs none.
 
-The others' waits are those of honest frames, from their creation by the agent until the controller has folded them.
-`lost` counts honest frames that were not folded. `wrong_actions` counts verdicts about healthy jobs, changed gangs,
-frames accepted under another node's certificate, and frames given to an unauthorised client.
+The measured latency is that of honest frames, from their creation by the agent until the controller has processed
+them. `lost` counts honest frames that were not processed. `wrong_actions` counts verdicts about healthy jobs,
+changed gangs, frames accepted under another node's certificate, and frames given to an unauthorised client.
 """
 
 from __future__ import annotations
@@ -70,12 +69,13 @@ from tests.security.rogue import layout_of
 Result = dict[str, Any]
 
 SECONDS = 12.0
-"""Length of each measurement, without and with the attack."""
+"""Duration of each measurement in seconds, once without and once with the attack."""
 
 START_SECONDS = 60.0
 
 TICK_SECONDS = 0.05
-"""Interval of the watch: a tenth of the product's, so that shorter delays show."""
+"""Seconds between two passes of the controller over received frames. It is a tenth of the product's interval, so that
+shorter delays are visible."""
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -84,7 +84,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class _Honest:
-    """The agent of a node with a rank that makes one step a frame; uses the product's own server."""
+    """Honest agent of a node with a rank that makes one step per frame. It uses the product's own server."""
 
     def __init__(self, folder: Path, node: str) -> None:
         job, rank = next((job, nodes.index(node)) for job, nodes in JOBS.items() if node in nodes)
@@ -128,7 +128,7 @@ def _serve_honest(folder: Path) -> None:
 
 
 class _Controller:
-    """Feed, watch and detectors; the waits of honest frames, and the verdicts."""
+    """Controller under attack: feed and detectors. It records all verdicts and the latency of honest frames."""
 
     def __init__(self, folder: Path) -> None:
         self.waits: list[float] = []
@@ -161,7 +161,7 @@ class _Controller:
         return sum(view.frames_missed + view.frames_refused for view in views)
 
     def wrong(self) -> int:
-        """Return the number of false verdicts, changed gangs and nodes with a false identity."""
+        """Return the number of false verdicts, of changed gangs, and of nodes whose identity was stolen."""
         gangs = self.fleet.gangs
         changed = sum(
             job not in gangs or (gangs[job].attempt, gangs[job].nodes) != (1, nodes) for job, nodes in JOBS.items()
@@ -171,7 +171,7 @@ class _Controller:
         return changed + accused + (IMPERSONATED in self.fleet.nodes)
 
     def refused(self) -> float:
-        """Return the refused records and series of the rogue node."""
+        """Return the number of records and series of the rogue node that the controller refused."""
         return sum(
             value
             for name, labels, value in self.fleet.measures()

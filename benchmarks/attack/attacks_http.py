@@ -1,4 +1,4 @@
-"""Attacks on the HTTP servers of controller and agent, and on clients that wait while others read."""
+"""Attacks on the HTTP servers of controller and agent, measured by the delays of other clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.attack.http_bed import (
 )
 
 SECONDS = 8.0
-"""Length of each measurement."""
+"""Duration of each measurement in seconds."""
 
 HALF_OPEN = r"""
 port, count = int(sys.argv[1]), int(sys.argv[2])
@@ -145,7 +145,10 @@ def _measured(
     *arguments: object,
     user: int | None = None,
 ) -> dict[str, Any]:
-    """Return the outcome of one attack on a running daemon; `honest` is measured without the attack and during it."""
+    """Return the outcome of one attack on a running daemon.
+
+    honest: request of an honest client, measured before and during the attack. program, arguments: the attacker.
+    """
     daemon.failures = []
     daemon.measured(honest, for_seconds(2.0))
     quiet = percentile(daemon.measured(honest, for_seconds(SECONDS)), 0.99)
@@ -170,19 +173,19 @@ def _measured(
 
 
 def half_open_heads() -> dict[str, Any]:
-    """Send 600 requests that never end, and reopen them whenever they are closed."""
+    """Send 600 requests whose headers never end, and reopen the connections that the controller closes."""
     with controller() as daemon:
         return _measured("http_half_open_heads", daemon, write, HALF_OPEN, 600)
 
 
 def half_open_heads_with_300_descriptors() -> dict[str, Any]:
-    """Send them to a controller that may open 300 files."""
+    """Send 600 requests whose headers never end to a controller that may open only 300 files."""
     with controller(nofile=300) as daemon:
         return _measured("http_half_open_heads_300_descriptors", daemon, write, HALF_OPEN, 600)
 
 
 def half_open_heads_on_an_agent() -> dict[str, Any]:
-    """Send them to an agent that others scrape."""
+    """Send requests whose headers never end to an agent that other clients scrape."""
     with agent() as daemon:
         return _measured("http_half_open_heads_agent", daemon, scrape, HALF_OPEN, 600)
 
@@ -222,7 +225,7 @@ def readers_12() -> dict[str, Any]:
 
 
 def readers_64() -> dict[str, Any]:
-    """Read them from sixty-four clients."""
+    """Read all of 1,000 jobs from sixty-four clients without a pause."""
     return _readers(64)
 
 
@@ -235,7 +238,7 @@ def explain_flood() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _another_stream(daemon: Daemon, path: str) -> Iterator[None]:
-    """Open an honest reader's own stream; count a failure as lost."""
+    """Open a stream repeatedly as an honest user during the attack. A failure counts as lost."""
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=10)
@@ -254,7 +257,10 @@ def _another_stream(daemon: Daemon, path: str) -> Iterator[None]:
 def _streams(
     name: str, daemon: Daemon, path: str, honest: Callable[[Daemon], None], pause_seconds: float
 ) -> dict[str, Any]:
-    """pause_seconds: between two streams of the honest reader, which may have only a few until one ends."""
+    """Measure the requests of honest clients while the attacker keeps many streams open.
+
+    pause_seconds: time between two streams of the honest reader, since a user may have only a few at a time.
+    """
 
     def opens(one: Daemon) -> None:
         with _another_stream(one, path):
@@ -265,13 +271,13 @@ def _streams(
 
 
 def idle_event_streams() -> dict[str, Any]:
-    """Keep 64 event streams of one user idle while another opens one and an operator sends commands."""
+    """Keep 64 idle event streams of one user open, while another user opens one and an operator sends commands."""
     with controller() as daemon:
         return _streams("http_idle_event_streams", daemon, "/api/events", write, 0.02)
 
 
 def idle_frame_streams() -> dict[str, Any]:
-    """Keep 64 frame streams of one user at an agent idle while another opens one and scrapes."""
+    """Keep 64 idle frame streams of one user open at an agent, while another user opens one and scrapes."""
     with agent() as daemon:
         return _streams("http_idle_frame_streams", daemon, "/frames", scrape, 0.15)
 

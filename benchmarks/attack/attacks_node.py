@@ -1,9 +1,9 @@
 """Attacks of a tenant on the agent of its node: ``python -m benchmarks.attack.attacks_node --json [NAME...]``.
 
-Each attack runs against a real agent, as another user if this user may change its own. Other clients run at the same
-time and must not be affected: a scraper of /metrics, a rank of another tenant that reports steps, and a rank of the
-same job that registers repeatedly. They are measured for as long without the attack, in the same run. Attackers get
-only spare CPU time (SCHED_IDLE), so that the figures show the agent's work for them and not their own computing.
+Each attack runs against a real agent, as another user if the benchmark runs as root. Other clients must not be
+affected: a scraper of /metrics, a rank of another tenant that reports steps, and a rank of the same job that
+registers repeatedly. They are measured with and without the attack, in the same run. Attackers get only spare CPU
+time (SCHED_IDLE), so that they slow down the others only through the agent.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ SCRAPES_A_SECOND, REGISTRATIONS_A_SECOND, STEPS_A_SECOND = 20, 8, 200
 
 
 class Result(TypedDict):
-    """Result of one attack. p99_ms_of_others is of scrapes of /metrics; registration_p99_ms of an honest rank's
-    registrations.
+    """Result of one attack.
 
-    The same figures with _quiet are of the same agent before the attack. lost: steps of the honest rank that were not
-    counted, and registrations that were refused or too slow. wrong_actions: ranks that the agent publishes under the
-    honest job's name but that do not belong to it. survived: the agent is the same process, and responds.
+    p99_ms_of_others: latency of scrapes of /metrics. registration_p99_ms: latency of an honest rank's registration.
+
+    Names with _quiet are the same figures before the attack. lost: steps of the honest rank that were not counted,
+    and registrations that were refused or too slow. wrong_actions: ranks that the agent publishes under the honest
+    job's name but that do not belong to it. survived: the agent is the same process, and responds.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Result(TypedDict):
 
 
 class Site:
-    """A real agent in its own folder, whose step socket every user may use, while the ``with`` lasts."""
+    """A real agent in its own folder, with a step socket that every user may use. It runs inside the ``with`` block."""
 
     def __enter__(self) -> Site:
         self.folder = Path(tempfile.mkdtemp(prefix="gwa", dir="/tmp"))  # a socket's path may have 107 bytes
@@ -130,7 +131,7 @@ class Site:
         return int(found[1]) / 1024 if found else 0.0
 
     def attest(self, pid: int, rank: int) -> None:
-        """Attest a process as a rank of the honest job."""
+        """Write a rank file, so that the agent attests a process as a rank of the honest job."""
         stat = read_process_stat("/proc", pid)
         assert stat is not None
         folder = self.state.path / "ranks" / NODE
@@ -140,7 +141,7 @@ class Site:
 
 
 def reporting_rank() -> None:
-    """Run an honest rank: report steps until it gets a line; then print their number."""
+    """Run an honest rank that reports steps. At a line of input it stops and prints their number."""
     reporter = steps.reporter()
     deadline = time.monotonic() + 20
     while reporter.status != "registered" and time.monotonic() < deadline:
@@ -156,7 +157,8 @@ def reporting_rank() -> None:
 
 
 def registering_rank() -> None:
-    """Run an honest rank that registers at each line of input; print the time (ms) and the agent's message."""
+    """Run an honest rank that registers at each line of input, and prints the duration in ms and the agent's
+    response."""
     for _ in sys.stdin:
         descriptor = ring_file()
         began = time.perf_counter()
@@ -175,7 +177,7 @@ HONEST: dict[str, Callable[[], None]] = {"coming": registering_rank, "reporting"
 
 @dataclass
 class Others:
-    """Clients that an attack must not affect; their times in milliseconds."""
+    """Honest clients, which an attack must not delay. Durations of their requests are in milliseconds."""
 
     site: Site
     rank: subprocess.Popen[str]
@@ -186,7 +188,7 @@ class Others:
     most_mib: float = 0.0
 
     def watch(self, seconds: float) -> None:
-        """Scrape, register and measure the agent's memory for this long."""
+        """For `seconds`, scrape the agent, register a rank repeatedly, and measure the agent's memory."""
         until = time.monotonic() + seconds
         threads = [
             threading.Thread(target=self._repeat, args=(until, call, rate))
@@ -224,14 +226,14 @@ class Others:
 
 
 def p99(times: list[float]) -> float:
-    """Return the 99th percentile: the maximum of less than a hundred values, NaN without values."""
+    """Return the 99th percentile: the maximum if there are fewer than 100 values, NaN without values."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] if ordered else float("nan")
 
 
 @contextlib.contextmanager
 def honest_rank(site: Site, name: str, rank: int) -> Iterator[subprocess.Popen[str]]:
-    """Run a process attested as a rank of the honest job; see HONEST for its program."""
+    """Run a process as an attested rank of the honest job. name: its program in HONEST."""
     environment = {**os.environ, "GANGWATCH_SOCKET": site.socket, "GANGWATCH_JOB": GANG, "RANK": str(rank)}
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.attack.attacks_node", "--honest", name],
@@ -249,20 +251,20 @@ def honest_rank(site: Site, name: str, rank: int) -> Iterator[subprocess.Popen[s
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line that it prints."""
+    """Return the next line that the process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def wake(process: subprocess.Popen[str]) -> None:
-    """Send it an empty line."""
+    """Send an empty line to the process, which starts its next action."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
 
 
 def _values(text: str, metric: str, **labels: str) -> dict[str, float]:
-    """Return the series of a metric that have these labels: value by all labels."""
+    """Return the values of a metric's series that have these labels, by the series' label text."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         if line.startswith(metric + "{") and all(f'{name}="{value}"' in line for name, value in labels.items()):
@@ -272,7 +274,7 @@ def _values(text: str, metric: str, **labels: str) -> dict[str, float]:
 
 
 def run(name: str, seconds: float = SECONDS) -> Result:
-    """Run one attack on a new agent: `seconds` without it, as long with it."""
+    """Run one attack on a new agent: `seconds` without the attack, then `seconds` with it."""
     count = PROGRAMS[name][1]
     with Site() as site, honest_rank(site, "reporting", 1) as reporting, honest_rank(site, "coming", 0) as coming:
         registered = line_of(reporting)
@@ -326,7 +328,7 @@ def _label(series: str) -> str:
 
 @contextlib.contextmanager
 def attacker(name: str, path: str, begin: float, until: float) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process that attacks from `begin` to `until`, as user nobody if this process is root's."""
+    """Run a process that attacks from `begin` to `until`. If this process runs as root, the attacker is user nobody."""
     command = [
         sys.executable,
         "-m",

@@ -1,9 +1,9 @@
 """Attacks on logins, roles and secrets: ``python -m benchmarks.attack.attacks_secrets --json [NAME...]``.
 
-Each attack runs against a real controller, from a separate process. At the same time an operator sends commands about a
-node, a submitter requests its own identity by token, and a user logs in on the page. These are measured for as long
-without the attack, in the same run. Attackers get only spare CPU time (SCHED_IDLE), so that the figures show the
-controller's work for them and not their own computing.
+Each attack runs against a real controller, from a separate process. At the same time an operator sends commands
+about a node, a submitter requests its own identity by token, and a user logs in on the page. These requests are
+measured with and without the attack, in the same run. Attackers get only spare CPU time (SCHED_IDLE), so that they
+slow down the others only through the controller.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from scheduler_feedback.api.access.tokens import OWN_TOKENS, TokenEntry, hash_of
 
 SECONDS = 5.0
 THREADS = 4
-"""Connections of an attacker; more from one peer are another attack (attacks_http)."""
+"""Number of connections of one attacker. More connections from one client are a different attack (attacks_http)."""
 
 SUBMISSION = {"name": "train", "command": ["sleep", "60"], "ranks": 1, "grace_seconds": 0.1, "time_limit_seconds": 600}
 
 
 class Result(TypedDict):
-    """Result of one attack. p99_ms_of_others: of the honest requests of all kinds; _quiet: the same before the attack.
+    """Result of one attack. p99_ms_of_others: latency of all honest requests; with _quiet: the same before the attack.
 
-    lost: honest requests that were refused or not answered, and jobs missing at the end. wrong_actions: requests of the
-    attacker that were wrongly accepted, and what they changed. requests: of the attacker; statuses: of the responses to
-    it.
+    lost: honest requests that were refused or not answered, and jobs missing at the end. wrong_actions: requests of
+    the attacker that were wrongly accepted, and changes that they made. requests: number of the attacker's requests.
+    statuses: number of responses to the attacker, by HTTP status.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Result(TypedDict):
 
 @dataclass(slots=True)
 class Ask:
-    """A repeated request of an attacker; '{random}' is replaced by 32 random bytes."""
+    """A request that the attacker repeats; '{random}' is replaced by 32 random bytes."""
 
     method: str
     path: str
     headers: dict[str, str] = field(default_factory=dict)
     body: str = ""
     most: int = 0
-    """Maximum number of requests; 0: without limit."""
+    """Maximum number of requests; 0: no limit."""
     allowed: tuple[int, ...] = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 431, 503)
-    """Statuses that mean no success of the attacker."""
+    """HTTP statuses that mean that the attacker had no success."""
 
 
 ATTACKER = r"""
@@ -106,14 +106,14 @@ print(json.dumps({"counts": counts, "wrong": wrong}), flush=True)
 
 
 class Honest:
-    """Honest clients: each repeats its request while `running`."""
+    """Honest clients: each repeats its own request while `running` is set."""
 
     def __init__(self, daemon: Daemon, token: str) -> None:
         self._daemon, self._token = daemon, token
         self.failures: list[str] = []
 
     def waits(self, seconds: float) -> list[float]:
-        """Return the seconds that each request took."""
+        """Return the seconds that each honest request took."""
         end, found = time.monotonic() + seconds, list[float]()
 
         def go(ask: Callable[[], None], pause: float) -> None:
@@ -149,7 +149,7 @@ class Honest:
 def request(
     daemon: Daemon, method: str, path: str, body: Any = None, token: str = "", **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
-    """Return status, document and headers of one request."""
+    """Send one request; return its status, document and headers."""
     import http.client
 
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -168,7 +168,7 @@ def request(
 
 @dataclass(slots=True)
 class Site:
-    """A controller, three users' tokens, and a running job of bob's."""
+    """A running controller with tokens of three users and a running job of the user bob."""
 
     daemon: Daemon
     tokens: dict[str, str]
@@ -177,7 +177,7 @@ class Site:
 
 @contextlib.contextmanager
 def site(configuration: str = "") -> Iterator[Site]:
-    """Run a real controller with three users. configuration: a file's text, '' for none."""
+    """Run a real controller with three users. configuration: text of its file; '' for none."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as folder:
         options = []
         if configuration:
@@ -206,7 +206,7 @@ def site(configuration: str = "") -> Iterator[Site]:
 
 
 def brute_force(_here: Site) -> list[Ask]:
-    """Guess tokens of every form, by the login and as bearer tokens."""
+    """Return requests that guess tokens: at the login and as bearer tokens, well-formed and malformed."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     return [
         Ask("POST", "/login", form, "token=gwt_{random}&next=/"),
@@ -218,7 +218,7 @@ def brute_force(_here: Site) -> list[Ask]:
 
 
 def forged_cookie(here: Site) -> list[Ask]:
-    """Send session cookies that were never issued, and a truncated one."""
+    """Return requests with session cookies that were never issued, and with a truncated cookie."""
     _, _, headers = request(here.daemon, "POST", "/login", {"token": here.tokens["boss"]})
     name, _, value = headers["set-cookie"].partition(";")[0].partition("=")
     change = {"Content-Type": "application/json", "X-Gangwatch-Csrf": "{random}"}
@@ -231,8 +231,8 @@ def forged_cookie(here: Site) -> list[Ask]:
 
 
 def cross_site(here: Site) -> list[Ask]:
-    """Send requests as another site's page can make an operator's browser send them: with the cookie, without the
-    page's proof."""
+    """Return requests that a foreign web page can make an operator's browser send: with its cookie, without the CSRF
+    token."""
     _, _, headers = request(here.daemon, "POST", "/login", {"token": here.tokens["boss"]})
     cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
     evil = cookie | {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
@@ -250,8 +250,7 @@ def cross_site(here: Site) -> list[Ask]:
 
 
 def forged_user(here: Site) -> list[Ask]:
-    """Send requests as a submitter who claims to be other users: in bodies, in headers that proxies set, and in
-    paths."""
+    """Return requests of a submitter who claims to be another user, in bodies, proxy headers and paths."""
     eve = {"Authorization": f"Bearer {here.tokens['eve']}", "Content-Type": "application/json"}
     as_bob = eve | {"X-Forwarded-User": "bob", "X-Remote-User": "boss", "X-Remote-Group": "system:masters"}
     claimed = json.dumps(SUBMISSION | {"user": "bob", "command": ["true"]})
@@ -267,8 +266,7 @@ def forged_user(here: Site) -> list[Ask]:
 
 
 def count_changes(here: Site) -> int:
-    """Return the number of the attackers' changes: to bob's job, the freeze, the node, users of jobs, tokens in
-    reach."""
+    """Return how many changes attackers have made: to bob's job, users of other jobs, the freeze and the nodes."""
     jobs = {job["job"]: job for job in here.daemon.ask("GET", "/api/jobs")}
     bob = jobs.get(here.job)
     wrong: int = 0 if bob is not None and bob["state"] in ("pending", "starting", "running") else 1
@@ -279,7 +277,7 @@ def count_changes(here: Site) -> int:
 
 
 def run(name: str, seconds: float = SECONDS) -> Result:
-    """Return the attack's figures."""
+    """Run one attack and return its result. seconds: duration before the attack, and of the attack."""
     if name == "secrets_forged_jwt":
         return _forged_jwt(seconds)
     with site() as here:
@@ -287,8 +285,7 @@ def run(name: str, seconds: float = SECONDS) -> Result:
 
 
 def _forged_jwt(seconds: float) -> Result:
-    """Send forged tokens of an identity provider: alg none, another audience, expired, key confusion, huge, and forty
-    more."""
+    """Send forged tokens of an identity provider: for example unsigned, expired, for another audience, or huge."""
     from tests.security.provider import CLIENT, Provider
     from tests.security.test_login import forged_tokens
 

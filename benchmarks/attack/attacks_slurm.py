@@ -1,9 +1,9 @@
-"""Attacks by users of a Slurm cluster: names that imitate Slurm's own words, and consent that changes meanwhile.
+"""Attacks by users of a Slurm cluster: job names that imitate Slurm's output, and consent that changes between polls.
 
-The backend is the real one; the commands behind it print as 22.05.8 does (benchmarks/slurm/printed.py, checked against
-real daemons in tests/slurm/test_hostile_names.py). Others are the cluster's other users: their jobs wait for a poll of
-the queue, or for their own move. `lost` counts jobs whose record is missing or wrong, or that were not moved.
-`wrong_actions` counts commands that touched a job without permission, and jobs that another user opted in.
+The backend is real. Fake Slurm commands print the same output as release 22.05.8 (benchmarks/slurm/printed.py). The
+measured latency is that of other users' jobs: a poll of the queue, or the move of a job. `lost` counts jobs whose
+record is missing or wrong, or that were not moved. `wrong_actions` counts commands on jobs without permission, and
+jobs that another user has allowed to be moved.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Result = dict[str, Any]
 
 
 class _Cached(PrintedCommands):
-    """Commands that render each answer once, so that only reading is measured."""
+    """Fake Slurm commands that compute each output only once, so that the measured time is that of the backend."""
 
     def __init__(self, queue: Queue, text: bool) -> None:
         super().__init__(queue, text)
@@ -67,7 +67,7 @@ def honest() -> list[Printed]:
 
 
 def hostile(victims: list[Printed]) -> list[Printed]:
-    """Return jobs that each imitate another victim's record in another field, behind another character."""
+    """Return jobs whose text fields imitate the record of another job, each after a different separator."""
     chance = random.Random(18)
     separators = (b"\n", "\u2028".encode(), "\x85".encode(), b"\x0c", b"\x0b", b"\x1c", b"\r", b"\xff", b" ")
     rest = as_text([Printed(0)]).split(b" UserId=", 1)[1].rstrip()
@@ -93,7 +93,7 @@ def _resident_mib() -> float:
 
 
 class _Polls:
-    """Polls of one queue: this thread's time for each, in milliseconds, and the jobs found by the last one."""
+    """Polls of one Slurm queue: the CPU milliseconds of each poll, and the jobs that the last poll found."""
 
     def __init__(self, queue: Queue, text: bool) -> None:
         self._commands = _Cached(queue, text)
@@ -101,7 +101,8 @@ class _Polls:
         self.found: dict[int, SlurmJob] = {}
 
     async def prepare(self) -> None:
-        """Poll until every job's GPUs have been requested, and every answer is rendered."""
+        """Poll until the backend has requested the GPUs of every job. All outputs of the fake Slurm are then
+        computed."""
         for _ in range((HONEST + HOSTILE) // 20 + 5):
             await self._commands.jobs()
 
@@ -112,7 +113,7 @@ class _Polls:
 
 
 def names(name: str, text: bool) -> Result:
-    """Poll hostile names among honest jobs, and request a move of every victim."""
+    """Measure polls of a queue in which job names imitate records of other jobs, and request moves of these jobs."""
     jobs = honest()
     quiet, attacked = _Polls(Queue(jobs, NODES), text), _Polls(Queue([*jobs, *hostile(jobs)], NODES), text)
     resident = 0.0
@@ -157,7 +158,10 @@ def _answered(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
 
 
 def changed(name: str, change: dict[str, Any]) -> Result:
-    """Change jobs that had opted in at the poll before the cycle has them moved."""
+    """Change jobs between the poll that reads their permission to be moved, and the move by the scheduler.
+
+    change: fields that the jobs' owner changes.
+    """
     jobs = [
         Printed(100 + at, nodes=(NODES[at % 16],), gpus=(at % 8,), comment=b"gangwatch:restartable,signal=USR1,grace=0")
         for at in range(2 * MOVES)
@@ -209,7 +213,7 @@ def changed(name: str, change: dict[str, Any]) -> Result:
 
 
 def _ended(folder: Path, number: int) -> bool:
-    """Return whether the move was made or given up."""
+    """Return whether the move of this job is finished, successfully or not."""
     return any(
         line.target == str(number) and line.action == "requeue" for line in lines(folder / "slurm-actions.jsonl")
     )

@@ -1,4 +1,4 @@
-"""Real daemons for the attacks on HTTP, and the honest clients whose waits are measured."""
+"""Real daemons for the HTTP attacks, and honest clients whose requests are measured."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 START_SECONDS = 60.0
-"""Longest wait for a starting daemon, or for a response of one under attack: a shared machine may be slow."""
+"""Maximum seconds until a daemon has started, or responds while it is attacked. A shared machine may be slow."""
 
 NODE = "node-0"
-"""The node of every bed here."""
+"""Name of the node of every test cluster in this module."""
 
 TENANT_UID = 65_534
-"""User nobody, for attackers, if this program may change its user."""
+"""User id of nobody. Attackers run as this user if the benchmark may change users."""
 
 _PREAMBLE = """
 import http.client, json, os, random, resource, select, socket, ssl, struct, sys, threading, time
@@ -36,7 +36,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 if user and os.geteuid() == 0:
     os.setgroups([]); os.setgid(user); os.setuid(user)
 """
-"""Prologue of every attacker. It changes user after its imports, because that user may not be able to read them."""
+"""First lines of every attacker's program. They change the user after the imports, which that user may not be able to
+read."""
 
 
 class BedError(Exception):
@@ -48,16 +49,16 @@ class Daemon:
     """One process of the product under attack."""
 
     process: subprocess.Popen[bytes]
-    """The daemon."""
+    """Process of the daemon."""
 
     url: str
-    """Its URL."""
+    """URL of the daemon."""
 
     folder: Path
-    """Its state folder."""
+    """State folder of the daemon."""
 
     token: str = ""
-    """The state folder's token."""
+    """Token from the daemon's state folder."""
 
     waits: list[float] = field(default_factory=list)
     """Seconds of each honest request in the current measurement."""
@@ -67,17 +68,17 @@ class Daemon:
 
     @property
     def port(self) -> int:
-        """Return the port that it listens on."""
+        """Return the port at which the daemon listens."""
         port = urlsplit(self.url).port
         assert port is not None
         return port
 
     def alive(self) -> bool:
-        """Return whether the started process still runs."""
+        """Return whether the daemon still runs and was not restarted."""
         return self.process.poll() is None
 
     def rss_mib(self) -> float:
-        """Return the resident memory in MiB; 0 once the process has ended."""
+        """Return the daemon's resident memory in MiB; 0 once the process has ended."""
         try:
             for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
                 if line.startswith("VmRSS:"):
@@ -87,7 +88,7 @@ class Daemon:
         return 0.0
 
     def descriptors(self) -> int:
-        """Return the number of open descriptors of the process."""
+        """Return the number of files that the daemon has opened."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def ask(self, method: str, path: str, body: Any = None, token: bool = True, seconds: float = 20.0) -> Any:
@@ -109,7 +110,7 @@ class Daemon:
         return json.loads(content) if "json" in (response.headers["content-type"] or "") else content
 
     def honest(self, method: str, path: str, body: Any = None, token: bool = True, seconds: float = 20.0) -> None:
-        """Call ``ask`` and record its wait or its failure."""
+        """Send a request as an honest client, and record its duration or its failure."""
         begun = time.perf_counter()
         try:
             self.ask(method, path, body, token, seconds)
@@ -118,7 +119,8 @@ class Daemon:
         self.waits.append(time.perf_counter() - begun)
 
     def measured(self, honest: Callable[[Daemon], None], until: Callable[[], bool]) -> list[float]:
-        """Return the waits in seconds of the requests that `honest` repeats until `until`; at least one."""
+        """Repeat the honest request, at least once, until `until` returns True. Return the duration of each in
+        seconds."""
         self.waits = []
         while not self.waits or not until():
             honest(self)
@@ -126,24 +128,24 @@ class Daemon:
 
 
 def write(daemon: Daemon) -> None:
-    """Send an operator's command."""
+    """Send an operator's command to the controller, as an honest client."""
     daemon.honest("POST", f"/api/nodes/{NODE}/release", {"by": "operator"})
 
 
 def scrape(daemon: Daemon) -> None:
-    """Scrape an agent."""
+    """Scrape the agent's /metrics, as an honest client."""
     daemon.honest("GET", "/metrics", token=False)
     time.sleep(0.02)
 
 
 def percentile(waits: Sequence[float], share: float) -> float:
-    """Return the wait in milliseconds that this share of the requests did not exceed."""
+    """Return a percentile of the durations in milliseconds. waits: durations in seconds. share: 0 to 1."""
     ordered = sorted(waits)
     return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def for_seconds(seconds: float) -> Callable[[], bool]:
-    """Return a function that returns whether this time has passed."""
+    """Return a function that returns true once `seconds` have passed."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
 
@@ -189,7 +191,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def controller(*options: str, jobs: int = 0, nofile: int | None = None, slots: int = 2) -> Iterator[Daemon]:
-    """Run a real controller of two nodes that share these slots. jobs: one of them runs, the others are pending."""
+    """Run a real controller of two nodes with `slots` slots in total. jobs: number of submitted jobs, of which one
+    runs."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as name:
         folder = Path(name)
         state = folder / "state"
@@ -219,7 +222,8 @@ def controller(*options: str, jobs: int = 0, nofile: int | None = None, slots: i
 
 
 def _fill(daemon: Daemon, jobs: int, slots: int) -> None:
-    """Submit one job that runs and others that wait for it, with different names, users and queues."""
+    """Submit jobs with different names, users and queues. The first one takes all slots, so that the others are
+    pending."""
     common = {"command": ["sleep", "3600"], "grace_seconds": 0.1, "time_limit_seconds": 86_400}
     daemon.ask("POST", "/api/jobs", common | {"name": "head", "ranks": slots, "user": "ana"})
     left, number = jobs - 1, 0
@@ -262,9 +266,10 @@ def agent(*options: str, nofile: int | None = None) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def attacker(program: str, *arguments: object, user: int = TENANT_UID) -> Iterator[subprocess.Popen[str]]:
-    """Run an attacking Python program in a separate process, so that it shares no interpreter lock with this one.
+    """Run an attacking Python program in a separate process, so that it does not slow down this one.
 
-    user: its user, if this process may choose (root may); 0: the same user. Its output goes to the pipe.
+    user: user id of the attacker, if this process runs as root; 0: the same user. The output of the attacker can be
+    read from the yielded process.
     """
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", _PREAMBLE + program, *map(str, (user, *arguments))],
@@ -284,7 +289,7 @@ def attacker(program: str, *arguments: object, user: int = TENANT_UID) -> Iterat
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """Return the first line of an attacker, which means that it has begun."""
+    """Wait for the first line of an attacker's output, which means that the attack has begun, and return it."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 

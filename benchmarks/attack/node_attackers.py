@@ -1,4 +1,4 @@
-"""Attackers of a node's agent: what each sends to its step socket, run as separate processes."""
+"""Attackers of a node's agent. Each is a separate process that sends malicious data to the step socket."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from agent.sources.steps.rings import HEADER_BYTES, MAGIC, MAX_SLOTS, MIN_SLOTS, SLOT_BYTES, STEP_ENDED
 
 GANG = "j-000001"
-"""The honest job, attested by rank files, as the local backend writes them."""
+"""Name of the honest job. Its ranks are registered by rank files, as the local backend writes them."""
 
 
 def ring_file(slots: int = MIN_SLOTS, written: int = 0) -> int:
-    """Return the descriptor of a sealed ring with only its header allocated; its count is `written`."""
+    """Return the descriptor of an almost empty step ring whose header claims `written` records."""
     descriptor = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, HEADER_BYTES + slots * SLOT_BYTES)
     os.pwrite(descriptor, struct.pack("<8sIIQ", MAGIC, SLOT_BYTES, slots, written), 0)
@@ -30,20 +30,20 @@ def ring_file(slots: int = MIN_SLOTS, written: int = 0) -> int:
 
 
 def message(**claim: object) -> bytes:
-    """Return a registration with its length."""
+    """Return a registration message with the given claims, preceded by its length in four bytes."""
     body = json.dumps({"v": 1, **claim}).encode()
     return len(body).to_bytes(4, "big") + body
 
 
 def send(client: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send with descriptors attached. The connection may be closed if the client was refused before."""
+    """Send data with these descriptors. Ignores a connection that the agent has closed."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         client.sendmsg([data], rights)
 
 
 def answer(client: socket.socket) -> str:
-    """Return '' if the agent has accepted, else its message."""
+    """Read the agent's response. Return '' if the agent has accepted the message, else its error text."""
     try:
         data = client.recv(4096)
         said = json.loads(data[4:]) if len(data) > 4 else {"error": "no answer"}
@@ -53,7 +53,7 @@ def answer(client: socket.socket) -> str:
 
 
 def connect(path: str, seconds: float = 10.0) -> socket.socket:
-    """Return a connection; wait for it for at most this long."""
+    """Return a connection to the agent's step socket. Retries for at most `seconds`."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(seconds), 0))
     client.connect(path)
@@ -62,8 +62,7 @@ def connect(path: str, seconds: float = 10.0) -> socket.socket:
 
 
 def lingering_socket() -> tuple[int, list[socket.socket]]:
-    """Return a TCP socket whose close blocks for an hour, as a descriptor, and the sockets that must stay open for
-    that."""
+    """Return a TCP socket whose close blocks for an hour, and the sockets that must stay open for this."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     listener.bind(("127.0.0.1", 0))
@@ -82,7 +81,7 @@ def lingering_socket() -> tuple[int, list[socket.socket]]:
 
 
 def sparse_rings(path: str, until: float) -> None:
-    """Register one rank at a time with a ring of 4 MiB that is full by its count and has no pages."""
+    """Register one rank after another, each with a sparse ring of 4 MiB that claims to be full."""
     kept: list[int] = []
     while time.monotonic() < until:
         for slots in (MAX_SLOTS, 16384):
@@ -98,7 +97,7 @@ def sparse_rings(path: str, until: float) -> None:
 
 
 def reporter_hog(path: str, until: float) -> None:
-    """Register as many reporters as the agent accepts, under names of maximum length."""
+    """Register as many processes as the agent accepts, with gang names of maximum length."""
     descriptor, held = ring_file(), []
     for rank in range(1100):
         client = connect(path)
@@ -122,7 +121,7 @@ def connection_flood(path: str, until: float) -> None:
 
 
 def silent_connections(path: str, until: float) -> None:
-    """Open as many connections as there are descriptors, which send a byte a second or nothing."""
+    """Open as many connections as possible. They send one byte per second or nothing."""
     held: list[socket.socket] = []
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
@@ -141,7 +140,7 @@ def silent_connections(path: str, until: float) -> None:
 
 
 def half_messages(path: str, until: float) -> None:
-    """Send half a message with the most descriptors that a message can carry, or with one that is no ring."""
+    """Send half a message, with the maximum number of descriptors or with one that is no ring."""
     with open("/dev/null", "rb") as null:
         many, one = [null.fileno()] * 253, [ring_file()]
         held: list[socket.socket] = []
@@ -157,7 +156,7 @@ def half_messages(path: str, until: float) -> None:
 
 
 def lingering_descriptors(path: str, until: float) -> None:
-    """Send descriptors whose close blocks: as the ring, and unread behind a refused message."""
+    """Send descriptors whose close blocks, as the step ring or after a refused message."""
     held: list[socket.socket] = []
     # Our own close may be the last one, and block: a signal interrupts it.
     signal.signal(signal.SIGALRM, lambda *_: None)
@@ -202,7 +201,7 @@ def record_flood(path: str, until: float) -> None:
 
 
 def registration_churn(path: str, until: float) -> None:
-    """Register ranks under new names, send their place repeatedly, and disconnect."""
+    """Register ranks under new names, send their positions repeatedly, and disconnect."""
     number, descriptor = 0, ring_file()
     while time.monotonic() < until:
         number += 1
@@ -215,7 +214,7 @@ def registration_churn(path: str, until: float) -> None:
 
 
 def impossible_rings(path: str, until: float) -> None:
-    """Use rings with jumping, falling and torn counts, changing holes, and random slots."""
+    """Register rings with impossible content: counts that jump or decrease, removed memory, random slots."""
     slots = 4096
     rings: list[tuple[int, socket.socket]] = []
     for rank in range(16):
@@ -234,7 +233,7 @@ def impossible_rings(path: str, until: float) -> None:
 
 
 def forged_names(path: str, until: float) -> None:
-    """Claim to be ranks of the honest job, and of pods and jobs that do not exist."""
+    """Claim to be ranks of the honest job, or of pods and jobs that do not exist."""
     descriptor, held = ring_file(), []
     gangs = (
         GANG,
@@ -261,7 +260,6 @@ def forged_names(path: str, until: float) -> None:
 
 
 def _punch(descriptor: int, offset: int, size: int) -> None:
-    """Call fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, which the seals permit."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate(descriptor, 0x2 | 0x1, ctypes.c_long(offset), ctypes.c_long(size))
 
@@ -278,4 +276,4 @@ PROGRAMS: dict[str, tuple[Callable[[str, float], None], int]] = {
     "impossible-rings": (impossible_rings, 1),
     "forged-names": (forged_names, 1),
 }
-"""By name: the function of each attacking process (socket path, end by the monotonic clock), and their number."""
+"""Attacking programs by name: function (socket path, end on the monotonic clock), and number of processes."""

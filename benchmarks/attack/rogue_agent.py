@@ -39,15 +39,15 @@ HONEST = tuple(node for nodes in JOBS.values() for node in nodes)
 ROGUE, IMPERSONATED = "n7", "n6"
 
 FRAMES_A_SECOND = 4
-"""Rate of an honest agent: higher than the product's one a second, for more samples."""
+"""Frames per second of each honest agent. The product sends one per second; more give more samples."""
 
 RECORDS = 100_000
-"""More records than a frame has."""
+"""Number by which each frame raises its count of earlier records. No frame contains that many records."""
 
 PASSWORD = "scrapers-know-it"
 
 Lies = Iterator[tuple[Layout | None, Frame]]
-"""Sequence of frames that the rogue agent sends, each with a new layout if that changes."""
+"""Frames of the rogue agent, each with its new layout, or None if the layout does not change."""
 
 
 def _steps(members: Sequence[Member], number: int, at_ns: int, seconds: int) -> list[Record]:
@@ -55,7 +55,10 @@ def _steps(members: Sequence[Member], number: int, at_ns: int, seconds: int) -> 
 
 
 def frame_of(layout: Layout, seq: int, records: Sequence[Record], records_before: int) -> Frame:
-    """Return a current frame whose counters advance with time."""
+    """Return a frame with the current time. Its counters increase with time.
+
+    records_before: number of records in earlier frames.
+    """
     at_ns = time.monotonic_ns()
     tiers, _, counters = layout.sizes
     runs = np.array([float(column.metric == "gangwatch_rank_process_state") for column in layout.gauges])
@@ -71,7 +74,8 @@ def _ranks(attempt: int) -> list[Member]:
 
 
 def foreign_ranks(attempt: int = 1) -> Lies:
-    """Yield every rank of both jobs once a second, forty times slower than in truth."""
+    """Yield frames with a false step of every rank of both honest jobs each second, forty times longer than real
+    steps."""
     members = _ranks(attempt)
     layout = layout_of(ROGUE, members)
     for seq in itertools.count(1):
@@ -82,7 +86,7 @@ def foreign_ranks(attempt: int = 1) -> Lies:
 
 
 def records() -> Lies:
-    """Yield frames with a thousand records each."""
+    """Yield frames with a thousand records each, more than an honest agent sends."""
     members = _ranks(1)
     layout = layout_of(ROGUE, members)
     for seq in itertools.count(1):
@@ -92,7 +96,7 @@ def records() -> Lies:
 
 
 def layouts() -> Lies:
-    """Yield a new layout of 800 columns with each frame."""
+    """Yield frames that each follow a new layout of 800 columns."""
     for seq in itertools.count(1):
         columns = [Column("gangwatch_host_cpu_seconds_total", (("mode", f"{seq}-{at}"),)) for at in range(800)]
         layout = make_layout(ROGUE, (Tier("all", 1.0),), (), columns)
@@ -100,7 +104,7 @@ def layouts() -> Lies:
 
 
 def events() -> Lies:
-    """Yield a thousand events a frame, about the GPUs and machines of others."""
+    """Yield frames with a thousand events each, about GPUs and machines of other nodes."""
     layout = layout_of(ROGUE, ())
     rng = random.Random(18)
     for seq in itertools.count(1):
@@ -113,7 +117,7 @@ def events() -> Lies:
 
 
 def names() -> Lies:
-    """Yield gangs that were never placed, under new names all the time."""
+    """Yield frames with ranks of gangs that do not exist, under names that change in each frame."""
     for seq in itertools.count(1):
         members = [Member(f"uid-0/{seq}-{at}", 0, at) for at in range(200)]
         layout = layout_of(ROGUE, members)
@@ -136,7 +140,7 @@ LIES: dict[str, tuple[Callable[[], Lies], float]] = {
     "names": (names, 0.1),
     "identity": (quiet, 1.0),
 }
-"""By name: the frames sent, and the seconds between two of them; 0: as fast as possible."""
+"""Attacks by name: the frames to send, and the seconds between two frames; 0: as fast as possible."""
 
 
 def _context(folder: Path, own: Path | None, server: bool) -> ssl.SSLContext:
@@ -150,7 +154,7 @@ def _context(folder: Path, own: Path | None, server: bool) -> ssl.SSLContext:
 
 
 def announce(folder: Path, node: str, port: int) -> None:
-    """Write the agent's file, as gangwatch's agents do."""
+    """Write the file in the state folder from which the controller learns the agent's address."""
     announcement = {"pid": os.getpid(), "start_time": 1, "node": node, "url": f"https://127.0.0.1:{port}"}
     path = folder / "agents" / f"{node}.json"
     path.with_suffix(".new").write_text(json.dumps(announcement))
@@ -158,7 +162,7 @@ def announce(folder: Path, node: str, port: int) -> None:
 
 
 async def serve_rogue(folder: Path, name: str) -> None:
-    """Send malicious frames once the file `begin` exists, and honest frames before."""
+    """Send honest frames until the file `begin` exists, and malicious frames afterwards."""
     lies, pause_seconds = LIES[name]
 
     async def messages() -> AsyncIterator[bytes]:
@@ -193,7 +197,7 @@ async def serve_rogue(folder: Path, name: str) -> None:
 
 
 async def _ask_for_frames(folder: Path) -> None:
-    """Request frames from honest agents, sixteen requests at a time, and record how often some were given."""
+    """Request frames from honest agents without permission, 16 requests at a time, and count those that succeed."""
     while not (folder / "begin").exists():
         await asyncio.sleep(0.1)
     certificates = (None, folder / "ca" / "nodes" / ROGUE, folder / "ca" / "clients" / "prometheus")

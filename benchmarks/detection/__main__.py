@@ -1,13 +1,14 @@
-"""``python -m benchmarks.detection --json``: ours and seven published rules on one grid of faults, and on healthy jobs.
+"""``python -m benchmarks.detection --json``: accuracy of our detectors and of seven published rules on the same faults.
 
-Runs the rows of the grid (class of fault x severity x size x shape x workload), each with step lengths drawn from 0.3
-to 45 s, stratified over a row's repeats, and durations of 1, 10 and 60 minutes; then healthy jobs of every workload.
-``--quick`` takes a random sample of the rows. Several cells run in one world, so that faults are concurrent; one in
-five worlds loses samples, records and agents at a high rate; counters are sampled every 1, 10 or 30 s.
+Runs all combinations of fault class, severity, job size, shape over time and workload (the rows of the grid), then
+healthy jobs of every workload. Step lengths are drawn from 0.3 to 45 s; faults last 1, 10 or 60 minutes. ``--quick``
+takes a random sample of the rows. Several runs (cells) share one simulated cluster, so that their faults are
+concurrent. One in five clusters loses samples, records and agents at a high rate. Counters are sampled every 1, 10 or
+30 s.
 
 Tuning and test use different seeds and workloads. To set a threshold of a detector, use seeds below 100,000
-(``--tuning``: seed 1, and only the workloads balanced, dp2 and long-context). A test uses other seeds (default 950,003)
-and all workloads.
+(``--tuning``: seed 1, and only the workloads balanced, dp2 and long-context). A test uses other seeds (default
+950,003) and all workloads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TUNING_WORKLOADS: tuple[Workload, ...] = ("balanced", "dp2", "long-context")
 
 
 def table(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the headline as a table."""
+    """Yield the lines of a table with the main results."""
     keys = ("precision", "recall", "f1", "ttd_seconds_p95", "ttd_steps_p95", "false_alarms_per_1000_gpu_days")
     yield f"{'':18}" + "".join(f"{key.replace('_per_1000_gpu_days', ''):>17}" for key in keys)
     for name, row in {"ours": document["ours"], **document.get("baselines", {})}.items():
@@ -41,7 +42,7 @@ def table(document: dict[str, Any]) -> Iterator[str]:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options, with the values that depend on others."""
+    """Return the command-line options. Defaults that depend on other options are filled in."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("--quick", action="store_true", help="a sample of the grid, within five minutes")

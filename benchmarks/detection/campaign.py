@@ -1,4 +1,4 @@
-"""Tasks of the benchmark for worker processes: cells of the grid, faults in large jobs, healthy jobs."""
+"""Tasks of the detection benchmark for worker processes: single faults, faults in large jobs, healthy jobs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from scheduler_feedback.sim.world.fault import DISORDERS
 
 QUICK_CELLS, QUICK_LOCATED, QUICK_HEALTHY_DAYS = 110, 8, 560.0
 QUICK_LARGEST = 1024
-"""GPUs of the largest job in the sample; larger jobs run for localisation only."""
+"""Maximum number of GPUs of a job in the ``--quick`` sample. Larger jobs only run to measure localisation."""
 
 QUICK_SECONDS, GRACE_SECONDS = 260.0, 25.0
-"""``--quick`` starts no task after the first; started tasks may take the second longer than a budget."""
+"""Seconds after which ``--quick`` starts no more tasks, and additional seconds for tasks that have started."""
 
 HEALTHY_DAYS = 21_000.0
-"""3,000 GPU-days of each of the seven workloads."""
+"""Number of healthy GPU-days to simulate: 3,000 of each of the seven workloads."""
 
 FULL_LOCATED = 40
 HEALTHY_PART_DAYS = 250.0
 LONG_EVERY = 13
-"""One part in 13 is one small job for days: slow drift must not be taken for a fault either."""
+"""One of this many parts is one small job that runs for days. It shows whether slow drift is mistaken for a fault."""
 
 LARGE = 8192
 LOCATED = ("thermal", "clock-lock", "memory-errors", "nvlink", "pcie", "nic-flap", "nic-errors", "cpu-contention")
@@ -43,7 +43,7 @@ Task = Fleet | Health
 
 
 def chosen(options: argparse.Namespace) -> list[Cell]:
-    """Return the runs of the grid, in an order drawn by the seed."""
+    """Return the runs with a fault, in a random order that depends on the seed."""
     random = np.random.default_rng([options.seed, 3])
     sizes = tuple(s for s in options.sizes if not options.quick or s <= QUICK_LARGEST)
     minutes = (1, 10) if options.quick else MINUTES
@@ -66,7 +66,7 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
 
 
 def located(options: argparse.Namespace) -> list[Cell]:
-    """Return faults of a member in large jobs, to measure localisation."""
+    """Return runs with a faulty rank or node in large jobs, to measure how often the right one is named."""
     random = np.random.default_rng([options.seed, 4])
     sizes = (LARGE,) if options.quick else (64, 1024, LARGE, 16384)
     most = options.located if options.located is not None else (QUICK_LOCATED if options.quick else FULL_LOCATED)
@@ -81,7 +81,7 @@ def located(options: argparse.Namespace) -> list[Cell]:
 
 
 def health(options: argparse.Namespace) -> list[Health]:
-    """Return healthy jobs of every workload, in parts."""
+    """Return the healthy jobs of every workload, divided into tasks that run in parallel."""
     days = QUICK_HEALTHY_DAYS if options.healthy_days is None and options.quick else options.healthy_days
     days = HEALTHY_DAYS if days is None else days
     parts = max(len(options.workloads), round(days / HEALTHY_PART_DAYS))
@@ -107,7 +107,7 @@ def work(task: Task) -> list[Result] | Alarms:
 
 @dataclass(slots=True)
 class Parts:
-    """Number of planned and of finished parts."""
+    """Number of planned tasks and of finished tasks."""
 
     planned: int = 0
     run: int = 0
@@ -116,7 +116,8 @@ class Parts:
 def done(tasks: Sequence[Task], jobs: int, until: float, name: str, parts: Parts) -> Iterator[list[Result] | Alarms]:
     """Yield the results of the tasks as they finish, and print progress.
 
-    Tasks that have not begun by `until`, or are not done GRACE_SECONDS later, are left out and counted.
+    Tasks that have not begun at the monotonic time `until`, or have not ended GRACE_SECONDS later, are counted in
+    `parts` and have no result.
     """
     begun, left = time.monotonic(), list(tasks)
     parts.planned += len(left)
@@ -142,7 +143,8 @@ def done(tasks: Sequence[Task], jobs: int, until: float, name: str, parts: Parts
 
 
 def in_turn(*lists: Sequence[Task]) -> list[Task]:
-    """Return all tasks, each list spread evenly over the whole, so that a run cut short has some of each."""
+    """Return all tasks, with each list spread evenly over the whole, so that an aborted run has results of each
+    list."""
     places = [((at + 0.5) / len(tasks), number, at) for number, tasks in enumerate(lists) for at in range(len(tasks))]
     return [lists[number][at] for _, number, at in sorted(places)]
 
@@ -150,7 +152,11 @@ def in_turn(*lists: Sequence[Task]) -> list[Task]:
 def measure(
     options: argparse.Namespace, switches: Switches | None = None, baselines: bool = True, reports: bool = True
 ) -> dict[str, Any]:
-    """Run the whole benchmark once. reports: whether jobs report their steps."""
+    """Run the whole benchmark once and return its document.
+
+    switches: parts of the detectors that are turned off. baselines: whether the published rules run. reports:
+    whether the jobs report their steps.
+    """
     until = time.monotonic() + (options.budget or float("inf"))
     runs = [replace(cell, reports=reports) for cell in chosen(options)]
     # Use small parts if time is short, because an unfinished part is lost.
@@ -191,7 +197,10 @@ def measure(
 
 
 def ablations(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the same cells with each part of the detectors off in turn; healthy days only if their number is given."""
+    """Repeat the same runs with each part of the detectors turned off in turn, and return the figures of each.
+
+    Healthy jobs run only if the number of their GPU-days is given.
+    """
     kept = ("precision", "recall", "f1", "f1_interval", "ttd_seconds_p95", "kind_confusion", "calibration_error",
             "by_workload", "false_alarms_per_1000_gpu_days", "wrong_actions", "sure_false_alarms",
             "healthy_gpu_days")  # fmt: skip

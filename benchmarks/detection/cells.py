@@ -1,4 +1,4 @@
-"""The grid (fault class, severity, size and kind of job), and how a cell is placed in a world."""
+"""Runs of the benchmark: all combinations of fault class, severity, size and kind of job, and their simulation."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ SIZES = (16, 64, 256, 1024, 8192, 16384)
 MINUTES = (1, 10, 60)
 STEP_SECONDS = (0.3, 45.0)
 LEAST_STEPS = 8
-"""A fault lasts its minutes or this many steps, whichever is longer: no detector can confirm a single step."""
+"""Minimum duration of a fault in steps: no detector can confirm a fault of a single step."""
 
 LEAD_SECONDS, LEAD_STEPS = 300.0, 50
-"""Healthy time before the fault begins."""
+"""Healthy time before the fault begins, in seconds and in steps."""
 
 TAIL_SECONDS, TAIL_STEPS = 45.0, 4
-"""Time after the fault's end in which a verdict about it still counts as correct, though late."""
+"""Time after the fault's end in which a verdict about it is still correct, though late: in seconds and in steps."""
 
 SECOND_SHARE = 0.05
 SECOND = ("clock-lock", "nic-errors", "memory-errors")
 SECOND_SEVERITY = 0.1
-"""One job in ten with faulty hardware has a second faulty device at the same time; accusing it is correct, too."""
+"""Increase of the job's step time by its second fault (0.1: 10 %). Accusing the second faulty device is correct,
+too."""
 
 OF_WORKLOAD_ONLY = {
     "stage-imbalance": ("balanced", "unequal-stages"),
@@ -41,7 +42,7 @@ OF_WORKLOAD_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of one cell of the grid. second: another fault of the same job on another node, at the same time."""
+    """One run of the benchmark. second: class of a second fault of the same job, on another node at the same time."""
 
     disorder: str
     severity: float
@@ -56,18 +57,21 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, float, int, str, str]:
-        """Return the row of the grid that the cell belongs to."""
+        """Return the run's combination (row of the grid): fault class, severity, GPUs, shape over time, workload."""
         return self.disorder, self.severity, self.gpus, self.form, self.workload
 
     @property
     def name(self) -> str:
-        """Return the name of the job with the fault; it does not reveal the fault."""
+        """Return the name of the job with the fault. The name does not reveal the fault."""
         return f"j-{self.seed:010d}"
 
 
 @dataclass(slots=True)
 class Staged:
-    """A cell in a world: the victim, all courses, the fault with its magnitude, the end of all, a second fault."""
+    """A run that is placed on a simulated cluster.
+
+    victim: the job with the fault. courses: all jobs. end: end of the run.
+    """
 
     cell: Cell
     victim: Course
@@ -95,7 +99,7 @@ def possible(disorder: str, gpus: int, workload: Workload) -> bool:
 
 
 def grid(sizes: tuple[int, ...] = SIZES, workloads: tuple[Workload, ...] = WORKLOADS) -> Iterator[Cell]:
-    """Yield every row of the grid once, before drawing: minutes, step length and seed are drawn per run."""
+    """Yield every combination (row) once. The duration, step length and seed of its runs are drawn later."""
     for disorder, gpus, workload in itertools.product(DISORDERS.values(), sizes, workloads):
         if not possible(disorder.name, gpus, workload):
             continue
@@ -113,8 +117,11 @@ def drawn(
     minutes: tuple[int, ...] = MINUTES,
     repeats: int = 4,
 ) -> Cell:
-    """Draw one run of a row: step lengths are stratified over the whole range, so that every row has short and long
-    ones."""
+    """Draw one run of a row: its duration, step length and seed.
+
+    number: index of the run. repeats: runs per row, over which step lengths are spread so that each row has short
+    and long ones.
+    """
     low, high = np.log(STEP_SECONDS[0]), np.log(STEP_SECONDS[1])
     part = (number % repeats + random.random()) / repeats
     step_seconds = float(np.exp(low + (high - low) * part))
@@ -128,9 +135,10 @@ def drawn(
 
 
 def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]:
-    """Place a cell in a world from `first_node` on; return it and the next free node, on a pod's boundary.
+    """Place a run on a simulated cluster from node `first_node` on. Return the run and the next free node.
 
-    Raises ValueError if the job cannot be slowed by this much in this way.
+    The next free node is the first of a pod of the network. Raises ValueError if this fault cannot slow the job by
+    the given severity.
     """
     random = np.random.default_rng([cell.seed, 77])
     disorder = DISORDERS[cell.disorder]
@@ -163,7 +171,7 @@ def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]
 
 
 def _second(cell: Cell, victim: Course, fault: Fault, random: np.random.Generator) -> Fault | None:
-    """Return a second fault on another device of the job, on another node, at the same time."""
+    """Return a second fault of the job at the same time, on a device of another node."""
     if not cell.second or DISORDERS[fault.disorder].family != "hardware":
         return None
     free = np.flatnonzero(victim.place.node != victim.place.node[fault.ranks[0]])
@@ -210,7 +218,7 @@ def _at_fault(disorder: Disorder, victim: Course, random: np.random.Generator) -
 def _neighbours(
     cell: Cell, first_node: int, begin: float, random: np.random.Generator
 ) -> tuple[Course, list[Course], tuple[int, ...], str]:
-    """Return a victim, a job that disturbs it, and uninvolved jobs: (victim, all, ranks touched, aggressor)."""
+    """Return (victim, all jobs, ranks that the aggressor slows, aggressor's name) for a fault of interference."""
     name, kind = cell.name, cell.disorder
     nodes = max(1, cell.gpus // 8)
     if kind == "uplink-congestion":
@@ -254,10 +262,10 @@ def _neighbours(
 
 
 def _pressed(victim: Course, other: Course, fault: Fault, random: np.random.Generator) -> Fault:
-    """Return the fault with its magnitude, and set up the aggressor.
+    """Return the fault with its magnitude, and start the aggressor's traffic.
 
-    Half of the aggressors load the network with bursts of their gradient exchange from their start; the other half run
-    before the fault and send or compute something more while it lasts.
+    Half of the aggressors load the network from their start with bursts of gradient exchange. The other half start
+    additional traffic or computing with the fault.
     """
     bursts = fault.disorder != "host-interference" and fault.form == "step" and random.random() < 0.5
     if not bursts:
@@ -276,5 +284,5 @@ def _pressed(victim: Course, other: Course, fault: Fault, random: np.random.Gene
 
 
 def nodes_of(place: Place) -> npt.NDArray[np.int64]:
-    """Return the numbers of the nodes of a placement, each once."""
+    """Return the numbers of the nodes on which ranks are placed, each once."""
     return np.unique(place.node)

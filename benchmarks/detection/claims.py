@@ -1,4 +1,4 @@
-"""Claims of a method in one form, for ours and for every published rule."""
+"""Claims: the common form of our detectors' verdicts and of the published rules' results, for scoring."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scheduler_feedback.core.telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One verdict: when it was reported, for which job, and its content.
+    """One verdict of our detectors or of a published rule, and when it was reported for which job.
 
-    at: world seconds. key: claims with the same key are one claim reported again. rank: -1 if it names none. node,
-    device, level: the accused. suspects: alternatives, as the method ranks them: level:name or node names. moves: of
-    ours, whether our scheduler's policy may touch a running job for it.
+    at: simulated time in seconds. key: claims with the same key are reports of the same claim. rank: -1 if no rank
+    is named. node, device, level: the accused. suspects: further candidates in the method's order, as level:name or
+    node names. moves: whether our scheduler's policy may move a running job because of this claim (ours only).
     """
 
     at: float
@@ -34,30 +34,32 @@ class Claim:
 
 
 class Method(Protocol):
-    """A method that judges a stream of telemetry."""
+    """Interface of a detection method: our detectors or the published rules."""
 
     name: str
 
     def look(self, telemetry: Telemetry) -> Sequence[Claim]:
-        """Return the new claims."""
+        """Return the new claims about the telemetry of one tick."""
         ...
 
 
 @dataclass(slots=True)
 class ClaimLog:
-    """Claims of one method in one run: the first report of each key, and the keys of all claims that justify moving a
-    running job (a later report may, with a cause or more confidence)."""
+    """Claims of one method in one run: the first report of each key.
+
+    moves: keys of claims that allow our scheduler to move a running job, at their first or a later report.
+    """
 
     claims: dict[str, Claim] = field(default_factory=dict)
     moves: set[str] = field(default_factory=set)
 
     def add(self, claims: Sequence[Claim]) -> None:
-        """Keep the first report of each claim."""
+        """Add claims, but store only the first report of each key."""
         for claim in claims:
             self.claims.setdefault(claim.key, claim)
             if claim.moves:
                 self.moves.add(claim.key)
 
     def about(self, job: str) -> list[Claim]:
-        """Return the claims about a job or about all jobs, in order of time."""
+        """Return the claims about a job (or about all jobs at once), in order of time."""
         return sorted((c for c in self.claims.values() if c.job in (job, "")), key=lambda claim: claim.at)

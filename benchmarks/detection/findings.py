@@ -1,10 +1,10 @@
-"""``python -m benchmarks.detection.findings --seed 1 --json``: every verdict of a small campaign, judged by the truth.
+"""``python -m benchmarks.detection.findings --seed 1 --json``: every verdict of some simulated runs, right or wrong.
 
-Runs 110 cells of the grid and 40 GPU-days of healthy jobs, first with step reports and then without, in one process.
-The same seed always gives the same list. ``--before FILE`` compares the list with that of an earlier release (``-``
-in the table: only there; ``+``: only here), and judges both lists by the same truth.
+Simulates 110 runs with faults and 40 GPU-days of healthy jobs, first with step reports and then without. The same seed
+always gives the same list. ``--before FILE`` compares the list with that of an earlier release (in the table, ``-``
+marks entries of the earlier list only, ``+`` of the new list only).
 
-A finding is right, wrong or neither: an abstention and a verdict of unknown kind accuse nothing.
+Abstentions and verdicts of unknown kind accuse nothing and are neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ CELLS, HEALTHY_DAYS, SIZES = 110, 40, "16,64,256"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One finding, as the list contains it."""
+    """One entry of the list: a verdict, a cleared verdict or an abstention."""
 
     task: str
     """Part of the campaign: 'steps-3', 'healthy-counters-0'."""
     at_ns: int
-    """Wall-clock time of the tick."""
+    """Wall-clock time of the entry in nanoseconds."""
     type: str
     """'verdict', 'cleared' or 'abstention'."""
     rest: tuple[Any, ...]
-    """Of a verdict: id, kind, job, rank, node, cause, confidence, slowdown, level, device, aggressor and ranks. Of the
-    others: id or job, and the reason."""
+    """Details of the entry. For a verdict: id, kind, job, rank, node, cause, confidence, slowdown, level, device,
+    aggressor and ranks. Otherwise: the id or job, and the reason."""
 
     @property
     def claim(self) -> Claim:
-        """The verdict as the score reads it."""
+        """Verdict as a claim that can be scored."""
         name, kind, job, rank, node, cause, confidence, _, level, device, aggressor, _ = self.rest
         at = (self.at_ns - WALL_START_NS) / NS
         return Claim(at, name, job, kind, rank, node, device, level, aggressor, cause, confidence)
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Ranks that the verdict names; none if it is about the whole job."""
+        """Ranks that the verdict names; empty if it is about the whole job."""
         return frozenset((self.rest[3], *self.rest[11])) - {-1}
 
 
 def row_of(task: str, at_ns: int, found: Finding) -> Row:
-    """Return a finding as a row."""
+    """Return a detector result as an entry of the list."""
     if isinstance(found, Verdict):
         rest = (found.verdict_id, str(found.kind), found.gang, found.rank, found.node, str(found.cause),
                 round(found.confidence, 6), round(found.slowdown, 6), found.level, found.device, found.aggressor,
@@ -72,7 +72,7 @@ def row_of(task: str, at_ns: int, found: Finding) -> Row:
 
 
 class Recorder(Ours):
-    """Our detectors, with a list of everything that they publish."""
+    """Our detectors, which also record every result that they publish."""
 
     def __init__(self, task: str, rows: list[Row]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Recorder(Ours):
         self._rows = rows
 
     def tick(self, telemetry: Telemetry) -> Sequence[Finding]:
-        """Run the detectors, and record what they publish."""
+        """Run the detectors once, and record their results."""
         found = super().tick(telemetry)
         self._rows += [row_of(self._task, telemetry.now_ns, one) for one in found]
         return found
@@ -88,15 +88,18 @@ class Recorder(Ours):
 
 @dataclass(slots=True)
 class Recording:
-    """Findings of a campaign, and the truth about its jobs."""
+    """Detector results of simulated runs, and the true faults of the jobs."""
 
     rows: list[Row] = field(default_factory=list)
     truths: dict[tuple[str, str], Truth] = field(default_factory=dict)
-    """By task and job with a fault. All other jobs are healthy."""
+    """Truth by (task, job), for jobs with a fault. All other jobs are healthy."""
 
     def is_right(self, row: Row) -> bool | None:
-        """Return whether a verdict is right; None if it accuses nothing, or is about a healthy job's own doing, which
-        the campaign does not record."""
+        """Return whether a verdict is right; None if this cannot be decided.
+
+        It cannot be decided if the verdict accuses nothing, or is about a healthy job's own behaviour, which is not
+        recorded.
+        """
         if row.type != "verdict" or row.claim.kind == "unknown":
             return None
         truth = self.truths.get((row.task, row.claim.job))
@@ -109,7 +112,7 @@ class Recording:
 
 
 def record(seed: int, cells: int = CELLS, healthy_days: float = HEALTHY_DAYS) -> Recording:
-    """Run the campaign of a seed."""
+    """Simulate runs with faults and healthy jobs with this seed, and return the results."""
     found = Recording()
     options = parsed(["--quick", "--ours", "--seed", str(seed), "--cells", str(cells), "--sizes", SIZES,
                       "--healthy-days", str(healthy_days)])  # fmt: skip
@@ -128,20 +131,20 @@ def record(seed: int, cells: int = CELLS, healthy_days: float = HEALTHY_DAYS) ->
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A finding that only one of two lists contains."""
+    """An entry that is in only one of two compared lists."""
 
     sign: str
-    """'-': only the earlier list; '+': only the later one."""
+    """'-': only the earlier list contains the entry. '+': only the later list contains it."""
     row: Row
     right: bool | None
     others: str
-    """What the other list says about the same ranks: see ``counterpart``."""
+    """Relation of the other list to this entry: one of the results of ``counterpart``."""
     seconds: float = 0.0
-    """How much later the later list reports it, if both do."""
+    """Seconds by which the later list reports the slowdown later, if both lists report it."""
 
 
 def changes(before: Sequence[Row], recording: Recording) -> Iterator[Change]:
-    """Yield the differences between an earlier list and a recording, in order of task and time."""
+    """Yield the entries that are only in the earlier list `before` or only in the new recording, by task and time."""
     after = recording.rows
     only_before, only_after = Counter(before) - Counter(after), Counter(after) - Counter(before)
     signed = [("-", row) for row in only_before.elements()] + [("+", row) for row in only_after.elements()]
@@ -151,11 +154,12 @@ def changes(before: Sequence[Row], recording: Recording) -> Iterator[Change]:
 
 
 def counterpart(row: Row, other: Sequence[Row], recording: Recording) -> tuple[str, float]:
-    """Return how the other list explains the same slowdown, and how many seconds later it reports it.
+    """Return how the other list reports the slowdown of this entry, and how many seconds later.
 
-    'same verdict, other detail': the same id at the same time. 'same accusation, other time': the same kind, cause and
-    rank. 'right verdict active': a right one on one of the ranks, reported before or in the same tick and not cleared
-    yet. 'wrong verdict active': as before, but wrong. 'right verdict later'. 'none'.
+    'same verdict, other detail': the same id at the same time. 'same accusation, other time': the same kind, cause
+    and rank. 'right verdict active': a right verdict on one of the ranks, reported before or in the same tick and
+    not cleared yet. 'wrong verdict active': as before, but wrong. 'right verdict at another time': a right verdict
+    on one of the ranks that was not active then. 'none': none of these.
     """
     if row.type == "abstention":
         return "abstention", 0.0
@@ -201,7 +205,7 @@ NAMES = ("same verdict, other detail", "right verdict active", "same accusation,
 
 
 def loaded(text: str) -> list[Row]:
-    """Return the rows of a list in JSON."""
+    """Return the entries of a list that is stored as JSON."""
     return [
         Row(task, at_ns, kind, tuple(tuple(part) if isinstance(part, list) else part for part in rest))
         for task, at_ns, kind, *rest in json.loads(text)["findings"]
@@ -209,7 +213,7 @@ def loaded(text: str) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record a campaign, and print its findings or what changed."""
+    """Record the verdicts of the runs, and print them or the differences from an earlier list."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection.findings", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="seed of the campaign (default 1)")
     parser.add_argument("--cells", type=int, default=CELLS, help=f"runs (default {CELLS})")

@@ -1,4 +1,7 @@
-"""Runs of several cells in one world (so that faults are concurrent), judged by all methods together."""
+"""Groups of runs on one simulated cluster, so that their faults are concurrent.
+
+All methods judge the same telemetry.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from scheduler_feedback.sim.world.outputs.array_output import ROUGH, Delivery, W
 SAMPLING_SECONDS = (1.0, 10.0, 30.0)
 SAMPLING_WEIGHTS = (0.3, 0.5, 0.2)
 ROUGH_SHARE = 0.2
-"""Share of the fleets with lossy telemetry: see ROUGH."""
+"""Share of fleets whose telemetry is lost more often (see ROUGH)."""
 
 UNKNOWN_TOPOLOGY_SHARE = 0.1
 
 TICK_SECONDS = 5.0
-"""Interval of the methods, independent of the sampling of the counters: steps come with every frame."""
+"""Seconds between two evaluations by the methods. The interval does not depend on how often counters are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Cells that run in one world. counters, steps: what telemetry contains; baselines: whether they run, too."""
+    """Runs on one simulated cluster. rough: whether much telemetry is lost. baselines: whether published rules run."""
 
     cells: tuple[Cell, ...]
     seed: int
@@ -43,10 +46,11 @@ class Fleet:
 
 @dataclass(slots=True)
 class Result:
-    """Result of one cell: the cell, the truth, and each method's outcome.
+    """Result of one run: the truth, and the outcome of each method.
 
-    period_seconds: the true length of an iteration in health. inferred_seconds: ours, from the counters alone, as the
-    fault began; None if steps are reported or ours is not sure. sampling_seconds: of the counters.
+    period_seconds: true duration of an iteration without the fault. inferred_seconds: duration that our detectors
+    had inferred from counters when the fault began; None if steps are reported or nothing was inferred.
+    sampling_seconds: sampling interval of the counters.
     """
 
     cell: Cell
@@ -62,8 +66,10 @@ class Result:
 def compose(
     cells: Sequence[Cell], seed: int, most_gpus: int = 12_000, most_cells: int = 24, **settings: Any
 ) -> list[Fleet]:
-    """Group cells of similar length into fleets with a limited number of GPUs. Mass loss has its own fleet: it freezes
-    all."""
+    """Group runs of similar length into fleets with a limited number of GPUs.
+
+    A simultaneous loss of many agents gets its own fleet, because it freezes all jobs.
+    """
     random = np.random.default_rng([seed, 5])
 
     def length(cell: Cell) -> float:
@@ -98,13 +104,13 @@ def compose(
 
 
 def run(fleet: Fleet) -> list[Result]:
-    """Run a fleet and score the methods. Cells that can't be staged are left out."""
+    """Run a fleet and score the methods. Runs that cannot be placed are skipped."""
     followed_cells = followed(fleet, Ours(fleet.switches))
     return [_result(truth, by_method, fleet.sampling_seconds) for truth, by_method in followed_cells]
 
 
 def followed(fleet: Fleet, ours: Ours) -> Iterator[tuple[Truth, dict[str, ClaimLog]]]:
-    """Run a fleet, and yield the truth and all claims so far whenever a cell has ended."""
+    """Simulate a fleet. Whenever a run ends, yield its true faults and the claims of each method so far."""
     staged: list[Staged] = []
     first_node = 0
     for cell in fleet.cells:

@@ -1,4 +1,4 @@
-"""Healthy jobs for many GPU-days: every accusation is wrong.
+"""Healthy jobs for many GPU-days. Every accusation about them is wrong.
 
 Jobs arrive, run for hours to days, save checkpoints, evaluate, collect garbage, have short stalls, drift, lose samples
 and agents, and end.
@@ -27,20 +27,21 @@ DAY_SECONDS = 86_400.0
 TICK_SECONDS = 60.0
 SHORTEST_DAYS = 0.1
 SMALL_SHARE, SMALL_DAYS = 0.3, (SHORTEST_DAYS, 0.3)
-"""Share of the jobs that are small, and their days: a GPU-day of a small job costs as much to simulate as a hundred of
-a large one.
-"""
+"""Share of small jobs, and the range of their durations in days. One GPU-day of a small job costs as much to simulate
+as a hundred of a large job."""
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 SMALL = 256
 SHORTEST_STEP = {1024: 1.0, 2048: 2.0, 4096: 2.0}
-"""Shortest step by size, for jobs whose GPU-days would otherwise cost too much to simulate; 0.3 s for the others."""
+"""Shortest step in seconds, by minimum number of GPUs; 0.3 s for smaller jobs. Shorter steps of large jobs would cost
+too much to simulate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Healthy jobs of one kind in one world, for about this many GPU-days. long: one small job for many days. switches:
-    detector parts turned off for an ablation.
+    """Healthy jobs of one kind on one simulated cluster, with `gpu_days` in total. long: one small job for many days.
+
+    switches: detector parts that are turned off for an ablation.
     """
 
     workload: Workload
@@ -55,10 +56,11 @@ class Health:
 
 @dataclass(slots=True)
 class Alarms:
-    """Claims about healthy jobs. by_method: claims that accuse. wrong_actions: ours for which our scheduler may touch a
-    running job; sure: ours that are as sure as that requires, of unknown cause or not.
+    """Claims about healthy jobs. by_method: number of wrong accusations of each method.
 
-    of_workload: ours about the workload, of jobs without that behaviour; not an accusation, so counted separately.
+    wrong_actions: our claims that allow our scheduler to move a running job. sure: our claims with enough confidence
+    for a move, regardless of their cause. of_workload: our false claims about jobs' own behaviour, which accuse
+    nothing.
     """
 
     workload: str
@@ -72,7 +74,7 @@ class Alarms:
 
 
 def jobs(health: Health) -> list[Course]:
-    """Return jobs that begin one after the other and together last for the requested GPU-days."""
+    """Return jobs that begin one after the other. In total they last for the requested GPU-days."""
     random = np.random.default_rng([health.seed, 41])
     sizes = [s for s in SIZES if health.workload != "dp2" or s <= MOST_DP2_GPUS]
     left, number, node, found = health.gpu_days, 0, 0, list[Course]()
@@ -101,7 +103,8 @@ def jobs(health: Health) -> list[Course]:
 
 
 def run(health: Health, ours: Ours | None = None) -> Alarms:
-    """Run the jobs and count the methods' accusations. ours: our detectors, if not those of `health`."""
+    """Run the jobs and count the accusations of each method. ours: detectors to use; None: new ones with the switches
+    of `health`."""
     courses = jobs(health)
     world = World(courses, health.seed, 30.0, ROUGH if health.rough else Delivery())
     ours = Ours(health.switches) if ours is None else ours
@@ -129,5 +132,5 @@ def run(health: Health, ours: Ours | None = None) -> Alarms:
 
 
 def accuses(claim: Claim) -> bool:
-    """Return whether the claim accuses hardware or another job, or freezes everything."""
+    """Return whether the claim accuses hardware or another job, or makes the controller freeze all actions."""
     return claim.kind in {*BLAMING, "freeze"}

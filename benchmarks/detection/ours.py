@@ -1,4 +1,4 @@
-"""Our detectors, as production runs them, with claims as output."""
+"""Our detectors as production runs them. Their verdicts are converted to claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 
 
 class Ours:
-    """All of DETECTORS on one stream. switches: parts turned off for an ablation."""
+    """All of our detectors, which process one stream of telemetry.
+
+    switches: parts that are turned off for an ablation.
+    """
 
     name = "ours"
 
@@ -24,7 +27,8 @@ class Ours:
         self._detection = detectors.make_detection(switches=switches)
 
     def look(self, telemetry: Telemetry) -> list[Claim]:
-        """Return the verdicts of this tick, and the freeze if many agents were lost at once."""
+        """Run the detectors. Return the new verdicts as claims, and a claim if the controller would freeze all
+        actions."""
         now = (telemetry.now_ns - WALL_START_NS) / NS
         found = []
         for finding in self.tick(telemetry):
@@ -36,16 +40,16 @@ class Ours:
         return found
 
     def tick(self, telemetry: Telemetry) -> Sequence[Finding]:
-        """Run the detectors, and return what they publish."""
+        """Run the detectors, and return their results."""
         return self._detection.tick(telemetry)
 
     def periods(self) -> dict[str, float]:
-        """Return the inferred seconds of an iteration, by job."""
+        """Return the inferred duration of an iteration in seconds, by job."""
         return self._detection.shared.speeds.periods()
 
 
 def claim_of(verdict: Verdict, now: float) -> Claim:
-    """Return a verdict as a claim reported at this second of the world."""
+    """Convert a verdict to a claim that was reported at this simulated time in seconds."""
     # The same accusation of one member is one alarm, whatever the ids: an operator is paged once for it. Slowness
     # caused by the job itself may recur: unequal stages become more unequal.
     about = verdict.aggressor or verdict.device or str(verdict.rank)

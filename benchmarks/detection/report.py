@@ -1,4 +1,4 @@
-"""The JSON document, built from the outcomes."""
+"""JSON document of the detection benchmark, computed from the results of all runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TTD_SECONDS, TTD_STEPS = 60.0, 6
 
 
 def method(name: str, results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, Any]:
-    """Return the headline of one method: slowdowns of 10 % and more, and faults without severity (hangs, losses)."""
+    """Return the main figures of one method, for slowdowns of 10 % and more and for hangs and losses."""
     counted = [r for r in results if r.cell.severity >= HEADLINE_SEVERITY and not r.cell.workload.endswith(NO_TOKENS)]
     found = _scores(name, counted)
     outcomes = [r.outcomes[name] for r in counted]
@@ -59,7 +59,7 @@ def method(name: str, results: Sequence[Result], alarms: Sequence[Alarms]) -> di
 
 
 def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, Any]:
-    """Return the figures that exist for ours alone."""
+    """Return the figures that exist for our detectors only."""
     counted = [r for r in results if r.cell.severity >= HEADLINE_SEVERITY]
     outcomes = [r.outcomes["ours"] for r in counted]
     pairs = [pair for o in outcomes for pair in o.confidences]
@@ -92,14 +92,14 @@ def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, 
 
 
 NYQUIST = 2.0
-"""Samples in an iteration that are necessary to infer its period."""
+"""Minimum number of samples in an iteration that is necessary to infer its duration."""
 
 
 def periods(results: Sequence[Result]) -> dict[str, Any]:
-    """Compare the inferred iteration periods with the true ones, over jobs that report nothing.
+    """Compare the inferred durations of iterations with the true ones, for jobs that report no steps.
 
-    could_be_told: jobs with at least two samples per iteration; not_told: jobs without an inferred period; wrong: jobs
-    whose inferred period is off by more than 2 %.
+    could_be_told: jobs with at least two samples per iteration. not_told: jobs without an inferred duration. wrong:
+    jobs whose inferred duration differs from the true one by more than 2 %.
     """
     asked = [r for r in results if not r.cell.reports]
     pairs = [(r, r.inferred_seconds / r.period_seconds - 1.0) for r in asked if r.inferred_seconds is not None]
@@ -131,7 +131,7 @@ def _timed(result: Result) -> dict[str, Any]:
 
 
 def grid(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return one row a cell of the grid that was run."""
+    """Return the results by combination of fault class, severity, size, shape over time and workload."""
     rows: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
     for result in results:
         rows[result.cell.key].append(result)
@@ -158,8 +158,10 @@ def grid(results: Iterable[Result]) -> list[dict[str, Any]]:
 
 
 def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows in which a baseline detects more than ours, beyond the 95 % intervals of both recalls, at no more
-    false alarms than ours."""
+    """Return the rows of ``grid`` in which a published rule is better than our detectors.
+
+    A rule is better if the 95 % interval of its recall is above ours and it has no more false alarms.
+    """
     found = []
     for row in rows:
         ours = row["ours"]
@@ -172,7 +174,7 @@ def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def confusion(name: str, results: Sequence[Result]) -> float | None:
-    """Return the share of detected hardware faults and interferences first reported as the other of the two."""
+    """Return the share of detected hardware faults that were first reported as interference, or the reverse."""
     kinds = {"hardware": ACCUSING, "interference": BLAMING - ACCUSING}
     asked = [r for r in results if r.family in kinds and r.outcomes[name].first != "none"]
     wrong = [
@@ -212,7 +214,7 @@ def _bin(seconds: float) -> str:
 
 
 def _localisation(name: str, results: Sequence[Result], gpus: int) -> dict[str, Any]:
-    """Return how often the right member was named, over detected faults of a member in jobs of this size."""
+    """Return how often the right rank or node was named, among detected hardware faults in jobs of this size."""
     found: dict[str, Any] = {}
     members = [
         r

@@ -1,13 +1,12 @@
-"""Scoring of claims.
+"""Scoring of claims: whether each is right, wrong or neither.
 
-A verdict is right if three conditions hold: it is reported between the fault's beginning and shortly after its end; its
-kind is one that names the fault; and it names the member. The member is the GPU or NIC itself (its rank), the node if a
-node is at fault, or the aggressor if another job disturbs. Any other accusation of hardware or of a job is a false
-alarm, also during that time. A verdict about the workload is a false alarm if the workload does not behave so.
-"Unknown" accuses nothing and detects nothing.
+A verdict is right if it is reported between the fault's begin and shortly after its end, has a kind that fits the
+fault, and names the culprit: the rank of the GPU or NIC, the node, or the aggressor. Any other accusation of hardware
+or of a job is a false alarm. A verdict about the workload is a false alarm if the workload does not have this
+behaviour. "Unknown" is neither right nor a false alarm.
 
-A published rule names ranks and no kinds: it is right if it names the member at fault, and nothing else is. A rule that
-knows machines only (Minder's) is right with the machine.
+Published rules report no kinds: a claim is right if it names the culprit. For a rule that only distinguishes
+machines (Minder's), the machine suffices.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ from scheduler_feedback.sim.world.fault import DISORDERS, Fault
 HEADLINE_SEVERITY = 0.10
 
 RECENT_SECONDS, RECENT_STEPS = 120.0, 6
-"""Time after a checkpoint or an evaluation in which a verdict that reports it is right."""
+"""Time after a checkpoint or an evaluation in which a verdict about it is right: in seconds and in steps."""
 
 
 @dataclass(slots=True)
 class Truth:
-    """What really happened to a job, recorded while it runs because the world discards its blocks.
+    """True faults and steps of a job, recorded during the simulation.
 
     onset: when the fault's effect on the step first reached 10 %, or its severity if that is less; None if it never
-    did. slowdown: mean of the affected steps over their healthy length. ends: ends of all steps. saved: when the job
-    saved or evaluated. inferred: seconds of an iteration, as ours inferred them before the fault.
+    did. slowdown: mean of the affected steps over their healthy length. ends: ends of all steps. saved: times of
+    checkpoints and evaluations. inferred: duration of an iteration that our detectors inferred before the fault, in
+    seconds.
     """
 
     staged: Staged
@@ -47,7 +47,7 @@ class Truth:
     inferred: float | None = None
 
     def follow(self) -> None:
-        """Record the new blocks."""
+        """Record the steps that were simulated since the last call."""
         fault = self.staged.fault
         bar = min(HEADLINE_SEVERITY, fault.severity) * 0.9
         for block in self.staged.victim.blocks:
@@ -66,8 +66,7 @@ class Truth:
             self.saved += block.end[block.without < 0.6 * self.staged.victim.usual].tolist()
 
     def healthy(self) -> float:
-        """Return the mean seconds of a step before the fault, without checkpoints and evaluations: steps near the
-        median."""
+        """Return the mean seconds of a step before the fault, without checkpoints and evaluations."""
         ends = np.concatenate(self.ends) if self.ends else np.zeros(0)
         lengths = np.diff(ends[ends < self.staged.fault.begin])
         if not len(lengths):
@@ -76,14 +75,17 @@ class Truth:
         return float(lengths[np.abs(lengths - middle) < 0.3 * middle].mean())
 
     def steps_between(self, begin: float, end: float) -> int:
-        """Return how many steps ended in this time."""
+        """Return the number of steps that ended between these two times."""
         ends = np.concatenate(self.ends) if self.ends else np.zeros(0)
         return int(((ends > begin) & (ends <= end)).sum())
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One method in one run. first: kind of its first claim in the fault's time, 'none' if there is none."""
+    """Score of one method in one run.
+
+    first: kind of the method's first claim about the fault; 'none' if it made no claim.
+    """
 
     tp: int = 0
     fp: int = 0
@@ -103,8 +105,10 @@ class Outcome:
 
 
 def names_member(claim: Claim, fault: Fault, staged: Staged, coarse: bool = False) -> bool:
-    """Return whether the claim names the member at fault; `coarse`: a machine suffices if the claim names machines
-    only."""
+    """Return whether the claim names the faulty rank or node.
+
+    coarse: whether naming the right machine is enough.
+    """
     disorder, place = DISORDERS[fault.disorder], staged.victim.place
     if disorder.family == "interference":
         return claim.aggressor == fault.aggressor
@@ -120,7 +124,7 @@ def names_member(claim: Claim, fault: Fault, staged: Staged, coarse: bool = Fals
 
 
 def true_of_workload(claim: Claim, truth: Truth) -> bool:
-    """Return whether a claim about the workload is true, fault or not."""
+    """Return whether a claim about the workload is true: the job's workload has the behaviour that the claim names."""
     staged, workload = truth.staged, truth.staged.cell.workload
     fault, usual = staged.fault, staged.victim.usual
     during = fault.begin <= claim.at <= _closing(staged)
@@ -143,7 +147,7 @@ def _closing(staged: Staged) -> float:
 
 
 def _names_second_fault(claim: Claim, staged: Staged, closing: float, coarse: bool) -> bool:
-    """Return whether the claim is right about the job's second faulty device."""
+    """Return whether the claim names the job's second faulty device, at the right time. closing: end of that time."""
     second = staged.second
     return (
         second is not None
@@ -154,7 +158,7 @@ def _names_second_fault(claim: Claim, staged: Staged, closing: float, coarse: bo
 
 
 def is_right(claim: Claim, truth: Truth) -> bool:
-    """Return whether one of our verdicts about the job with the fault is right."""
+    """Return whether one of our verdicts about the faulty job is right."""
     staged, closing = truth.staged, _closing(truth.staged)
     within = staged.fault.begin <= claim.at <= closing
     if within and claim.kind in staged.disorder.kinds and names_member(claim, staged.fault, staged):
@@ -165,7 +169,7 @@ def is_right(claim: Claim, truth: Truth) -> bool:
 
 
 def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
-    """Score one method's claims about the job with the fault."""
+    """Score the claims of one method about the faulty job. names_kinds: whether the method reports kinds."""
     staged, fault, disorder = truth.staged, truth.staged.fault, truth.staged.disorder
     found = Outcome()
     closing = _closing(staged)

@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-Z95 = 1.959963984540054
-"""Two-sided 95 % quantile of the normal distribution."""
+from scipy.stats import binomtest, chi2
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of a share (Wilson 1927); None without trials."""
+    """Return the 95 % confidence interval of successes / trials (Wilson 1927); None without trials."""
     if trials == 0:
         return None
-    share, square = successes / trials, Z95**2
-    centre = (share + square / (2 * trials)) / (1 + square / trials)
-    half = Z95 / (1 + square / trials) * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    return low, 1.0 if successes == trials else min(1.0, centre + half)
+    interval = binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def poisson_upper(events: int, confidence: float = 0.95) -> float:
-    """Return the one-sided upper bound of a Poisson mean after `events` (Garwood 1936), by bisection of the
-    distribution.
+    """Return the one-sided upper bound of a Poisson mean after `events` events (Garwood 1936).
 
-    3.0 for none at 95 %: the rule of three.
+    It is 3.0 for no events at 95 %: the rule of three.
     """
-
-    def at_most(mean: float) -> float:
-        term = total = math.exp(-mean)
-        for k in range(1, events + 1):
-            term *= mean / k
-            total += term
-        return total
-
-    low, high = 0.0, 10.0 + 3.0 * events + 10.0 * math.sqrt(events)
-    if events > 500:  # the sum underflows; the normal approximation is good to a part in a thousand there
-        return events + 1.6448536269514722 * math.sqrt(events) + 1.3
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if at_most(middle) > 1.0 - confidence else (low, middle)
-    return high
+    return float(chi2.ppf(confidence, 2 * (events + 1)) / 2)
 
 
 def f1_interval(tp: int, fp: int, fn: int, draws: int = 4000) -> tuple[float, float] | None:
-    """Return the 95 % interval of F1 by resampling the three counts (parametric bootstrap, fixed seed)."""
+    """Return the 95 % interval of F1, by parametric bootstrap of the three counts.
+
+    tp, fp, fn: true positives, false positives, false negatives. The random seed is fixed.
+    """
     total = tp + fp + fn
     if total == 0:
         return None
@@ -58,7 +40,7 @@ def f1_interval(tp: int, fp: int, fn: int, draws: int = 4000) -> tuple[float, fl
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Return a quantile of the values; None without values."""
+    """Return a quantile of the values, rounded to three digits; None without values."""
     return round(float(np.quantile(values, share)), 3) if len(values) else None
 
 
@@ -82,8 +64,10 @@ def scores(tp: int, fp: int, fn: int) -> dict[str, Any]:
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> float | None:
-    """Return the expected calibration error: mean gap between confidence and truth over bins, weighted by their
-    size."""
+    """Return the expected calibration error: the mean gap between confidence and share of right verdicts over bins.
+
+    Bins are weighted by their number of verdicts.
+    """
     if not confidences:
         return None
     stated, true = np.clip(np.asarray(confidences), 0.0, 1.0), np.asarray(right, float)
@@ -96,7 +80,7 @@ def calibration_error(confidences: Sequence[float], right: Sequence[bool], bins:
 
 
 def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> list[dict[str, Any]]:
-    """Return how often verdicts were right by confidence: one row a bin that has any, lowest first."""
+    """Return the share of right verdicts by confidence: one row for each bin with verdicts, lowest first."""
     stated, true = np.clip(np.asarray(confidences, float), 0.0, 1.0), np.asarray(right, float)
     bin_of = np.minimum((stated * bins).astype(int), bins - 1)
     rows = []
@@ -116,11 +100,10 @@ def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int =
 
 
 def platt(confidences: Sequence[float], right: Sequence[bool], weight: float = 4.0) -> tuple[float, float] | None:
-    """Return (slope, intercept) of the logistic map from the reported log odds to the true ones (Platt 1999), by
-    Newton.
+    """Return (slope, intercept) of the logistic map from reported to true log odds (Platt 1999), by Newton's method.
 
-    The fit is drawn to the identity (1, 0) with the weight of `weight` verdicts: few verdicts were wrong, and without
-    that a handful would decide. None without verdicts.
+    A prior with the weight of `weight` verdicts pulls the fit towards the identity (1, 0), so that a few wrong
+    verdicts do not dominate it. None without verdicts.
     """
     if not confidences:
         return None

@@ -1,13 +1,11 @@
 """Malformed inputs for every parser of external data.
 
-python -m benchmarks.fuzz --inputs 1000000 --seed 18 --json
-python -m benchmarks.fuzz --only slurm --inputs 20000
-python -m benchmarks.fuzz --replay .cache/fuzz/slurm-columns-18-4711.json
+python -m benchmarks.fuzz --inputs 1000000 --seed 18 --json python -m benchmarks.fuzz --only slurm --inputs 20000 python
+-m benchmarks.fuzz --replay .cache/fuzz/slurm-columns-18-4711.json
 
-Prints, for each parser, the number of inputs, how many its first check refused, and the share of its lines that were
-reached. A parser fails if it raises an exception other than its own refusals, takes 10 s for one input, or takes 4 GiB:
-the input is saved, and the exit code is 1. Seed, parser and number identify an input: a run with the same seed repeats
-all inputs.
+Prints, for each parser, the number of inputs, the number that its first check refused, and the share of its lines
+that were executed. A parser fails if it raises an undocumented exception, takes 10 s for one input, or takes 4 GiB.
+The input is then saved, and the exit code is 1. The same seed gives the same inputs.
 """
 
 from __future__ import annotations
@@ -29,25 +27,25 @@ from benchmarks.fuzz.runner import Chunk, Failure, cover, prepare, replay, run, 
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST
 
 CHUNK = 2000
-"""Inputs a task: some seconds of the slowest parser."""
+"""Number of inputs in one task. The slowest parser needs some seconds for it."""
 
 LEAST_PASSED = 0.5
-"""Share of inputs that must get past the first check (issue 18, "Shown by")."""
+"""Minimum share of inputs that must pass a parser's first check (issue 18, "Shown by")."""
 
 LEAST_COVERED = 0.9
-"""Share of a parser's lines that its inputs must reach (issue 18, "Shown by")."""
+"""Minimum share of a parser's lines that its inputs must reach (issue 18, "Shown by")."""
 
 _PROGRESS_SECONDS = 5.0
 
 
 def shares(inputs: int, names: Sequence[str]) -> dict[str, int]:
-    """Divide the inputs evenly."""
+    """Divide the number of inputs evenly among the parsers."""
     each, more = divmod(inputs, len(names))
     return {name: each + (at < more) for at, name in enumerate(names)}
 
 
 def _chunks(counts: dict[str, int]) -> Iterator[tuple[str, int, int]]:
-    """Yield (target, first number, count), alternating between targets, so that all make progress from the start."""
+    """Yield (target, first number, count) of each task. Tasks alternate between targets, so that all make progress."""
     for start in range(0, max(counts.values()), CHUNK):
         for name, count in counts.items():
             if start < count:
@@ -55,7 +53,11 @@ def _chunks(counts: dict[str, int]) -> Iterator[tuple[str, int, int]]:
 
 
 def fuzz(inputs: int, seed: int, names: Sequence[str], jobs: int, sample: int, folder: Path) -> dict[str, Any]:
-    """Run all inputs; return the printed document."""
+    """Parse all inputs and return the document to print.
+
+    jobs: number of processes. sample: inputs per parser for which executed lines are recorded. folder: for failed
+    inputs.
+    """
     began = time.monotonic()
     counts = shares(inputs, names)
     totals = {name: Chunk(name) for name in names}
@@ -81,7 +83,7 @@ def fuzz(inputs: int, seed: int, names: Sequence[str], jobs: int, sample: int, f
 
 
 def _gather(tasks: dict[Future[Chunk], tuple[str, int, int]], totals: dict[str, Chunk], seed: int) -> None:
-    """Add up the chunks as they end, and print progress."""
+    """Wait for the tasks, add their results to `totals`, and print progress."""
     printed_at = time.monotonic()
     done = 0
     for task in as_completed(tasks):

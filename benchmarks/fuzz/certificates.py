@@ -1,4 +1,4 @@
-"""Certificates, certificate requests, and the list of revoked certificates."""
+"""Fuzz targets: certificates, certificate requests, and the list of revoked certificates."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _certificate() -> bytes:
 
 @functools.cache
 def _requests() -> tuple[bytes, ...]:
-    """Return requests as agents make them, and some for names that they may not have."""
+    """Return certificate requests as agents send them, and some for names that an agent must not get."""
     found = []
     keys: list[Any] = [ec.derive_private_key(18, ec.SECP256R1()), ec.derive_private_key(18, ec.SECP192R1())]
     for key in keys:
@@ -146,7 +146,12 @@ def _requests() -> tuple[bytes, ...]:
             builder = x509.CertificateSigningRequestBuilder(x509.Name([]))
             for one in extensions:
                 builder = builder.add_extension(one, critical=False)
-            found.append(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+            # The same signatures in each run: a run with a seed must reach the same lines.
+            signed = builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True)
+            found.append(signed.public_bytes(serialization.Encoding.PEM))
+    der = signed.public_bytes(serialization.Encoding.DER)
+    altered = base64.encodebytes(der[:-1] + bytes([der[-1] ^ 1]))  # the last byte of the signature
+    found.append(b"-----BEGIN CERTIFICATE REQUEST-----\n" + altered + b"-----END CERTIFICATE REQUEST-----\n")
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""Configuration: gangwatch.toml, web configuration, topology files, files of headers, durations."""
+"""Fuzz targets: gangwatch.toml, web configuration, topology files, files of headers, and durations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.schema.errors import ConfigError
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.files import written
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
-from exporter.push.push import _read_headers
+from exporter.push.target_files import _read_headers
 from exporter.security.web_config import load_web_config
 from gangwatch.configuration import config_file
 from gangwatch.configuration.durations import parse_duration
@@ -23,7 +23,8 @@ from scheduler_feedback.fabric_file import read_fabric
 DEFAULTS: dict[str, Any] = tomllib.loads(config_file.as_toml(config_file.load_defaults()))
 MORE: dict[str, dict[str, tuple[Any, ...]]] = {
     "cluster": {"names": (["a", "b"], ["a", "a"], ["-x"], ["a b"], [], [1]), "nodes": (2, 0, -1, "2"), "slots": (8, 0)},
-    "agent": {"listen": ("0.0.0.0:9400", ":0", "x", "[::1]:1", "h:99999"), "kubelet_socket": ("", "/x", 7)},
+    "agent": {"listen": ("0.0.0.0:9400", ":0", "x", "[::1]:1", "h:99999"), "kubelet_socket": ("", "/x", 7),
+              "pod_label_names": (["team"], ["a b", ""], ["k8s.io/x", "k8s.io/x"], [7], "x", ["y"] * 99)},
     "controller": {"listen": ("127.0.0.1:1", "nobody", ""), "mode": ("act", "observe", "advise", "x")},
     "client": {"url": ("https://h:1", "ftp://h", "", 7)},
     "slurm": {"enabled": (True, False, "yes"), "mode": ("act", "advise", "x"), "partition_share": (0.5, 2, -1)},
@@ -68,7 +69,7 @@ def _as_toml(tree: dict[str, Any]) -> str:
 
 
 def _make_toml(chance: random.Random) -> bytes:
-    """Make some sections with some keys, some of which have odd values."""
+    """Make a configuration file of some sections and keys, some of which have unusual values."""
     tree: dict[str, Any] = {}
     for section in chance.sample(list(DEFAULTS), chance.randrange(1, 5)):
         keys = list(DEFAULTS[section])
@@ -274,5 +275,5 @@ TARGETS = (
         ("exporter.security.web_config:load_web_config", "exporter.security.web_config:_Reading"),
     ),
     Target("config-topology", _make_topology, _parse_topology, ("scheduler_feedback.fabric_file",)),
-    Target("config-headers", _make_headers, _parse_headers, ("exporter.push.push:_read_headers",)),
+    Target("config-headers", _make_headers, _parse_headers, ("exporter.push.target_files:_read_headers",)),
 )

@@ -1,4 +1,4 @@
-"""A file in memory for parsers that read a path: one a process and suffix, overwritten by each input."""
+"""Files in memory, for parsers that need a path. Each process overwrites one file per suffix with every input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _written: set[Path] = set()
 
 
 def written(data: bytes, suffix: str) -> Path:
-    """Return the path of a file that holds these bytes until the next call with this suffix."""
+    """Return the path of a file with these bytes. The next call with the same suffix overwrites the file."""
     path = _FOLDER / f"gangwatch-fuzz-{os.getpid()}{suffix}"
     if path not in _written:
         _written.add(path)

@@ -1,4 +1,4 @@
-"""Sessions of an agent: the controller folds its frames into the state of the fleet."""
+"""Fuzz target: frames of several agents, from which the controller updates its state of all nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 
 class _Controller:
-    """A fleet with the placement of two jobs, and the messages it was sent."""
+    """The controller's state of all agents, with two placed jobs, and the messages that it has received."""
 
     def __init__(self) -> None:
         self.slurm_known = False
@@ -51,7 +51,7 @@ class _Controller:
         return Refusal.NOT_KNOWN_YET
 
     def pass_time(self, op: int) -> None:
-        """Apply the events between two messages that the input selects."""
+        """Apply events before the next message, for example the move of a job. op: bits that select the events."""
         self.now_ns += (SECOND // 10, SECOND, 3 * SECOND, 31 * SECOND)[op & 3]
         if op & 4:
             self.slurm_known = True
@@ -77,7 +77,8 @@ class _Controller:
         assert not self.look.failed, "a gang that could not be put together is a bug"
 
     def take(self, message: Layout | Frame, op: int) -> bool:
-        """Fold a frame as the watch does; return False if its node has sent no layout."""
+        """Update the state from a layout or frame as the controller does. Return False if the frame has no layout
+        yet."""
         if isinstance(message, Layout):
             self.layouts[message.node] = pack(message)
             return True
@@ -90,8 +91,10 @@ class _Controller:
 
 
 def make_session(rng: random.Random) -> bytes:
-    """Make messages of several agents: a layout of each, then frames; a byte before each message selects the events
-    before it."""
+    """Make messages of several agents: a layout for each, then frames.
+
+    The byte before each message selects the events that happen before it.
+    """
     layouts = {node: layout(rng, node) for node in rng.sample(NODES, rng.randint(1, 3))}
     seq = 1
     found = [encode_layout(made) for made in layouts.values()]
@@ -114,7 +117,7 @@ def make_session(rng: random.Random) -> bytes:
 
 
 def parse_session(data: bytes) -> str:
-    """Decode and fold the messages like a controller that has just started."""
+    """Decode the messages and add them to the state of a controller that has just started."""
     controller = _Controller()
     decoded, folded = 0, 0
     at = 0

@@ -1,7 +1,6 @@
-"""Data from an agent to its controller: HTTP responses, messages, layouts and frames.
+"""Fuzz targets: data from an agent to its controller: HTTP responses, messages, layouts and frames.
 
-Inputs are valid ones with changes where the parser checks: a value, a length, the order of events. Few of them are
-changed byte by byte.
+Inputs are valid data with a change in a value, a length or the order of events. Few inputs are changed byte by byte.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def frame(rng: random.Random, of: Layout, seq: int) -> Frame:
 
 @functools.cache
 def _corpus() -> tuple[bytes, ...]:
-    """Return valid messages: a layout of each node, and frames of it."""
+    """Return valid messages: one layout of each node, and frames of these layouts."""
     rng = random.Random(18)
     found = []
     for node in NODES:
@@ -134,7 +133,7 @@ def _corpus() -> tuple[bytes, ...]:
 
 
 def change(rng: random.Random, tree: Any, depth: int = 0) -> None:
-    """Replace a value somewhere in the tree."""
+    """Replace a random value in the decoded message `tree`."""
     if isinstance(tree, dict) and tree:
         key = rng.choice(list(tree))
         if rng.random() < 0.4 or depth > 6 or not isinstance(tree[key], dict | list):
@@ -150,7 +149,7 @@ def change(rng: random.Random, tree: Any, depth: int = 0) -> None:
 
 
 def make_message(rng: random.Random) -> bytes:
-    """Make one message: mostly well-formed MessagePack of the right kind, with a field that no agent would send."""
+    """Make one message: mostly valid MessagePack, with one field that no agent would send."""
     return changed(rng, rng.choice(_corpus()))
 
 
@@ -182,7 +181,7 @@ _decoders: dict[str, Decoder] = {}
 
 
 def parse_message(data: bytes) -> str:
-    """Decode like the reader of a stream, which reuses the parts that a frame shares with the one before."""
+    """Decode a message as the controller does for a stream, with the state of the previous message."""
     decoder = _decoders.setdefault("stream", Decoder())
     if len(data) % 5 == 0:
         _decoders.clear()
@@ -202,7 +201,10 @@ def parse_message(data: bytes) -> str:
 
 
 def make_stream(rng: random.Random) -> bytes:
-    """Make messages with their lengths, some of them wrong; the first byte is the number of pieces."""
+    """Make messages with their lengths, some of which are wrong.
+
+    The first byte of the input is the number of pieces in which they arrive.
+    """
     parts = [with_length(rng.choice(_corpus())) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.4:
         at = rng.randrange(len(parts))
@@ -234,7 +236,8 @@ def _chunk(data: bytes, rng: random.Random) -> bytes:
 
 
 def make_response(rng: random.Random) -> bytes:
-    """Make a response as an agent's server sends it; the first byte is the number of pieces."""
+    """Make an HTTP response of an agent's server. The first byte of the input is the number of pieces in which it
+    arrives."""
     status = rng.choice((b"200 OK",) * 12 + (b"401 Unauthorized", b"301 Moved", b"999", b"200", b"20", b"2000 OK"))
     head = [rng.choice((b"HTTP/1.1",) * 9 + (b"HTTP/1.0", b"HTTP/2", b"ICY")) + b" " + status]
     chunked = rng.random() < 0.8

@@ -1,4 +1,4 @@
-"""Malformed HTTP for both servers: the agent's parser, the controller's server, and its API's parsing of requests."""
+"""Fuzz targets: malformed HTTP for the agent's parser, the controller's server, and the controller's API."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PORT = 9420
 
 @cache
 def _token_file() -> Any:
-    """Return a file with the token, deleted when this process ends."""
+    """Return an open temporary file that contains the API token."""
     file = tempfile.NamedTemporaryFile("w", prefix="gangwatch-fuzz-")  # noqa: SIM115 - it is kept open
     file.write(TOKEN)
     file.flush()
@@ -55,7 +55,7 @@ def _token_file() -> Any:
 
 @cache
 def _access() -> Authentication:
-    """Return an authentication that accepts the token."""
+    """Return the API's authentication with the token in the temporary file."""
     return Authentication(Tokens(Path(_token_file().name)))
 
 
@@ -63,7 +63,7 @@ def _access() -> Authentication:
 
 
 def _agent_head(chance: random.Random) -> bytes:
-    """Return a head as the agent's server passes it to its parser: up to the empty line."""
+    """Return the line and headers of a request to an agent, up to the empty line."""
     return request(chance, bodies=False).lstrip(b"\r\n").partition(b"\r\n\r\n")[0][:HEAD_BYTES]
 
 
@@ -86,7 +86,7 @@ def _parse_agent(head: bytes) -> str:
 
 
 class _Transport:
-    """The transport that asyncio would pass to the protocol."""
+    """Replacement of asyncio's transport, which collects the server's output."""
 
     def __init__(self) -> None:
         self.sent = bytearray()
@@ -110,7 +110,7 @@ class _Transport:
         return 0
 
     def pause_reading(self) -> None:
-        """Do nothing: all data is already there."""
+        """Do nothing, because all data has already arrived."""
 
     resume_reading = pause_reading
 
@@ -122,13 +122,13 @@ class _Place:
         assert 0 <= worth <= 3
 
     def gone(self) -> None:
-        """Discard the transport."""
+        """Do nothing, because no connection must be released."""
 
     malformed = gone
 
 
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Read the body as the API does, and respond."""
+    """ASGI application that only reads the request's body and responds, in place of the API."""
     asked = StarletteRequest(scope, receive)
     status = 200
     try:
@@ -147,7 +147,7 @@ async def _app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class _Server:
-    """uvicorn's configuration and state, without a socket. One a process, made with its first input."""
+    """uvicorn's configuration and state, without a socket. Each process creates one for all inputs."""
 
     made: _Server | None = None
 
@@ -210,7 +210,7 @@ _KINDS: tuple[type[msgspec.Struct], ...] = (Submission, Submission, Reason, Node
 
 
 def _api_request(chance: random.Random) -> bytes:
-    """Make a request's headers, query and body, as JSON of strings."""
+    """Make the headers, query and body of an API request, as a JSON list of strings."""
     headers = [
         [name.decode("latin-1").lower(), chance.choice(values).decode("latin-1")]
         for name, values in chance.sample(HEADERS[1:], chance.randrange(6))
@@ -270,7 +270,7 @@ def _parse_api(content: bytes) -> str:
 
 
 def _run(coroutine: Any) -> Any:
-    """Run a coroutine that waits only for its own request; return its result."""
+    """Run a coroutine that never has to wait, and return its result."""
     try:
         while True:
             coroutine.send(None)

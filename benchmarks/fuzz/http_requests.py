@@ -1,4 +1,4 @@
-"""HTTP requests of readers and users, with headers and bodies that the servers check."""
+"""HTTP requests for the fuzz targets, with headers and bodies that the servers check."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _SPEC: dict[str, tuple[Any, ...]] = {
 
 
 def body(chance: random.Random) -> bytes:
-    """Return a body for a POST."""
+    """Return the body of a POST request, sometimes malformed."""
     if chance.random() < 0.1:
         return chance.choice(
             (b"", b"{", b"[]", b"null", b"\xff", b"[" * 5000, b'{"a":1e999}', b'{"name":"\\ud800"}', b"5")
@@ -111,7 +111,7 @@ def body(chance: random.Random) -> bytes:
 
 
 def request(chance: random.Random, bodies: bool = True) -> bytes:
-    """Return a request as a client would send it, or slightly wrong; sometimes two or none."""
+    """Return one request as a client would send it, or slightly wrong. Sometimes it contains two requests, or none."""
     if chance.random() < 0.04:
         return chance.choice(
             (chance.randbytes(chance.randrange(300)), b"\r\n" * chance.randrange(1, 400), b"\x16\x03\x01")

@@ -1,4 +1,4 @@
-"""Responses of a kubelet: pod-resources messages, and gRPC over HTTP/2."""
+"""Fuzz targets: responses of a kubelet, as pod-resources messages and as gRPC over HTTP/2."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(chance: random.Random, number: int, content: bytes | int) -> bytes:
-    """Return a field; some have a wrong number, wire type or length."""
+    """Return one protobuf field. Some have a wrong number, wire type or length."""
     if isinstance(content, int):
         return _varint(number << 3) + _varint(content)
     wire = 2 if chance.random() < 0.99 else chance.choice((0, 1, 3, 5, 7))
@@ -103,7 +103,7 @@ def _parse_pods(data: bytes) -> str:
 
 
 class _Wire:
-    """A socket whose peer has already sent all its data."""
+    """Replacement of a socket whose peer has already sent all of its data."""
 
     def __init__(self, data: bytes, piece: int) -> None:
         self._data, self._piece, self._at = data, piece, 0
@@ -128,7 +128,8 @@ def _headers(chance: random.Random, pairs: list[tuple[str, str]], last: bool) ->
 
 
 def _make_call(chance: random.Random) -> bytes:
-    """Make the server's side of one call, after a byte with the size of the socket's reads."""
+    """Make the data that the server sends in one gRPC call. The first byte of the input is the size of each read from
+    the socket."""
     body = _make_pods(chance)[1:] if chance.random() < 0.4 else b""
     length = len(body) if chance.random() < 0.9 else chance.choice((0, 1, len(body) + 1, 2**32 - 1))
     flag = b"\0" if chance.random() < 0.95 else b"\1"
@@ -193,7 +194,7 @@ def _parse_call(data: bytes) -> str:
 
 
 def _reraise_own(error: ValueError) -> None:
-    """Raise the error again if the product raised it and not h2 or hpack."""
+    """Raise the error again if it comes from gangwatch's code. Errors of h2 and hpack are ignored."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,7 @@
-"""Responses of an API server: lists and watches of objects, whose annotations any user may write, and quantities."""
+"""Fuzz targets: responses of an API server (lists and watches of objects), and quantities.
+
+Any user may write annotations, so the controller must not trust them.
+"""
 
 from __future__ import annotations
 

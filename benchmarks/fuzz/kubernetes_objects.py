@@ -1,4 +1,4 @@
-"""Objects of an API server, most of them valid: nodes, pods, groups, queues, claims and volumes."""
+"""Mostly valid objects of an API server for the fuzz targets: nodes, pods, groups, queues, claims and volumes."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _terms(chance: random.Random) -> dict[str, Any]:
 
 
 def _optional(chance: random.Random, container: dict[str, Any]) -> dict[str, Any]:
-    """Return some of the optional fields of a pod's spec."""
+    """Return a random selection of the optional fields of a pod's spec."""
     fields: dict[str, Callable[[], Any]] = {
         "initContainers": lambda: [container],
         "nodeSelector": lambda: {"zone": "a"},

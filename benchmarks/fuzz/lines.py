@@ -1,4 +1,4 @@
-"""Lines of a parser that its inputs reach. Only lines in functions count: a module's own run at its import."""
+"""Measurement of the lines of a parser that inputs execute. Only lines inside functions count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Tracer = Callable[[FrameType, str, Any], Any]
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of one place of `Target.covers`: `reached` of `all`, each as "path:line"."""
+    """Lines of a target, each as (path, line).
+
+    all: lines that inputs should execute. reached: lines that were executed.
+    """
 
     all: frozenset[tuple[str, int]]
     reached: frozenset[tuple[str, int]]
@@ -30,8 +33,10 @@ class Lines:
 
 
 def codes_of(place: str) -> list[CodeType]:
-    """Return the code of the functions of a module, or of one function or class of it ("module:name"). Raises
-    ValueError."""
+    """Return the code objects of all functions in a module, or of one function or class ("module:name").
+
+    Raises ValueError for an unknown name.
+    """
     module, _, name = place.partition(":")
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -48,8 +53,7 @@ def codes_of(place: str) -> list[CodeType]:
 
 
 def _functions(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of functions, also those inside of functions and classes; class bodies run at the
-    import."""
+    """Yield the code objects of all functions in this code, including nested ones, but not of class bodies."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             if constant.co_flags & 0x2:  # CO_NEWLOCALS (dis): set for functions, not for class bodies
@@ -58,22 +62,21 @@ def _functions(code: CodeType) -> Iterator[CodeType]:
 
 
 def _lines(code: CodeType) -> Iterator[int]:
-    """Yield the code's lines, except that of its `def`, at which a call stops before the first statement."""
+    """Yield the line numbers of a function, except the line of its `def`."""
     for _, _, line in code.co_lines():
         if line is not None and line != code.co_firstlineno:
             yield line
 
 
 def all_lines(places: Iterable[str]) -> frozenset[tuple[str, int]]:
-    """Return every reachable line of these places, as (path, line)."""
+    """Return all lines of these modules and functions that inputs can execute, as (path, line)."""
     return frozenset((code.co_filename, line) for place in places for code in codes_of(place) for line in _lines(code))
 
 
 def reached(places: Iterable[str], runs: Iterable[Callable[[], object]]) -> Lines:
-    """Return the lines of these places that the runs reach in this thread. About ten times slower, so use it on a
-    sample.
+    """Return the lines of these modules and functions that the calls execute in this thread.
 
-    Exceptions of runs are ignored.
+    Tracing makes calls about ten times slower. Exceptions of the calls are ignored.
     """
     wanted = all_lines(places)
     left: dict[tuple[str, str, int], set[int]] = {}

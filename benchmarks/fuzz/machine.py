@@ -1,6 +1,6 @@
-"""Files written by a node's kernel and its schedulers: /proc, /sys, the kernel log, job files, rank files.
+"""Fuzz targets: files of a node's kernel and schedulers: /proc, /sys, kernel log, job files, rank files.
 
-Users choose some of the content: names of processes, control groups, mounts and files, and whole environments.
+Users control some of the content, such as names of processes, mounts and files, and environments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _PROC = "agent.sources.proc.proc"
 
 
 class _File(NamedTuple):
-    """A parser of one kind of file. begins: the prefix that its first check requires; b"" if it has none."""
+    """Fuzz target of a parser for one kind of file.
+
+    begins: prefix that the parser's first check requires; b"" if none.
+    """
 
     parse: Callable[[bytes], object]
     samples: tuple[bytes, ...]
@@ -39,20 +42,16 @@ STAT = b"1234 (pt main (x) y) S 1 1234 1234 0 -1 4194560 1 0 0 0 5 3 0 0 20 0 8 
 CPU = b"cpu  1 2 3 4 5 6 7 8 9 0\ncpu0 1 2 3\ncpu1 1 2 3\nintr 5\nctxt 9\n"
 SWITCHES = b"cpu 1\nctxt 99\nbtime 1\nprocs_running 2\nprocs_blocked 0\n"
 VMSTAT = b"nr_free 1\npgmajfault 7\noom_kill 2\n"
-MEMORY = b"MemTotal:  65 kB\nMemFree: 1 kB\nMemAvailable:  5 kB\n"
 PRESSURE = b"some avg10=0.00 avg60=0.00 avg300=0.00 total=77\nfull avg10=0.00 total=5\n"
 DISKS = b" 259 0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11 12 13\n   8 1 sda1 4 5 6 7\n 8 0 s\xff 1 2 3 4 5 6 7 8 9 10 11\n"
-NET = b"Inter-|\n face |\n eth0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n lo:1 0 0 0 0 0 0 0 1 0 0 0 0 0 0 0\n"
 IO = b"rchar: 1\nwchar: 2\nread_bytes: 3\nwrite_bytes: 4\ncancelled_write_bytes: 0\n"
 FILES: tuple[_File, ...] = (
-    _File(proc.parse_stat, (CPU, b"cpu  1 2 3\n"), b"cpu "),
+    _File(proc.parse_cpu_count, (CPU,)),
     _File(proc.parse_scheduler, (SWITCHES,), b"cpu"),
     _File(proc.parse_vmstat, (VMSTAT, b"nr_free 1\npgmajfault 7\n"), b"nr"),
     _File(proc.parse_loadavg, (b"0.20 0.18 0.12 1/80 11206\n",)),
-    _File(proc.parse_meminfo, (MEMORY, b"MemTotal: 65 kB\n"), b"Mem"),
     _File(proc.parse_pressure, (PRESSURE, b"some total=1\n"), b"some"),
-    _File(proc.parse_diskstats, (DISKS,)),
-    _File(proc.parse_net_dev, (NET,)),
+    _File(proc.parse_in_flight, (DISKS,)),
     _File(proc.parse_process_stat, (STAT,), b"1"),
     _File(proc.parse_statm, (b"100 50 20 1 0 30 0\n",)),
     _File(proc.parse_schedstat, (b"5000 77 12\n",)),
@@ -231,7 +230,7 @@ DEVICE_NAMES = ("0", "GPU-1", "MIG-1", "0.1", "x y", "..", "\u2028", "a" * 130, 
 
 
 def _make_job_file(chance: random.Random) -> bytes:
-    """Make the file's name in the first line, then its content."""
+    """Make a job file: the first line is the file's name, the rest is its content."""
     made = mutate.lines(
         chance, chance.choice((b"7\n8 1000\n", b"7", b"", b"\n\n9\n", b"1\n" * 100)), chance.randrange(3)
     )
@@ -242,7 +241,7 @@ def _make_job_file(chance: random.Random) -> bytes:
 
 
 def _folder(kind: str) -> Path:
-    """Return an empty folder in memory, one a process."""
+    """Return an empty folder in memory. Each process has one folder per kind."""
     folder = Path(f"/dev/shm/gangwatch-fuzz-{os.getpid()}-{kind}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -337,7 +336,6 @@ TARGETS = (
         (
             *(f"{_PROC}:{file.parse.__name__}" for file in FILES),
             f"{_PROC}:_line_number",
-            f"{_PROC}:_meminfo_bytes",
         ),
     ),
     Target("machine-cgroup", _make_cgroup, _parse_cgroup, ("agent.sources.proc.cgroup",)),

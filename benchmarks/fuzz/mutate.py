@@ -1,7 +1,7 @@
-"""Damage to valid inputs: to bytes, to JSON-like trees, to words of text. Every choice comes from `chance`.
+"""Random damage to valid inputs: to bytes, to JSON-like trees, and to words of text.
 
-Inputs are made by structure and not by flipping bytes alone. An input refused by a first check does not exercise the
-rest of a parser, so most inputs are whole documents with one or two wrong places.
+`chance` makes every choice. Most inputs are whole documents with one or two errors, because a parser's first check
+would refuse random bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NUMBERS: tuple[Any, ...] = (
     0, 1, -1, 2, 7, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1, 2**53, 2**63 - 1, 2**63,
     2**64 - 1, -(2**63), 0.5, -0.0, 1e-300, 1e300, 1.5, True, False,
 )  # fmt: skip
-"""Limits of the integers that parsers meet, and numbers that only JSON accepts."""
+"""Numbers at the limits of integer types, and numbers that only JSON accepts."""
 
 TEXTS: tuple[str, ...] = (
     "", " ", "\n", "\r\n", "\t", "\0", "a", "a b", "a=b", "a,b", "a|b", "0", "00", "-1", "+1", "1_000", "1e3", "0x10",
@@ -27,12 +27,12 @@ TEXTS: tuple[str, ...] = (
 
 
 def pick(chance: random.Random, *weighted: tuple[int, Any]) -> Any:
-    """Return one of the values, by weight."""
+    """Return a random value from (weight, value) pairs."""
     return chance.choices([value for _, value in weighted], [weight for weight, _ in weighted])[0]
 
 
 def value(chance: random.Random, depth: int = 2) -> Any:
-    """Return any value that JSON can hold."""
+    """Return a random value of a type that JSON has."""
     kind = chance.randrange(8 if depth else 6)
     if kind < 2:
         return chance.choice(NUMBERS)
@@ -48,7 +48,8 @@ def value(chance: random.Random, depth: int = 2) -> Any:
 
 
 def tree(chance: random.Random, tree: Any, damages: int = 1) -> Any:
-    """Return a copy of the tree with some of its places changed, removed, doubled or moved."""
+    """Return a copy of the tree in which some values are changed, removed, doubled or moved. damages: number of
+    changes."""
     made = json.loads(json.dumps(tree))
     for _ in range(damages):
         made = _damaged(chance, made)
@@ -56,7 +57,7 @@ def tree(chance: random.Random, tree: Any, damages: int = 1) -> Any:
 
 
 def _damaged(chance: random.Random, tree: Any) -> Any:
-    """Go down to a random place and change it there."""
+    """Change one random value in the tree."""
     if not isinstance(tree, dict | list) or not tree or chance.random() < 0.08:
         return _another(chance, tree)
     key = chance.choice(list(tree)) if isinstance(tree, dict) else chance.randrange(len(tree))
@@ -75,7 +76,7 @@ def _damaged(chance: random.Random, tree: Any) -> Any:
 
 
 def _another(chance: random.Random, old: Any) -> Any:
-    """Return another value, more often of the same kind than of another."""
+    """Return a random value that differs from `old`, usually of the same type."""
     kind = chance.random()
     if kind < 0.3:
         return value(chance)
@@ -89,7 +90,7 @@ def _another(chance: random.Random, old: Any) -> Any:
 
 
 def text(chance: random.Random, old: str) -> str:
-    """Return the text with a piece replaced, inserted, removed or doubled."""
+    """Return the text with a random piece replaced, inserted, removed or doubled."""
     if not old or chance.random() < 0.2:
         return chance.choice(TEXTS)
     begin = chance.randrange(len(old))
@@ -99,7 +100,8 @@ def text(chance: random.Random, old: str) -> str:
 
 
 def octets(chance: random.Random, data: bytes, damages: int = 1) -> bytes:
-    """Return the bytes with some of them changed, inserted, removed, doubled, or the end cut off."""
+    """Return the bytes with some of them changed, inserted, removed or doubled, or cut off. damages: number of
+    changes."""
     made = bytearray(data)
     for _ in range(damages):
         if not made:
@@ -127,7 +129,7 @@ def octets(chance: random.Random, data: bytes, damages: int = 1) -> bytes:
 
 
 def lines(chance: random.Random, text_of: bytes, damages: int = 1) -> bytes:
-    """Return text of lines and words with a word or a line changed, removed, doubled or moved."""
+    """Return text in which words or lines are changed, removed, doubled or moved. damages: number of changes."""
     made = text_of.split(b"\n")
     for _ in range(damages):
         at = chance.randrange(len(made))
@@ -156,7 +158,7 @@ def lines(chance: random.Random, text_of: bytes, damages: int = 1) -> bytes:
 
 
 def one_of(chance: random.Random, samples: Sequence[bytes], damage: Any = octets) -> bytes:
-    """Return a sample, sometimes unchanged, else with one to three damages."""
+    """Return one of the samples, unchanged or with one to three changes. damage: function that makes the changes."""
     sample = chance.choice(samples)
     damages = pick(chance, (1, 0), (5, 1), (2, 2), (1, 3))
     made: bytes = damage(chance, sample, damages) if damages else sample

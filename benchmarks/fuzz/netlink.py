@@ -1,4 +1,4 @@
-"""Responses of the kernel: RDMA netlink messages, and drivers' statistics by ioctl and as a recorded text."""
+"""Fuzz targets: responses of the kernel: RDMA netlink messages, and drivers' statistics by ioctl and in a text file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (b"rx_bytes", b"tx_bytes", b"", b"out_of_sequence", b"\xff\xfe", b"n" * 
 
 
 def _attribute(chance: random.Random, kind: int, payload: bytes) -> bytes:
-    """Return one padded attribute; some have a wrong length or type."""
+    """Return one padded netlink attribute. Some have a wrong length or type."""
     length = 4 + len(payload)
     if chance.random() < 0.02:
         length = chance.choice((0, 3, 4, length - 1, length + 1, 65535))
@@ -79,7 +79,7 @@ KINDS = (netlink.DEVICE_GET, netlink.SYSTEM_GET, netlink.STATISTICS_GET)
 
 
 def _make_rdma(chance: random.Random) -> bytes:
-    """Make a byte for the request, then datagrams, each after its length in two bytes."""
+    """Make netlink responses: one byte that selects the request, then datagrams, each after its length in two bytes."""
     which = chance.randrange(3)
     kind = KINDS[which]
     datagrams: list[bytes] = []
@@ -114,7 +114,7 @@ def _make_rdma(chance: random.Random) -> bytes:
 
 
 class _Kernel:
-    """A socket that returns these datagrams and then times out."""
+    """Replacement of a netlink socket. It returns the given datagrams, then times out."""
 
     def __init__(self, datagrams: list[bytes]) -> None:
         self._left = datagrams
@@ -166,7 +166,8 @@ def _parse_rdma(data: bytes) -> str:
 
 
 def _make_ioctl(chance: random.Random) -> bytes:
-    """Make the count that SSET_INFO returns, the counts of the two other responses, then the names."""
+    """Make the network driver's responses to three requests: the number of statistics in each, then the statistics'
+    names."""
     count = chance.choice((0, 1, 2, 3, 3, 3, 5, 65537, 2**32 - 1))
     named = count if chance.random() < 0.9 else chance.choice((0, 1, 65537))
     valued = named if chance.random() < 0.9 else chance.choice((0, 4, 2**32 - 1))

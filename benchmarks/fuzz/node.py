@@ -1,7 +1,6 @@
-"""Other data of a tenant that the agent of its node parses: words in /proc, and the layout of a job's ranks.
+"""Fuzz targets: data of users' processes that the agent parses: files in /proc, and positions of a job's ranks.
 
-Inputs are valid ones with changes where the parser checks: a value, a length, the order of events. Few of them are
-changed byte by byte.
+Inputs are valid data with a change in a value, a length or the order of events. Few inputs are changed byte by byte.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _CGROUPS = (
 
 
 def make_cgroup(rng: random.Random) -> bytes:
-    """Make /proc/PID/cgroup, of one line or many, with subfolders that a tenant may have made."""
+    """Make the content of /proc/PID/cgroup with one or more lines, some with subfolders of a tenant."""
     lines = []
     for number in range(rng.choice((1, 1, 1, 3, 12))):
         path = "".join(rng.choice(_CGROUPS) for _ in range(rng.choice((1, 1, 1, 2, 3)))).replace("{}", "ab" * 32)
@@ -42,7 +41,7 @@ def make_cgroup(rng: random.Random) -> bytes:
 
 
 def parse_membership(data: bytes) -> str:
-    """Parse the owner of the process; names from the file must be valid labels."""
+    """Parse the pod or job of the process. Check that the names in the result are valid labels."""
     text = data.decode("utf-8", "replace")
     if ":" not in text:
         return REFUSED_FIRST
@@ -57,7 +56,7 @@ def parse_membership(data: bytes) -> str:
 
 
 def make_environment(rng: random.Random) -> bytes:
-    """Make /proc/PID/environ."""
+    """Make the content of /proc/PID/environ."""
     names = ("RANK", "SLURM_PROCID", "GANGWATCH_ATTEMPT", "SLURM_JOB_ID", "PATH", "", "RANK ", "OMPI_COMM_WORLD_RANK")
     values = ("0", "7", "123456789", "1234567890", "-1", "", "１", "0x1", "a" * 5000, "1=2")
     entries = [f"{rng.choice(names)}={rng.choice(values)}" for _ in range(rng.randint(1, 12))]
@@ -66,7 +65,7 @@ def make_environment(rng: random.Random) -> bytes:
 
 
 def parse_words(data: bytes) -> str:
-    """Parse rank, attempt and job of an environment: numbers, or nothing."""
+    """Parse rank, attempt and job in an environment. Check that each is a number or absent."""
     if b"=" not in data:
         return REFUSED_FIRST
     found = parse_environment(data)
@@ -75,7 +74,7 @@ def parse_words(data: bytes) -> str:
 
 
 def make_stat(rng: random.Random) -> bytes:
-    """Make /proc/PID/stat, with a process name chosen by the process."""
+    """Make the content of /proc/PID/stat with a malicious process name."""
     name = rng.choice((b"python", b") R 1 (", b"a b c", b"", b"))))", b"\n", rng.randbytes(15)))
     words = [
         b"S",
@@ -86,7 +85,7 @@ def make_stat(rng: random.Random) -> bytes:
 
 
 def parse_stat(data: bytes) -> str:
-    """Parse the process of a stat line."""
+    """Parse the process in the content of /proc/PID/stat."""
     try:
         found = parse_process_stat(data)
     except SourceError:
@@ -99,7 +98,7 @@ def parse_stat(data: bytes) -> str:
 
 
 def make_layout(rng: random.Random) -> bytes:
-    """Make GANGWATCH_LAYOUT with a rank and a world size."""
+    """Make the variable GANGWATCH_LAYOUT, with a rank and a world size."""
     names = ["tensor", "context", "expert", "data", "pipeline"]
     rng.shuffle(names)
     sizes = {name: rng.choice((1, 2, 4, 8)) for name in names[: rng.randint(1, 5)]}
@@ -117,7 +116,7 @@ def make_layout(rng: random.Random) -> bytes:
 
 
 def parse_layout(data: bytes) -> str:
-    """Parse a rank's coordinates, each less than its dimension's size."""
+    """Parse a rank's position. Check that each coordinate is smaller than the size of its dimension."""
     parts = data.decode("utf-8", "replace").split(" ", 2)
     if len(parts) < 3 or not parts[0].isdecimal() or not parts[1].isdecimal():
         return REFUSED_FIRST

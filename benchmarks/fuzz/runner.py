@@ -1,4 +1,4 @@
-"""Runs inputs through one target: chunks in worker processes, each input identified by seed, target and number."""
+"""Execution of fuzz targets in worker processes. Seed, target and number identify an input."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from benchmarks.fuzz.lines import Lines, reached
 from benchmarks.fuzz.target import OUTCOMES, Target
 
 INPUT_SECONDS = 10.0
-"""Time after which one input counts as a hang. The slowest parser takes milliseconds."""
+"""Seconds after which one input counts as a hang. The slowest parser takes milliseconds."""
 
 MEMORY_BYTES = 4 << 30
-"""Address space of a worker: a parser that takes more for an input fails (MemoryError)."""
+"""Maximum memory of a worker in bytes. A parser that needs more for one input fails with MemoryError."""
 
 MOST_FAILURES = 3
-"""Failures kept of one chunk; the others are only counted."""
+"""Maximum number of failures whose inputs are kept for each chunk; other failures are only counted."""
 
 
 class HangError(Exception):
-    """One input took longer than INPUT_SECONDS."""
+    """Parsing of one input took longer than INPUT_SECONDS."""
 
 
 @dataclass
 class Failure:
-    """An exception that no parser may raise. data: None if the worker died without a report."""
+    """An exception that a parser must not raise. data: the input; None if the worker process died."""
 
     target: str
     seed: int
@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass
 class Chunk:
-    """Results of some inputs of one target."""
+    """Results of one target for a range of consecutive inputs."""
 
     target: str
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class Chunk:
 
 
 def targets() -> dict[str, Target]:
-    """Return every target of this package's modules, by name. Raises ValueError for a duplicate name."""
+    """Return the targets of all modules in this package, by name. Raises ValueError for a duplicate name."""
     found: dict[str, Target] = {}
     for module in sorted(pkgutil.iter_modules(benchmarks.fuzz.__path__), key=lambda one: one.name):
         if module.name == "__main__":
@@ -75,7 +75,7 @@ def targets() -> dict[str, Target]:
 
 
 def made(target: Target, seed: int, number: int) -> bytes:
-    """Return the input of this number."""
+    """Return the target's input with this number."""
     return target.make(random.Random(f"{seed}/{target.name}/{number}"))
 
 
@@ -84,7 +84,7 @@ def _ring(_: int, __: FrameType | None) -> None:
 
 
 def parsed(target: Target, data: bytes) -> str:
-    """Return the outcome. Raises unexpected exceptions of the parser, including HangError."""
+    """Parse the input and return the outcome. Unexpected exceptions are raised, including HangError."""
     signal.setitimer(signal.ITIMER_REAL, INPUT_SECONDS)
     try:
         outcome = target.parse(data)
@@ -96,7 +96,7 @@ def parsed(target: Target, data: bytes) -> str:
 
 
 def prepare() -> None:
-    """Prepare a worker: an alarm for hangs, a limit to memory, and no log of refused inputs."""
+    """Prepare a worker process: an alarm for hangs, a memory limit, and no log output."""
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGALRM, _ring)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -126,7 +126,7 @@ def run(name: str, seed: int, start: int, count: int) -> Chunk:
 
 
 def cover(name: str, seed: int, count: int) -> Lines:
-    """Return the lines that the first `count` inputs of the target reach. Failures are counted elsewhere."""
+    """Return the lines that the target's first `count` inputs execute. Failures are ignored here."""
     target = targets()[name]
     return reached(
         target.covers,
@@ -139,7 +139,7 @@ def _words(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return the innermost place of the product in the traceback, which identifies a failure."""
+    """Return the innermost line of gangwatch's code in the traceback, as an identifier of the failure."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [
         frame for frame in frames if "/benchmarks/" not in frame.filename and "/site-packages/" not in frame.filename
@@ -152,7 +152,7 @@ def _place(error: Exception) -> str:
 
 
 def save(failure: Failure, folder: Path) -> Path:
-    """Write the input so that `--replay` repeats it."""
+    """Save a failed input so that `--replay` can repeat it, and return the file's path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{failure.target}-{failure.seed}-{failure.number}.json"
     data = None if failure.data is None else base64.b64encode(failure.data).decode()
@@ -163,10 +163,9 @@ def save(failure: Failure, folder: Path) -> Path:
 
 
 def replay(path: Path) -> str:
-    """Parse a saved input again; return the outcome. Raises the parser's error, or ValueError for a file of another
-    form.
+    """Parse a saved input again and return the outcome. Call ``prepare`` in this process first.
 
-    Call ``prepare`` in this process first.
+    Raises the parser's error, or ValueError if the file has another format.
     """
     document = json.loads(path.read_text(encoding="utf-8"))
     target = targets().get(document["target"])

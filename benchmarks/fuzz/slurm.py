@@ -1,4 +1,4 @@
-"""Output of Slurm's commands, and texts of its users: columns, JSON, nodes in text, GPUs, declarations, sacct."""
+"""Fuzz targets: output of Slurm's commands in its different formats, and job comments of users."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STATES = ("RUNNING", "PENDING", "COMPLETING", "COMPLETED", "FAILED", "SUSPENDED"
 
 
 def jobs(chance: random.Random) -> list[Printed]:
-    """Return some jobs, of which one or two are odd."""
+    """Return some jobs. One or two of them are unusual."""
     made = []
     for number in chance.sample(range(1, 1000), chance.randrange(1, 5)):
         count = chance.randrange(4)
@@ -76,7 +76,7 @@ def _outcome(listed: Jobs | Nodes) -> str:
 
 
 def _make_columns(chance: random.Random) -> bytes:
-    """Make the two listings, one after the other, after the length of the first."""
+    """Make the two listings of the queue in columns, one after the other, preceded by the length of the first."""
     printed = jobs(chance)
     output, where = bytearray(in_columns(printed)), in_places(printed)
     what = chance.randrange(10)
@@ -136,7 +136,7 @@ def _parse_columns(data: bytes) -> str:
 
 
 def _later(chance: random.Random, document: Any) -> Any:
-    """Print as data_parser v0.0.39 and v0.0.40 do: numbers as objects, states as lists, exit codes as objects."""
+    """Convert numbers, states and exit codes to the form of data_parser v0.0.39 and v0.0.40: objects or lists."""
     for job in document["jobs"]:
         for key in ("time_limit", "priority", "start_time", "eligible_time", "node_count", "submit_time"):
             if chance.random() < 0.8:
@@ -214,7 +214,7 @@ def _parse_text_nodes(data: bytes) -> str:
 
 
 def _make_gpus(chance: random.Random) -> bytes:
-    """Make the queried nodes in the first line, then scontrol's output for the job."""
+    """Make the output of scontrol for one job, preceded by a line with the queried nodes."""
     job = dataclasses.replace(chance.choice(jobs(chance)), state="RUNNING")
     made = as_text([job])
     for _ in range(chance.randrange(3)):

@@ -1,7 +1,6 @@
-"""Step rings, which a tenant's process writes and the agent of its node reads.
+"""Fuzz target: step rings, which training processes write and the node's agent reads.
 
-Inputs are valid ones with changes where the parser checks: a value, a length, the order of events. Few of them are
-changed byte by byte.
+Inputs are valid data with a change in a value, a length or the order of events. Few inputs are changed byte by byte.
 """
 
 from __future__ import annotations
@@ -19,15 +18,18 @@ from agent.sources.steps.rings import Ring, RingRecord
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 
 NOW_NS = 10**15
-"""Time at which the rings are read, on the clock that stamps their records."""
+"""Time at which the rings are read, in nanoseconds on the clock of their records."""
 
 ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _EDGES = (0, 1, 2, 63, 64, 255, 256, 2**16 - 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 _SLOT = struct.Struct("<QBBHIqqqqqQ")
 _FILE = struct.Struct("<BBIH")
-"""Encoding of a memory file: seals, access, size, number of patches; each patch is offset, length and bytes, or with
-length 0 a reading. An offset from _MEANWHILE on is written while the next reading copies slots."""
+"""Header of an input: seals, access, size of the memory file, and number of patches.
+
+Each patch is offset, length and bytes. A patch of length 0 means that the agent reads the ring. A patch with an offset
+from _MEANWHILE on is written while the agent's next reading copies slots.
+"""
 _MEANWHILE = 2**31
 _PATCH = struct.Struct("<IH")
 _READING = _PATCH.pack(0, 0)
@@ -38,7 +40,7 @@ def _patch(offset: int, data: bytes) -> bytes:
 
 
 def _record(rng: random.Random, index: int) -> bytes:
-    """Return one slot; at most one of its values is impossible."""
+    """Return one slot of a ring. At most one of its values is impossible."""
     kind = rng.choice((1, 2, 2, 2, 3, 4))
     duration_ns = rng.randrange(10**9)
     wait_ns, tokens = rng.randrange(duration_ns + 1), rng.randrange(10**6)
@@ -56,7 +58,7 @@ _PATH_ONLY = 3
 
 
 class _RacingRing(Ring):
-    """A ring whose writer continues while slots are copied."""
+    """A step ring whose process continues to write while the agent copies slots."""
 
     meanwhile: tuple[tuple[int, bytes], ...] = ()
 
@@ -72,7 +74,7 @@ class _RacingRing(Ring):
 
 
 def make_ring(rng: random.Random) -> bytes:
-    """Make a memory file and its writer's changes between readings."""
+    """Make a memory file, followed by the changes that its process makes between two reads."""
     slots = rng.choice((256, 256, 256, 512, 512, 1024))
     seals, access, size = ALL_SEALS, os.O_RDWR, rings.HEADER_BYTES + slots * rings.SLOT_BYTES
     magic, slot_bytes = rings.MAGIC, rings.SLOT_BYTES
@@ -112,7 +114,7 @@ def make_ring(rng: random.Random) -> bytes:
 
 
 def parse_ring(data: bytes) -> str:
-    """Read the ring as the agent would, and check that the results are possible."""
+    """Read the ring as the agent does. Check that the results are possible."""
     if len(data) < _FILE.size:
         return REFUSED_FIRST
     seals, access, size, count = _FILE.unpack_from(data)

@@ -1,7 +1,6 @@
-"""Messages of a tenant's processes at the agent's step socket: registrations, places, whole connections.
+"""Fuzz targets: messages of users' processes to the agent's step socket: registrations, positions, connections.
 
-Inputs are valid ones with changes where the parser checks: a value, a length, the order of events. Few of them are
-changed byte by byte.
+Inputs are valid data with a change in a value, a length or the order of events. Few inputs are changed byte by byte.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ def _framed(rng: random.Random, document: object) -> bytes:
 
 
 def make_registration(rng: random.Random) -> bytes:
-    """Make a registration with its length."""
+    """Make a registration message, preceded by its length."""
     return _framed(rng, _claim(rng))
 
 
 def make_place(rng: random.Random) -> bytes:
-    """Make a later message with its length."""
+    """Make a message with a rank's position, as sent after the registration, preceded by its length."""
     document = {"v": 1, "place": _place(rng)}
     if rng.random() < 0.2:
         document[rng.choice(("v", "place", "later"))] = rng.choice(_VALUES)
@@ -91,7 +90,8 @@ _IDENTITIES = (
 
 
 def parse_registration(data: bytes) -> str:
-    """Parse the registration, and judge it for each kind of process."""
+    """Parse a registration. Check that accepted values are in range and match the identity that the agent has
+    attested."""
     received = bytearray(data)
     try:
         message = take_message(received)
@@ -128,7 +128,7 @@ def parse_registration(data: bytes) -> str:
 
 
 def parse_later(data: bytes) -> str:
-    """Parse a place."""
+    """Parse a rank's position in a message that was sent after the registration."""
     try:
         message = take_message(bytearray(data))
         if message is None:
@@ -151,12 +151,12 @@ def _check_place(place: Place) -> None:
 # --- a whole connection ----------------------------------------------------------------------------------------------
 
 _SEND, _SEND_RING, _SEND_MANY, _SEND_OTHER, _END = range(5)
-"""Operations of a client: send bytes alone, with a ring, with several descriptors, with one that is no ring; close."""
+"""Operations of a client: send bytes, with a ring, with several descriptors, or with one that is no ring; close."""
 _STEP = struct.Struct("<BH")
 
 
 def make_connection(rng: random.Random) -> bytes:
-    """Make the operations of a client on one connection, in order."""
+    """Make the sequence of a client's operations on one connection."""
     stream = make_registration(rng) if rng.random() < 0.3 else _framed(rng, {"v": 1, "gang": "g", "rank": 1})
     for _ in range(rng.choice((0, 0, 1, 3, 20))):
         stream += make_place(rng)
@@ -189,14 +189,14 @@ def _ring_descriptor() -> int:
 
 
 class _ClosesAtOnce(Closer):
-    """A closer without threads: closing never blocks here."""
+    """Replacement of the agent's background closer. It closes descriptors at once, in the same thread."""
 
     def put(self, descriptor: int, tenant: Tenant) -> None:  # noqa: ARG002
         os.close(descriptor)
 
 
 def parse_connection(data: bytes) -> str:
-    """Act as the agent's end of the connection, and check that none of its descriptors stays open."""
+    """Serve a connection as the agent does. Check that no received descriptor stays open."""
     tenant = Tenant("user", "1")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.setblocking(False)
@@ -242,7 +242,7 @@ def _do(client: socket.socket, what: int, chunk: bytes) -> bool:
 
 
 def _receive(connection: Connection, closer: Closer) -> bool:
-    """Run the agent's thread once for this connection; return False if there is nothing to receive."""
+    """Receive and handle the connection's data once. Return False if there is none."""
     try:
         if not connection.receive(closer):
             return False
@@ -260,7 +260,7 @@ def _receive(connection: Connection, closer: Closer) -> bool:
 
 
 def _in_main_thread(parse: Callable[[bytes], str]) -> Callable[[bytes], str]:
-    """Return the parser with a check that it starts no thread."""
+    """Wrap a parser with a check that it starts no thread."""
 
     def checked(data: bytes) -> str:
         before = threading.active_count()

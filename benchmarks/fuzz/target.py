@@ -1,7 +1,7 @@
-"""A parser under test, and how to make its inputs.
+"""Class of fuzz targets: a parser under test, and the function that makes its inputs.
 
-A module of this package lists its parsers in a module-level ``TARGETS``, a tuple of :class:`Target`. The runner
-(``__main__.py``) collects them by name; no other registration is necessary.
+Each module of this package lists its targets in ``TARGETS``, a tuple of :class:`Target`, which the runner
+(``__main__.py``) collects.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 REFUSED_FIRST = "refused_first"
-"""The parser's first check refused the input (a length, a magic number, whether it is JSON at all)."""
+"""Outcome: the parser's first check refused the input (a length, a magic number, whether it is JSON at all)."""
 
 REFUSED = "refused"
-"""A later check refused it. The input passed the first check."""
+"""Outcome: the input passed the parser's first check, and a later check refused it."""
 
 ACCEPTED = "accepted"
 
@@ -23,21 +23,23 @@ OUTCOMES = (REFUSED_FIRST, REFUSED, ACCEPTED)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One parser. Both functions run many thousand times in each worker process."""
+    """One parser under test. `make` returns an input for a seed, and `parse` parses it."""
 
     name: str
-    """Unique among all targets; `--only` matches it."""
+    """Name of the target, unique among all targets. `--only` matches it."""
 
     make: Callable[[random.Random], bytes]
-    """Return the next input. All randomness comes from its argument, so that a seed repeats a run."""
+    """Returns the next input. All randomness comes from the argument, so that the same seed repeats a run."""
 
     parse: Callable[[bytes], str]
-    """Parse the input and return one of OUTCOMES. Errors that refuse input are caught here.
+    """Parses the input and returns one of OUTCOMES. It catches the errors by which the parser refuses input.
 
     Any other exception leaves this function: the runner counts it as a failure and saves the input.
     """
 
     covers: tuple[str, ...]
-    """Modules whose lines the inputs must reach ("agent.schema.wire"); or, if the rest of a module parses nothing,
-    functions and classes of it ("scheduler_feedback.feed.host_addresses:node_of",
-    "exporter.serving.agent_http:Server")."""
+    """Modules whose lines the inputs must reach, for example "agent.schema.wire".
+
+    If only a part of a module parses input, its functions and classes are listed instead:
+    "scheduler_feedback.feed.host_addresses:node_of", "exporter.serving.agent_http:Server".
+    """

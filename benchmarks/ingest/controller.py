@@ -1,5 +1,4 @@
-"""``python -m benchmarks.ingest.controller``: the measured side. Runs feed, fleet and all detectors as a controller
-does, in its own process."""
+"""``python -m benchmarks.ingest.controller``: process with a controller's feed and detectors, to be measured."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.credentials import Credentials
 
 CONNECTED_SECONDS = 600.0
-"""Time for ten thousand handshakes on a busy machine."""
+"""Maximum seconds until all agents are connected: ten thousand handshakes on a busy machine."""
 
 
 class Observer:
-    """Ages of frames: when each was made, and when the detector tick that used it ended.
+    """Recorder of the ages of frames: from their creation to the end of the detector tick that used them.
 
-    Agents run on this machine, so their monotonic clock is the same.
+    The agents run on this machine and have the same monotonic clock.
     """
 
     def __init__(self, watch: DetectionThread, ignored: frozenset[str]) -> None:
@@ -80,7 +79,8 @@ def cpu_seconds() -> float:
 
 
 async def measure(folder: Path, ca_file: Path, expected: int, warm_seconds: float, seconds: float) -> dict[str, object]:
-    """Read the agents announced in the folder; return the cost once `expected` are connected."""
+    """Read the frames of the agents in the state folder. Return the cost, measured after `expected` agents are
+    connected."""
     ignored = frozenset(json.loads((folder / "misbehaving").read_text()))
     clock = SystemClock()
     empty_mib = resident_mib("VmRSS")
@@ -139,7 +139,7 @@ async def measure(folder: Path, ca_file: Path, expected: int, warm_seconds: floa
 
 
 def main() -> None:
-    """Arguments: folder, CA file, expected streams, seconds to warm up, seconds to measure."""
+    """Run the controller. Arguments: folder, CA file, expected streams, seconds to warm up, seconds to measure."""
     folder, ca_file, expected, warm, seconds = sys.argv[1:6]
     figures = asyncio.run(measure(Path(folder), Path(ca_file), int(expected), float(warm), float(seconds)))
     print(json.dumps(figures), flush=True)

@@ -1,8 +1,7 @@
-"""Frames as agents on nodes of eight H100 and eight NICs send them to a controller: built once, and patched each
-second.
+"""Simulated frames of agents on nodes of eight H100 and eight NICs: built once, then updated in place each second.
 
-The whole layout is an agent's own (links, lanes and kinds of errors as NVML and mlx5 name them); the agent's own code
-selects the part for the controller's subscription. Jobs of many sizes run on the nodes, and their ranks report steps.
+The layouts have all series of a real agent, from which the agent's own code selects those that the controller
+requests. Jobs of many sizes run on the nodes, and their ranks report steps.
 """
 
 from __future__ import annotations
@@ -44,11 +43,35 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The job on a node: its name, the node's first rank in it, and the length of its steps."""
+    """The job that runs on a simulated node. Times are on the machine's monotonic clock, in nanoseconds."""
 
     name: str
     first_rank: int
+    """The node's first rank in the job."""
     step_ns: int
+    """Length of an undisturbed step. Its first four fifths are computation, the rest is a collective."""
+    begun_ns: int = 0
+    disturbed_ns: int = 1 << 62
+    """Time from which the ranks in `slow` compute slower; the job's next step is the first disturbed one."""
+    slower: float = 1.0
+    """Factor by which the ranks in `slow` then compute slower."""
+    slow: frozenset[int] = frozenset()
+
+    def step_at(self, now_ns: int) -> tuple[int, int, int]:
+        """Return the number, the start and the length of the step at this time."""
+        undisturbed = -(-(self.disturbed_ns - self.begun_ns) // self.step_ns)  # steps until then, rounded up
+        step = (now_ns - self.begun_ns) // self.step_ns
+        if step < undisturbed or not self.slow:
+            return step, self.begun_ns + step * self.step_ns, self.step_ns
+        turned_ns = self.begun_ns + undisturbed * self.step_ns
+        length_ns = int(self.step_ns * (0.8 * self.slower + 0.2))
+        more = (now_ns - turned_ns) // length_ns
+        return undisturbed + more, turned_ns + more * length_ns, length_ns
+
+    def computes_ns(self, rank: int, length_ns: int) -> int:
+        """Return how long a rank computes in a step of this length, in ns. For the rest of the step it waits for other
+        ranks."""
+        return length_ns - self.step_ns // 5 if rank in self.slow else self.step_ns * 4 // 5
 
 
 def jobs(nodes: int, seed: int) -> Iterator[Job]:
@@ -64,7 +87,7 @@ def jobs(nodes: int, seed: int) -> Iterator[Job]:
 
 
 def whole_layout(node: str, number: int, job: Job) -> Layout:
-    """Return all columns of the node that the controller could request, as its agent has them."""
+    """Return the layout of all series of the node, from which the controller requests a part."""
     tiers = [Tier("host", 1.0), Tier("process", 0.5), Tier("pcie", 10.0), Tier("topology", 60.0)]
     tiers += [Tier("attribution", 5.0), Tier("nvml", 10.0)]
     gauges: list[Column] = []
@@ -127,7 +150,7 @@ def _gauges(number: int, gpu: int, job: Job, first_tier: int) -> list[Column]:
 
 
 def _gpu_counters(number: int, gpu: int, fast: int) -> list[Column]:
-    """Return the counters of a GPU. fast: its fast tier; the slow tier is the next one."""
+    """Return the counters of a GPU. fast: index of the GPU's fast tier; the slow tier is the next one."""
     of_gpu, slow = (("gpu", _uuid(number, gpu)),), fast + 1
     links = [str(link) for link in range(LINKS)]
     return [
@@ -148,7 +171,7 @@ def _gpu_counters(number: int, gpu: int, fast: int) -> list[Column]:
 
 
 def _nic_counters(gpu: int, fast: int) -> list[Column]:
-    """Return the counters of a GPU's NIC. fast: its fast tier; the tiers of slow and of ethtool counters follow."""
+    """Return the counters of a GPU's NIC. fast: index of its fast tier; slow and ethtool tiers follow."""
     device, port, slow, ethtool = ("device", f"mlx5_{gpu}"), ("port", "1"), fast + 1, fast + 2
     tiers = (
         (("port_transmit_bytes", "port_receive_bytes", "port_symbol_errors", "port_link_downed"), fast, 64),
@@ -172,7 +195,7 @@ def _nic_counters(gpu: int, fast: int) -> list[Column]:
 
 
 class Agents:
-    """The agents of many nodes: the layout of each, and its frames as bytes of constant length, patched in place."""
+    """Simulated agents of many nodes: the layout of each, and its encoded frame, which is updated in place."""
 
     def __init__(self, first: int, placed: list[Job], wanted: tuple[str, ...]) -> None:
         self.names = [f"node-{first + index:05d}" for index in range(len(placed))]
@@ -214,12 +237,13 @@ class Agents:
         self._advance = random.integers(0, 1 << 16, counters).astype(np.uint64)
         still = [column.metric in _STILL for column in self._example.counters]
         self._advance[still] = 0
-        self._reported: list[tuple[int, bool]] = [(0, False)] * len(placed)
+        self._layout_id_at = heads[0].index(self.layout(0).layout_id.encode())
+        self._reported: list[tuple[int, int, bool]] = [(0, 0, False)] * len(placed)
         self._records = [_encode(()) for _ in placed]
         self._counts = np.zeros(len(placed), np.uint64)
 
     def layout(self, index: int) -> Layout:
-        """Return the layout that this node's agent sends for the controller's subscription."""
+        """Return the layout of the series that the controller requests from this node's agent."""
         job, example = self._jobs[index], self._example
         gpu, uuid = _uuid(0, 0)[:12], _uuid(self._first + index, 0)[:12]
 
@@ -236,11 +260,11 @@ class Agents:
         return make_layout(self.names[index], example.tiers, gauges, counters)
 
     def layout_message(self, index: int) -> bytes:
-        """Return the layout message without its length prefix."""
+        """Return the encoded layout of a node, without its length prefix."""
         return with_length(encode_layout(self.layout(index)))
 
     def advance(self, nodes: slice, wall_ns: int, monotonic_ns: int) -> None:
-        """Make the next frames of these nodes at this moment."""
+        """Update the frames of these nodes for this time."""
         frames = self._frames[nodes]
         frames["seq"] += 1
         frames["wall_ns"], frames["monotonic_ns"] = wall_ns, monotonic_ns
@@ -252,29 +276,38 @@ class Agents:
             self._write_records(index, monotonic_ns)
 
     def frame_message(self, index: int) -> bytes:
-        """Return the node's newest frame without its length prefix."""
+        """Return the encoded newest frame of a node, without its length prefix."""
         start = index * self._length
         return with_length(bytes(self._bytes[start : start + self._length]) + self._records[index])
 
+    def change_job(self, index: int, job: Job) -> None:
+        """Start another job on a node. Its layout changes, and its ranks begin at step 0."""
+        self._jobs[index] = job
+        layout_id = self.layout(index).layout_id.encode()
+        at = index * self._length + self._layout_id_at
+        self._bytes[at : at + len(layout_id)] = layout_id
+        self._reported[index] = (0, 0, False)
+
     def _write_records(self, index: int, now_ns: int) -> None:
-        """Write the records of steps that the node's ranks ended since the last frame, and of their current phase."""
+        """Write into the node's frame the steps that its ranks ended since the last frame, and their open steps."""
         job = self._jobs[index]
-        step, inside_ns = divmod(now_ns, job.step_ns)
-        meets = inside_ns > job.step_ns * 4 // 5
-        before, self._reported[index] = self._reported[index], (step, meets)
-        if before == (step, meets):
+        step, begun_ns, length_ns = job.step_at(now_ns)
+        computes_ns = [job.computes_ns(job.first_rank + gpu, length_ns) for gpu in range(GPUS)]
+        waiting = sum(now_ns - begun_ns > one for one in computes_ns)
+        before, self._reported[index] = self._reported[index], (step, waiting, False)
+        if before == (step, waiting, False):
             return  # the records are the same as in the last frame
-        begun_ns = now_ns - inside_ns
         found: list[Record] = []
         for gpu in range(GPUS):
             member = Member(job.name, 1, job.first_rank + gpu)
             if before[0] and step > before[0]:
-                wait_ns = job.step_ns // 5
-                found.append(StepRecord(member, step - 1, begun_ns - job.step_ns, job.step_ns, wait_ns, 8192, 40))
-                self._reported[index] = (step, not meets)  # reported once
+                _, last_ns, last_length_ns = job.step_at(begun_ns - 1)
+                wait_ns = last_length_ns - job.computes_ns(member.rank, last_length_ns)
+                found.append(StepRecord(member, step - 1, last_ns, last_length_ns, wait_ns, 8192, 40))
+                self._reported[index] = (step, waiting, True)  # reported once: the next frame has other records
             found.append(OpenRecord(member, "step", step, begun_ns))
-            if meets:
-                found.append(OpenRecord(member, "collective", step * 40, begun_ns + job.step_ns * 4 // 5))
+            if now_ns - begun_ns > computes_ns[gpu]:
+                found.append(OpenRecord(member, "collective", step * 40, begun_ns + computes_ns[gpu]))
         self._records[index], self._counts[index] = _encode(tuple(found)), len(found)
 
 

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.ingest.generator``: the sending side: streams of many agents, over TLS.
+"""``python -m benchmarks.ingest.generator``: simulated agents, which send streams of frames over TLS.
 
-One process acts as thousands of agents; the node's name in the path identifies a connection. Each agent sends its
-frames at a different phase, as real agents do. The CPU of these processes is reported separately from the controller's.
+One process simulates thousands of agents; the request's path names the node. Agents send their frames at different
+times within the second, as real agents do.
 
-Some agents may misbehave: `slow` ones send a byte at a time, `silent` ones nothing, `malformed` ones no frames,
-`flooding` ones frames without pause.
+Some agents may misbehave: `slow` agents send one byte at a time, `silent` agents nothing, `malformed` agents invalid
+data, and `flooding` agents frames without pause.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from agent.schema.wire import with_length
 from benchmarks.ingest.frames import Agents, Job, jobs
+from benchmarks.ingest.timeline import Plan, Timeline
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 
 SLOTS = 50
@@ -40,7 +41,7 @@ def chunk(message: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One accepted connection. node: the agent's index once it has sent its request, else -1."""
+    """One accepted connection. node: index of the requested agent; -1 before the request has arrived."""
 
     socket: socket.socket
     tls: ssl.SSLObject
@@ -54,7 +55,7 @@ class Connection:
 
 
 class Generator:
-    """Serves the agents first, ..., first + count - 1 until its standard input ends."""
+    """Server of the simulated agents first, ..., first + count - 1. It runs until its standard input ends."""
 
     def __init__(
         self,
@@ -65,7 +66,9 @@ class Generator:
         certificate: str,
         key: str,
         interval_seconds: float,
+        timeline: Timeline | None = None,
     ) -> None:
+        self._timeline, self._first = timeline, first
         self._slots = max(1, round(SLOTS * interval_seconds))
         self._agents = Agents(first, all_jobs[first : first + count], WANTED)
         self._count = count
@@ -86,7 +89,7 @@ class Generator:
         self.port = self._listener.getsockname()[1]
 
     def names(self) -> list[tuple[str, str]]:
-        """Return each agent's node and its misbehaviour, '' for none."""
+        """Return (node, misbehaviour) of each simulated agent; '' for none."""
         return [(name, self._misbehaves.get(index, "")) for index, name in enumerate(self._agents.names)]
 
     def run(self) -> None:
@@ -108,7 +111,25 @@ class Generator:
                 slot += late // self._slots * self._slots
             while slot < int(time.monotonic() * SLOTS):
                 slot += 1
+                self._change_jobs()
                 self._send_frames(slot % self._slots)
+
+    def _change_jobs(self) -> None:
+        """Send the layouts of the nodes on which another job has started."""
+        for run in () if self._timeline is None else self._timeline.advance(time.monotonic_ns()):
+            for node in range(run.first_node, run.first_node + run.nodes):
+                index = node - self._first
+                if not 0 <= index < self._count:
+                    continue
+                self._agents.change_job(index, run.job_on(node))
+                connection = self._speaking.get(index)
+                if connection is None or self._misbehaves.get(index) not in (None, "flooding"):
+                    continue
+                try:
+                    self._send(connection, self._agents.layout_message(index))
+                    self._flush(connection)
+                except OSError:
+                    self._close(connection)
 
     def _accept(self) -> None:
         for _ in range(SERVED_A_TURN):
@@ -157,7 +178,7 @@ class Generator:
         self._flush(connection)
 
     def _send_frames(self, slot: int) -> None:
-        """Send the next frame of every agent with this phase."""
+        """Send the next frame of every agent that sends at this time slot within the second."""
         nodes = slice(slot * self._count // self._slots, (slot + 1) * self._count // self._slots)
         self._agents.advance(nodes, time.time_ns(), time.monotonic_ns())
         for index in range(nodes.start, nodes.stop):
@@ -210,13 +231,21 @@ class Generator:
 
 
 def main() -> None:
-    """Arguments: first, count, all nodes, misbehaving, seed, certificate, key, interval. Prints the port."""
-    first, count, total, misbehaving, seed = (int(argument) for argument in sys.argv[1:6])
+    """Serve the simulated agents that the command-line argument describes (processes.py). Print the port and the
+    agents."""
+    settings = json.loads(sys.argv[1])
+    first, count = settings["first"], settings["count"]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    certificate, key, interval_seconds = sys.argv[6:9]
-    all_jobs = list(jobs(total, seed))
-    generator = Generator(first, count, misbehaving, all_jobs, certificate, key, float(interval_seconds))
+    timeline = None if settings["jobs"] is None else Timeline(Plan(**settings["jobs"]))
+    if timeline is None:
+        all_jobs = list(jobs(settings["nodes"], settings["seed"]))
+    else:
+        all_jobs = [run.job_on(run.first_node + n) for run in timeline.running for n in range(run.nodes)]
+    generator = Generator(
+        first, count, settings["misbehaving"], all_jobs, settings["certificate"], settings["key"],
+        settings["interval_seconds"], timeline,
+    )  # fmt: skip
     print(json.dumps({"port": generator.port, "nodes": generator.names()}), flush=True)
     generator.run()
 

@@ -1,4 +1,4 @@
-"""python -m benchmarks.kubernetes.bare KUBECONFIG NODES GPUS: bind every pending pod of scheduler 'bare', then exit."""
+"""``python -m benchmarks.kubernetes.bare KUBECONFIG NODES GPUS``: binds all pending pods of scheduler 'bare'."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.kubernetes.contenders import BARE
-from scheduler_feedback.backends.kubernetes.api_server.client import Client, from_kubeconfig
+from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.api_server.kubeconfig import from_kubeconfig
 from scheduler_feedback.backends.kubernetes.objects.objects import Part, Pod
 
 AT_ONCE = 64

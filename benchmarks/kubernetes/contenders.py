@@ -1,4 +1,4 @@
-"""The measured schedulers: our controller, kube-scheduler of the API server's release, and a plain loop of bindings."""
+"""Schedulers to compare: our controller, kube-scheduler, and a loop that only binds pods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def controller(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run our controller as a separate process and leader; its state folder, with the journal, is `folder`."""
+    """Run our controller in a separate process as leader. `folder` is its state folder, which contains the journal."""
     command = [sys.executable, "-P", "-m", "gangwatch", "kubernetes", "controller", "--state", str(folder)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     process = _began(
@@ -54,7 +54,7 @@ def controller(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[b
 
 
 def ask(state: Path, path: str, body: bytes = b"{}") -> None:
-    """POST to the controller's API, as the command line does."""
+    """Send a POST request to the controller's API, as the command line does."""
     record = msgspec.json.decode((state / "controller.json").read_bytes())
     headers = {"Authorization": f"Bearer {(state / 'token').read_text().strip()}", "Content-Type": "application/json"}
     with urlopen(
@@ -65,7 +65,7 @@ def ask(state: Path, path: str, body: bytes = b"{}") -> None:
 
 @contextmanager
 def kube_scheduler(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run kube-scheduler with defaults, except for its client's limit of 50 requests a second, which is lifted."""
+    """Run kube-scheduler with its defaults, but without its limit of 50 requests per second."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "kube-scheduler.yaml"
     settings.write_text(
@@ -84,7 +84,8 @@ def kube_scheduler(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Pop
 
 @contextmanager
 def verdicts(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run our controller without a cap on quarantines; for a line of node names it reports each as broken at once."""
+    """Run our controller without a limit on quarantines. It reads node names from its standard input, and reports each
+    node as broken."""
     command = [sys.executable, "-m", "benchmarks.kubernetes.verdicts", str(plane.kubeconfig()), str(folder)]
     with (folder.parent / "verdicts.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
@@ -98,7 +99,8 @@ def verdicts(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[byt
 
 @contextmanager
 def bare(plane: ControlPlane, folder: Path, nodes: int, gpus: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a loop that lists the pods and binds each to the next node: the limit of the server and our client."""
+    """Run a loop that binds each listed pod to the next node. It shows the limit of the API server and of our
+    client."""
     command = [sys.executable, "-m", "benchmarks.kubernetes.bare", str(plane.kubeconfig()), str(nodes), str(gpus)]
     folder.mkdir(parents=True, exist_ok=True)
     process = _began(command, folder / "bare.log")
@@ -109,13 +111,13 @@ def bare(plane: ControlPlane, folder: Path, nodes: int, gpus: int) -> Iterator[s
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the CPU time of the process, in user and system mode (proc(5), fields 14 and 15 of stat)."""
+    """Return the CPU seconds of the process in user and system mode (proc(5), fields 14 and 15 of stat)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mib(pid: int, which: str = "VmRSS") -> float:
-    """Return the resident memory of the process, now, or the most so far with VmHWM (proc(5))."""
+    """Return the current resident memory of the process in MiB; with `which` VmHWM, the maximum so far (proc(5))."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{which}:"):
             return int(line.split()[1]) / 1024

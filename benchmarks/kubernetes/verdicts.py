@@ -1,7 +1,7 @@
-"""python -m benchmarks.kubernetes.verdicts KUBECONFIG FOLDER: a controller that gets verdicts on its standard input.
+"""``python -m benchmarks.kubernetes.verdicts KUBECONFIG FOLDER``: a controller that reads verdicts from its input.
 
-For a line of node names, a detector verdict reports each of them as broken and an operator confirms it, so that the
-node is quarantined regardless of the caps. The cycle, the journal and the publisher are the product's.
+Each input line has node names. Each node gets a verdict that it is broken, confirmed by an operator, so that limits
+on quarantines do not apply. All other parts are the product's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from scheduler_feedback.backends.kubernetes.api_server.client import from_kubeconfig
+from scheduler_feedback.backends.kubernetes.api_server.kubeconfig import from_kubeconfig
 from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.controller.controller import Controller
@@ -21,7 +21,7 @@ from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 
 
 def broken(node: str) -> list[Event]:
-    """Return a verdict about the node and its confirmation."""
+    """Return a verdict that the node is broken, and an operator's confirmation of it."""
     now_ns = time.time_ns()
     verdict = Verdict(
         f"benchmark-{node}", Kind.HEALTH, "", 0, -1, node, Cause.XID, 0.99, 1.0, 0.0, 0.0, now_ns, now_ns, level="node"

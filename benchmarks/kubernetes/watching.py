@@ -1,4 +1,4 @@
-"""A watch of the API server for the benchmark itself, and creation of thousands of objects."""
+"""Watch of the API server, independent of the schedulers, and concurrent creation of thousands of objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Status(Part):
 
 
 class _PartialObject(Part):
-    """The least part of an object to decode, so that the watch does not disturb the measurement."""
+    """Fields of an API object that the benchmark needs. Other fields are not decoded, to save CPU time."""
 
     metadata: Metadata
     spec: _Spec = msgspec.field(default_factory=_Spec)
@@ -36,12 +36,16 @@ class _PartialObject(Part):
 
 
 class Seen:
-    """Bound pods, tainted nodes, and objects with an unschedulable condition; updated by a separate thread."""
+    """Bound pods, tainted nodes, and objects with an unschedulable condition. A separate thread updates them.
+
+    All times are monotonic, in seconds, at which the watch delivered the change.
+    """
 
     def __init__(self, access: Access) -> None:
         self.bound: set[str] = set()
         self.tainted: set[str] = set()
-        self.unschedulable: set[str] = set()  # groups and pods whose condition is false
+        self.added: dict[str, float] = {}  # pods, and when each was first seen
+        self.unschedulable: dict[str, float] = {}  # groups and pods whose condition is false, and since when
         self.first: float | None = None  # when the first pod was seen bound since ``forget``
         self.last = 0.0
         self._access = access
@@ -83,14 +87,17 @@ class Seen:
     def _pod(self, key: str, _before: _PartialObject | None, after: _PartialObject | None) -> None:
         if after is None:
             self.bound.discard(key)
-            self.unschedulable.discard(key)
-        elif after.spec.node_name:
+            self.added.pop(key, None)
+            self.unschedulable.pop(key, None)
+            return
+        self.added.setdefault(key, time.monotonic())
+        if after.spec.node_name:
             if key not in self.bound:
                 self.bound.add(key)
                 self.last = time.monotonic()
                 self.first = self.first or self.last
         elif _unschedulable(after):
-            self.unschedulable.add(key)
+            self.unschedulable.setdefault(key, time.monotonic())
 
     def _node(self, key: str, _before: Node | None, after: Node | None) -> None:
         marked = after is not None and any(taint.key == "gangwatch.io/quarantine" for taint in after.spec.taints or ())
@@ -98,9 +105,9 @@ class Seen:
 
     def _group(self, key: str, _before: _PartialObject | None, after: _PartialObject | None) -> None:
         if after is not None and _unschedulable(after):
-            self.unschedulable.add(key)
+            self.unschedulable.setdefault(key, time.monotonic())
         else:
-            self.unschedulable.discard(key)
+            self.unschedulable.pop(key, None)
 
 
 def _unschedulable(some: _PartialObject) -> bool:
@@ -108,7 +115,7 @@ def _unschedulable(some: _PartialObject) -> bool:
 
 
 class Load:
-    """Creates many objects at a time. Requests are repeated if the server is too busy to respond."""
+    """Client that creates or changes many objects concurrently. It retries requests if the server is too busy."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -117,7 +124,7 @@ class Load:
         asyncio.run(self._all(lambda client, body: client.create(path, body), bodies))
 
     def patch(self, paths: list[str], body: Any) -> None:
-        """Patch all of these in the same way."""
+        """Apply the same patch to all objects at these paths."""
         asyncio.run(self._all(lambda client, path: client.patch(path, body), paths))
 
     def delete(self, paths: list[str]) -> None:
@@ -148,7 +155,7 @@ class Load:
 
 
 def until(what: str, condition: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> float:
-    """Return the monotonic time at which the condition became true. Raises AssertionError after the limit."""
+    """Wait until the condition is true and return the monotonic time. Raises AssertionError after the limit."""
     limit = time.monotonic() + limit_seconds
     while not condition():
         if time.monotonic() > limit:

@@ -1,10 +1,10 @@
-"""Breaks named places of the product one at a time and checks that the tests notice.
+"""Check that tests fail if the product is broken: each mutant is one deliberate error in one place.
 
 python -m benchmarks.mutants [--json] [--only PATTERN] [--changed] [--jobs N]
 
-Prints {"mutants": N, "survivors": [...], "errors": [...]}. It is an error if a mutant cannot be applied, or if its
-tests fail without it or do not end; it then counts as neither killed nor survived. Exit code 1 with a survivor or an
-error.
+Prints {"mutants": N, "survivors": [...], "errors": [...]}. A survivor is a mutant with which all of its tests pass.
+An error is a mutant that cannot be applied, or whose tests fail without it or do not end. Exit code 1 with a
+survivor or an error.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from benchmarks.mutants.worker import ROOT
 
 
 def selected(patterns: Sequence[str], changed: bool) -> list[Mutant]:
-    """Return the mutants whose place matches a pattern (a shell pattern or a substring); changed: those in changed
-    files."""
+    """Return the mutants whose place matches a pattern (a shell pattern or a substring).
+
+    changed: return only mutants in files that were changed since main.
+    """
     chosen = [
         mutant
         for mutant in MUTANTS
@@ -40,7 +42,7 @@ def selected(patterns: Sequence[str], changed: bool) -> list[Mutant]:
 
 
 def _changed_files() -> set[str]:
-    """Return the paths that differ from the branch point on main, or from the last commit if on main itself."""
+    """Return the paths that differ from the branch point on main; on main itself, from the last commit."""
     base = subprocess.run(["git", "merge-base", "HEAD", "main"], cwd=ROOT, capture_output=True, text=True)
     listed = subprocess.run(
         ["git", "diff", "--name-only", base.stdout.strip() or "HEAD"],

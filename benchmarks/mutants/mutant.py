@@ -1,9 +1,8 @@
-"""A mutant: one edit of one function, class or constant, and how to find and apply it.
+"""Class of mutants: one deliberate error in one function, class or constant of the product, and its application.
 
-A mutant names its place by package, module and qualified name ("policies.index.queue_shares:Shares.room"), and the edit
-by the exact source fragment that it replaces, which must occur exactly once in that place. A moved module is found by
-its last name and by what it defines; MOVED holds the exceptions. A mutant that cannot be applied is an error, never a
-kill.
+A mutant has a place (package, module and qualified name: "policies.index.queue_shares:Shares.room") and replaces one
+fragment of source, which must occur exactly once in this place. A module that was moved is found by its last name
+and its definitions; MOVED has the exceptions.
 """
 
 from __future__ import annotations
@@ -18,28 +17,30 @@ PRODUCT = "scheduler_feedback"
 PACKAGES = (PRODUCT, "agent", "exporter", "gangwatch", "dashboards")
 
 MOVED: dict[str, str] = {}
-"""Current paths, from the root, of modules that cannot be found by their name in the catalogue."""
+"""Current path of each module that cannot be found by its name in the catalogue, from the repository's root."""
 
 
 class NotApplicableError(ValueError):
-    """A mutant's place or fragment does not exist, or its result is not a valid program; the message says which."""
+    """The mutant's place or fragment does not exist, or the changed file is not a valid program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One deliberate break."""
+    """One deliberate error in the product, which the named tests should detect."""
 
     place: str
-    """Module, below scheduler_feedback or of another package with its name, a colon, and the qualified name of a
-    function, method, class or constant; nothing after the colon: the whole module."""
+    """Changed function, method, class or constant, as "module:qualified name"; "module:" for a whole module.
+
+    The module is named from scheduler_feedback, or from another package with the package's name.
+    """
     old: str
-    """Source fragment that occurs exactly once there; lines after the first keep their indentation."""
+    """Source fragment to replace. It occurs exactly once in the place; lines after the first keep their indentation."""
     new: str
-    """Its replacement."""
+    """Replacement of the source fragment."""
     tests: tuple[str, ...] = ()
-    """Paths or node ids of the tests that should notice; empty: those of the module (catalogue.TESTS)."""
+    """Paths or node ids of the tests that should notice the mutant; empty: those of its module (catalogue.TESTS)."""
     hangs: bool = False
-    """The break makes a loop endless: a run that does not end counts as noticed."""
+    """Whether the mutant makes a loop endless. A test run that does not end then counts as noticed."""
 
     @property
     def module(self) -> str:
@@ -47,7 +48,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Return the qualified name within the module."""
+        """Return the qualified name of the changed place within its module."""
         return self.place.partition(":")[2]
 
     @property
@@ -61,17 +62,17 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A mutant's file after the edit."""
+    """A source file of the product after the change by a mutant."""
 
     path: Path
-    """From the root of the repository."""
+    """Path of the file from the repository's root."""
     source: str
     function: bool
-    """The edit is within one function, whose code can be exchanged in a process that has imported it."""
+    """Whether the change is within one function. Its code can be exchanged in a process that has imported it."""
 
 
 def find(mutant: Mutant, root: Path) -> Path:
-    """Return the path, from the root, of the file that holds the mutant's place. Raises NotApplicableError."""
+    """Return the path of the file with the mutant's place, from the root. Raises NotApplicableError."""
     if mutant.module in MOVED:
         return Path(MOVED[mutant.module])
     usual = Path(*mutant.module.split(".")).with_suffix(".py")
@@ -92,7 +93,8 @@ def find(mutant: Mutant, root: Path) -> Path:
 
 
 def apply(mutant: Mutant, root: Path) -> Applied:
-    """Return the mutated source. Raises NotApplicableError if the fragment does not occur exactly once."""
+    """Return the source file with the mutant's change. Raises NotApplicableError if the fragment does not occur
+    once."""
     path = find(mutant, root)
     source = (root / path).read_text()
     node = _node(_parsed(source), mutant.name)
@@ -114,12 +116,13 @@ def apply(mutant: Mutant, root: Path) -> Applied:
 
 @lru_cache(16)
 def _parsed(source: str) -> ast.Module:
-    """Return the syntax tree of a module, cached because mutants are sorted by module. Callers must not change it."""
+    """Return the syntax tree of a module. It is cached, so callers must not change it."""
     return ast.parse(source)
 
 
 def _node(tree: ast.AST, name: str) -> ast.AST | None:
-    """Return the definition of that qualified name; the module itself for an empty name."""
+    """Return the definition with this qualified name; the module for an empty name; None if there is no such
+    definition."""
     at: ast.AST = tree
     for part in name.split(".") if name else ():
         for child in getattr(at, "body", ()):
@@ -140,7 +143,6 @@ def _assigned(node: ast.AST) -> list[str]:
 
 
 def _span(source: str, node: ast.AST) -> tuple[int, int]:
-    """Return the offsets of a node in the source."""
     if isinstance(node, ast.Module):
         return 0, len(source)
     starts = [0]
@@ -156,7 +158,7 @@ def _span(source: str, node: ast.AST) -> tuple[int, int]:
 
 
 def _check_names(mutant: Mutant, source: str, tree: ast.AST) -> None:
-    """Raise NotApplicableError for an undefined name: a NameError is no realistic mutant."""
+    """Raise NotApplicableError if the mutant uses an undefined name: a NameError would make any test fail."""
 
     def names(of: ast.AST, kinds: tuple[type[ast.expr_context], ...]) -> set[str]:
         return {node.id for node in ast.walk(of) if isinstance(node, ast.Name) and isinstance(node.ctx, kinds)}

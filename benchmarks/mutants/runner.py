@@ -1,5 +1,4 @@
-"""Judges mutants in several processes. A separate module, because a spawned process cannot import the module run by
-`-m`."""
+"""Execution of the mutants' tests in several processes."""
 
 from __future__ import annotations
 
@@ -13,12 +12,15 @@ from benchmarks.mutants.mutant import Mutant
 from benchmarks.mutants.worker import Result, Worker, copied
 
 _Message = tuple[int, str, str, float] | str
-"""Message of a worker: index of the mutant, outcome, detail and seconds; or why it gives up, '' once it has finished.
-Plain values, because a worker imports the modules of the copy, so its classes differ from ours."""
+"""Message of a worker: (index of the mutant, outcome, detail, seconds), or a text at its end.
+
+The text is '' after the last mutant, else the reason why the worker stops. Messages are plain values, because a worker
+imports the modules of the copy, so its classes differ from ours.
+"""
 
 
 def _work(mutants: Sequence[tuple[int, Mutant]], results: multiprocessing.Queue[_Message]) -> None:
-    """Judge these mutants in this process."""
+    """Run the tests of these mutants in this process, and put each result into the queue."""
     tests = sorted({test for _, mutant in mutants for test in named_tests(mutant)})
     with copied() as folder:
         worker = Worker(folder, tests)
@@ -32,8 +34,10 @@ def _work(mutants: Sequence[tuple[int, Mutant]], results: multiprocessing.Queue[
 
 
 def shares(mutants: Sequence[Mutant], jobs: int) -> list[list[tuple[int, Mutant]]]:
-    """Divide the mutants, each with its index, among processes. Mutants with the same tests share a process, which runs
-    their tests without a mutation once."""
+    """Distribute the mutants, each with its index, among processes.
+
+    Mutants with the same tests go to the same process, which runs these tests without a mutant only once.
+    """
     groups: dict[tuple[str, ...], list[tuple[int, Mutant]]] = {}
     for index, mutant in enumerate(mutants):
         groups.setdefault(named_tests(mutant), []).append((index, mutant))
@@ -44,7 +48,10 @@ def shares(mutants: Sequence[Mutant], jobs: int) -> list[list[tuple[int, Mutant]
 
 
 def run(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
-    """Judge the mutants, with progress on stderr. Raises RuntimeError if a worker does not judge its whole share."""
+    """Run the tests of all mutants in `jobs` processes, with progress on stderr.
+
+    Raises RuntimeError if a process does not finish.
+    """
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[_Message] = context.Queue()
     workers = [context.Process(target=_work, args=(share, results)) for share in shares(mutants, jobs)]

@@ -1,9 +1,9 @@
-"""Suggests mutants of a module for the catalogue: read each candidate before you keep it.
+"""Suggestions of mutants of a module, for the catalogue. Review each before you add it.
 
 python -m benchmarks.mutants.suggest MODULE [--seed N] [--count N]
 
-Flips comparisons, shifts bounds by one, swaps min and max, `and` and `or`, and drops a `not`, a guard, a sign or a call
-made for its effect. Prints rows for the catalogue.
+Changes are, for example, a reversed comparison, a bound shifted by one, `min` for `max`, `and` for `or`, or a
+removed `not`, check or call. Prints rows for the catalogue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 def edits(source: str, function: ast.AST) -> Iterator[tuple[int, int, str]]:
-    """Yield (begin, end, replacement) of each edit, as offsets in the source, whose code must be ASCII."""
+    """Yield (begin, end, replacement) of each possible change. begin, end: offsets in the source, which must be
+    ASCII."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
@@ -76,7 +77,7 @@ def edits(source: str, function: ast.AST) -> Iterator[tuple[int, int, str]]:
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Yield (qualified name, node) of functions and methods; nested functions belong to the enclosing one."""
+    """Yield (qualified name, node) of functions and methods. Nested functions are left out."""
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + node.name, node
@@ -85,7 +86,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def candidates(module: str, seed: int = 0, root: Path = ROOT) -> Iterator[Mutant]:
-    """Yield suggestions for a module below the product's package, in an order given by the seed."""
+    """Yield suggested mutants of a product's module, in a random order that depends on the seed."""
     source = (root / PRODUCT / Path(*module.split("."))).with_suffix(".py").read_text()
     raw = source.encode()
     found = [(name, edit) for name, node in functions(ast.parse(source)) for edit in edits(source, node)]

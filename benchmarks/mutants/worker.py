@@ -1,9 +1,8 @@
-"""Runs mutants' tests in a copy of the repository, in a process that forks after it has imported everything.
+"""Execution of mutants' tests in a copy of the repository, in a process that imports everything once and forks.
 
-A worker copies the files that git tracks (and untracked files that git does not ignore) to a temporary folder and never
-changes the working tree. It imports pytest and all named tests once. For a mutant it writes the mutated file into the
-copy, so that processes started by tests run it too, and forks; the child exchanges the code of the mutated function in
-the imported modules, and runs the tests. An edit outside of a function uses a fresh process instead.
+A worker copies the repository's files to a temporary folder, and imports pytest and all tests once. For each mutant
+it writes the changed file into the copy and forks. The child process replaces the code of the changed function in
+the imported modules and runs the tests. A change outside a function is tested in a new process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pathlib import Path
 from benchmarks.mutants.mutant import Applied, Mutant, NotApplicableError, apply
 
 TIMEOUT_SECONDS = 240.0
-"""Limit for one mutant's tests, which take seconds on an idle machine."""
+"""Maximum seconds for the tests of one mutant. They take seconds on an idle machine."""
 
 TESTS_FAILED, PATCH_FAILED = 1, 90
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,18 +34,18 @@ _OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", "
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of one mutant."""
+    """Result of the tests of one mutant."""
 
     mutant: Mutant
     outcome: str
-    """killed, survived or error."""
+    """'killed' if a test failed, 'survived' if none failed, or 'error'."""
     detail: str
     seconds: float
 
 
 @contextlib.contextmanager
 def copied(root: Path = ROOT) -> Iterator[Path]:
-    """Yield a copy of the working tree that exists while the block lasts."""
+    """Yield a temporary copy of the working tree. It is deleted at the end of the context."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True
     )
@@ -63,10 +62,13 @@ def copied(root: Path = ROOT) -> Iterator[Path]:
 
 
 class Worker:
-    """Judges mutants one after the other. Run it in a separate process: it changes folder, path and environment."""
+    """Runner of the tests of one mutant after the other.
+
+    Use it in a separate process, whose folder and environment it changes.
+    """
 
     def __init__(self, folder: Path, tests: Sequence[str]) -> None:
-        """folder: the copy. tests: the tests of all mutants; imported once."""
+        """Import the tests. folder: copy of the repository. tests: all tests of the mutants that this worker gets."""
         self._folder = folder
         self._baselines: dict[tuple[str, ...], str] = {}
         os.environ.setdefault("GANGWATCH_DATA", str(ROOT.parent / "shared" / "data"))
@@ -80,7 +82,7 @@ class Worker:
         self.ready = self._imported(files)
 
     def _imported(self, files: Sequence[str]) -> int:
-        """Import pytest's plugins and the test files into this process."""
+        """Import pytest's plugins and the test files into this process; return an exit code."""
         import pytest
 
         with _silent():
@@ -133,7 +135,10 @@ class Worker:
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _run(self, tests: tuple[str, ...], applied: Applied | None, *, fresh: bool) -> tuple[int | None, str]:
-        """Run the tests in a child; return its exit code, None if it did not end, and its output."""
+        """Run the tests in a child process. Return its exit code (None after a timeout) and its output.
+
+        applied: changed file of the mutant; None for no mutant. fresh: use a new process, not a fork.
+        """
         with tempfile.TemporaryFile() as output:
             child = os.fork()
             if child == 0:
@@ -168,7 +173,7 @@ class Worker:
 
 
 def _wait(child: int) -> int | None:
-    """Return the exit code, or minus the signal; None after a timeout. Ends the child's whole process group."""
+    """Return the child's exit code, or minus its signal; None after a timeout. Then kill the child's process group."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     code: int | None = None
     while time.monotonic() < deadline:
@@ -185,9 +190,9 @@ def _wait(child: int) -> int | None:
 
 
 def exchange(applied: Applied, folder: Path) -> int:
-    """Give every function of the mutated file its new code if it changed; return the number of changed functions.
+    """Replace the code of every function that the mutant has changed. Return the number of these functions.
 
-    Raises ValueError if a function cannot take it (it closes over other names now).
+    Raises ValueError if a function cannot take the new code, because it uses other variables of enclosing functions.
     """
     module = ".".join(applied.path.with_suffix("").parts)
     importlib.import_module(module)

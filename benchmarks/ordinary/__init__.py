@@ -1,6 +1,6 @@
-"""Ordinary days: a real `gangwatch up`, real jobs, users with typical activities, and an independent oracle.
+"""Test days on a real cluster (`gangwatch up`): real jobs, users with typical activities, and independent checks.
 
-`day.py` runs a day. `users.py` draws its activities (`submissions.py`, `operations.py`). `cluster.py` accesses
-gangwatch as people do (command line, API, page). `oracle/` judges without importing gangwatch: it compares gangwatch's
-output with the process table, the jobs' own records, and the requests. Start reading in `oracle/__init__.py`.
+Start at `oracle/__init__.py`, the checks: they compare gangwatch's output with the process table, the jobs' own
+records and the users' requests, without gangwatch's code. `day.py` runs a day. `users.py` draws the users'
+activities (`submissions.py`, `operations.py`). `cluster.py` uses gangwatch by command line, API and page.
 """

@@ -1,12 +1,12 @@
-"""Ordinary days: users, jobs and faults on a real cluster, judged from outside.
+"""Test days with users, jobs and faults on a real cluster, checked from outside.
 
-python -m benchmarks.ordinary --minutes 10 --seed 7 --json
-python -m benchmarks.ordinary --minutes 10 --seed 7 --log docs/measurements/ordinary.jsonl
-python -m benchmarks.ordinary --summary docs/measurements/ordinary.jsonl
-python -m benchmarks.ordinary --prerequisites
+python -m benchmarks.ordinary --minutes 10 --seed 7 --json python -m benchmarks.ordinary --minutes 10 --seed 7 --log
+docs/measurements/ordinary.jsonl python -m benchmarks.ordinary --summary docs/measurements/ordinary.jsonl python -m
+benchmarks.ordinary --prerequisites
 
-Prints one JSON document: {"seed", "minutes", "jobs", "checks", "failures"} and the activities of the day. A day stops
-at its first failure and prints the command that reproduces it; its state folder is kept. Exits with 1 after a failure.
+Prints one JSON document: {"seed", "minutes", "jobs", "checks", "failures"} and the activities of the day. A day
+stops at its first failure and prints the command that reproduces it; its state folder is kept. Exits with 1 after a
+failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parents[2]
 
 
 def lacks(torch: str | None) -> list[str]:
-    """Return the prerequisites of a whole day that this machine lacks, each with how to install it."""
+    """Return the missing prerequisites of a complete day, and how to install each. torch: interpreter with PyTorch."""
     missing = []
     if torch is None:
         missing.append("PyTorch (trainings with torch): apt-get install python3-torch, or pip install torch")

@@ -1,4 +1,4 @@
-"""The day's clock: wall time, and fair time, which excludes delays caused by the machine and the harness."""
+"""Clock of a test day: wall time, and fair time, which excludes delays by the machine and by the test itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STALE_SECONDS = 30.0
 
 
 class FairClock:
-    """Fair seconds as the metronome counts them, less the time in which the harness keeps a daemon down."""
+    """Counter of fair seconds: those of the metronome program, without times in which the test keeps a daemon down."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "beats"
@@ -33,17 +33,17 @@ class FairClock:
         return float(fair)
 
     def now(self) -> Instant:
-        """Return this moment."""
+        """Return the current time as wall time and fair time."""
         beats = self._beats()
         paused = 0.0 if self._paused_at is None else beats - self._paused_at
         return Instant(time.time(), beats - self._excused - paused)
 
     def machine(self) -> float:
-        """Return the fair seconds of the machine alone, regardless of the harness's disturbances."""
+        """Return the fair seconds since the start, including times in which the test keeps a daemon down."""
         return self._beats()
 
     def pause(self) -> None:
-        """Pause fair time, because the harness has taken a daemon down: no check may demand progress."""
+        """Pause fair time while the test keeps a daemon down. No check requires progress in this time."""
         if self._paused_at is None:
             self._paused_at = self._beats()
 
@@ -57,7 +57,7 @@ class FairClock:
         return self._paused_at is not None
 
     def share(self) -> float:
-        """Return the fair seconds a second, over the whole day."""
+        """Return the share of the day's seconds that were fair."""
         return self._beats() / max(time.monotonic() - self._began, 1e-9)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The cluster of one day, accessed as its users do: command line, API and page."""
+"""Cluster of one test day. It is accessed in the same ways as by users: command line, API and page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from benchmarks.ordinary.oracle.facts import Reading, Statement
 from benchmarks.ordinary.page import COUNTING, Page
 
 COMMAND_SECONDS = 180.0
-"""Longest time of a command of the command line. None waits for a job here."""
+"""Maximum seconds for a command of the command line. No command waits for a job here."""
 
 
 PAGE_SECONDS = 1.2
-"""Maximum age of a page, one second, with a margin: readers of one page share each evaluation of the state."""
+"""Maximum age of a page in seconds: one second, with a margin. Readers of one page share its computation."""
 
 
 class AbsentError(Exception):
@@ -31,7 +31,7 @@ class AbsentError(Exception):
 
 
 class RefusedError(Exception):
-    """The controller refused the request. status: of HTTP."""
+    """The controller refused the request. status: HTTP status of the response."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Output of a command."""
+    """Result of one command: exit code and output."""
 
     arguments: tuple[str, ...]
     code: int
@@ -50,10 +50,11 @@ class Said:
 
 @dataclass(slots=True)
 class Cluster:
-    """One `gangwatch up`: its folder, port and configuration. checkout: of the gangwatch that runs. mark: of its
-    processes.
+    """One `gangwatch up`: its folder, port and configuration.
 
-    config_lock: held while the configuration file is invalid, and while a daemon starts with it.
+    checkout: source tree of the gangwatch that runs. mark: value in the environment of its processes, which
+    identifies them. config_lock: held while the test makes the configuration file invalid, and while a daemon reads
+    it.
     """
 
     folder: Path
@@ -82,14 +83,14 @@ class Cluster:
         return self.folder / "gangwatch.toml"
 
     def environment(self, daemon: bool = False) -> dict[str, str]:
-        """Return a user's shell environment; daemons have the day's mark instead of a job's."""
+        """Return the environment of a user's shell. daemon: add the mark that identifies the day's processes."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "TZ") if name in os.environ}
         kept |= {"HOME": str(self.folder / "home"), "GANGWATCH_STATE": str(self.state), "USER": "ordinary"}
         kept |= {"PYTHONPATH": str(self.checkout)}
         return kept | ({"ORDINARY_DAEMON": self.mark} if daemon else {})
 
     def job_environment(self) -> dict[str, str]:
-        """Return the environment of the day's jobs."""
+        """Return the environment of the jobs of the day."""
         return {
             "ORDINARY_JOB": self.mark,
             "ORDINARY_TRUTH": str(self.folder / "truth"),
@@ -100,7 +101,7 @@ class Cluster:
     # --- command line ------------------------------------------------------------------------------------------------
 
     def command(self, *arguments: str, daemon: bool = False) -> Said:
-        """Run `gangwatch ARGUMENTS`."""
+        """Run `gangwatch ARGUMENTS` and return its output."""
         command = [sys.executable, "-m", "gangwatch", *arguments]
         done = subprocess.run(
             command,
@@ -124,7 +125,7 @@ class Cluster:
         self.config_file.write_text("\n".join(lines) + "\n")
 
     def up(self) -> Said:
-        """Start the daemons that do not run."""
+        """Start all daemons that do not run."""
         sizes = ("--nodes", str(self.nodes), "--slots", str(self.slots))
         with self.config_lock:
             return self.command("up", "--config", str(self.config_file), *sizes, daemon=True)
@@ -135,7 +136,7 @@ class Cluster:
     # --- API ---------------------------------------------------------------------------------------------------------
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 15.0) -> Any:
-        """Send one request. Raises AbsentError, RefusedError."""
+        """Send one request and return its document. Raises AbsentError or RefusedError."""
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -157,8 +158,11 @@ class Cluster:
         return json.loads(content) if "json" in (response.headers["content-type"] or "") else content.decode()
 
     def read(self) -> Reading:
-        """Read jobs, nodes, queue and verdicts from the API. Nodes are read before and after the jobs until both
-        readings agree, so that the result is consistent."""
+        """Read jobs, nodes, queue and verdicts from the API.
+
+        Nodes are read before and after the jobs. This is repeated until both results are equal, so that all data is
+        consistent.
+        """
         for _ in range(5):
             nodes = {node["node"]: node for node in self.ask("GET", "/api/nodes")}
             begun = self.clock.now()
@@ -174,7 +178,7 @@ class Cluster:
     # --- statements --------------------------------------------------------------------------------------------------
 
     def statement_by_command(self, which: str) -> tuple[Said, Statement | None]:
-        """Return the output of `gangwatch jobs|nodes|queue|top --json`."""
+        """Run `gangwatch jobs|nodes|queue|top --json`. Return its result, and the parsed output if it succeeded."""
         begun = self.clock.now()
         said = self.command(which, "--json")
         ended = self.clock.now()
@@ -208,8 +212,10 @@ class Cluster:
         return said, Statement(f"gangwatch {which}", begun, ended, fields)
 
     def statement_by_page(self, path: str) -> Statement:
-        """Return the content of the page at `path`: '/jobs', '/nodes', '/' or '/jobs/JOB'. Raises AbsentError,
-        RefusedError."""
+        """Return the content of the page at `path`: '/jobs', '/nodes', '/' or '/jobs/JOB'.
+
+        Raises AbsentError or RefusedError.
+        """
         now = self.clock.now()
         begun = replace(now, wall=now.wall - PAGE_SECONDS)
         page = Page(self.ask("GET", path))
@@ -241,7 +247,7 @@ class Cluster:
         return Statement(f"page {path}", begun, ended, fields)
 
     def wait_ready(self, seconds: float) -> bool:
-        """Return whether the controller responds within this wall time."""
+        """Wait for at most `seconds` of wall time; return whether the controller responds."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:

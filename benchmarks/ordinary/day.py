@@ -1,4 +1,4 @@
-"""One day: start a cluster, run users and troubles on it, read everything, judge, and stop it."""
+"""One test day: starts a cluster, runs users and faults on it, checks all observations, and stops it."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ from benchmarks.ordinary.witnesses import Witnesses
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 20.0
-"""Fair seconds without a response of an undisturbed controller that are a failure."""
+"""Fair seconds without a response after which an undisturbed controller has failed."""
 
 DRAIN_SECONDS = 150.0
-"""Fair seconds within which all jobs must end after the last submission."""
+"""Fair seconds in which all jobs must end after the last submission."""
 
 LONG_SECONDS = 60.0
-"""Jobs that run longer are cancelled while draining: two of them in sequence would not end in time."""
+"""Longest planned run time, in seconds, of jobs that may end on their own when the day ends. Longer jobs are cancelled,
+because two of them in sequence would not end in time."""
 
 _SECONDS = re.compile(r'"seconds": ([\d.]+)')
 
 BUG = re.compile(r"level=critical|this is a bug|Traceback \(most recent")
-"""Line of a daemon's log that reports a bug of the daemon."""
+"""Pattern of log lines in which a daemon reports its own bug."""
 
 LEAST_STARTS = 10
-"""Least starts a minute of a valid day, if it is longer than RATE_MINUTES."""
+"""Minimum number of job starts per minute of a valid day. Only checked if the day is longer than RATE_MINUTES."""
 
 RATE_MINUTES = 3.0
 
 
 @dataclass(slots=True)
 class Report:
-    """Summary of a day."""
+    """Summary of one day."""
 
     seed: int
     minutes: float
@@ -68,7 +69,10 @@ class Report:
 
 
 class Day:
-    """A day on its own cluster. checkout: of the gangwatch that runs. only: the only activities; empty: all."""
+    """One day on its own cluster.
+
+    checkout: source tree of the gangwatch that runs. only: activities to run; empty for all.
+    """
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ class Day:
     # --- the day -----------------------------------------------------------------------------------------------------
 
     def run(self) -> Report:
-        """Run the whole day. No process is left running in any case."""
+        """Run the whole day. All processes are stopped at the end, also after a failure."""
         self.report.cluster = {"nodes": self.cluster.nodes, "slots": self.cluster.slots, **self.cluster.config}
         began = time.monotonic()
         try:
@@ -155,7 +159,7 @@ class Day:
             self._drain()
 
     def _observe(self) -> None:
-        """Read everything once and judge it."""
+        """Read the API and the processes once, and check them."""
         now = self.clock.now()
         self.failures += self.inbox.take(self.facts, now.wall)
         self.failures += [Failure("harness", "harness", text, now.wall) for text in self.users.errors]
@@ -185,7 +189,7 @@ class Day:
             ]
 
     def _check_logs(self) -> None:
-        """Report daemons that logged a bug."""
+        """Report a failure for each daemon that logged a bug."""
         for file in (self.cluster.state / "log").glob("*.log"):
             with file.open("rb") as log:
                 log.seek(self._logged.get(file.name, 0))
@@ -208,7 +212,7 @@ class Day:
                     daemon.pid = -pid
 
     def _count(self, jobs: dict[str, dict[str, Any]]) -> None:
-        """Count events that no user requests: preemptions, and changes of an elastic gang's size."""
+        """Count those events that no user has requested: preemptions, and resizes of elastic gangs."""
         for job in jobs.values():
             owner = self.facts.owner_of.get(job["job"])
             if owner is None or job["attempt"] < 2:
@@ -222,7 +226,7 @@ class Day:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _read_on(self, until: float) -> None:
-        """Read command line and page repeatedly, to compare them with the API."""
+        """Read command line and page repeatedly until the time `until`, to compare them with the API."""
         try:
             while time.monotonic() < until and not self.failures and not self.users.stopped:
                 try:
@@ -261,7 +265,7 @@ class Day:
             self.inbox.stated(statement)
 
     def _took(self, arguments: tuple[str, ...], code: int, err: str) -> None:
-        """Check a reading command: it may fail only if no daemon responds because of the harness."""
+        """Check the exit code of a command that only reads. It may fail only while the test keeps a daemon down."""
         if code == 0 or (code == 3 and "Traceback" not in err):
             return  # the readings themselves judge a missing response
         self.inbox.complaint(
@@ -271,7 +275,7 @@ class Day:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Undo all restrictions and cancel pending jobs: then all jobs must end."""
+        """Undo all restrictions, and cancel pending jobs. Then check that all jobs end."""
         self.users.stopped = False
         users = self.users
         users.errors.clear()
@@ -353,7 +357,7 @@ class Day:
 
 
 def endless(job: Submission) -> bool:
-    """Return whether a job never ends, waits for another job, or runs too long for the rest of the day."""
+    """Return whether the job would not end soon: it has no end, waits for another job, or runs for a long time."""
     seconds = _SECONDS.search(job.command)
     if seconds is not None and float(seconds[1]) > LONG_SECONDS:
         return True
@@ -361,12 +365,12 @@ def endless(job: Submission) -> bool:
 
 
 def hash_of(text: str) -> int:
-    """Return a hash of the text that is the same in every run."""
+    """Return a hash of the text that does not depend on the process."""
     return sum(text.encode())
 
 
 def revision(checkout: Path) -> tuple[str, bool]:
-    """Return the commit of a checkout, and whether its tree is as committed."""
+    """Return the commit of a checkout, and whether its files are unchanged since that commit."""
     commit = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
     status = subprocess.run(["git", "-C", str(checkout), "status", "--porcelain"], capture_output=True, text=True)
     return commit.stdout.strip() or "unknown", commit.returncode == 0 and not status.stdout.strip()

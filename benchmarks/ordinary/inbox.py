@@ -1,4 +1,4 @@
-"""The inbox: actions of the harness's threads, passed to the one thread that owns the facts."""
+"""Inbox of users' actions: the users' threads add actions, and the thread that runs the checks removes them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from benchmarks.ordinary.oracle.facts import Command, Disturbance, Facts, Failur
 
 
 class Inbox:
-    """Any thread may call any method, except `take`: only one may. complaints: failures seen by users."""
+    """Queue of users' actions for the checks.
+
+    Any thread may add; only one may call `take`. complaints: failures seen by users.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[Facts], None]] = queue.SimpleQueue()
         self.complaints: list[tuple[str, str, str]] = []
 
     def take(self, facts: Facts, wall: float) -> list[Failure]:
-        """Update the facts; return the failures that users saw."""
+        """Move all queued actions to the facts. Return the failures that users have seen."""
         while not self._queue.empty():
             self._queue.get()(facts)
         met, self.complaints = self.complaints, []

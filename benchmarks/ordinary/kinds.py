@@ -1,4 +1,4 @@
-"""Every kind of activity of an ordinary day, counted in each run: over fifteen seeds no count may be zero."""
+"""Names of all kinds of activities on a test day. Over fifteen seeds, each must occur at least once."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ TROUBLES = (
 )  # fmt: skip
 READERS = ("by_api", "by_command", "read_command_line", "read_page", "read_words")
 SEEN = ("preempted", "resized", "verdicts_right")
-"""Observed events that are not activities: gangs preempted, elastic gangs resized, right verdicts."""
+"""Events that are observed and counted like activities: gangs preempted, elastic gangs resized, right verdicts."""
 
 KINDS = (*SUBMISSIONS, *OPERATIONS, *TROUBLES, *READERS, *SEEN)

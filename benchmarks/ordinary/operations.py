@@ -1,4 +1,4 @@
-"""Operations of an ordinary day: jobs are cancelled, nodes and queues closed, policies changed."""
+"""Operations on a test day: an operator cancels jobs, closes nodes and queues, and changes policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.ordinary.person import Activity, Person, check_said
 
 
 class Operator(Person):
-    """A person who operates the cluster, and may cancel jobs."""
+    """A user who operates the cluster and may cancel all jobs."""
 
     def _operations(self) -> list[tuple[str, float, Activity]]:
         return [
@@ -57,7 +57,7 @@ class Operator(Person):
         self.later(self.random.uniform(4, 20), lambda: self.operate("release", node))
 
     def operate(self, word: str, node: str) -> None:
-        """Send a command about a node, by command line or API."""
+        """Send an operator's command about a node, by command line or API."""
         if self.random.random() < 0.5:
             self.command(word, node, lambda: check_said(self.cluster.command("node", word, node, "--reason", "a day")))
         else:
@@ -75,7 +75,7 @@ class Operator(Person):
         self.command("thaw", "", lambda: self._post("/api/thaw", {"by": "ordinary"}))
 
     def configure(self, policy: dict[str, Any], kind: str) -> None:
-        """Write another policy and make the controller load it."""
+        """Write a different policy and make the controller load it."""
         self.inbox.policy_changes()
         self.cluster.write_config(policy)
         if self.random.random() < 0.5:
@@ -92,7 +92,7 @@ class Operator(Person):
         self.configure(policy, "reload_policy")
 
     def _reload_refused(self) -> None:
-        """Reload an invalid file: it must be refused, and nothing may change."""
+        """Reload an invalid file. Check that the controller refuses it and changes nothing."""
         with self.cluster.config_lock:
             right = self.cluster.config_file.read_text()
             self.cluster.config_file.write_text(right + "\n[polcy]\norder = 'fifo'\n")
@@ -105,7 +105,7 @@ class Operator(Person):
         self.say("reload_refused", said.err.strip()[-120:])
 
     def _hold(self) -> None:
-        """Close a queue for a while: its jobs wait, and continue once it is open again."""
+        """Close a queue for a while, so that its jobs stay pending, and open it again."""
         open_ = [queue for queue in self.cluster.config.get("queues", ()) if queue.get("limit") != 0]
         if len(open_) < len(self.cluster.config.get("queues", ())) or not open_:
             return
@@ -124,7 +124,7 @@ class Operator(Person):
         return self.cluster.config | {"queues": queues}
 
     def _rest(self, seconds: float) -> None:
-        """Rest for this long."""
+        """Wait for `seconds`, unless the day ends before."""
         self.say("rest", f"for {seconds:.0f} s")
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.stopped:

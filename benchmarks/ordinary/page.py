@@ -1,4 +1,4 @@
-"""Parser of the page for a reader's view: tables by their column titles, figures by their names."""
+"""Parser of the HTML page."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import datetime
 from html.parser import HTMLParser
 
 COUNTING = "(counting)"
-"""Value of a cell whose time advances."""
+"""Value that replaces the text of a cell whose time advances."""
 
 
 @dataclass(slots=True)
 class PageTable:
-    """One table. rows: text of each cell by its column's title."""
+    """One table of the page. rows: text of each cell by its column's title."""
 
     caption: str = ""
     titles: list[str] = field(default_factory=list)
@@ -20,8 +20,11 @@ class PageTable:
 
 
 class Page(HTMLParser):
-    """tables: in order. texts: every piece of text, in order. states: each displayed state, in order. times: every
-    displayed instant, in seconds since 1970. counting: whether a time on the page advances."""
+    """Content of one page. tables, texts: in order of the page.
+
+    states: all displayed states, in order. times: all displayed times, in seconds since 1970. counting: whether a time
+    on the page advances.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

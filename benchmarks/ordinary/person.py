@@ -1,4 +1,4 @@
-"""Person: what submitting and operating have in common, on an ordinary day."""
+"""Class of users who submit jobs or operate the cluster on a test day."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Activity = Callable[[], object]
 
 
 class Person:
-    """A person who uses the cluster. Runs in one thread; actions go to the inbox.
+    """A user of the cluster, simulated in one thread. Its actions are sent to the inbox.
 
-    torch: Python with PyTorch; None if there is none. only: names of the activities that are drawn; empty: all.
-    done: number of activities of each kind. latest: descriptions of the newest activities.
+    torch: interpreter with PyTorch; None if there is none. only: names of the activities to draw from; empty for
+    all. done: number of activities of each kind. latest: descriptions of the newest activities.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Person:
         self.errors: list[str] = []
 
     def attempt(self, name: str, activity: Activity) -> None:
-        """Do an activity, and repeat it if the controller does not respond; a refused one is dropped."""
+        """Do an activity. Repeat it later if the controller does not respond; drop it if the controller refuses it."""
         for _ in range(3):
             try:
                 activity()
@@ -57,7 +57,7 @@ class Person:
                 return
 
     def later(self, seconds: float, activity: Activity) -> None:
-        """Do the activity after this many seconds."""
+        """Schedule the activity to be done after this many seconds."""
         self._count += 1
         heapq.heappush(self._later, (time.monotonic() + seconds, self._count, activity))
 
@@ -79,7 +79,10 @@ class Person:
         self.cluster.ask("POST", path, body)
 
     def command(self, word: str, target: str, ask: Activity) -> bool:
-        """Send a request, and record it for the oracle before it can take effect; return whether it was accepted."""
+        """Send a request and return whether the controller accepted it.
+
+        It is recorded for the checks before it is sent. word: kind of the request.
+        """
         command = Command(word, target, time.time(), FOREVER)
         self.inbox.asked(command)
         try:
@@ -93,7 +96,7 @@ class Person:
 
 
 def check_said(said: Said) -> None:
-    """Raise AbsentError if nothing responded, RefusedError if the command was refused."""
+    """Raise AbsentError if no daemon responded to a command, and RefusedError if it was refused."""
     if said.code == 3:
         raise AbsentError(said.err.strip()[-300:])
     if said.code != 0:

@@ -1,4 +1,4 @@
-"""The process table, by psutil: the day's jobs and daemons, found by the marks in their environment."""
+"""Table of the processes of the day's jobs and daemons (psutil), which have a mark in their environment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.ordinary.clock import FairClock
 from benchmarks.ordinary.oracle.facts import Process, Table
 
 SETTLED_SECONDS = 10.0
-"""A younger process may still become another program: a forked rank looks like its shim before its exec, and a shim
-like its daemon. Its kind is not cached until then."""
+"""Seconds after which the kind of a process is cached, because a younger process may still call exec. Before its exec,
+a forked rank has the command line of its shim, and a shim that of its daemon."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Known:
 
 
 class ProcessTable:
-    """Scans every process of the machine, and caches the constant facts of each."""
+    """Reader of all processes of the machine, with a cache of constant properties."""
 
     def __init__(self, mark: str, state: Path, clock: FairClock) -> None:
         self._mark, self._state, self._clock = mark, str(state), clock
@@ -36,7 +36,7 @@ class ProcessTable:
         self.ranks: dict[int, tuple[str, int, int]] = {}
 
     def scan(self) -> None:
-        """Scan all processes now."""
+        """Scan all processes once."""
         present = set(psutil.pids())
         for pid in [pid for pid in self._known if pid not in present]:
             del self._known[pid]
@@ -75,8 +75,10 @@ class ProcessTable:
         return _Known(process, created, "", "", nothing, "", settled)
 
     def table(self, leaders: dict[tuple[str, int, int], int]) -> Table:
-        """Return the jobs' processes that are alive at one moment. leaders: pid by (job, attempt, rank), as they wrote
-        it."""
+        """Return the jobs' processes that are alive at one moment.
+
+        leaders: process ids of ranks by (job, attempt, rank), from the ranks' own records.
+        """
         found: list[tuple[_Known, str]] = []
         for known in self._known.values():
             if known.kind == "job" and (status := _status(known.process)):
@@ -95,7 +97,7 @@ class ProcessTable:
         )  # fmt: skip
 
     def daemons(self) -> dict[int, tuple[str, float]]:
-        """Return name and start of each live daemon, by pid."""
+        """Return name and start time of each live daemon, by process id."""
         return {
             pid: (known.name, known.created)
             for pid, known in self._known.items()
@@ -103,7 +105,7 @@ class ProcessTable:
         }
 
     def left(self) -> list[str]:
-        """Return everything of the day that is alive: at the end, nothing may be."""
+        """Return descriptions of the day's processes that are still alive. An ended day must have none."""
         return [
             f"pid {pid} ({known.kind} {known.name or known.fields})"
             for pid, known in self._known.items()
@@ -111,7 +113,7 @@ class ProcessTable:
         ]
 
     def kill_left(self) -> None:
-        """Kill the rest of the day's processes: a failed day must not disturb the next."""
+        """Kill all remaining processes of the day, so that they do not disturb the next day."""
         for known in list(self._known.values()):
             if known.kind and _status(known.process):
                 try:
@@ -121,8 +123,7 @@ class ProcessTable:
 
 
 def daemon_name(command: list[str]) -> str:
-    """Return the name of a daemon by its command line: 'controller', 'agent node-0', 'supervisor'; '' for anything
-    else."""
+    """Return the name of a daemon from its command line, for example 'controller' or 'agent node-0'; '' for others."""
     if "agent" in command:
         node = command[command.index("--node") + 1] if "--node" in command else "?"
         return f"agent {node}"
@@ -133,7 +134,7 @@ def daemon_name(command: list[str]) -> str:
 
 
 def _status(process: psutil.Process) -> str:
-    """Return the state of a live process; '' for one that is gone or a zombie."""
+    """Return the state of a live process; '' if it has ended or is a zombie."""
     try:
         if not process.is_running():
             return ""
@@ -148,7 +149,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _schedule(pid: int) -> tuple[float, float]:
-    """Return the seconds that the process ran, and that it was runnable and waited (proc_pid_schedstat)."""
+    """Return the seconds that the process ran and that it waited for a CPU (/proc/PID/schedstat)."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

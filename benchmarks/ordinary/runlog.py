@@ -1,4 +1,4 @@
-"""The log of runs: one JSON line a run, failures included, and their summary."""
+"""Log of test days: one JSON line per day, including failed days, and a summary."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from typing import Any
 from benchmarks.ordinary.kinds import KINDS
 
 NO_CODE = (":(exclude)docs", ":(exclude)*.md", ":(exclude)*.jsonl")
-"""Changes that do not restart the count: documents and logs."""
+"""Git paths of all files except documents and logs, whose changes do not restart the count of runs."""
 
 NOT_RUN = (*NO_CODE, ":(exclude)tests", ":(exclude)benchmarks", ":(exclude)examples")
 HARNESS = ("benchmarks/ordinary", ":(exclude)benchmarks/ordinary/runlog.py")
-"""NOT_RUN: changes in files that no day runs. HARNESS: what a day runs besides the product, without this module."""
+"""Git paths of the files that a day runs besides the product, without this module. NOT_RUN, above, contains paths of
+product files, without files that no day runs."""
 
 
 def append(file: Path, report: dict[str, Any], commit: str, clean: bool) -> None:
-    """Add one run."""
+    """Append the report of one day to the log. commit: tested commit. clean: whether the working tree had no
+    changes."""
     line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit, "clean": clean, **report}
     with file.open("a", encoding="utf-8") as log:
         log.write(json.dumps(line) + "\n")
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Return every run, in order."""
+    """Return the reports of all days in the log, in order."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def summary(runs: list[dict[str, Any]], checkout: Path) -> dict[str, Any]:
-    """Return totals over the runs: in all, since the last change of code, and since the last change of what a day runs.
+    """Return totals over all days, over days since the last change of any code, and since the last change of tested
+    code.
 
-    A run counts as one since the last change if no code differs between its commit and the newest run's, and its tree
-    was clean. Tests, examples and other benchmarks are code that no day runs: they restart only the stricter count.
+    Days with uncommitted changes count only in the first total. Tests, examples and other benchmarks are not tested
+    code.
     """
     if not runs:
         return {"runs": 0}
@@ -74,12 +77,12 @@ def _of(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def same_code(checkout: Path, one: str, other: str) -> bool:
-    """Return whether two commits differ in documents alone. False if either is unknown."""
+    """Return whether two commits differ only in documents. False if a commit is unknown."""
     return _same(checkout, one, other, (".", *NO_CODE))
 
 
 def same_day(checkout: Path, one: str, other: str) -> bool:
-    """Return whether a day runs the same product and harness in two commits. False if either is unknown."""
+    """Return whether two commits have the same product code and the same code of this test. False if one is unknown."""
     return _same(checkout, one, other, (".", *NOT_RUN)) and _same(checkout, one, other, HARNESS)
 
 

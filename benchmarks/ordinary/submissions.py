@@ -1,4 +1,4 @@
-"""Submissions of an ordinary day: jobs of every kind, by API and by command line."""
+"""Submissions on a test day: jobs of every kind, by API and command line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TRAIN_TORCH = str(PROGRAMS / "train_torch.py")
 
 MOST_LOG_BYTES = 1200 * 2**20
 LOG_SHARE = 0.02
-"""Maximum that one job writes, as a share of the free disk."""
+"""Maximum size that one job writes, as a share of the free disk space."""
 
 
 class Submitter(Operator):
-    """A person who submits jobs, and may cancel them."""
+    """A user who submits jobs and may cancel them."""
 
     def _submissions(self) -> list[tuple[str, float, Activity]]:
         return [
@@ -75,7 +75,8 @@ class Submitter(Operator):
     def submit(
         self, kind: str, command: list[str], request: dict[str, Any], fails: bool = False, starts: bool = True
     ) -> str:
-        """Submit by the API or by the command line; return the id. Raises AbsentError, RefusedError."""
+        """Submit a job by API or command line, record it, and return its id. kind: kind of activity. Raises AbsentError
+        or RefusedError."""
         by_command = self.random.random() < 0.3
         asked = time.time()
         if by_command:
@@ -120,11 +121,11 @@ class Submitter(Operator):
         return str(json.loads(said.out)["job"])
 
     def _leaves(self, kind: str, how: str) -> None:
-        """Submit a job whose ranks end before the processes that they started."""
+        """Submit a job whose ranks end before the child processes that they have started."""
         self._work(kind, {"seconds": self._seconds(), how: 2, "child_seconds": None}, self.random.choice([1, 2]))
 
     def _burst(self) -> None:
-        """Submit several jobs as fast as possible: most of them meet in one cycle."""
+        """Submit several jobs as fast as possible, so that one scheduling cycle receives most of them."""
         for _ in range(self.random.randrange(3, 7)):
             ranks = self.random.choice([1, 1, 1, 2, 3, self.cluster.slots])
             self._work("burst", {"seconds": self._seconds()}, ranks)
@@ -162,7 +163,7 @@ class Submitter(Operator):
         self._work("retries", {"seconds": 1.0, "code": 9}, fails=True, max_retries=2)
 
     def _hangs(self) -> None:
-        """Submit a job without an end, and cancel it later."""
+        """Submit a job that never ends, and cancel it later."""
         more: dict[str, Any] = {"grace_seconds": self.random.choice([0.0, 1.0, 3.0])}
         plan = {"seconds": None, "ignore": self.random.random() < 0.5}
         job = self._work("hangs", plan, self.random.choice([1, 2]), **more)
@@ -184,7 +185,7 @@ class Submitter(Operator):
         self.later(20.0, lambda: self._read_log(job, total))
 
     def _read_log(self, job: str, total: int) -> None:
-        """Read the end of its log, then free the disk, as a user would."""
+        """Read the end of a job's log, then truncate the log, as a user does to free disk space."""
         if self._jobs().get(job, {}).get("state") != "completed":
             return
         said = self.cluster.command("logs", job, "--rank", "0", "--tail", "3")
@@ -201,7 +202,7 @@ class Submitter(Operator):
         self.train(kind, plan, self.random.choice([1, 2, 3, 4]), restartable=self.random.random() < 0.5)
 
     def train(self, kind: str, plan: dict[str, Any], ranks: int, **more: Any) -> str:
-        """Submit a training in numpy."""
+        """Submit a numpy training with this plan, and return its id."""
         request = {"ranks": min(ranks, self._total()), "queue": "default", "grace_seconds": 8.0} | more
         return self.submit(kind, [*TRAIN, json.dumps(plan)], request)
 
@@ -219,7 +220,7 @@ class Submitter(Operator):
         self._work("elastic", plan, max(1, total // 2), time_limit_seconds=60.0, **more)
 
     def _guests(self) -> None:
-        """Submit preemptible jobs that take more than their queue's quota."""
+        """Submit preemptible jobs that use more slots than their queue's quota."""
         if "guest" not in self.facts.queues:
             return
         more: dict[str, Any] = {"queue": "guest", "preemptible": True, "restartable": True, "grace_seconds": 2.0}
@@ -230,17 +231,17 @@ class Submitter(Operator):
             self._work("guests", plan, self.random.choice([1, 2, self.cluster.slots, self._total() // 2 + 1]), **more)
 
     def _owner(self) -> None:
-        """Submit a job within its queue's quota, which others may have borrowed."""
+        """Submit a job within its queue's quota, whose slots other queues may have borrowed."""
         if "owner" not in self.facts.queues:
             return
         quota = int(self.facts.queues["owner"].get("quota") or 1)
         self._work("owner", {"seconds": self._seconds()}, self.random.randrange(1, quota + 1), queue="owner")
 
     def _borrowed(self) -> None:
-        """Let guests borrow everything; then submit the owner's job, and rest for a while.
+        """Submit jobs that borrow all slots; then submit a job of the queue with the quota, and rest for a while.
 
-        Each request of a busy user triggers a scheduling pass. Only while all users rest does it show whether the
-        scheduler wakes itself at the moment at which guests may be stopped.
+        During the rest no request triggers a scheduling pass. This tests whether the scheduler starts one without a
+        request when the borrowing jobs may be stopped.
         """
         if not {"guest", "owner"} <= set(self.facts.queues):
             return
@@ -256,7 +257,7 @@ class Submitter(Operator):
         self._rest(40.0)
 
     def _stretched(self) -> None:
-        """Let a long elastic gang grow into free slots, then submit a job that needs them."""
+        """Submit a long elastic gang that grows into free slots, then a job that needs these slots."""
         total = self._total()
         more: dict[str, Any] = {"min_ranks": 1, "max_ranks": total, "restartable": True, "grace_seconds": 3.0}
         more |= {"restart_cost_seconds": 1.0, "queue": "default", "min_run_seconds": 0.0}

@@ -1,4 +1,4 @@
-"""Troubles: faults of daemons, the machine and single ranks, injected by the harness. Each runs in a thread."""
+"""Faults that the test causes: of daemons, of the machine and of single ranks."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from benchmarks.ordinary.users import Users
 SPIN = Path(__file__).with_name("programs") / "spin.py"
 
 BACK_SECONDS = 60.0
-"""Fair seconds of the machine within which a daemon must be back after the harness ended or continued it."""
+"""Maximum fair seconds until a daemon responds again after the test ended or continued it."""
 
 HANG_SECONDS = 70.0
-"""Fair seconds until a hang must be reported: the detector needs forty (docs/explanation/detection.md), and the agent
-samples a stopped rank once a second."""
+"""Maximum fair seconds until a hang is reported. The detector needs forty (docs/explanation/detection.md), and the
+agent samples a stopped rank once a second."""
 
 SLOW_SECONDS = 60.0
-"""Fair seconds until a rank that is stopped for half of the time must be reported."""
+"""Maximum fair seconds until a rank is reported that is stopped for half of the time."""
 
 RESTART_SECONDS = 45.0
-"""Fair seconds within which a restartable gang must be restarted after its hang was found."""
+"""Maximum fair seconds until a restartable gang is restarted after its hang was reported."""
 
 WARM_SECONDS = 25.0
-"""Undisturbed time of a training before its disturbance, in which its norm is learned."""
+"""Seconds for which a training runs before it is disturbed, so that detectors learn what is normal."""
 
 
 class Troubles:
-    """Kills and stops daemons, makes the machine busy, disturbs ranks. Its actions are counted with the users'.
+    """Threads that kill and stop daemons, overload the machine, and disturb ranks.
 
     restarts_hangs: whether the policy restarts gangs that hang.
     """
@@ -50,7 +50,7 @@ class Troubles:
     # --- daemons and the machine -------------------------------------------------------------------------------------
 
     def trouble_daemons(self, until: float, pause_seconds: float) -> None:
-        """Disturb a daemon or the machine from time to time."""
+        """Disturb a daemon or the machine at intervals, until the time `until`."""
         kinds = [self._kill_controller, self._kill_agent, self._kill_supervisor, self._stop_daemon, self._busy]
         bag: list[Callable[[], None]] = []
         try:
@@ -83,7 +83,8 @@ class Troubles:
         return True
 
     def _back(self, what: str) -> None:
-        """Wait until everything responds again; complain if it does not in time."""
+        """Wait until all daemons respond again. Record a failure if this takes too long. what: the fault, for
+        messages."""
         began = self.cluster.clock.machine()
         while self.cluster.clock.machine() - began < BACK_SECONDS and not self.stopped:
             try:
@@ -117,7 +118,7 @@ class Troubles:
             self._sleep(2.0)
 
     def _kill_supervisor(self) -> None:
-        """Kill the supervisor. All else lives on, and `up` takes it over again."""
+        """Kill the supervisor. All other daemons continue; `gangwatch up` then starts a supervisor that adopts them."""
         for pid in self._daemons("supervisor")[:1]:
             self.users.say("kill_supervisor", f"SIGKILL to the supervisor, pid {pid}")
             self._end(pid, signal.SIGKILL)
@@ -127,7 +128,7 @@ class Troubles:
                 self.inbox.complaint("up", "supervisor", f"`up` after SIGKILL to the supervisor: {said.err[-600:]}")
 
     def _stop_daemon(self) -> None:
-        """Stop a daemon by SIGSTOP for some seconds, up to a minute."""
+        """Stop a daemon with SIGSTOP for up to a minute."""
         name = self.random.choice(["controller", "agent", "supervisor"])
         pids = self._daemons(name)
         if not pids:
@@ -148,7 +149,7 @@ class Troubles:
             self._back("SIGCONT to the controller")
 
     def _busy(self) -> None:
-        """Keep the machine busy: run more computing programs than there are processors."""
+        """Run more computing programs than there are CPUs for a while."""
         seconds = self.random.choice([5.0, 15.0])
         self.users.say("machine_busy", f"for {seconds:g} s")
         many = (os.cpu_count() or 1) + 1
@@ -164,7 +165,7 @@ class Troubles:
     # --- ranks -------------------------------------------------------------------------------------------------------
 
     def trouble_ranks(self, until: float) -> None:
-        """Run one training after another, wait until its norm is learned, and disturb one of its ranks."""
+        """Run one training after another, wait until its warm-up is over, and disturb one of its ranks."""
         kinds = ["stopped", "held", "killed", "outspun"]
         bag: list[str] = []
         try:
@@ -198,7 +199,8 @@ class Troubles:
             self._cancel(job)
 
     def _warm(self, job: str, until: float) -> bool:
-        """Return whether the job has run undisturbed for long enough."""
+        """Wait until the job's warm-up is over, and return True; return False if this is not the case at the time
+        `until`."""
         began: float | None = None
         attempt = 0
         while time.monotonic() < until and not self.stopped:

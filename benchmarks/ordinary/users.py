@@ -1,4 +1,4 @@
-"""Users: activities of an ordinary day, drawn from the seed."""
+"""Users of a test day, whose activities are drawn from the seed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from benchmarks.ordinary.person import Activity
 from benchmarks.ordinary.submissions import Submitter
 
 MOST_WAITING = 14
-"""Pending jobs at which users stop submitting, to prevent a backlog."""
+"""Number of pending jobs at which users submit no more jobs, so that the queue stays short."""
 
 STARTS_A_MINUTE = 12
-"""Starts a minute below which users do not rest."""
+"""Number of job starts per minute below which users do not rest."""
 
 
 class Users(Submitter):
-    """All users of the cluster, as one person."""
+    """All users of the cluster, simulated as one."""
 
     def live(self, until: float) -> None:
-        """Do one activity after another until that monotonic time."""
+        """Do one activity after another until `until` (monotonic time)."""
         try:
             while time.monotonic() < until and not self.stopped:
                 while self._later and self._later[0][0] <= time.monotonic():
@@ -51,14 +51,14 @@ class Users(Submitter):
         return name, activity
 
     def _too_few_starts(self) -> bool:
-        """Return whether fewer jobs started recently than a day should have."""
+        """Return whether too few attempts have started so far for a valid day."""
         minutes = (time.monotonic() - self._began) / 60
         attempts = len({(job, attempt) for job, attempt, _ in list(self.facts.lives)})
         return minutes > 0.5 and attempts / minutes < STARTS_A_MINUTE
 
 
 def first_policy(source: random.Random, total: int) -> dict[str, Any]:
-    """Return the policy that a day begins with."""
+    """Return the policy at the start of a day. source: random numbers. total: number of slots."""
     owner = max(1, math.ceil(total / 2))
     policy: dict[str, Any] = {
         "order": source.choice(["fair", "fair", "fair", "fifo", "sjf", "las"]),

@@ -1,4 +1,4 @@
-"""The jobs' own evidence: reads the lines appended since the last reading."""
+"""Reader of the jobs' own records: the lines that job programs have appended since the last read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from benchmarks.ordinary.oracle.facts import RankLife
 
 
 class Witnesses:
-    """A reader of the file that the day's job programs append to. counts: of events that are not of one rank's life."""
+    """Reader of the file to which the day's job programs append.
+
+    counts: numbers of events that concern no single rank.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "evidence.jsonl"
@@ -18,7 +21,7 @@ class Witnesses:
         self.counts: Counter[str] = Counter()
 
     def read(self, lives: dict[tuple[str, int, int], RankLife]) -> None:
-        """Update `lives`."""
+        """Read new lines and update the records in `lives`."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

@@ -1,1 +1,1 @@
-"""Speed of the scheduler: ours at 40,000 GPUs, published figures of others, and a real Slurm on this machine."""
+"""Speed of our scheduler with 40,000 GPUs, published figures of other schedulers, and a real Slurm on this machine."""

@@ -43,11 +43,11 @@ RANGES = {
     "rss_mib": 500.0,
 }
 SLACK = 3.0
-"""A figure fails if it exceeds its target by this factor: the machine may run other load."""
+"""Factor by which a figure may exceed its target before it fails, because the machine may run other load."""
 
 
 def compare_with_slurm(nodes: int, gangs: int, behind: int, pass_seconds: int) -> tuple[dict[str, object], bool]:
-    """Return (figures of both, whether they are in range)."""
+    """Return the figures of our scheduler and of Slurm for the same gangs, and whether they are in range."""
     try:
         theirs = slurm.measure(nodes, gangs, behind, pass_seconds)
     except slurm.AbsentError as error:

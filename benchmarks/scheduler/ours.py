@@ -1,4 +1,4 @@
-"""Our figures: times of ``cycle.run`` with topology on, as production calls it, without the journal."""
+"""Measurement of our scheduler: ``cycle.run`` with topology as in production, but without the journal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START_NS = 1_700_000_000 * SECOND
 
 
 class Cluster:
-    """A state and the time; jobs are numbered in the order of submission."""
+    """A simulated cluster: the scheduler's state and the time. Jobs are numbered in the order of submission."""
 
     def __init__(self, nodes: int) -> None:
         self.state = State(policy=Policy(start_timeout_seconds=0.0))
@@ -48,7 +48,7 @@ class Cluster:
         )
 
     def run(self, *events: Event) -> tuple[cycle.Outcome, float]:
-        """Run one cycle, a second later; return its outcome and its time."""
+        """Run one cycle, one second after the last one; return its outcome and its duration in seconds."""
         self.now_ns += SECOND
         began = time.perf_counter()
         outcome = cycle.run(self.state, events, self.now_ns)
@@ -68,7 +68,7 @@ def started(outcome: cycle.Outcome) -> list[str]:
 
 
 def measure(nodes: int) -> dict[str, float | int]:
-    """Return the figures."""
+    """Measure our scheduler in all cases and return the figures."""
     cluster = Cluster(nodes)
     outcome, seconds = cluster.run(*(cluster.gang(gang) for gang in small(min(3000, nodes))))
     gangs = started(outcome)
@@ -110,7 +110,7 @@ def measure(nodes: int) -> dict[str, float | int]:
 
 
 def warm(nodes: int) -> Cluster:
-    """Return a cluster after a first cycle, which builds the data that depends on nodes alone, as in Slurm."""
+    """Return a cluster after one cycle, in which the scheduler has built its indexes of nodes."""
     cluster = Cluster(nodes)
     outcome, _ = cluster.run(cluster.job(1))
     (first,) = started(outcome)
@@ -119,7 +119,7 @@ def warm(nodes: int) -> Cluster:
 
 
 def measure_slurm_cases(nodes: int, gangs: int, behind: int) -> dict[str, object]:
-    """Return our figures for the cases of ``slurm.measure``."""
+    """Return our scheduler's figures for the cases that ``slurm.measure`` also measures."""
     cluster = warm(nodes)
     outcome, seconds = cluster.run(*(cluster.gang(gang) for gang in small(gangs)))
     begun = len(started(outcome))

@@ -1,4 +1,4 @@
-"""Figures from the other engines' own tests, for other machines: they show the order of magnitude, not the factor."""
+"""Published figures of other schedulers on other machines, for comparison by order of magnitude."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A figure published by another project; source: where."""
+    """One figure that another project published. source: address of the publication."""
 
     engine: str
     setup: str

@@ -1,16 +1,14 @@
-"""A real slurmctld on this machine, scheduling the same gangs on as many nodes.
+"""A real slurmctld on this machine, which schedules the same gangs as our scheduler on the same number of nodes.
 
-Only Slurm's controller runs. Its nodes are of the kind that is powered up on demand (State=CLOUD), with a power-up
-program that does nothing. The controller therefore allocates them like any others, topology and GPUs included, without
-a slurmd for each of the 5,000 nodes. The figures are slurmctld's own (sdiag, its log), by its own clock: they exclude
-submission, authentication and the start of processes, and so do ours.
+Only Slurm's controller runs. Its nodes have State=CLOUD (powered up on demand, here by a program that does nothing), so
+that no slurmd is needed. The figures are slurmctld's own (sdiag, log). Like ours, they exclude submission,
+authentication and the start of processes.
 
-Configuration: cons_tres with GPUs counted, the tree topology plugin, all in one partition, first come first served,
-backfill. Limits that protect production (queue depth, times, yielding) are lifted, so that it scans the whole queue at
-once. easy: only the first in the queue gets a reservation (bf_min_prio_reserve), our own rule; planning: its default, a
-start planned for each gang that it considers.
+Configuration: cons_tres with GPUs, the tree topology plugin, one partition, first come first served, backfill. Limits
+of queue depth and time are lifted, so that one pass scans the whole queue. easy: only the head gets a reservation
+(bf_min_prio_reserve), as in our scheduler. planning: Slurm's default, a planned start for each gang.
 
-LIMITS lists the differences between the two.
+LIMITS lists the differences between both schedulers.
 """
 
 from __future__ import annotations
@@ -52,17 +50,17 @@ LIMITS = (
 )
 
 RESERVED, BEHIND = 1_000_000, 1_000
-"""Priorities: of the gang with the reservation, and of the gangs behind it."""
+"""Job priorities in Slurm: that of the gang with the reservation, and that of the gangs behind it."""
 
 PARTS = ("main", "backfill")
-"""The two schedulers of Slurm, as sdiag names them."""
+"""Names of Slurm's two schedulers in the output of sdiag."""
 
 SUBMITTERS = 4
 PATIENCE_SECONDS = 120.0
 
 
 class AbsentError(RuntimeError):
-    """Slurm is not installed; the message names the package."""
+    """Slurm is not installed. The message names the missing package."""
 
 
 def find() -> None:
@@ -73,7 +71,7 @@ def find() -> None:
 
 
 def configuration(folder: Path, nodes: int, port: int, cycle_seconds: int) -> str:
-    """Return slurm.conf. cycle_seconds: time limit of a pass over the queue."""
+    """Return the content of slurm.conf. cycle_seconds: time limit of a scheduling pass."""
     scheduling = (
         "default_queue_depth=1000000",
         "partition_job_depth=0",
@@ -133,7 +131,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def topology(nodes: int) -> str:
-    """Return topology.conf: the same racks and spines as ours."""
+    """Return the content of topology.conf, with the same racks and spines as our scheduler gets."""
     racks = range(0, nodes, RACK_NODES)
     lines = [
         f"SwitchName=r{n:04d} Nodes=n[{at:05d}-{min(at + RACK_NODES, nodes) - 1:05d}]" for n, at in enumerate(racks)
@@ -156,14 +154,14 @@ class Slurm:
         self._script.write_text("#!/bin/sh\nexec sleep 86400\n")
 
     def ask(self, *command: str) -> str:
-        """Return the output of one of Slurm's commands. Raises RuntimeError if it fails."""
+        """Run one of Slurm's commands and return its output. Raises RuntimeError if the command fails."""
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
     def submit(self, gang: Gang, priority: int = BEHIND) -> str:
-        """Submit the gang; return its job number."""
+        """Submit the gang and return its job number."""
         whole = gang.ranks >= GPUS and not gang.ranks % GPUS
         size = (
             (f"--nodes={gang.ranks // GPUS}", f"--ntasks-per-node={GPUS}", f"--gpus-per-node={GPUS}")
@@ -178,23 +176,23 @@ class Slurm:
         return printed.strip()
 
     def submit_all(self, gangs: Sequence[Gang]) -> list[str]:
-        """Submit them while nothing is started; all are in the queue when it returns."""
+        """Close the partition so that no gang starts, submit the gangs, and return their job numbers."""
         with ThreadPoolExecutor(SUBMITTERS) as pool:
             return list(pool.map(self.submit, gangs))
 
     def open(self, state: str) -> None:
-        """Open the partition (UP), or close it (DOWN)."""
+        """Open the partition with state UP, or close it with state DOWN."""
         self.ask("scontrol", "update", "PartitionName=all", f"State={state}")
 
     def count(self, *states: str) -> int:
         return len(self.ask("squeue", "--noheader", f"--states={','.join(states)}", "--format=%i").split())
 
     def started(self) -> int:
-        """Return the number of gangs that hold nodes: a job whose nodes are being powered up is CONFIGURING."""
+        """Return the number of gangs that have nodes, including those in state CONFIGURING (nodes are powered up)."""
         return self.count("CONFIGURING", "RUNNING")
 
     def wait_for_start(self, job: str) -> None:
-        """Wait until the job holds its nodes. Raises RuntimeError after the limit."""
+        """Wait until the job holds its nodes. Raises RuntimeError after a time limit."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.ask("squeue", "--noheader", f"--jobs={job}", "--format=%t").strip() not in ("CF", "R"):
             if time.monotonic() > deadline:
@@ -205,7 +203,7 @@ class Slurm:
         self.ask("sdiag", "--reset")
 
     def statistics(self) -> dict[str, float]:
-        """Return sdiag's figures, as 'main/last cycle' and 'backfill/last cycle', in its units (microseconds, jobs)."""
+        """Return the figures of sdiag by name, for example 'main/last cycle', in microseconds or as numbers of jobs."""
         found: dict[str, float] = {}
         part = ""
         for line in self.ask("sdiag").splitlines():
@@ -222,7 +220,7 @@ class Slurm:
         return found
 
     def reserve_for_all(self) -> None:
-        """Switch to Slurm's default: backfill plans a start for each job that it considers."""
+        """Switch to Slurm's default, in which backfill plans a start for each job that it considers."""
         settings = self._configuration.read_text()
         self._configuration.write_text(settings.replace(f",bf_min_prio_reserve={RESERVED}", ""))
         self.ask("scontrol", "reconfigure")
@@ -230,7 +228,7 @@ class Slurm:
 
 @contextmanager
 def running(nodes: int, cycle_seconds: int) -> Iterator[Slurm]:
-    """Run a slurmctld with this many nodes. Raises AbsentError; RuntimeError if it does not start."""
+    """Run a slurmctld with this many nodes. Raises AbsentError without Slurm, and RuntimeError if it does not start."""
     find()
     with tempfile.TemporaryDirectory(prefix="gangwatch-slurm-") as name:
         folder = Path(name)
@@ -268,7 +266,7 @@ def running(nodes: int, cycle_seconds: int) -> Iterator[Slurm]:
 
 
 def measure(nodes: int, gangs: int, behind: int, cycle_seconds: int) -> dict[str, object]:
-    """Return Slurm's figures for the gangs of ``gangs.py``; cycle_seconds bounds each pass over the queue."""
+    """Return Slurm's figures for the gangs of ``gangs.py``. cycle_seconds: time limit of a pass over the queue."""
     with running(nodes, cycle_seconds) as slurm:
         version = slurm.ask("slurmctld", "-V").split()[-1]
         slurm.open("DOWN")
@@ -306,7 +304,10 @@ def measure(nodes: int, gangs: int, behind: int, cycle_seconds: int) -> dict[str
 
 
 def _longest_pass(figures: dict[str, float]) -> float:
-    """Return the longest pass in seconds. Either scheduler or the submission itself may have started the only job."""
+    """Return the duration of the longest scheduling pass in seconds.
+
+    It may be a pass of Slurm's main scheduler, of its backfill scheduler, or one at submission.
+    """
     return (
         max(figures.get("main/max cycle", 0.0), figures.get("backfill/max cycle", 0.0), figures.get("submit", 0.0))
         / 1e6
@@ -314,7 +315,8 @@ def _longest_pass(figures: dict[str, float]) -> float:
 
 
 def _first_pass(slurm: Slurm, gangs: int, cycle_seconds: int) -> tuple[int, float]:
-    """Return (gangs started, seconds of passes), once all have started or the pass has reached its limit."""
+    """Wait until all gangs have started or a pass has reached its time limit. Return (started gangs, seconds of
+    passes)."""
     deadline = time.monotonic() + 3 * cycle_seconds + PATIENCE_SECONDS
     while True:
         time.sleep(1.0)
@@ -328,7 +330,10 @@ def _first_pass(slurm: Slurm, gangs: int, cycle_seconds: int) -> tuple[int, floa
 
 
 def _backfill_pass(slurm: Slurm, behind: int, cycle_seconds: int) -> dict[str, object]:
-    """Run one pass of backfill over the gangs behind the reservation; cut: it did not consider all of them."""
+    """Run one backfill pass over the gangs behind the reservation, and return its figures.
+
+    In the figures, `cut` is whether the pass ended before it had considered all gangs.
+    """
     slurm.forget_statistics()
     deadline = time.monotonic() + 3 * cycle_seconds + PATIENCE_SECONDS
     while True:

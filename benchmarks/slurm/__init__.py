@@ -1,1 +1,1 @@
-"""Feedback into a real Slurm: cost of watching, value of acting: ``python -m benchmarks.slurm --json``."""
+"""Cost of monitoring a real Slurm, and time saved by moving its jobs: ``python -m benchmarks.slurm --json``."""

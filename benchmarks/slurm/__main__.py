@@ -1,4 +1,4 @@
-"""``python -m benchmarks.slurm [--json]``: needs root, and Debian's munge, slurmctld, slurmd and slurm-client."""
+"""``python -m benchmarks.slurm [--json]``. Needs root, and Debian's munge, slurmctld, slurmd and slurm-client."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Value of acting: the same gangs on Slurm alone and on Slurm with feedback, while one node is slow.
+"""Comparison of the same gangs on Slurm alone and on Slurm with gangwatch, while one node is slow.
 
 The gangs are those of the Philly trace with two nodes and more, in its order, eight GPUs to a node. Run times are
-scaled down to a minute and sizes are bounded, so that a run ends in minutes. Ranks are real processes under srun that
-synchronise at every step; a step takes 60 ms, and 1.3 times as long on the slow node, from SLOW_AFTER_SECONDS on.
-Everything else is as in production: agents read the steps, the detectors find the slow node, Slurm requeues.
+scaled down to a minute and sizes are bounded, so that a run ends in minutes. Ranks are real processes under srun
+that synchronise at every step; a step takes 60 ms, and 1.3 times as long on the slow node, from SLOW_AFTER_SECONDS
+on. Agents, detectors and Slurm are real.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 400.0
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A job of the trace, scaled. run_seconds: alone, on healthy nodes."""
+    """A job of the trace, scaled down. run_seconds: run time on healthy nodes without other jobs."""
 
     nodes: int
     run_seconds: float
@@ -42,7 +42,8 @@ def data_folder() -> Path:
 
 
 def of_philly(path: Path, count: int, first: int = 0) -> list[Gang]:
-    """Return jobs of two nodes and more that ran for an hour or more, from number `first` on."""
+    """Return `count` jobs of the trace with two or more nodes and a run time of at least an hour, from index `first`
+    on."""
     found: list[Gang] = []
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -62,7 +63,10 @@ def of_philly(path: Path, count: int, first: int = 0) -> list[Gang]:
 
 
 def run(bed: Bed, gangs: list[Gang], slowdown: float, feedback: bool) -> dict[str, object]:
-    """Run all gangs once, submitted at once. Raises TimeoutError if they do not end."""
+    """Submit all gangs at once, and return the figures of their run. Raises TimeoutError if they do not end.
+
+    bed: the Slurm cluster. slowdown: factor of step times on the slow node. feedback: whether gangwatch moves jobs.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gw-", dir="/tmp")))
         state, work, slow = folder / "state", folder / "work", folder / "slow"
@@ -110,7 +114,7 @@ def _submit(bed: Bed, gang: Gang, work: Path, slow: Path) -> str:
 
 
 def _ended(work: Path, numbers: list[str]) -> Iterator[float]:
-    """Yield the end time of each gang that has made all of its steps."""
+    """Yield the end time of each gang that has completed all of its steps."""
     for number in numbers:
         path = work / f"{number}.done"
         if path.exists() and (text := path.read_text()):

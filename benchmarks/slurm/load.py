@@ -1,4 +1,4 @@
-"""Cost of watching: an idle cluster with a long queue, and the controller's default settings."""
+"""Measurement of the cost of monitoring an idle Slurm cluster with a long queue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from tests.slurm.site import Site
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 SETTLING_SECONDS = 10.0
-"""Time after the start until modules are loaded and the first poll is done."""
+"""Seconds after the controller's start in which it loads modules and makes its first poll."""
 
 
 def processor_seconds(pid: int) -> float:
-    """Return user and system time of the process, its threads and every child that it has waited for (proc(5),
-    stat)."""
+    """Return the CPU seconds of the process, its threads and the children that it has waited for (proc(5), stat)."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return sum(int(value) for value in fields[11:15]) / _TICKS
 
@@ -29,7 +28,10 @@ def requests(site: Site) -> float:
 
 
 def measure(bed: Bed, pending: int, seconds: float) -> dict[str, object]:
-    """Return CPU time and requests of an idle controller in `act`, and slurmctld's own CPU time meanwhile."""
+    """Return CPU time and requests of a controller in mode `act` that has nothing to do, and CPU time of slurmctld.
+
+    bed: the Slurm cluster. pending: number of pending jobs. seconds: duration of the measurement.
+    """
     running = bed.submit("sleep 3600", f"--nodes={bed.count}", "--gpus-per-node=8", "--time=600")
     bed.wait_for("it runs", lambda: bed.job(running)["JobState"] == "RUNNING")
     for _ in range(pending):

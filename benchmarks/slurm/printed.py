@@ -1,7 +1,7 @@
-"""A fake Slurm that prints the answers of squeue, sinfo and scontrol 22.05.8 about synthetic jobs.
+"""Fake Slurm that prints the output of squeue, sinfo and scontrol 22.05.8 for synthetic jobs.
 
-Names, comments and folders are printed as the real commands do, byte for byte and without quoting (checked against a
-running 22.05.8 in tests/slurm/test_hostile_names.py). For attacks, fuzzing and tests that need no daemons.
+Names, comments and folders are printed byte for byte and without quoting, as by the real commands (checked in
+tests/slurm/test_hostile_names.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUBMITTED = 1_795_430_000
 
 @dataclass(frozen=True)
 class Printed:
-    """A job. Fields chosen by its user are bytes. gpus: indices on each of its nodes."""
+    """One job of the fake Slurm. Fields that its user chooses are bytes. gpus: GPU indices on each of its nodes."""
 
     number: int
     name: bytes = b"train"
@@ -99,7 +99,7 @@ def in_places(jobs: Sequence[Printed]) -> bytes:
 
 
 def as_text(jobs: Sequence[Printed]) -> bytes:
-    """Return the output of ``scontrol --oneliner --details show jobs``: the fields in 22.05.8's order."""
+    """Return the output of ``scontrol --oneliner --details show jobs``, with the fields in the order of 22.05.8."""
     printed = []
     for job in jobs:
         nodes = ",".join(job.nodes) if job.holds else ""
@@ -132,13 +132,13 @@ _ESCAPES = {ord('"'): b'\\"', ord("\\"): b"\\\\", ord("/"): b"\\/", ord("\n"): b
 
 
 def _quoted(data: bytes) -> bytes:
-    """Quote as json-c does: control characters escaped, every other byte as it is, UTF-8 or not."""
+    """Quote text as json-c does: control characters are escaped, and all other bytes stay as they are."""
     parts = (_ESCAPES.get(byte) or (b"\\u%04x" % byte if byte < 32 else bytes((byte,))) for byte in data)
     return b'"' + b"".join(parts) + b'"'
 
 
 def as_json(jobs: Sequence[Printed]) -> bytes:
-    """Return the output of ``squeue --json`` of 22.05.8, only the fields that are read."""
+    """Return the output of ``squeue --json`` of 22.05.8, but only with the fields that gangwatch reads."""
     entries = []
     for job in jobs:
         holds = job.nodes if job.holds else ()
@@ -175,7 +175,7 @@ def as_json(jobs: Sequence[Printed]) -> bytes:
 
 
 def nodes_in_text(names: Sequence[str]) -> bytes:
-    """Return the output of ``scontrol --oneliner show nodes``: idle nodes of eight GPUs."""
+    """Return the output of ``scontrol --oneliner show nodes`` for idle nodes with eight GPUs."""
     return "".join(
         f"NodeName={name} Arch=x86_64 CPUTot=64 ActiveFeatures=h200 Gres=gpu:h200:8 NodeHostName={name} "
         f"OS=Linux 6.1 #1 SMP  RealMemory=1000 State=IDLE Weight=10 Partitions=batch  BootTime=None\n"
@@ -184,7 +184,7 @@ def nodes_in_text(names: Sequence[str]) -> bytes:
 
 
 def nodes_in_json(names: Sequence[str]) -> bytes:
-    """Return the output of ``sinfo --json``: the same nodes."""
+    """Return the output of ``sinfo --json`` for idle nodes with eight GPUs."""
     nodes = [
         {"name": name, "gres": "gpu:h200:8", "state": "idle", "state_flags": [], "weight": 10,
          "active_features": "h200", "partitions": ["batch"], "reason": "", "comment": ""}
@@ -195,9 +195,10 @@ def nodes_in_json(names: Sequence[str]) -> bytes:
 
 @dataclass
 class Queue:
-    """The queue of the fake daemon. changes: commands that would have changed it, in order.
+    """Jobs of the fake Slurm. changes: received commands that change jobs, in order.
 
-    before: called with every command before its answer. effect: called with every change; either may change `jobs`.
+    before: called with every command before its output is computed. effect: called with every command in `changes`.
+    Both may change `jobs`.
     """
 
     jobs: list[Printed]
@@ -210,12 +211,12 @@ class Queue:
         return next((job for job in self.jobs if job.number == number), None)
 
     def change(self, number: int, **changed: object) -> None:
-        """Change fields of the job, as its owner's `scontrol update` does."""
+        """Change fields of a job, as its owner does with `scontrol update`."""
         self.jobs = [replace(job, **changed) if job.number == number else job for job in self.jobs]  # type: ignore[arg-type]
 
 
 class PrintedCommands(Commands):
-    """Commands answered from such a queue. text: as a release without JSON, or with `slurm.text`."""
+    """Slurm commands with the output of the fake Slurm. text: print text, as releases without JSON do."""
 
     def __init__(self, queue: Queue, text: bool) -> None:
         super().__init__(text=text)

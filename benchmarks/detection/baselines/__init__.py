@@ -1,7 +1,7 @@
-"""Published rules, each in its own file as its authors state it, on the same telemetry as ours.
+"""Published rules, which judge the same telemetry as our detectors. Each file contains one rule.
 
-All of them name ranks (or machines) and no causes. If a rule needs data that telemetry lacks (Greyhound's GEMM and P2P
-tests, Minder's autoencoder), the closest available signal replaces it, and the file says so.
+They name ranks or machines, but no causes. If a rule needs data that telemetry lacks (Greyhound's GEMM and P2P
+tests, Minder's autoencoder), the file describes the replacement.
 """
 
 from __future__ import annotations

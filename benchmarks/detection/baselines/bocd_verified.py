@@ -1,10 +1,10 @@
 """Bayesian online change-point detection with verification: Greyhound (ATC 2025).
 
-Iteration times (Greyhound infers them from the collectives by autocorrelation; here they are given) go through the
-detector of Adams and MacKay (2007) with an unknown mean and variance. A change with p > 0.9 is verified: the means
-before and after must differ by 10 %. Then groups over the median by 10 % are found, and in them the ranks. For the
-ranks Greyhound runs GEMM and P2P tests; telemetry offers the ranks' own times, compared within a role. A slow link, for
-which Greyhound would run its P2P tests, can't be named from these.
+The detector of Adams and MacKay (2007), with unknown mean and variance, reads iteration times. (Greyhound infers
+them from the collectives; here they are given.) A change with p > 0.9 is verified: the means before and after must
+differ by 10 %. Then the rule finds groups that are 10 % slower than the median, and the slow ranks in them.
+Greyhound finds the ranks with GEMM and P2P tests; here the ranks' own times are compared within a role. Slow links,
+for which P2P tests are needed, are not found.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from scheduler_feedback.sim.world.arrays import FloatArray
 
 PROBABILITY = 0.9
 HAZARD = 1.0 / 250.0
-"""Prior of a change at each iteration. The paper does not state its value; 1/250 is Adams and MacKay's."""
+"""Prior probability of a change at each iteration. The paper does not state its value; 1/250 is from Adams and
+MacKay."""
 
 LONGEST_RUN = 200
 VERIFY_STEPS = 4
-"""Iterations after the change whose mean is compared."""
+"""Number of iterations after the change whose mean is compared with the mean before it."""
 
 
 class ChangePoint:
-    """Posterior over the length of the current run of iterations, with a normal-gamma model of each run."""
+    """Probability distribution of the number of iterations since the last change. Each run has a normal-gamma model."""
 
     def __init__(self, hazard: float = HAZARD) -> None:
         self.hazard = hazard
@@ -39,7 +40,8 @@ class ChangePoint:
         self._mean = self._weight = self._shape = self._rate = np.zeros(1)
 
     def take(self, value: float) -> float:
-        """Add a value; return the probability that the run before the newest few values ended within them."""
+        """Add an iteration time. Return the probability that a change occurred within the newest VERIFY_STEPS
+        iterations."""
         if self._prior is None:
             self._prior = (value, 1.0, 1.0, (0.05 * abs(value) + 1e-9) ** 2)
             mean, weight, shape, rate = self._prior

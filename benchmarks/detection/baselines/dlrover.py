@@ -1,8 +1,8 @@
 """DLRover's node check: twice the median.
 
-Source: dlrover, master/elastic_training/rdzv_manager.py, NetworkCheckRendezvousManager: a node whose time exceeds twice
-the median is a straggler. DLRover applies this to a paired test at start-up only; here the rule runs once a minute for
-the whole run, on the ranks' own times.
+Source: dlrover, master/elastic_training/rdzv_manager.py, NetworkCheckRendezvousManager: a node whose time exceeds
+twice the median is a straggler. DLRover tests pairs of nodes at start-up only; here the rule runs once a minute, on
+the ranks' own times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FACTOR = 2.0
 
 
 def flagged(times: FloatArray) -> BoolArray:
-    """Return which of these times exceed twice their median, bool [ranks]."""
+    """Return for each rank whether its time exceeds twice the median of all times: bool [ranks]."""
     return np.asarray(times > FACTOR * np.median(times))
 
 

@@ -1,8 +1,8 @@
 """Median plus five median absolute deviations, once the job is slower than its best: EROICA (NSDI 2026).
 
-If the mean of 50 iterations exceeds the best such mean by 5 %, a diagnosis starts. In it, a worker is abnormal if its
-time in a function exceeds M + 5 MAD of all workers. EROICA profiles every function; telemetry has two: computing and
-waiting.
+A diagnosis starts if the mean time of 50 iterations exceeds the smallest mean so far by 5 %. A worker is then
+abnormal if its time in a function exceeds the workers' median by 5 median absolute deviations (MAD). EROICA profiles
+every function; here there are two, computing and waiting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEVIATIONS = 5.0
 
 
 def flagged(values: FloatArray) -> BoolArray:
-    """Return which values exceed M + 5 MAD, bool [ranks]."""
+    """Return for each rank whether its value exceeds the median plus 5 median absolute deviations: bool [ranks]."""
     middle = np.median(values)
     return np.asarray(values > middle + DEVIATIONS * np.median(np.abs(values - middle)))
 

@@ -1,4 +1,4 @@
-"""History that the rules use: each job's newest steps and counter windows, kept once for all of them."""
+"""Newest steps and counter windows of each job, stored once as input of all published rules."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from scheduler_feedback.sim.world.arrays import BoolArray, FloatArray
 from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 
 MOST_STEPS = 256
-"""Steps kept of a job; EROICA needs most, twice 50."""
+"""Maximum number of steps kept of one job. EROICA needs the most steps: twice 50."""
 
 MOST_CELLS = 8_000_000
-"""Steps times ranks kept of one job: fewer steps of a very large one."""
+"""Maximum of steps times ranks kept of one job. Very large jobs therefore keep fewer steps."""
 
 MOST_WINDOWS = 32
 
 
 @dataclass(slots=True)
 class JobHistory:
-    """Newest steps and windows of a job. new: lengths of the steps in the newest telemetry. now: its time, in world
-    seconds.
+    """Newest steps and counter windows of one job.
+
+    new: durations of the steps since the last tick, in seconds. now: simulated time in seconds.
     """
 
     shape: Shape
@@ -38,7 +39,10 @@ class JobHistory:
     now: float = 0.0
 
     def take(self, telemetry: Telemetry, number: int, columns: slice) -> None:
-        """Add the new telemetry."""
+        """Add the job's steps and counter windows in the newest telemetry.
+
+        number: index of the job. columns: indices of its ranks among all ranks.
+        """
         self.new = []
         self.now = (telemetry.now_ns - WALL_START_NS) / NS
         steps = telemetry.jobs[number].steps
@@ -62,7 +66,7 @@ class JobHistory:
                 self.windows.popleft()
 
     def since(self, at: float) -> int:
-        """Return how many steps ended after this time."""
+        """Return the number of stored steps that ended after this simulated time."""
         count = 0
         for end in reversed(self.ends):
             if end <= at:
@@ -71,14 +75,14 @@ class JobHistory:
         return count
 
     def compute(self, steps: int) -> FloatArray:
-        """Return the own time of each rank in the newest steps: float64 [steps, ranks], NaN if not reported."""
+        """Return the own part of each rank in the newest steps: float64 [steps, ranks], NaN if not reported."""
         rows = list(self.seconds)[-steps:] if steps else []
         waits = list(self.waits)[-steps:] if steps else []
         return np.array([s - w for s, w in zip(rows, waits, strict=True)]).reshape(len(rows), len(self.shape))
 
     def medians(self, steps: int) -> FloatArray:
-        """Return each rank's median own time over the newest steps, [ranks]; the median of all for ranks without
-        reports."""
+        """Return each rank's median own part over the newest steps: [ranks]. Ranks without reports get the median of
+        all."""
         return _medians(self.compute(steps))
 
     def waiting(self, steps: int) -> FloatArray:
@@ -96,24 +100,24 @@ def _medians(values: FloatArray) -> FloatArray:
 
 
 class Rule:
-    """A published rule: `judge` names ranks (or nodes, if it knows machines only) of one job."""
+    """A published rule. `judge` names slow ranks of one job, or slow nodes if the rule does not distinguish ranks."""
 
     name: ClassVar[str] = ""
     every_seconds: ClassVar[float] = 60.0
 
     def judge(self, history: JobHistory) -> Iterable[int | str]:
-        """Return the ranks (int) or nodes (str) that the rule names now, the worst first."""
+        """Return the ranks (int) or nodes (str) that the rule accuses at this time, the worst first."""
         raise NotImplementedError
 
     def note(self, history: JobHistory) -> None:
-        """Update the rule's state; called every tick before `judge`."""
+        """Update the rule's state from a job's history. Called at every tick, before `judge`."""
 
     def forget(self, job: str) -> None:
-        """Drop the state of a job that has ended."""
+        """Delete the rule's state about a job that has ended."""
 
 
 class Panel:
-    """All rules on one telemetry stream."""
+    """All published rules, which judge the same telemetry at their own intervals."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
@@ -121,7 +125,7 @@ class Panel:
         self._due: dict[tuple[str, str], float] = {}
 
     def look(self, telemetry: Telemetry) -> dict[str, list[Claim]]:
-        """Return the claims by rule."""
+        """Return the new claims of each rule about the telemetry of this tick, by name of the rule."""
         now = (telemetry.now_ns - WALL_START_NS) / NS
         found: dict[str, list[Claim]] = {rule.name: [] for rule in self.rules}
         present = {job.shape.job for job in telemetry.jobs}

@@ -19,7 +19,7 @@ SIGMAS = 2.0
 
 
 def flagged(values: FloatArray) -> BoolArray:
-    """Return which of these values exceed mean + 2 sigma, bool [ranks]."""
+    """Return for each rank whether its value exceeds the mean by two standard deviations: bool [ranks]."""
     return np.asarray(values > values.mean() + SIGMAS * values.std())
 
 

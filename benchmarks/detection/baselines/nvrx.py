@@ -1,8 +1,8 @@
 """NVIDIA Resiliency Extension, straggler detection: relative performance scores.
 
-Source: nvidia-resiliency-ext, docs "Straggler Detection" and straggler/reporting.py: a section's score on a rank is the
-fastest rank's median over its own median; ranks under the threshold (0.75 by default) are stragglers. No persistence;
-a report once a minute.
+Source: nvidia-resiliency-ext, docs "Straggler Detection" and straggler/reporting.py: a rank's score in
+a section of the program is the fastest rank's median time divided by its own. Ranks below the threshold (0.75 by
+default) are stragglers. The rule runs once a minute and keeps no state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_STEPS = 3
 
 
 def scores(medians: FloatArray) -> FloatArray:
-    """Return the relative scores of ranks by their medians, [ranks]."""
+    """Return each rank's relative score: the smallest of the medians divided by the rank's median, [ranks]."""
     return np.asarray(medians.min() / medians)
 
 

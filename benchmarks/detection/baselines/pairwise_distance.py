@@ -1,9 +1,9 @@
-"""Distance to all other machines, with continuity: Minder (NSDI 2025), without its autoencoder.
+"""Distances of each machine to all others over several minutes: Minder (NSDI 2025), without its autoencoder.
 
-Machines of a job behave alike. For each metric, the newest samples of every machine form a vector. A machine's
-dissimilarity is the sum of its distances to all others, normalised over machines. If the largest exceeds a threshold in
-every window for four minutes, that machine is faulty. Metrics are tried in the paper's order of sensitivity. Minder
-denoises each metric by an LSTM-VAE trained on its fleet; here the samples are used directly. It names machines.
+For each metric, the newest samples of every machine form a vector. A machine's dissimilarity is the sum of its
+distances to all other machines, normalised over the machines. If one machine's dissimilarity is the largest and over
+a threshold in every window for four minutes, it is faulty. Metrics are tried in the paper's order. Minder first
+denoises each metric with an LSTM-VAE; here the samples are used directly.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ METRICS = (
     "sm_clock",
     "temperature",
 )
-"""PFC, CPU, GPU duty cycle, power and graphics engine, NVLink, network throughput: the paper's order, figure 7."""
+"""Metrics in the order of the paper's figure 7: PFC, CPU, GPU duty cycle, power, graphics engine, NVLink, network."""
 
 SAMPLES = 8
 CONTINUITY_SECONDS = 240.0
 THRESHOLD = 3.0
-"""Threshold of the normalised dissimilarity; the paper does not print its own. In a job of n machines the dissimilarity
-can't exceed (n - 1)/sqrt(n), so small jobs use nine tenths of that."""
+"""Threshold of a machine's normalised dissimilarity; the paper does not print its own. In a job of n machines the
+dissimilarity cannot exceed (n - 1)/sqrt(n), so small jobs use nine tenths of that limit."""
 
 MOST_PAIRED = 256
 
 
 def dissimilarity(vectors: FloatArray) -> FloatArray:
-    """Return the normalised sums of distances, [machines], of vectors [machines, samples]."""
+    """Return the normalised sum of each machine's distances to all others: [machines]. vectors: [machines, samples]."""
     others = vectors if len(vectors) <= MOST_PAIRED else vectors[:: max(1, len(vectors) // MOST_PAIRED)]
     # |a - b|^2 = |a|^2 + |b|^2 - 2 a.b: one matrix product instead of all differences.
     squares = (vectors**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None] - 2.0 * vectors @ others.T

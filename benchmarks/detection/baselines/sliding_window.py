@@ -1,8 +1,7 @@
 """A sliding window over the iteration time, the simple alternative in Greyhound's evaluation (ATC 2025, section 7).
 
-The mean of the newest iterations is compared with that of those before; a change of 10 % is a slowdown. The slow ranks
-are then found like Greyhound's: ranks that compute 10 % longer than the median of their role. (Its GEMM test runs the
-same work everywhere; a job's own computing is comparable only among ranks of one stage.)
+If the mean time of the newest iterations exceeds that of the iterations before by 10 %, the job is slow. Its slow
+ranks compute 10 % longer than the median of their role.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ CHANGE = 0.10
 
 
 def changed(times: Sequence[float], window: int = WINDOW_STEPS) -> bool:
-    """Return whether the mean of the newest `window` times exceeds that of the `window` before by 10 %."""
+    """Return whether the mean of the newest `window` times exceeds the mean of as many times before them by 10 %."""
     if len(times) < 2 * window:
         return False
     return sum(times[-window:]) >= (1.0 + CHANGE) * sum(times[-2 * window : -window])
 
 
 def slow_ranks(compute: FloatArray, shape: Shape) -> list[int]:
-    """Return the ranks whose time exceeds the median of their role by 10 %, the slowest first."""
+    """Return the ranks whose computing time exceeds the median of their role by 10 %, the slowest first."""
     ratio = np.ones(len(compute))
     for role in np.unique(shape.roles):
         members = shape.roles == role

@@ -1,4 +1,4 @@
-"""The list of mutants, a module for each package or part of one."""
+"""The list of mutants. Each module lists the mutants of one package, or of a part of one."""
 
 from benchmarks.mutants.catalogue import (
     backends,
@@ -33,5 +33,5 @@ MUTANTS: tuple[Mutant, ...] = (
 
 
 def named_tests(mutant: Mutant) -> tuple[str, ...]:
-    """Return the tests that should notice the mutant, as paths or node ids."""
+    """Return the tests that should fail with the mutant, as paths or node ids."""
     return mutant.tests

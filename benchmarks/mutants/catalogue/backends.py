@@ -1,4 +1,4 @@
-"""Breaks of the local, Kubernetes and Slurm backends."""
+"""Mutants of the local, Kubernetes and Slurm backends."""
 
 from benchmarks.mutants.mutant import Mutant
 

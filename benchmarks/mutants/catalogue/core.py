@@ -1,4 +1,4 @@
-"""Breaks of scheduler_feedback.core."""
+"""Mutants of scheduler_feedback.core."""
 
 from benchmarks.mutants.mutant import Mutant
 
@@ -28,7 +28,7 @@ _OCCURRENCES = tuple(
         "the_number_of_events_is_limited",
     )
 )
-"""Without the one that starts an agent."""
+"""Tests of occurrences, except the test that starts an agent."""
 
 MUTANTS = (
     # --- disclosure ---
@@ -346,31 +346,49 @@ MUTANTS = (
     ),
     # --- gangs ---
     Mutant(
-        "core.telemetry.gang_attempts:Gang.column",
+        "core.telemetry.step_ring:StepRing.add_rank",
         "self._done[:] = 0",
         "pass",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang.completed",
+        "core.telemetry.step_ring:StepRing._finish_together",
+        "if in_use.any() or len(np.unique(cell)) < len(cell):",
+        "if False:",
+        ("tests/core/test_step_ring.py",),
+    ),
+    Mutant(
+        "core.telemetry.step_ring:StepRing._finish_together",
+        "complete[np.argsort(last[complete])]",
+        "complete",
+        ("tests/core/test_step_ring.py",),
+    ),
+    Mutant(
+        "core.telemetry.step_ring:StepRing._finish_together",
+        "(before > numbers).any() or ",
+        "",
+        ("tests/core/test_step_ring.py",),
+    ),
+    Mutant(
+        "core.telemetry.step_ring:StepRing.completed",
         "(self._number[previous] == number - 1) & (self._done[previous] > 0)",
         "self._done[previous] > 0",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang.completed",
+        "core.telemetry.step_ring:StepRing.completed",
         "(number - 1) % len(self._number)",
         "(number - 1) % FIRST_ROWS",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang.finish",
+        "core.telemetry.step_ring:StepRing._finish",
         " and not fell_back",
         "",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang.finish",
+        "core.telemetry.step_ring:StepRing._finish",
         "if int(self._end[row, column]) == end_ns:\n                return",
         "pass",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
@@ -394,14 +412,14 @@ MUTANTS = (
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang._lengthen",
+        "core.telemetry.step_ring:StepRing._lengthen",
         "self._number[kept] % (2 * rows)",
         "self._number[kept] % rows",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
         "core.telemetry.gang_attempts:Gang.step_seconds",
-        "max(0, self._sequence - newest)",
+        "max(0, sequence - newest)",
         "0",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),

@@ -1,4 +1,4 @@
-"""Breaks of scheduler_feedback.detectors."""
+"""Mutants of scheduler_feedback.detectors."""
 
 from benchmarks.mutants.mutant import Mutant
 
@@ -442,6 +442,19 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.process_evidence:NEVER_GO_ON", ", ProcessState.GONE)", ")", ("tests/detectors/test_hang.py",)
+    ),
+    # --- long steps of recordings ---
+    Mutant(
+        "detectors.hang.long_step:LongSteps._is_pause",
+        ", TIMES_THE_LONGEST * self.longest)",
+        ")",
+        ("tests/detect/test_pauses.py",),
+    ),
+    Mutant(
+        "detectors.hang.long_step:_late",
+        "waits < lost / 2",
+        "waits >= lost / 2",
+        ("tests/detect/test_pauses.py",),
     ),
     # --- hang_unreported ---
     Mutant(
@@ -1139,9 +1152,117 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.verdict_building:not_yet_sure",
-        "slow_windows >= ACTING_WINDOWS",
-        "slow_windows > ACTING_WINDOWS",
+        "if judgement.counters or not own_work",
+        "if not own_work",
         ("tests/detectors/test_verdict_building.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:doubt",
+        "slow < LEAST_SHARE * LEAST_WINDOWS",
+        "slow < LEAST_SHARE",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:doubt",
+        "if spell.windows <= longest:",
+        "if spell.windows < 0:",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:doubt",
+        "not case.for_work and ",
+        "",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:doubt",
+        "if not _is_alone(case) and now < TIMES_THE_EARLIER * before:",
+        "if False:",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:doubt",
+        "if period and spell.windows * spell.window_steps < period:",
+        "if period:",
+        ("tests/detectors/test_persistence.py", "tests/detect/test_several_ranks.py"),
+    ),
+    Mutant(
+        "detectors.straggler.cusum:_compared_with",
+        "not high[node].all()",
+        "True",
+        ("tests/detect/test_several_ranks.py",),
+    ),
+    Mutant(
+        "detectors.straggler.alarm_case:most_alarmed",
+        "max(FEW_RANKS, ranks // FEW)",
+        "max(1, ranks // FEW)",
+        ("tests/detect/test_several_ranks.py",),
+    ),
+    Mutant(
+        "detectors.steps.reported_waits:_drift_apart",
+        " and float(apart.sum(axis=0).var()) >= LEAST_GROWTH * in_one**2",
+        "",
+        ("tests/detectors/test_reported_waits.py",),
+    ),
+    Mutant(
+        "detectors.steps.reported_waits:_with_waits",
+        "lengths - steps.seconds",
+        "0.0 * lengths",
+        ("tests/detectors/test_reported_waits.py",),
+    ),
+    Mutant(
+        "detectors.hang.long_step:_hang",
+        "len(nodes) > 1 or (others < WAITED_SHARE * lost).any()",
+        "len(nodes) > 1",
+        ("tests/detect/test_pauses.py",),
+    ),
+    Mutant(
+        "detectors.workload.change_rules:_slow_stages_of_node",
+        "not where.layout_known or _has_pressure(course) or",
+        "not where.layout_known or",
+        ("tests/detectors/test_slow_stage.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:is_own_work",
+        "len(watched.spells[case.rank]) > 1 or _longest_of_others(watched, case) > 0",
+        "False",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:_spells_of_node",
+        "now = min(now, spell.windows)",
+        "pass",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:is_own_work",
+        "{case.rank, *replica}",
+        "{case.rank}",
+        ("tests/detectors/test_shared_sequences.py",),
+    ),
+    Mutant(
+        "detectors.workload.change_rules:_slow_stages_of_node",
+        "ALIKE_STAGES * max(of_stage)",
+        "0.0",
+        ("tests/detect/test_several_ranks.py",),
+    ),
+    Mutant(
+        "detectors.straggler.alarm_case:measure",
+        "if of_node and where.on_one_node(rank):",
+        "if False:",
+        ("tests/detect/test_several_ranks.py",),
+    ),
+    Mutant(
+        "detectors.workload.workload_rules:_offsets",
+        "< FROM_START_SELF",
+        "< 9.0",
+        ("tests/detect/test_several_ranks.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:_keeps_returning",
+        "half and _is_alone(case) and",
+        "half and",
+        ("tests/detectors/test_persistence.py",),
     ),
     Mutant(
         "detectors.straggler.verdict_building:whole_gang",

@@ -1,4 +1,4 @@
-"""Breaks of the journal and of the command line."""
+"""Mutants of the journal and of the command line."""
 
 from benchmarks.mutants.mutant import Mutant
 

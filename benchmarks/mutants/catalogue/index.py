@@ -1,4 +1,4 @@
-"""Methods of the scheduling index that change the state and forget to update the index."""
+"""Mutants of the scheduling index: methods that change the state without updating the index."""
 
 from benchmarks.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Breaks of the parts of the Kubernetes backend; those of attempts, binding and marks are with the other backends."""
+"""Mutants of the Kubernetes backend, except its attempts, binding and marks (see ``backends.py``)."""
 
 from benchmarks.mutants.mutant import Mutant
 
@@ -6,6 +6,8 @@ _K = "tests/kubernetes/test_"
 _WRITING = (_K + "writing.py",)
 _CACHE = (_K + "informer_cache.py",)
 _CLIENT = (_K + "client.py",)
+_EXEC = (_K + "exec_credentials.py",)
+_KUBECONFIG = (_K + "kubeconfig.py",)
 _WATCH = (_K + "watch.py",)
 _BACKEND = (_K + "backend.py",)
 _LIFECYCLE = (_K + "attempt_lifecycle.py",)
@@ -98,7 +100,7 @@ MUTANTS = (
         _LIFECYCLE,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.undo",
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle._delete",
         "self._cache.unassume(member.uid)",
         "pass",
         _LIFECYCLE,
@@ -136,10 +138,53 @@ MUTANTS = (
     ),
     Mutant("backends.kubernetes.api_server.client:_split", "(rest + chunk)", "chunk", _CLIENT),
     Mutant(
-        "backends.kubernetes.api_server.client:from_kubeconfig",
-        'document["current-context"]',
-        'document["contexts"][0]["name"]',
-        _CLIENT,
+        "backends.kubernetes.api_server.client:Client._response",
+        "repeats and response.status == 401",
+        "response.status == 403",
+        _EXEC,
+    ),
+    Mutant("backends.kubernetes.api_server.client:Client._response", "access.server_name or None", "None", _KUBECONFIG),
+    Mutant(
+        "backends.kubernetes.api_server.client:Client._tls",
+        "self._plugin_context[0] is not credential",
+        "False",
+        _EXEC,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.exec_credentials:ExecPlugin.cached",
+        "newest.expires <= self._wall()",
+        "newest.expires <= 0",
+        _EXEC,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.exec_credentials:ExecPlugin.obtain",
+        "or now - self._renewed_at < _RETRY_SECONDS",
+        "",
+        _EXEC,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.exec_credentials:ExecPlugin.obtain",
+        "now - self._failed_at < _RETRY_SECONDS",
+        "False",
+        _EXEC,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.kubeconfig:from_environment",
+        "if path.exists()",
+        "",
+        _KUBECONFIG,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.kubeconfig:_named",
+        "for path, document in documents:",
+        "for path, document in reversed(documents):",
+        _KUBECONFIG,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.kubeconfig:_access",
+        "and not token and not token_file",
+        "",
+        _KUBECONFIG,
     ),
     Mutant(
         "backends.kubernetes.api_server.api_connection:Connection._guarded",
@@ -308,7 +353,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.kubernetes.attempts.gang_stop:stop",
-        "if job.ignores_disruptions:\n            continue",
+        "if job.ignores_disruptions:\n                continue",
         "pass",
         _WRITING,
     ),

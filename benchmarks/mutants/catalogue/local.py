@@ -1,4 +1,4 @@
-"""Breaks of the local backend: attempts, shims, processes, records, probes, saves."""
+"""Mutants of the local backend: attempts, shims, processes, records, probes, saves."""
 
 from benchmarks.mutants.mutant import Mutant
 
@@ -87,8 +87,12 @@ MUTANTS = (
     Mutant("backends.local.local_processes:is_alive", "and stat.start_time == start_time", "", _PROCESSES),
     Mutant("backends.local.local_processes:is_alive", "and not stat.gone", "", _PROCESSES),
     Mutant(
-        "backends.local.local_processes:with_environment", "wanted <= environment", "wanted & environment", _PROCESSES
+        "backends.local.process_trees:with_environment",
+        "variables.items() <= environment.items()",
+        "variables.items() & environment.items()",
+        _PROCESSES,
     ),
+    Mutant("backends.local.process_trees:descendants", "recursive=True", "recursive=False", _PROCESSES),
     Mutant("backends.local.local_processes:parse_own_cgroup", 'root + "/"', "root", _PROCESSES),
     Mutant(
         "backends.local.attempt_files:claim",

@@ -1,8 +1,12 @@
-"""Breaks of the orders of the line and of the estimates that they go by."""
+"""Mutants of the orders of pending jobs, and of the run-time estimates that the orders use."""
 
 from benchmarks.mutants.mutant import Mutant
 
 _ORDER = ("tests/policies/test_order.py",)
+_ELASTIC = ("tests/sim/test_elastic_preemption.py",)
+_RECLAIM = ("tests/policies/test_reclaim.py",)
+_CHAINS = ("tests/policies/test_policy_parts.py",)
+_EMPTY = ("tests/sim/test_engine.py",)
 _ESTIMATES = ("tests/policies/test_estimates.py",)
 
 MUTANTS = (
@@ -34,17 +38,36 @@ MUTANTS = (
     Mutant("policies.order.srsf:ShortestRemainingServiceFirst.key", " * job.spec.ranks", "", _ORDER),
     Mutant(
         "policies.order.srsf:ShortestRemainingServiceFirst.key",
-        "left_ns(state.policy, job, now_ns)",
-        "left_ns(state.policy, job, job.submitted_ns)",
+        "left_at_full_speed_ns(state.policy, job, now_ns)",
+        "left_at_full_speed_ns(state.policy, job, job.submitted_ns)",
         _ORDER,
     ),
-    Mutant("policies.order.srtf:ShortestRemainingTimeFirst.key", "(left_ns", "(-left_ns", _ORDER),
+    Mutant("policies.order.srtf:ShortestRemainingTimeFirst.key", "(left_at", "(-left_at", _ORDER),
     Mutant(
         "policies.order.srtf:ShortestRemainingTimeFirst.key",
-        "left_ns(state.policy, job, now_ns)",
-        "left_ns(state.policy, job, job.submitted_ns)",
+        "left_at_full_speed_ns(state.policy, job, now_ns)",
+        "left_at_full_speed_ns(state.policy, job, job.submitted_ns)",
         _ORDER,
     ),
+    Mutant(
+        "policies.index.runtime_estimate:left_at_full_speed_ns",
+        "return min(round(left * job.speed), attempt)",
+        "return left",
+        _ELASTIC,
+    ),
+    Mutant("policies.queue.starting:replan", "least + spare", "least + 10**9", _ELASTIC),
+    Mutant("policies.queue.starting:replan", "spare -= ", "spare += ", _ELASTIC),
+    Mutant(
+        "policies.queue.reclaim:start_within_quota", "if first is not None and key[:2] != first:", "if False:", _RECLAIM
+    ),
+    Mutant(
+        "policies.queue.reclaim:start_within_quota",
+        "index.shares.held[owner] + ranks <= (index.shares.queues[owner].quota or 0)",
+        "True",
+        _RECLAIM,
+    ),
+    Mutant("policies.intake.expired_timeouts:expire_timeouts", "while index.hopeless:", "if index.hopeless:", _CHAINS),
+    Mutant("policies.queue.conservative_backfill:Profile.free_for", "max(length_ns, 1)", "length_ns", _EMPTY),
     Mutant("policies.order.las:LeastAttainedService.key", "(job.level, job.turn)", "(job.turn, job.level)", _ORDER),
     Mutant("policies.order.las:falls_ns", " - job.run_ns", "", _ORDER),
     Mutant("policies.order.las:falls_ns", " / job.spec.ranks", "", _ORDER),

@@ -1,4 +1,4 @@
-"""Breaks of scheduler_feedback.policies."""
+"""Mutants of scheduler_feedback.policies."""
 
 from benchmarks.mutants.mutant import Mutant
 

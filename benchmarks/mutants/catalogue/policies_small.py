@@ -4,10 +4,19 @@ from benchmarks.mutants.mutant import Mutant
 
 _PARTS = ("tests/policies/test_policy_parts.py",)
 _BACKFILL = ("tests/policies/test_backfill.py",)
+_CONSTRAINTS = ("tests/policies/test_constraints.py",)
 _COSTS = ("tests/policies/test_move_cost.py",)
 _TIMEOUTS = ("tests/policies/test_timeouts.py", "tests/policies/test_policy_parts.py")
 
 MUTANTS = (
+    Mutant(
+        "policies.queue.reserved_room:ReservedRoom.__init__",
+        "1.0 - count * share_of_slot(topology, head, number)",
+        "1.0",
+        _CONSTRAINTS,
+    ),
+    Mutant("policies.queue.reserved_room:lasting", "end.at_ns > from_ns", "False", _CONSTRAINTS),
+    Mutant("policies.queue.reserved_room:share_of_slot", "limit.share / slots_a_pod", "limit.share", _CONSTRAINTS),
     Mutant(
         "policies.remediation.hang_restart:why_not_restarted",
         "max(CONFIDENCE, policy.minimum_confidence)",

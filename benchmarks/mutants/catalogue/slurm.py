@@ -1,4 +1,4 @@
-"""Breaks of the parts of the Slurm backend; those of its plan, moves and opt-in are with the other backends."""
+"""Mutants of the Slurm backend, except its plan, moves and opt-in (see ``backends.py``)."""
 
 from benchmarks.mutants.mutant import Mutant
 

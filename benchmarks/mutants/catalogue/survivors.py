@@ -1,4 +1,4 @@
-"""Breaks that once survived the whole suite. Those of backends and the support bundle are in the modules beside this."""
+"""Mutants that no test noticed in the past. Those of backends and of the support bundle are in other modules."""
 
 from benchmarks.mutants.mutant import Mutant
 

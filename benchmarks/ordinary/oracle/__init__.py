@@ -1,9 +1,8 @@
-"""The oracle: invariants of an ordinary day, judged from outside.
+"""Checks of a test day. They use none of gangwatch's code.
 
-`facts.py` contains its inputs: the process table, the jobs' own records, the users' requests, and gangwatch's output on
-its API, command line and page. Each other module is one family of checks: a function that takes the facts known so far
-and yields doubts. `oracle.py` turns doubts into failures: some at once, most only after they have lasted longer than a
-busy machine explains.
+`facts.py` contains their inputs: the process table, the jobs' own records, the users' requests, and gangwatch's output.
+Each other module contains checks, which read the facts and yield doubts (possible failures). `oracle.py` converts a
+doubt to a failure, at once or if the doubt persists.
 
-Nothing in here imports gangwatch, its packages, or the harness around it.
+No module here imports gangwatch, its packages, or the other parts of this test.
 """

@@ -1,4 +1,4 @@
-"""Agreement: command line and page show what the API returned before or after."""
+"""Checks that command line and page show the same as the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIELDS = ("state", "attempt", "ranks_total", "waiting_because", "reason", "queue
 
 
 def statements_agree(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Judge each statement once the API was read both before it began and after it ended."""
+    """Check each output of the command line or page: it must agree with the API responses before and after it."""
     waiting: list[Statement] = []
     for statement in facts.statements:
         before = next((one for one in reversed(facts.readings) if one.ended.wall <= statement.begun.wall), None)
@@ -57,8 +57,7 @@ def _places(reading: Reading) -> dict[str, tuple[object, object]]:
 def _times_agree(
     statement: Statement, subject: str, first: dict[str, object], second: dict[str, object]
 ) -> Iterator[Doubt]:
-    """Check that an instant shown by the API before and after is on the page, and that no time of an ended job
-    advances."""
+    """Check that the page shows the job's times as in the API, and that it shows no running time for an ended job."""
     said = statement.fields[subject]
     same = first.get("state") == second.get("state") and first.get("attempt") == second.get("attempt")
     if not same:
@@ -72,12 +71,12 @@ def _times_agree(
 
 
 def _plain(value: object) -> object:
-    """Return a text without its numbers: a remaining time changes between readings."""
+    """Return a text without its numbers. Remaining times, for example, change between two responses."""
     return _NUMBER.sub("#", value).strip() if isinstance(value, str) else value
 
 
 def _known(reading: Reading, subject: str) -> dict[str, object] | None:
-    """Return the API's fields of a job or node, under the names that statements use."""
+    """Return the API's fields of a job or node, with the names that command line and page use."""
     if subject == "cluster":
         return {"frozen": reading.queue.get("frozen")}
     if subject.startswith("node:"):

@@ -1,7 +1,7 @@
-"""Facts: all inputs of the oracle. Times are seconds; `wall` is the time of day, `fair` is the harness's.
+"""Facts: all inputs of the checks.
 
-A fair second is one in which the machine let processes run and the harness disturbed no daemon. Durations are measured
-in fair seconds, so that an overloaded machine excuses lateness and nothing else.
+Times are wall times (`wall`, seconds since 1970) or fair times (`fair`). Fair time counts only while the machine is
+not overloaded and the test keeps no daemon down. Time limits are in fair seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOREVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A moment. wall: seconds since 1970. fair: fair seconds since the day began."""
+    """A point in time. wall: seconds since 1970. fair: fair seconds since the start of the day."""
 
     wall: float
     fair: float
@@ -26,7 +26,7 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A violated check. check: the check's name. subject: job, node or daemon. text: the contradiction."""
+    """One failed check. check: its name. subject: job, node or daemon. text: the contradiction."""
 
     check: str
     subject: str
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A state that must not last. patience: fair seconds for which it may; 0: not at all."""
+    """A possible failure: a wrong state that is tolerated for some time. patience: this time in fair seconds."""
 
     check: str
     subject: str
@@ -46,10 +46,10 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """An accepted job. members: ids of its jobs (several of an array). request: the submitted request.
+    """One accepted job. members: ids of its jobs (several for an array). request: the submitted request.
 
-    fails: whether its program ends with a code other than 0. starts: False if its program does not exist.
-    command: its command line, which the API shows to the job's user and to operators only.
+    fails: whether its program ends with a code other than 0. starts: False if its program does not exist. command:
+    its command line.
     """
 
     job: str
@@ -64,7 +64,7 @@ class Submission:
 
 @dataclass(slots=True)
 class RankLife:
-    """One rank's own record of one attempt. code: None until it has recorded its end."""
+    """A rank's own record of one attempt. code: exit code; None before the rank has recorded its end."""
 
     job: str
     attempt: int
@@ -82,8 +82,10 @@ class RankLife:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A live process of a job. leader: it is a rank itself, and no child of one. waited: seconds for which it was
-    runnable and did not run; ran: seconds of CPU time (both since it began)."""
+    """One live process of a job. leader: whether it is a rank, and not the child of a rank.
+
+    waited: seconds since its start in which it waited for a CPU. ran: CPU seconds since its start.
+    """
 
     pid: int
     job: str
@@ -99,7 +101,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The jobs' live processes, all of them alive at `at`. daemons: pid by name."""
+    """All live processes of jobs at the time `at`. daemons: process id by name."""
 
     at: Instant
     processes: tuple[Process, ...] = ()
@@ -107,7 +109,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A response of the API. jobs: every job by id, of one moment between begun and ended. nodes: by name."""
+    """Result of reading the API: all jobs by id, and nodes by name, at a moment between begun and ended."""
 
     begun: Instant
     ended: Instant
@@ -119,8 +121,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Jobs or nodes as the command line or the page shows them. source: which of the two. fields: by job or
-    'node:NAME'."""
+    """Jobs or nodes as shown by the command line or the page.
+
+    source: which of them. fields: by job id or 'node:NAME'.
+    """
 
     source: str
     begun: Instant
@@ -131,7 +135,9 @@ class Statement:
 @dataclass(slots=True)
 class Command:
     """A user's request that gangwatch accepted. word: cancel, freeze, thaw, maintenance, quarantine, release, reload.
-    target: job or node, '' for the cluster."""
+
+    target: job or node, '' for the cluster.
+    """
 
     word: str
     target: str
@@ -142,12 +148,12 @@ class Command:
 
 @dataclass(slots=True)
 class Disturbance:
-    """A disturbance of one rank by the harness. kind: stopped, held (stopped and continued alternately), outspun,
-    killed.
+    """A disturbance of one rank by the test.
 
-    expected: fair seconds within which a verdict must name it; None: none is demanded. until: its end. found: fair time
-    at which the right verdict was first seen. before: by rank, the wall time and the seconds waited for a processor
-    when the disturbance was first seen. restarts: whether the gang must be restarted after the verdict.
+    kind: stopped, held (stopped repeatedly), outspun (other processes use its CPU) or killed.
+    expected: fair seconds within which a verdict must name the rank; None if no verdict is required. until: end of
+    the disturbance. found: fair time of the first right verdict. before: by rank, wall time and seconds waited for a
+    CPU when the disturbance began. restarts: whether the controller must then restart the gang.
     """
 
     kind: str
@@ -166,8 +172,10 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An agent killed or stopped by the harness between these wall times: the node does not report then and shortly
-    after."""
+    """Period between two wall times in which the test kept an agent down.
+
+    In this period and shortly afterwards, the agent's node does not report.
+    """
 
     node: str
     began: float
@@ -176,7 +184,7 @@ class Outage:
 
 @dataclass(slots=True)
 class Daemon:
-    """A daemon process. touched: wall time at which the harness last killed it, or asked it to end."""
+    """One daemon process. touched: wall time at which the test last killed the daemon, or requested its end."""
 
     name: str
     pid: int
@@ -186,7 +194,7 @@ class Daemon:
 
 @dataclass(slots=True)
 class Facts:
-    """All facts. queues: the policy's queues by name, as configured now. policy: its other keys.
+    """All facts of the day. queues: currently configured queues, by name. policy: other settings of the policy.
 
     policy_settled: False while a user changes the configuration.
     """
@@ -217,11 +225,11 @@ class Facts:
         return [life for (name, number, _), life in self.lives.items() if name == job and number == attempt]
 
     def cancelled(self, job: str) -> Command | None:
-        """Return the first accepted cancel of the job or of its array."""
+        """Return the first accepted cancel request for the job or its array."""
         owner = self.owner_of.get(job)
         names = {job, owner.job if owner else job}
         return next((one for one in self.commands if one.word == "cancel" and one.target in names), None)
 
     def took(self, words: tuple[str, ...], target: str = "") -> list[Command]:
-        """Return the accepted commands of these words about the target, in order."""
+        """Return the accepted requests of these kinds (such as 'cancel') about the target, in order of time."""
         return [one for one in self.commands if one.word in words and one.target == target]

@@ -1,4 +1,4 @@
-"""Lives of jobs: none lost, none run twice, nothing left behind; states, ends and times match the processes."""
+"""Checks of jobs: no job is lost or runs twice, and states and times match the processes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Iterator
 from benchmarks.ordinary.oracle.facts import ENDED, HOLDING, Doubt, Facts, Instant, Process, RankLife
 
 STATE_SECONDS = 6.0
-"""Longest difference between a state and the processes, in fair seconds. The controller polls four times a second, and
+"""Maximum fair seconds by which a state may differ from the processes. The controller polls four times a second, and
 journals each result before it shows it."""
 
 START_SECONDS = 20.0
-"""Longest time a gang may be starting without a process: every node first forks and records its ranks."""
+"""Maximum fair seconds for which a starting gang may have no process. Each node first forks and records its ranks."""
 
 LEFT_SECONDS = 3.0
-"""gangwatch waits one second between SIGTERM and SIGKILL for a child that a job left behind."""
+"""Seconds that a process may outlive its job. gangwatch waits one second between SIGTERM and SIGKILL."""
 
 FREEZE_SECONDS = 1.0
-"""`gangwatch freeze` promises to take effect within a second."""
+"""Seconds after which `gangwatch freeze` must have taken effect."""
 
 CLOCK_SECONDS = 0.02
-"""Most that two processes' readings of one clock may differ, including the 10 ms of a process's start time."""
+"""Maximum difference in seconds between two processes' readings of one clock, with 10 ms for a process's start."""
 
 _EXIT = re.compile(r"rank (\d+)(?: on node \S+)? (?:exited with|was killed by|ended by|got) \D*(\d+)")
 
 
 def nothing_lost(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that every accepted job is in every response to a later request."""
+    """Check that every accepted job is in every later API response."""
     if facts.reading is None:
         return
     for submission in facts.submissions.values():
@@ -39,8 +39,10 @@ def nothing_lost(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def nothing_twice(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that no rank starts twice in an attempt, no two attempts overlap, and only restartable jobs are
-    restarted."""
+    """Check that no rank starts twice in one attempt.
+
+    Also checks that attempts do not overlap, and that only restartable jobs are restarted.
+    """
     live: dict[str, set[int]] = defaultdict(set)
     for process in facts.table.processes if facts.table is not None else ():
         if process.leader:
@@ -72,7 +74,7 @@ def nothing_twice(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def nothing_left(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that no process outlives its job or its attempt. The table is newer than the reading."""
+    """Check that no process outlives its job or its attempt. The process table was read after the API."""
     table, reading = facts.table, facts.reading
     if table is None or reading is None or table.at.wall < reading.ended.wall:
         return
@@ -133,7 +135,8 @@ def _ranks_true(facts: Facts, job: dict[str, object], ranks: dict[int, Process])
 
 
 def ends_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check completed, failed and cancelled against the processes, and the reason of a failure."""
+    """Check the end states (completed, failed, cancelled) against the exits of processes, and the reason of a
+    failure."""
     if facts.reading is None:
         return
     for job in facts.reading.jobs.values():
@@ -172,7 +175,7 @@ def _failure_true(facts: Facts, job: dict[str, object], lives: list[RankLife]) -
 
 
 def times_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that submission, start and end are no earlier than their cause and no later than their effect."""
+    """Check that the times of submission, start and end are between the events that cause them and follow them."""
     if facts.reading is None:
         return
     for job in facts.reading.jobs.values():
@@ -204,8 +207,7 @@ def _seconds(wall_ns: int | None) -> float | None:
 
 
 def commands_done(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that a cancelled job ends within its grace, and that nothing starts under a freeze or on a node out of
-    use."""
+    """Check that a cancelled job ends in time, and that nothing starts during a freeze or on a closed node."""
     reading = facts.reading
     if reading is None:
         return
@@ -239,7 +241,7 @@ def commands_done(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def _spans(facts: Facts, opening: tuple[str, ...], closing: tuple[str, ...], target: str) -> list[tuple[float, float]]:
-    """Return the times from each accepted opening command to the request of a closing one."""
+    """Return the periods from each request in `opening` to the next request in `closing`, as wall times."""
     spans: list[tuple[float, float]] = []
     begin: float | None = None
     for command in facts.took(opening + closing, target):

@@ -1,5 +1,4 @@
-"""Conversion of doubts to failures: at once if patience is 0, else after they have lasted for that many fair
-seconds."""
+"""Conversion of doubts (possible failures) to failures, after a doubt has persisted for its patience."""
 
 from __future__ import annotations
 
@@ -32,13 +31,13 @@ CHECKS: tuple[Check, ...] = (
 )
 
 SIGHTINGS = 3
-"""Sightings of a lasting doubt before it counts: one late reading explains two."""
+"""Number of times that a wrong state must be seen before it is a failure. One late reading can explain two times."""
 
 
 class Oracle:
-    """Judges the facts each time they have changed, and remembers how long each doubt has lasted.
+    """Runner of all checks on changed facts, with the duration of each doubt (possible failure).
 
-    checked: how often each check has run with something to judge.
+    checked: number of runs of each check that had data to check.
     """
 
     def __init__(self, facts: Facts, checks: tuple[Check, ...] = CHECKS) -> None:
@@ -48,7 +47,7 @@ class Oracle:
         self._since: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def judge(self, now: Instant) -> list[Failure]:
-        """Return the failures that are certain now."""
+        """Run the checks. Return the failures: doubts that have lasted longer than their patience."""
         found: list[Failure] = []
         seen: dict[tuple[str, str, str], tuple[float, int]] = {}
         for check in self._checks:
@@ -67,5 +66,5 @@ class Oracle:
 
     @property
     def checks(self) -> int:
-        """Return the number of checks made."""
+        """Return the total number of checks that were made."""
         return sum(self.checked.values())

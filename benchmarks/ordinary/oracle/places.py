@@ -1,4 +1,4 @@
-"""Places: no slot is held twice, neither in gangwatch's output nor by processes."""
+"""Checks that no slot is used twice, according to gangwatch's output and to the processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.ordinary.oracle.facts import HOLDING, Doubt, Facts, Instant
 
 
 def slots_once(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that in one API response every slot exists and has at most one rank of a job that holds slots."""
+    """Check in each API response that every slot exists and has at most one rank."""
     reading = facts.reading
     if reading is None:
         return
@@ -28,7 +28,7 @@ def slots_once(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def processes_fit(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that no node has more live ranks than slots, and no two live ranks are in one slot."""
+    """Check that no node has more live ranks than slots, and that no slot has two live ranks."""
     table, reading = facts.table, facts.reading
     if table is None or reading is None:
         return

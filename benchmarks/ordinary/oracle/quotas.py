@@ -1,17 +1,17 @@
-"""Quotas: a queue below its quota gets back borrowed slots within five seconds of the earliest legal moment.
+"""Check that a queue below its quota gets back slots that other queues have borrowed, within five seconds.
 
-The rule is implemented here again, from the documented promise and not from the product's code. The scheduler must make
-room for a gang of a queue with a quota once all of this holds:
+The check implements the documented rule without the product's code. The scheduler must free slots for a gang of a queue
+with a quota if all of these conditions are true:
 
-- with it the queue stays within its quota, and no limit above it binds;
-- it is the first of its queue that waits for slots alone;
+- with this gang, the queue stays within its quota, and no parent queue reaches its limit;
+- it is the first gang of its queue that waits only for free slots;
 - the policy's order is `fair`, the one with quotas, and preemption is on;
 - nothing is frozen, and no node is out of use or suspect;
 - free slots, and the slots of gangs that may be stopped, are enough for it. A gang may be stopped if it is preemptible,
-  has run its least time, and belongs to a queue that holds more than its quota. Slots that a pending gang of higher
-  priority needs are not counted: priority goes before quota, so they may be reserved for it.
+  has run for its minimum time, and belongs to a queue that holds more than its quota. Slots that a pending gang of
+  higher priority needs are not counted, since priority goes before quota.
 
-The promise is kept if gangs stop, if slots are reserved for the gang, or if it starts.
+The check passes if gangs stop, if slots are reserved for the gang, or if it starts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from benchmarks.ordinary.oracle.facts import HOLDING, Document, Doubt, Facts, Instant, Reading
 
 QUOTA_SECONDS = 5.0
-"""Promised time."""
+"""Fair seconds within which a queue below its quota must get back borrowed slots."""
 
-_SLOTS_ALONE = re.compile(r"first in the queue|needs \d+ slots?; not enough|enough slots are free, but")
+_SLOTS_ALONE = re.compile(r"first in the queue|needs (\d+ to )?\d+ slots?; not enough|enough slots are free, but")
 
 
 def quotas_kept(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check the first gang that waits for slots alone, of each queue with a quota."""
+    """Check the first gang of each queue with a quota that waits only because there are no free slots."""
     reading = facts.reading
     if reading is None or reading.queue.get("frozen") or not _quiet(facts, reading):
         return
@@ -62,7 +62,7 @@ def quotas_kept(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def _quiet(facts: Facts, reading: Reading) -> bool:
-    """Return whether every node is in use, no job stops or moves, and the policy preempts at all."""
+    """Return whether all nodes are in use, no job stops or moves, and the policy has preemption on."""
     if not facts.policy.get("preempt") or facts.policy.get("order") != "fair" or not facts.policy_settled:
         return False
     if any(not node["present"] or node["state"] != "healthy" for node in reading.nodes.values()):
@@ -73,7 +73,8 @@ def _quiet(facts: Facts, reading: Reading) -> bool:
 
 
 def _shaped(request: Document) -> bool:
-    """Return whether the number of slots does not suffice to decide if it fits."""
+    """Return whether the gang requests a network level, groups or several sizes. Such a gang may be pending although
+    enough slots are free."""
     return bool(request.get("required_level") or request.get("groups") or request.get("min_ranks"))
 
 
@@ -82,7 +83,7 @@ def _priority(request: Document) -> int:
 
 
 def _needed_before(facts: Facts, reading: Reading, priority: int) -> int:
-    """Return the slots that pending gangs of a higher priority need."""
+    """Return the number of slots that pending gangs of a higher priority need."""
     needed = 0
     for row in reading.queue.get("waiting", ()):
         waiting = reading.jobs.get(row["job"])
@@ -100,8 +101,10 @@ def _free(reading: Reading) -> int:
 
 
 def _lent(facts: Facts, reading: Reading, held: dict[str, int], owner: str) -> list[Document]:
-    """Return the gangs that may be stopped for the owner now, the smallest first, none from a queue at or below its
-    quota."""
+    """Return the gangs that may be preempted for a gang of the queue `owner`, the smallest first.
+
+    Gangs of queues at or below their quota are left out.
+    """
     left, chosen = dict(held), []
     running = [job for job in reading.jobs.values() if job["state"] == "running"]
     for job in sorted(running, key=lambda one: len(one["ranks"])):

@@ -1,7 +1,7 @@
-"""Reasons: every stated reason for waiting is true, and the first job in the queue does not wait while it fits.
+"""Checks that the reason of every pending job is true, and that the first pending job starts if it fits.
 
-Each sentence that gangwatch may give has a pattern here, with the condition for it to be true. A sentence without a
-pattern cannot be checked, and so is a failure itself: a new reason needs a new rule here.
+Each possible reason has a pattern here, with the condition for it to be true. A reason without a pattern is a
+failure.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from benchmarks.ordinary.oracle.facts import ENDED, FOREVER, HOLDING, Document, Doubt, Facts, Instant, Reading
 
 REASON_SECONDS = 5.0
-"""Longest that a reason may be out of date, in fair seconds: one observation of the backend and one cycle."""
+"""Maximum fair seconds for which a reason may be out of date: one poll of the backend and one cycle."""
 
 IDLE_SECONDS = 5.0
-"""Longest that the first in the queue may wait with enough free slots."""
+"""Maximum fair seconds for which the first job in the queue may wait while enough slots are free."""
 
 Rule = Callable[["_Case", "re.Match[str]"], str]
 
 
 class _Case:
-    """One pending job in one reading, with the free and the held slots."""
+    """One pending job in one API response, with the numbers of free and used slots."""
 
     def __init__(self, facts: Facts, reading: Reading, job: Document) -> None:
         self.facts, self.reading, self.job = facts, reading, job
@@ -30,7 +30,7 @@ class _Case:
         self.least = int(self.request.get("min_ranks") or self.request.get("ranks") or job["size"])
 
     def free(self, states: tuple[str, ...] = ("healthy", "suspect")) -> int:
-        """Return the slots of present nodes in these states that no job holds."""
+        """Return the number of free slots on nodes in these states."""
         held = self.held_by_node()
         return sum(
             max(node["slots"] - held.get(name, 0), 0)
@@ -48,7 +48,7 @@ class _Case:
 
     @property
     def settled(self) -> bool:
-        """Return whether free slots can be counted from outside: no suspect node, none that this job must avoid."""
+        """Return whether free slots can be counted reliably: no node is in probation, and the job has not run yet."""
         doubtful = any(node["state"] == "probation" for node in self.reading.nodes.values())
         return not doubtful and self.job["attempt"] == 0
 
@@ -182,13 +182,18 @@ def _not_together(case: _Case, found: re.Match[str]) -> str:
     if head is not None and case.reading.queue.get("reserved_for") not in (head, None):
         return f"first is {case.reading.queue.get('reserved_for')}"
     free = case.free()
-    if case.settled and not case.request.get("required_level") and free >= int(found["ranks"]) and not _kept(case):
+    if (
+        case.settled
+        and not case.request.get("required_level")
+        and free >= int(found["least"] or found["ranks"])
+        and not _kept(case)
+    ):
         return f"{free} slots are free"
     return ""
 
 
 def _kept(case: _Case) -> bool:
-    """Return whether slots are reserved for a gang that moves or restarts: they are free but unavailable."""
+    """Return whether slots are reserved for a gang that moves or restarts. Other jobs cannot use these free slots."""
     return any("its reserved slots on" in (job["waiting_because"] or "") for job in case.reading.jobs.values())
 
 
@@ -218,18 +223,19 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
     (re.compile(r"waits until (?P<job>j-[\d.]+) (?P<word>completes|fails|ends|starts)"), _dependency),
     (re.compile(r"at most (?P<most>\d+) of array (?P<array>j-\d+) may run at the same time"), _array),
     (re.compile(r"its reserved slots on (?P<places>.+) are not free yet"), _claimed),
-    (re.compile(r"needs (?P<ranks>\d+) slots?.*; the available nodes have (?P<slots>\d+) slots? in total.*"),
+    (re.compile(r"needs (\d+ to )?(?P<ranks>\d+) slots?.*; the available nodes have (?P<slots>\d+) slots? in total.*"),
      _too_large),
     (re.compile(r"queue (?P<queue>\S+) is limited to (?P<most>\d+) slots? and uses (?P<holds>\d+)"), _limit),
     (re.compile(r"cannot start with the present queue limits: asks for \d+ ranks?; "
                 r"queue (?P<queue>\S+) may hold at most (?P<most>\d+) slots?: .*"), _never),
     (re.compile(r"enough slots are free, but jobs ahead of it in the queue go first"), _before),
-    (re.compile(r"first in the queue; needs (?P<ranks>\d+) slots?, (?P<free>\d+) available now; expected to start .*"),
+    (re.compile(r"first in the queue; needs (\d+ to )?(?P<ranks>\d+) slots?, (?P<free>\d+) available now; "
+                r"expected to start .*"),
      _head),
     (re.compile(r"enough slots are free, but it is expected to run too long and would delay (?P<head>\S+), "
                 r"first in the queue"),
      _delays_head),
-    (re.compile(r"needs (?P<ranks>\d+) slots?; not enough are free"
+    (re.compile(r"needs ((?P<least>\d+) to )?(?P<ranks>\d+) slots?; not enough are free"
                 r"(; behind (?P<head>\S+) in the queue)?"),
      _not_together),
     (re.compile(r"needs (?P<ranks>\d+) slots? within one (?P<level>\w+); enough are free, but not within one \w+"),
@@ -238,7 +244,7 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
 
 
 def judge_reason(facts: Facts, reading: Reading, job: Document, sentence: str) -> str:
-    """Return why the sentence is not true of the job in this reading; '' if it is true."""
+    """Return an error text if the stated reason is not true of the job in this API response; '' if it is true."""
     for pattern, rule in RULES:
         found = pattern.fullmatch(sentence)
         if found is not None:
@@ -247,7 +253,7 @@ def judge_reason(facts: Facts, reading: Reading, job: Document, sentence: str) -
 
 
 def reasons_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that every pending job has a reason, and that it is true."""
+    """Check that every pending job has a reason, and that the reason is true."""
     reading = facts.reading
     if reading is None:
         return
@@ -262,7 +268,7 @@ def reasons_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def room_is_used(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that the first in the queue does not wait while there are enough usable free slots."""
+    """Check that the first job in the queue is not pending while enough usable slots are free."""
     reading = facts.reading
     if reading is None or reading.queue.get("frozen"):
         return

@@ -1,4 +1,4 @@
-"""Verdicts: only disturbed ranks are accused, and every disturbed rank is found."""
+"""Checks of verdicts: they accuse only ranks that the test has disturbed, and every disturbed rank gets one."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ RIGHT: dict[str, dict[str, tuple[str, ...]]] = {
     "outspun": {"straggler": ("cpu-contention", "host-contention", "unknown")},
     "killed": {},
 }
-"""By kind of disturbance, the right kinds of verdict with their causes."""
+"""Right verdicts by kind of disturbance: kinds of verdicts with their causes."""
 
 LAG_SECONDS = 20.0
-"""Time after a disturbance's end in which its verdict may still begin: disturbances are seen in windows of seconds."""
+"""Seconds after a disturbance's end in which its verdict may still begin. Detectors judge windows of some seconds."""
 
 EARLY_SECONDS = 30.0
-"""A verdict's evidence is a window that may begin before the fault, because an alarm accumulates since the rank was
-last healthy. But not all of its evidence may lie before the fault."""
+"""Maximum seconds by which a verdict's evidence may begin before the fault. An alarm collects evidence since the rank
+was last healthy, but some of the evidence must come after the fault's start."""
 
 SILENT_SECONDS = 60.0
-"""Time after an agent was killed or stopped in which its node may be reported as not reporting: its stream must be
-reopened, and verdicts last for a while."""
+"""Seconds after an agent was killed or stopped in which its node may be reported as not reporting. The agent's stream
+must be reopened, and verdicts last for a while."""
 
 RESTART_SECONDS = 40.0
-"""Fair seconds after its verdict within which a restartable hanging gang must be stopped: the next evaluation, and the
-gang's grace of eight seconds."""
+"""Fair seconds after the verdict within which a hanging gang must be stopped, if it is restartable. They contain the
+next cycle, and the gang's grace of eight seconds."""
 
 CLEARLY_SHARE, CLEARLY_TIMES = 0.25, 3.0
-"""A rank that loses its processor must be found if it waits for a quarter of the time and three times as long as the
-median rank of its peers. Below that the machine is only busy, and `unknown` or no verdict is right as well."""
+"""Limits of waiting for a processor above which a rank must be found: share of time, and multiple of the median.
+The median is that of the rank's peers. Below the limits the machine is only busy, and `unknown` or no verdict is right
+as well."""
 
 STARVED_SHARE = 0.1
 STARVED_TIMES = 2.0
-"""A rank was really starved if it waited for a processor for a tenth of the time, and twice as long as the median rank
-of its gang, for any reason: a verdict of contention about it is right."""
+"""A rank was starved if it waited for a processor this many times as long as the median rank of its gang. It must also
+have waited for a tenth of the time. A verdict of contention about it is then right."""
 
 
 def nobody_accused_wrongly(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that every verdict about a job of the day matches a disturbance or a starved rank."""
+    """Check that every verdict about a job of the day matches a disturbance, or a rank that waited for a CPU."""
     for verdict in facts.reading.verdicts if facts.reading is not None else ():
         if verdict["kind"] == "unknown" or verdict["job"] not in facts.owner_of:
             continue
@@ -82,7 +83,7 @@ def _starved(facts: Facts, verdict: Document) -> bool:
 
 
 def _silent(facts: Facts, verdict: Document) -> bool:
-    """Return whether the harness kept the node's agent down around the verdict's beginning."""
+    """Return whether the test kept the agent of the accused node down when the verdict began."""
     began = verdict["first_wall_ns"] / 1e9
     return any(
         one.node == verdict["node"] and one.began - EARLY_SECONDS <= began <= one.until + SILENT_SECONDS
@@ -91,7 +92,7 @@ def _silent(facts: Facts, verdict: Document) -> bool:
 
 
 def everybody_found(facts: Facts, now: Instant) -> Iterator[Doubt]:
-    """Check that each disturbance with a demanded verdict has one in time."""
+    """Check that each disturbance that needs a verdict gets one in time."""
     found = facts.reading.verdicts if facts.reading is not None else ()
     for one in facts.disturbances:
         if one.found is not None:
@@ -128,7 +129,7 @@ def _waited(facts: Facts, one: Disturbance) -> dict[int, float]:
 
 
 def _clearly_starved(facts: Facts, one: Disturbance) -> bool:
-    """Return whether the process table shows that the rank waited for a processor, and its peers much less."""
+    """Return whether the process table shows that the rank waited for a CPU much longer than its peers."""
     if facts.table is None:
         return False
     shares = {

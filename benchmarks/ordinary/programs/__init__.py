@@ -1,1 +1,1 @@
-"""The programs of the harness's jobs. Each writes its own evidence, independent of gangwatch."""
+"""Programs of the jobs on a test day. Each records its own start and end, independent of gangwatch."""

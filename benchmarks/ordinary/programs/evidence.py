@@ -1,7 +1,7 @@
-"""Evidence that a job's process writes about itself: one JSON line an event, appended to a file of its job.
+"""Records that a job's process writes about itself: one JSON line per event, in the job's file.
 
-A line is one write(2) with O_APPEND, so that lines of many ranks never mix. Standard library only: job programs load
-this file by its folder, in an interpreter without other packages.
+Each line is one write(2) with O_APPEND, so that lines of several ranks do not mix. Standard library only, since job
+programs run without other packages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 
 
 def write(event: str, **more: object) -> None:
-    """Append one line: the event, the identity of this process, and `more`."""
+    """Append one line with the event, the identity of this process, and the fields in `more`."""
     line = {
         "event": event,
         "job": os.environ.get("GANGWATCH_JOB", ""),
@@ -33,6 +33,6 @@ def write(event: str, **more: object) -> None:
 
 
 def end(code: int) -> None:
-    """Write that this rank ends with `code`, and exit at once, without handlers."""
+    """Record that this rank ends with `code`, and exit at once without exit handlers."""
     write("end", code=code)
     os._exit(code)

@@ -1,10 +1,10 @@
-"""Measures how fast this machine lets a process run: a short computation ten times a second.
+"""Program that measures how much CPU this machine gives a process: a short computation ten times per second.
 
     python -I -S metronome.py FILE
 
-FILE holds two little-endian doubles: the monotonic time of the newest beat, and the fair seconds counted so far. A
-second counts whole where the computation had a processor for itself. Where it got the share s of one, work of which a
-tenth is computing and the rest is waiting for timers takes 0.9 + 0.1 / s times as long: the second counts so much less.
+FILE contains two little-endian doubles: the monotonic time of the newest computation, and the fair seconds so far.
+If the computation gets the share s of a CPU, a second counts as 1 / (0.9 + 0.1 / s) fair seconds: this is the speed
+of work of which a tenth is computing and the rest waiting for timers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 BEAT_SECONDS = 0.1
 BURST_SECONDS = 0.004
 COMPUTING = 0.1
-"""Share of computing in a wait: a daemon's response is mostly timers, sockets and disk."""
+"""Share of a daemon's response time that is computing. The rest is mostly timers, sockets and disk."""
 
 
 def main() -> None:

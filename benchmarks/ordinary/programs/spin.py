@@ -1,4 +1,4 @@
-"""Competes for a processor: spins for some seconds, on one processor or on any.
+"""Program that keeps a CPU busy for some seconds, one CPU or any.
 
 python -I -S spin.py SECONDS [PROCESSOR]
 """

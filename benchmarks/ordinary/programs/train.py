@@ -1,11 +1,11 @@
-"""A small data-parallel training in numpy: every step computes, waits for all ranks, and updates.
+"""Small data-parallel training in numpy: in every step, ranks compute, exchange sums, and update their weights.
 
 python train.py PLAN
 
-PLAN: steps, compute_seconds (of CPU time a step), rest_seconds (a pause a step, like a data loader's), report (true:
-steps are reported to gangwatch), saves_every (steps; 0: only on SIGTERM), processor (null, or the processor of the rank
-`pinned`). On SIGTERM it saves and exits with 75; the next start continues from there. Ranks exchange their sums through
-rank 0, over TCP.
+PLAN is a JSON object: steps, compute_seconds (CPU time per step), rest_seconds (pause per step), report (true:
+report steps to gangwatch), saves_every (steps between checkpoints; 0: only on SIGTERM), processor (CPU of the rank
+`pinned`, or null). On SIGTERM it writes a checkpoint and exits with 75; the next start resumes. Ranks exchange sums
+through rank 0, over TCP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAIT_SECONDS = 120.0
 
 
 class Exchange:
-    """Sums over all ranks through rank 0, with a flag that any rank may raise."""
+    """Exchange of values among all ranks through rank 0: their sum, and whether any rank raises a flag."""
 
     def __init__(self, rank: int, size: int, port: int) -> None:
         self.rank, self.size = rank, size
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def work(weights: np.ndarray, plan: dict[str, float]) -> np.ndarray:
-    """Compute for the plan's CPU time, then sleep for its pause."""
+    """Compute for the plan's CPU time per step, sleep for its pause, and return the result."""
     until = time.thread_time() + plan["compute_seconds"]
     while time.thread_time() < until:
         weights = np.tanh(weights @ weights * 0.1 + 0.01)

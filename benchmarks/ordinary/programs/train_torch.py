@@ -1,8 +1,9 @@
-"""A small DistributedDataParallel training over gloo, as a user of PyTorch submits it.
+"""Small training with PyTorch's DistributedDataParallel over gloo.
 
 python train_torch.py PLAN
 
-PLAN: steps, rest_seconds, report (true: steps are reported to gangwatch). On SIGTERM it ends with 143.
+PLAN is a JSON object: steps, rest_seconds (pause per step), report (true: report steps to gangwatch). On SIGTERM it
+exits with 143.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def train(torch: object, model: object, optimizer: object, plan: dict[str, float]) -> None:
-    """Run one step."""
+    """Run one training step."""
     optimizer.zero_grad()  # type: ignore[attr-defined]
     model(torch.randn(16, 32)).square().mean().backward()  # type: ignore[attr-defined,operator]
     optimizer.step()  # type: ignore[attr-defined]

@@ -1,20 +1,17 @@
-"""An ordinary job: sleeps or computes for some seconds, as its plan specifies.
+"""Program of a simple job: it sleeps or computes for some seconds, as its plan specifies.
 
     python -I -S work.py PLAN
 
 PLAN is a JSON object; each key may be absent:
 
-seconds      how long the rank works; null: until it is killed
-code         its exit code; with only_rank, of that rank alone (the others work on)
-number       the signal with which it kills itself instead of exiting
-only_rank    the one rank that fails
-ignore       true: SIGTERM is ignored. Without it SIGTERM is recorded and the rank ends with 143
-saves        true: on SIGTERM it saves how long it has worked and exits with 75; the next attempt continues there
-children     processes that it forks; they live for child_seconds and inherit its output
-detached     processes that it starts in sessions of their own (setsid), which outlive it
-child_seconds how long those live; null: until they are killed
-log_bytes    how much it writes to its output, in lines of 100 bytes
-burn         true: it computes instead of sleeping
+seconds      how long the rank works; null: until it is killed code         its exit code; with only_rank, of that
+rank alone (the others work on) number       the signal with which it kills itself instead of exiting only_rank
+the one rank that fails ignore       true: SIGTERM is ignored. Without it SIGTERM is recorded and the rank ends with
+143 saves        true: on SIGTERM it saves how long it has worked and exits with 75; the next attempt continues there
+children     processes that it forks; they live for child_seconds and inherit its output detached     processes that
+it starts in sessions of their own (setsid), which outlive it child_seconds how long those live; null: until they are
+killed log_bytes    how much it writes to its output, in lines of 100 bytes burn         true: it computes instead of
+sleeping
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ TERMINATED, SAVED = 143, 75
 
 
 def start_children(plan: dict[str, object]) -> None:
-    """Fork the plan's children."""
+    """Fork the child processes that the plan specifies."""
     lives = plan.get("child_seconds", 1.0)
     for number in range(int(str(plan.get("children", 0))) + int(str(plan.get("detached", 0)))):
         detached = number >= int(str(plan.get("children", 0)))

@@ -1,0 +1,99 @@
+"""``python -m benchmarks.controller.measured FILE ARGUMENT...``: runs `gangwatch ARGUMENT...` and records times.
+
+The command runs in this process. FILE gets the times when frames were created and used by the detectors, and the
+durations of ticks and cycles. Recording costs less than a microsecond per frame.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent.schema.frame import AnyLayout, Frame
+from gangwatch.cli import run
+from scheduler_feedback.controller.cycle_thread import CycleThread
+from scheduler_feedback.controller.detection_thread import DetectionThread
+from scheduler_feedback.core.events import Event
+from scheduler_feedback.core.verdict import Verdict
+
+
+class Observers:
+    """Recorded times of frames, ticks and cycles. All are monotonic, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._waiting: list[int] = []  # when the frames were made that no tick has judged yet
+        self._judged: list[tuple[int, np.ndarray[Any, np.dtype[np.int64]]]] = []
+        self._ticks: list[tuple[int, int, int]] = []  # start, end, CPU time of the thread
+        self._cycles: list[tuple[int, int]] = []
+        self._verdicts: list[tuple[int, str]] = []
+        self._detection: DetectionThread | None = None
+
+    def install(self) -> None:
+        """Wrap those methods of the product's classes whose times are recorded."""
+        offer, run_tick, cycle, report = (
+            DetectionThread.offer, DetectionThread.run_tick, CycleThread._cycle, CycleThread.report,
+        )  # fmt: skip
+
+        def observed_offer(of: DetectionThread, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
+            offer(of, layout, frame, received_ns)
+            self._waiting.append(frame.monotonic_ns)
+
+        def observed_tick(of: DetectionThread) -> None:
+            self._detection = of
+            count, begun_ns = len(self._waiting), time.monotonic_ns()
+            run_tick(of)
+            now_ns = time.monotonic_ns()
+            self._ticks.append((begun_ns, now_ns, time.thread_time_ns()))
+            self._judged.append((now_ns, np.array(self._waiting[:count], np.int64)))
+            del self._waiting[:count]
+
+        def observed_cycle(of: CycleThread, requests: Any) -> None:
+            begun_ns = time.monotonic_ns()
+            cycle(of, requests)
+            self._cycles.append((begun_ns, time.monotonic_ns()))
+
+        def observed_report(of: CycleThread, events: Sequence[Event]) -> None:
+            report(of, events)
+            now_ns = time.monotonic_ns()
+            self._verdicts += [(now_ns, event.gang) for event in events if isinstance(event, Verdict)]
+
+        wrapped: tuple[tuple[type, str, Callable[..., None]], ...] = (
+            (DetectionThread, "offer", observed_offer),
+            (DetectionThread, "run_tick", observed_tick),
+            (CycleThread, "_cycle", observed_cycle),
+            (CycleThread, "report", observed_report),
+        )
+        for owner, name, observed in wrapped:
+            setattr(owner, name, observed)
+
+    def save(self, file: str) -> None:
+        """Write the recorded times to the file, and the number of each node's frames that were not received."""
+        fleet = None if self._detection is None else self._detection._fleet
+        missed = 0 if fleet is None else sum(node.frames_missed for node in fleet.nodes.values())
+        np.savez(
+            file,
+            ticks=np.array(self._ticks, np.int64).reshape(-1, 3),
+            cycles=np.array(self._cycles, np.int64).reshape(-1, 2),
+            judged_ns=np.repeat([at for at, _ in self._judged], [len(made) for _, made in self._judged]),
+            made_ns=np.concatenate([np.zeros(0, np.int64), *(made for _, made in self._judged)]),
+            verdict_ns=np.array([at for at, _ in self._verdicts], np.int64),
+            verdict_gang=np.array([gang for _, gang in self._verdicts], np.str_),
+            missed=np.array(missed),
+        )
+
+
+def main() -> int:
+    observers = Observers()
+    observers.install()
+    try:
+        return run(sys.argv[2:])
+    finally:
+        observers.save(sys.argv[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

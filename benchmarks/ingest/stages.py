@@ -1,0 +1,138 @@
+"""CPU time of each stage of a frame, in one thread without sockets: ``python -m benchmarks.ingest.stages --json``.
+
+Each stage processes a batch of frames, as the feed does. All jobs are external, as with Slurm: their placement is not
+in the scheduler's state, so the backend decides every second which ranks a node may report. Compare the stages only
+with each other: without system calls and other threads, the figures are lower than in `benchmarks.ingest`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import ssl
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from agent.schema.frame import Frame, Layout, pack
+from agent.schema.wire import Decoder
+from benchmarks.ingest.frames import Agents, jobs
+from benchmarks.ingest.generator import HEAD, RECORD_BYTES, SLOTS, chunk
+from benchmarks.ingest.processes import certificates
+from scheduler_feedback.core.telemetry.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.placements import Placed, Placements
+from scheduler_feedback.core.telemetry.telemetry_update import Look
+from scheduler_feedback.feed.frames_response import Response
+
+WARM_SECONDS = 3
+TICK_SLOTS = SLOTS // 2
+SECOND = 1_000_000_000
+STAGES = ("decrypt", "parse_response", "decode", "fold", "prepare_tick")
+
+
+class Stream:
+    """Both ends of one agent's TLS stream in memory, with the receiver's parsers."""
+
+    def __init__(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+        self._there, self._back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._agent = server.wrap_bio(self._back, self._there, server_side=True)
+        self._feed = client.wrap_bio(self._there, self._back, server_hostname="127.0.0.1")
+        for _ in range(3):
+            for end in (self._feed, self._agent):
+                try:
+                    end.do_handshake()
+                except ssl.SSLWantReadError:
+                    pass
+        self._response = Response()
+        self._response.feed(HEAD)
+        self.decoder = Decoder()
+
+    def send(self, message: bytes) -> None:
+        self._agent.write(chunk(message))
+
+    def decrypt(self) -> list[bytes]:
+        """Return the decrypted data, one item per TLS record."""
+        records: list[bytes] = []
+        while self._there.pending:
+            try:
+                records.append(self._feed.read(RECORD_BYTES))
+            except ssl.SSLWantReadError:
+                break
+        return records
+
+    def parse(self, records: list[bytes]) -> list[bytes]:
+        """Return the messages in decrypted data of a chunked HTTP response."""
+        return [message for record in records for message in self._response.feed(record)]
+
+    def layout(self, message: bytes) -> Layout:
+        self.send(message)
+        layout = self.decoder.decode(self.parse(self.decrypt())[0])
+        assert isinstance(layout, Layout)
+        return layout
+
+
+def streams(count: int) -> list[Stream]:
+    with tempfile.TemporaryDirectory() as name:
+        ca_file, certificate, key = certificates(Path(name))
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(certificate, key)
+        server.num_tickets = 0
+        client = ssl.create_default_context(cafile=ca_file)
+        return [Stream(server, client) for _ in range(count)]
+
+
+def measure(nodes: int, seconds: int, seed: int) -> dict[str, float]:
+    """Return the microseconds of each stage for each frame. seconds: simulated seconds that are measured after the
+    warm-up."""
+    agents, links = Agents(0, list(jobs(nodes, seed)), WANTED), streams(nodes)
+    layouts = [pack(link.layout(agents.layout_message(index))) for index, link in enumerate(links)]
+    fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None)))
+    look, used = Look(fleet), dict.fromkeys(STAGES, 0.0)
+
+    def lap(stage: str, before: float) -> float:
+        now = time.thread_time()
+        if at_ns >= WARM_SECONDS * SECOND:
+            used[stage] += now - before
+        return now
+
+    for slot in range((WARM_SECONDS + seconds) * SLOTS):
+        at_ns, phase = slot * SECOND // SLOTS, slot % SLOTS
+        batch = range(phase * nodes // SLOTS, (phase + 1) * nodes // SLOTS)
+        agents.advance(slice(batch.start, batch.stop), 10**18 + at_ns, 10**13 + at_ns)
+        for index in batch:
+            links[index].send(agents.frame_message(index))
+        since = time.thread_time()
+        records = [links[index].decrypt() for index in batch]
+        since = lap("decrypt", since)
+        messages = [links[index].parse(of_one) for index, of_one in zip(batch, records, strict=True)]
+        since = lap("parse_response", since)
+        frames = [links[index].decoder.decode(found[0]) for index, found in zip(batch, messages, strict=True)]
+        since = lap("decode", since)
+        for index, frame in zip(batch, frames, strict=True):
+            assert isinstance(frame, Frame)
+            fleet.observe(layouts[index], frame, 10**13 + at_ns)
+        since = lap("fold", since)
+        if slot % TICK_SLOTS == TICK_SLOTS - 1:
+            look.next(10**18 + at_ns, 10**13 + at_ns)
+            lap("prepare_tick", since)
+    return {stage: round(total / (seconds * nodes) * 1e6, 2) for stage, total in used.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ingest.stages", description=(__doc__ or "").split("\n\n")[1]
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.add_argument("--agents", type=int, default=1_000)
+    parser.add_argument("--seconds", type=int, default=10, help="simulated seconds (default 10)")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    found = {"agents": arguments.agents, "us_a_frame": measure(arguments.agents, arguments.seconds, arguments.seed)}
+    print(json.dumps(found, indent=2) if arguments.json else found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""One run: the product starts, a job trains, a fault begins, and all verdicts are recorded.
+
+A case with a fault runs twice below the same controller: first undisturbed, then with the fault. Both jobs have the
+same seed, and both have their time of the fault at the same distance from their first step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reality import steps
+from benchmarks.reality.cases import DATASET_BYTES, Case
+from benchmarks.reality.cluster import CHECKOUT, ENDED, Cluster, ClusterError
+from benchmarks.reality.faults import Gang, inject
+from benchmarks.reality.site import Site, SiteError
+
+PROGRAMS = Path(__file__).parent / "programs"
+RATE_MBIT = 400
+
+START_SECONDS = 60.0
+"""Longest time until every rank has made its first steps."""
+FIRST_STEPS = 10
+WARM_SECONDS, FAULT_SECONDS = 14.0, 24.0
+"""Time before the fault, and with it. A straggler without a known cause is certain after a dozen windows of 1 s."""
+HANG_SECONDS = 60.0
+"""Time with a rank that never arrives: hangs are reported after 40 s."""
+POLL_SECONDS = 0.5
+SETTLE_SECONDS = 1.0
+"""Time after the begin of a fault that does not count for its severity."""
+
+MOST_DRIFT = 1.25
+"""A run is discarded if the undisturbed job's steps changed by more than this factor without a fault."""
+LEAST_STEPS = 30
+
+
+class DiscardedError(Exception):
+    """Error: the run is not valid, for a reason that does not depend on verdicts."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """What one job did, and what was reported about it."""
+
+    job: str
+    means: tuple[float | None, float | None] = (None, None)
+    """Mean step times before and during the fault's time."""
+    waiting: float = 0.0
+    """Seconds a second that the threads of one rank waited for a processor before the fault, at most."""
+    onset_wall_ns: int = 0
+    nodes: tuple[str, ...] = ()
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Verdicts by id, as they were when their confidence was highest, with `first_seconds` and `sure_seconds`: when
+    they were reported first, and first with a confidence of at least .9, after the onset."""
+
+
+def torch_python() -> Path:
+    """Return the interpreter that packaging/torch.sh made. The file may be absent."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("GANGWATCH_TORCH") or f"{cache}/gangwatch/torch") / "bin" / "python"
+
+
+def datasets() -> Path:
+    """Return the folder of the datasets, on a disk; make them if they are absent."""
+    folder = CHECKOUT / ".cache" / "reality"
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(8):
+        path = folder / f"dataset.{rank}"
+        if not path.exists() or path.stat().st_size != DATASET_BYTES:
+            path.write_bytes(os.urandom(1 << 20) * (DATASET_BYTES >> 20))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return folder
+
+
+def perform(one: Case) -> dict[str, Any]:
+    """Perform the run of a case, and return its row: the case, and the result or why it was discarded."""
+    begun = time.monotonic()
+    row: dict[str, Any] = {
+        "seed": one.seed,
+        "class": one.name,
+        "healthy": one.healthy,
+        "framework": one.framework,
+        "nodes": one.nodes,
+        "ranks": one.ranks,
+        "culprits": list(one.culprits),
+        "numbers": one.numbers,
+        "own": one.plan["own"],
+        "load_average": os.getloadavg()[0],
+    }
+    folder = Path(tempfile.mkdtemp(prefix="reality-", dir=datasets()))
+    try:
+        jobs = _jobs(one, folder)
+        row |= _result(one, jobs)
+    except DiscardedError as error:
+        row["discarded"] = str(error)
+    except (SiteError, ClusterError) as error:
+        row |= {"discarded": "error", "error": str(error)[:500]}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return row | {"seconds": round(time.monotonic() - begun, 1), "load_average_end": os.getloadavg()[0]}
+
+
+def _result(one: Case, jobs: dict[str, Watched]) -> dict[str, Any]:
+    """Return the part of the row about what happened. Raises DiscardedError if the run is not valid."""
+    found: dict[str, Any] = {"jobs": {name: _document(watched) for name, watched in jobs.items()}}
+    if one.healthy:
+        return found
+    before, during = jobs["undisturbed"].means
+    if before is None or during is None:
+        return found | {"discarded": "too few steps"}
+    if not 1 / MOST_DRIFT <= during / before <= MOST_DRIFT:
+        return found | {"discarded": "the machine's speed changed"}
+    found["severity"] = steps.severity(jobs["disturbed"].means, jobs["undisturbed"].means)
+    if found["severity"] is None and one.name != "never-arrives" and jobs["disturbed"].means[0] is None:
+        return found | {"discarded": "too few steps"}
+    return found
+
+
+def _document(watched: Watched) -> dict[str, Any]:
+    kept = (
+        "kind", "cause", "rank", "ranks", "node", "device", "aggressor", "confidence", "slowdown", "detector",
+        "sentence", "evidence", "first_seconds", "sure_seconds",
+    )  # fmt: skip
+    verdicts = [{key: verdict.get(key) for key in kept} for verdict in watched.verdicts.values()]
+    before, during = watched.means
+    return {
+        "step_seconds_before": before,
+        "step_seconds_during": during,
+        "waiting": round(watched.waiting, 3),
+        "nodes": list(watched.nodes),
+        "verdicts": verdicts,
+    }
+
+
+def _jobs(one: Case, folder: Path) -> dict[str, Watched]:
+    """Run the case's jobs, one after the other, on nodes of their own."""
+    with Site(one.nodes, RATE_MBIT, one.leaves, one.limits) as site:
+        if one.leaves > 1:
+            site.set_uplink(RATE_MBIT)
+        site.write(folder / "site.json")
+        with Cluster(folder, one.nodes, one.slots, one.leaves, site.enter_daemons) as cluster:
+            if one.healthy:
+                return {"undisturbed": _watch(one, cluster, site, folder, disturbed=False)}
+            undisturbed = _watch(one, cluster, site, folder, disturbed=False)
+            return {"undisturbed": undisturbed, "disturbed": _watch(one, cluster, site, folder, disturbed=True)}
+
+
+def _submit(one: Case, cluster: Cluster, folder: Path, go: str, plan: dict[str, Any]) -> str:
+    """Submit the case's program with this plan. It starts when the file `go` exists."""
+    program = [str(PROGRAMS / "train_numpy.py")]
+    python = sys.executable
+    if plan["framework"] != "numpy":
+        python, program = str(torch_python()), ["-m", "gangwatch.torch", str(PROGRAMS / "train_torch.py")]
+    enter = [sys.executable, str(PROGRAMS / "enter.py"), str(folder / "site.json"), str(folder / go)]
+    environment = {"PYTHONPATH": str(CHECKOUT), **({"GANGWATCH_LAYOUT": one.layout} if one.layout else {})}
+    document = plan | {"folder": str(folder), "datasets": str(folder.parent)}
+    return cluster.submit(one.ranks, [*enter, python, *program, json.dumps(document)], environment)
+
+
+def _watch(one: Case, cluster: Cluster, site: Site, folder: Path, *, disturbed: bool) -> Watched:
+    """Run one job from its start to its end, and record its steps and verdicts."""
+    watched = Watched(_submit(one, cluster, folder, "go", one.plan))
+    (folder / "go").touch()
+    with contextlib.ExitStack() as stack:
+        stack.callback(cluster.cancel, watched.job)
+        if disturbed and one.name == "shared-uplink":
+            plan = {"framework": "numpy", "work": 1, "gradient_floats": 1 << 21, "own": {"class": "quiet"}}
+            stack.callback(cluster.cancel, _submit(one, cluster, folder, "go.neighbour", one.plan | plan))
+        _wait_for_steps(one, cluster, watched.job, folder)
+        watched.nodes = tuple(rank["node"] for rank in cluster.job(watched.job)["ranks"])
+        gang, begun_ns = _warm_up(one, cluster, site, folder, watched)
+        seconds = HANG_SECONDS if disturbed and one.name == "never-arrives" else FAULT_SECONDS
+        fault = inject(one.name, gang, one.culprits, one.numbers) if disturbed else contextlib.nullcontext()
+        watched.onset_wall_ns, onset_ns = time.time_ns(), time.monotonic_ns()
+        with fault:
+            _poll(cluster, watched, seconds)
+            ended_ns = time.monotonic_ns()
+        ends = steps.read(folder, watched.job, 0)
+        settled_ns = onset_ns + round(SETTLE_SECONDS * 1e9)
+        watched.means = (steps.mean_seconds(ends, begun_ns, onset_ns), steps.mean_seconds(ends, settled_ns, ended_ns))
+        hangs = disturbed and one.name == "never-arrives"
+        if not hangs and cluster.job(watched.job)["state"] != "running":
+            raise DiscardedError("the job ended early")
+    (folder / "go").unlink()
+    return watched
+
+
+def _wait_for_steps(one: Case, cluster: Cluster, job: str, folder: Path) -> None:
+    until = time.monotonic() + START_SECONDS
+    while steps.count(folder, job, one.ranks) < FIRST_STEPS:
+        state = cluster.job(job)["state"]
+        if state in ENDED:
+            raise DiscardedError(f"the job did not start: {_logs(folder, job)}")
+        if time.monotonic() > until:
+            raise DiscardedError("the job did not start in time")
+        time.sleep(0.2)
+
+
+def _logs(folder: Path, job: str) -> str:
+    """Return the last line that a rank of the job wrote."""
+    lines = [path.read_text(errors="replace").strip() for path in (folder / "state" / "jobs" / job).rglob("rank-*.log")]
+    return next((text.splitlines()[-1][:200] for text in lines if text), "no output")
+
+
+def _warm_up(one: Case, cluster: Cluster, site: Site, folder: Path, watched: Watched) -> tuple[Gang, int]:
+    """Let the job run undisturbed. Return it with its usual speed, and the begin of that time."""
+    gang = Gang(site, watched.job, watched.nodes, (), 0.0, folder)
+    first, first_ns = [_schedules(gang, rank) for rank in range(one.ranks)], time.monotonic_ns()
+    done = steps.count(folder, watched.job, one.ranks)
+    watched.onset_wall_ns = time.time_ns() + round(WARM_SECONDS * 1e9)
+    _poll(cluster, watched, WARM_SECONDS)
+    last, seconds = [_schedules(gang, rank) for rank in range(one.ranks)], (time.monotonic_ns() - first_ns) / 1e9
+    made = steps.count(folder, watched.job, one.ranks) - done
+    if made < LEAST_STEPS:
+        raise DiscardedError("too few steps")
+    watched.waiting = max((late[1] - early[1]) / seconds for early, late in zip(first, last, strict=True))
+    ran = tuple((late[0] - early[0]) / seconds for early, late in zip(first, last, strict=True))
+    return Gang(site, watched.job, watched.nodes, ran, made / seconds, folder), first_ns
+
+
+def _schedules(gang: Gang, rank: int) -> tuple[float, float]:
+    both = [steps.schedule(pid) for pid in gang.processes(rank)]
+    return sum(one for one, _ in both), sum(other for _, other in both)
+
+
+def _poll(cluster: Cluster, watched: Watched, seconds: float) -> None:
+    """Read the verdicts about the job repeatedly, and keep each at its highest confidence."""
+    for _ in _ticks(seconds):
+        for verdict in cluster.verdicts():
+            if verdict["job"] != watched.job:
+                continue
+            after = round((time.time_ns() - watched.onset_wall_ns) / 1e9, 1)
+            known = watched.verdicts.get(verdict["verdict_id"])
+            times = {"first_seconds": after, "sure_seconds": None}
+            if known is not None:
+                times = {name: known[name] for name in times}
+            if times["sure_seconds"] is None and verdict["confidence"] >= 0.9:
+                times["sure_seconds"] = after
+            if known is None or verdict["confidence"] >= known["confidence"]:
+                watched.verdicts[verdict["verdict_id"]] = verdict | times
+            else:
+                known |= times
+
+
+def _ticks(seconds: float) -> Iterator[None]:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        yield
+        time.sleep(POLL_SECONDS)
