@@ -1,11 +1,11 @@
-"""A pytest plugin that distributes tests to the workers of pytest-xdist: groups as a whole, the longest first.
+"""pytest plug-in that distributes tests to the workers of pytest-xdist: groups as a whole, the longest first.
 
     pytest -p tests.distribution -n 3
 
-Tests marked `xdist_group` share an expensive setup, ports, or a folder: one worker runs the whole group. pytest-xdist's
-own option (--dist loadgroup) writes the group into the ids of tests, which pytest 9.2 no longer reads; the marks then
-have no effect, without a warning (pytest-xdist issue 1386). Here each worker writes the groups of its tests to a file,
-and the distributing process reads it.
+Tests marked `xdist_group` share an expensive setup, ports, or a folder, so one worker runs the whole group.
+pytest-xdist's own option (--dist loadgroup) writes the group into the ids of tests, which pytest 9.2 no longer reads;
+the marks then have no effect, without a warning (pytest-xdist issue 1386). Here each worker writes the groups of its
+tests to a file, and the distributing process reads it.
 
 FIRST lists the groups that take minutes, mostly waiting, because a late start would delay the end of the run. Tests
 marked `slow` come next, then all others.
@@ -36,7 +36,7 @@ _INPUT = "gangwatch_groups"
 
 
 def group_of(item: pytest.Item) -> str:
-    """Return the name of the group that the test runs in; empty: any worker may run it."""
+    """Return the test's group; '' if any worker may run the test."""
     mark = item.get_closest_marker("xdist_group")
     if mark is None:
         return ""
@@ -52,7 +52,7 @@ def rank_of(item: pytest.Item) -> int:
 
 
 class Worker:
-    """Plugin in a worker: sorts the collected tests as every other worker does, and writes their groups."""
+    """Plug-in in a worker. It sorts the collected tests as all workers do, and writes their groups to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -71,11 +71,11 @@ class Worker:
 
 
 class Distributor:
-    """Plugin in the process that distributes the tests."""
+    """Plug-in in the process that distributes the tests."""
 
     @cached_property
     def folder(self) -> Path:
-        """Return the folder in which each worker writes its groups. Without workers it is never created."""
+        """Return the folder in which each worker writes its groups. It is created only if there are workers."""
         return Path(tempfile.mkdtemp(prefix="gangwatch-groups-"))
 
     @pytest.hookimpl(optionalhook=True)
@@ -92,11 +92,11 @@ class Distributor:
 
 
 def _scheduler(config: pytest.Config, log: Any, folder: Path) -> Any:
-    """Return the scheduler. folder: where each worker has written its groups after its collection."""
+    """Return the scheduler of pytest-xdist. folder: where each worker has written its groups."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
-        """Scheduling in which a unit of work is a group, or a test without one."""
+        """Scheduler that assigns whole groups, and single tests that have none."""
 
         def schedule(self) -> None:
             if self.collection is None:

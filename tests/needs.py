@@ -1,4 +1,4 @@
-"""Requirements of tests beyond Python: a test without one is skipped with the package's name, or fails in CI.
+"""Requirements of tests other than Python. Without one, a test is skipped with the package's name, or fails in CI.
 
 ``make components`` installs them; ``.ci/run`` sets GANGWATCH_REQUIRE=all, under which a missing one is a failure.
 """
@@ -17,14 +17,14 @@ import pytest
 
 
 def absent(what: str) -> None:
-    """Skip the test, or fail it if all are required; `what` names the missing component and how to install it."""
+    """Skip the test, or fail it if all requirements must be met. what: the missing component and how to install it."""
     if os.environ.get("GANGWATCH_REQUIRE") == "all":
         pytest.fail(f"GANGWATCH_REQUIRE=all, and {what}")
     pytest.skip(what)
 
 
 def component(program: str, package: str) -> str:
-    """Return the path of a program; if it is absent, skip and name the Debian package that contains it."""
+    """Return the path of a program. If it is absent, skip the test and name the Debian package that contains it."""
     found = shutil.which(program)
     if found is None:
         absent(f"{program} is absent: apt-get install {package}")
@@ -32,8 +32,17 @@ def component(program: str, package: str) -> str:
     return found
 
 
+def otlp_program(program: str) -> Path:
+    """Return the path of the OpenTelemetry Collector or Prometheus that packaging/otlp builds. Skip if it is absent."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    found = cache / "gangwatch" / "otlp" / "bin" / program
+    if not found.exists():
+        absent(f"{found} is absent: packaging/otlp/build.sh builds it (needs go)")
+    return found
+
+
 def package(module: str) -> Any:
-    """Import a module of a Python package from this project's development dependencies."""
+    """Import a module of this project's development dependencies. Skip the test if it is absent."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -42,12 +51,12 @@ def package(module: str) -> Any:
 
 
 def small_file_system(folder: Path, size: str) -> None:
-    """Mount a tmpfs of this size on the folder; the caller unmounts it. Requires root and CAP_SYS_ADMIN."""
+    """Mount a tmpfs of this size on the folder. The caller unmounts it. Requires root and CAP_SYS_ADMIN."""
     _mount("a small file system cannot be mounted", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
 
 
 def read_only(folder: Path) -> None:
-    """Mount the folder over itself read-only, which binds root too; the caller unmounts it."""
+    """Mount the folder read-only over itself, so that not even root can write. The caller unmounts it."""
     _mount("a read-only folder cannot be mounted", "--bind", "-o", "ro", str(folder), str(folder))
 
 
@@ -59,7 +68,7 @@ def _mount(what: str, *arguments: str) -> None:
 
 
 def root(what: str) -> None:
-    """Skip the test if this process is not root; `what` is the purpose: "to act as another user"."""
+    """Skip the test if this process is not root. what: the purpose, for example "to act as another user"."""
     if os.geteuid() != 0:
         absent(f"root is needed {what}: run the tests as root")
 
@@ -74,7 +83,10 @@ def data(*parts: str) -> Path:
 
 
 def python_with(module: str, package: str) -> str:
-    """Return an interpreter that can import the module: GANGWATCH_TEST_PYTHON if set, this one, or the system's."""
+    """Return a Python interpreter that can import the module.
+
+    Candidates are GANGWATCH_TEST_PYTHON, this interpreter, and the system's.
+    """
     for interpreter in (os.environ.get("GANGWATCH_TEST_PYTHON"), sys.executable, "/usr/bin/python3"):
         if interpreter and Path(interpreter).exists():
             tried = subprocess.run([interpreter, "-c", f"import {module}"], capture_output=True)
@@ -82,3 +94,21 @@ def python_with(module: str, package: str) -> str:
                 return interpreter
     absent(f"no interpreter here can import {module}: apt-get install {package}")
     raise AssertionError
+
+
+def cpu_torch() -> str:
+    """Return the Python interpreter with PyTorch for CPUs that packaging/torch.sh installs."""
+    from benchmarks.reality.run import torch_python
+
+    python = torch_python()
+    if not python.exists():
+        absent(f"{python} is absent: make components")
+    return str(python)
+
+
+def virtual_nodes() -> None:
+    """Skip the test if this machine cannot run nodes in network namespaces and control groups."""
+    from benchmarks.reality.site import unsupported
+
+    if reason := unsupported():
+        absent(reason)

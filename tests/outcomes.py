@@ -1,9 +1,11 @@
-"""A pytest plugin that writes the outcome of each test to a file at once: one JSON document per line.
+"""pytest plug-in that writes the outcome of each test to a file at once, one JSON document per line.
 
     GANGWATCH_TEST_OUTCOMES=FILE pytest -p tests.outcomes
 
 The main process writes the file, also when workers run the tests. Lines are complete during the run, so a killed run
 leaves the outcomes of its finished tests. The last line is {"finished": EXIT_CODE}; a run that was killed has none.
+A line {"test": ..., "seconds": ...} is the time of one phase of a test: set-up, call or tear-down. Phases shorter than
+SHORTEST_SECONDS are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ _GROUP = re.compile(r"@[^\]@]*$")
 """pytest-xdist appends "@GROUP" to the id of a test with a group; an "@" before a bracket is part of a parameter."""
 
 
+SHORTEST_SECONDS = 0.1
+"""Shorter phases of a test are not recorded."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # No command line option: pytest would take its value for a path while it searches for its root folder.
     path = os.environ.get("GANGWATCH_TEST_OUTCOMES")
@@ -28,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def id_of(node_id: str) -> str:
-    """Return the id of a test without its pytest-xdist group, as the command line accepts it."""
+    """Return the test's id without its pytest-xdist group, as the command line accepts it."""
     return _GROUP.sub("", node_id)
 
 
@@ -42,7 +48,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 class Outcomes:
-    """Writes a line for each relevant phase of a test: its call, or a failed set-up or tear-down."""
+    """Plug-in that writes a line for the call of a test, for a failed set-up or tear-down, and for the time of each."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[str] = path.open("w")
@@ -54,6 +60,8 @@ class Outcomes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
             self._write({"test": id_of(report.nodeid), "outcome": report.outcome, "reason": _reason(report)})
+        if report.duration >= SHORTEST_SECONDS:
+            self._write({"test": id_of(report.nodeid), "seconds": round(report.duration, 2)})
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -1,4 +1,4 @@
-"""Run the whole suite: the implementation of `make test`.
+"""Run of the whole test suite: the implementation of `make test`.
 
     python -m tests.run [--workers N] [--unsteady FILE] [PYTEST ARGUMENT...]
 
@@ -7,6 +7,8 @@ is unsteady: it is written to a file and counts against a budget; over budget, t
 after pytest's exit code 1 (tests failed, ExitCode.TESTS_FAILED). Any other code, a signal or a run without recorded
 failures gives no information about the tests, so the run fails. The tests to run again come from this run's own
 outcomes (tests/outcomes.py), never from pytest's cache, which an earlier run may have left.
+
+The files that took the longest are listed, because the whole run has a time limit (CONTRIBUTING.md).
 
 The last line is "N passed, N failed, ...", as in pytest.
 """
@@ -31,6 +33,9 @@ BUDGET = 3
 WORKERS = 3
 """For two CPUs: tests of real programs mostly wait, so two workers would leave CPUs idle."""
 
+SLOWEST = 20
+"""Number of listed files that took the longest."""
+
 UNSTEADY = Path(".cache") / "unsteady-tests.txt"
 
 TESTS_FAILED, NO_TESTS = 1, 5  # pytest.ExitCode
@@ -48,10 +53,12 @@ class Run:
     """Reason by failed test; a test fails if any of its phases fails."""
     skipped: dict[str, str] = field(default_factory=dict)
     passed: set[str] = field(default_factory=set)
+    seconds: Counter[str] = field(default_factory=Counter)
+    """Time of the tests by file."""
 
 
 def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
-    """Run pytest and read the outcomes that it recorded."""
+    """Run pytest. Return its exit code and the outcomes that it recorded."""
     outcomes.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "tests.outcomes", "-p", "tests.distribution", *arguments]
     code = subprocess.call(command, env={**os.environ, "GANGWATCH_TEST_OUTCOMES": str(outcomes)})
@@ -63,6 +70,8 @@ def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
             continue  # an incomplete line
         if "finished" in document:
             made.finished = document["finished"] == code
+        elif "seconds" in document:
+            made.seconds[document["test"].partition("::")[0]] += document["seconds"]
         elif document["outcome"] == "failed":
             made.failed[document["test"]] = document["reason"]
         elif document["outcome"] == "skipped":
@@ -77,7 +86,7 @@ def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
 
 @dataclass(slots=True)
 class Verdict:
-    """Result of all runs together."""
+    """Combined result of all pytest processes."""
 
     passed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -86,11 +95,17 @@ class Verdict:
     """Reason of the first failure, by test."""
     broken: list[str] = field(default_factory=list)
     """Runs that did not finish."""
+    seconds: Counter[str] = field(default_factory=Counter)
+    """Time of the tests by file, in all runs."""
 
     def take(self, name: str, first: Run, again: Run | None, *, may_be_empty: bool = False) -> None:
-        """Add a run, and the second run of its failed tests if there was one. may_be_empty: a part was selected."""
+        """Add a run, and the second run of its failed tests. may_be_empty: whether the user selected only some
+        tests."""
         self.passed += len(first.passed)
         self.skipped |= first.skipped
+        self.seconds += first.seconds
+        if again is not None:
+            self.seconds += again.seconds
         if may_be_empty and first.code == NO_TESTS and first.finished:
             return
         if again is None:
@@ -108,7 +123,7 @@ class Verdict:
             self.broken.append(_broken(f"{name}, run again", again))
 
     def complaints(self, budget: int) -> list[str]:
-        """Return why the whole run fails; empty if it passes."""
+        """Return the reasons why the whole run fails; [] if it passes. budget: accepted number of unsteady tests."""
         found = list(self.broken)
         if self.failed:
             found.append(f"{len(self.failed)} tests failed, also when they ran again")
@@ -127,7 +142,7 @@ def _broken(name: str, run: Run) -> str:
 
 
 def report(verdict: Verdict, unsteady_file: Path, budget: int, seconds: float) -> list[str]:
-    """Return the closing lines of the run; write the unsteady tests to the file, each with its first failure."""
+    """Write the unsteady tests to the file, each with its first failure. Return the last lines of the run's output."""
     unsteady_file.parent.mkdir(parents=True, exist_ok=True)
     unsteady_file.write_text("".join(f"{test}\t{why}\n" for test, why in sorted(verdict.unsteady.items())))
     lines = [""]
@@ -135,6 +150,11 @@ def report(verdict: Verdict, unsteady_file: Path, budget: int, seconds: float) -
     if reasons:
         lines.append("Skipped, and what brings it:")
         lines += [f"  {count:4d}  {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])]
+    if verdict.seconds:
+        lines.append(
+            f"Slowest files, with the time of their tests in seconds ({sum(verdict.seconds.values()):.0f} in all):"
+        )
+        lines += [f"  {seconds:7.1f}  {file}" for file, seconds in verdict.seconds.most_common(SLOWEST)]
     if verdict.unsteady:
         lines.append(f"Unsteady (failed, and passed when run again), written to {unsteady_file}:")
         lines += [f"  {test}" for test in sorted(verdict.unsteady)]

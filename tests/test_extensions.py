@@ -1,4 +1,4 @@
-"""Every extension is in its registry, and a forgotten line is named with the place where it belongs."""
+"""Extensions and their registries: each one is registered, and the error for a missing line names its place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def module_of(file: Path) -> str:
 
 @cache
 def imported() -> frozenset[str]:
-    """Return all names that the product imports, as module and module.name, and the modules of the backends."""
+    """Return all names that the product imports (module and module.name), and the modules of the backends."""
     names = {path.partition(":")[0] for entry in BACKENDS.values() for path in entry}
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Each import rule refuses what it forbids: forbidden imports are added to a copy of the packages, one at a time.
+"""Import rules: each refuses what it forbids. A test adds one forbidden import to a copy of the packages.
 
 The rules are the contracts of import-linter in pyproject.toml; docs/adr/0001 explains them.
 """
@@ -114,7 +114,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lint(folder: Path) -> tuple[list[str], str]:
-    """Return the lines of the broken contracts, and the whole report."""
+    """Return the lines about broken contracts, and the whole report."""
     done = subprocess.run(
         [Path(sys.executable).parent / "lint-imports", "--no-logo"],
         cwd=folder,
@@ -129,7 +129,6 @@ def lint(folder: Path) -> tuple[list[str], str]:
 
 
 def name_of(case: Case) -> str:
-    """Return the id of the test of this case."""
     return f"{case.file.removesuffix('.py')}: {case.line or 'without a layer'}"
 
 
@@ -158,7 +157,7 @@ def test_each_contract_has_a_case() -> None:
 
 
 def test_the_list_of_third_party_packages_is_complete() -> None:
-    """The contract has a list of forbidden libraries, which must contain every library that gangwatch imports."""
+    """The contract lists forbidden libraries. The list must contain every library that gangwatch imports."""
     (listed,) = (c["forbidden_modules"] for c in SETTINGS["contracts"] if c["name"].startswith(FEW_LIBRARIES))
     graph = grimp.build_graph(*PACKAGES, include_external_packages=True, cache_dir=None)
     # The shim starts without a package, and imports the modules of its folder by their bare names.
@@ -168,7 +167,7 @@ def test_the_list_of_third_party_packages_is_complete() -> None:
 
 
 def impure_calls(source: str) -> Iterator[str]:
-    """Yield impure built-in functions and numpy's random numbers in the source; import-linter does not see them."""
+    """Yield calls of impure built-in functions and of numpy's random numbers, which import-linter does not detect."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Name(id="open" | "input" | "print" | "exec" | "eval" | "__import__"):

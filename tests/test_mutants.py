@@ -1,4 +1,4 @@
-"""The catalogue of mutants applies to the current product, and surviving mutants are reported."""
+"""Catalogue of mutants: it applies to the current product, and mutants that survive are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITHOUT_LOGIC = {
 
 
 def test_every_mutant_applies_to_the_current_product() -> None:
-    """Otherwise a moved fragment would count as killed, or would never be tried."""
+    """A mutant whose code was moved would count as killed, or would never be tried."""
     for mutant in MUTANTS:
         apply(mutant, ROOT)
         for test in named_tests(mutant):
@@ -44,7 +44,7 @@ def test_every_mutant_applies_to_the_current_product() -> None:
 
 
 def modules_of(package: str) -> list[Path]:
-    """Return the modules with code, from the root; modules with only a docstring do not count."""
+    """Return the package's modules that have code. A module with only a docstring does not count."""
     found = sorted((ROOT / PRODUCT / package).rglob("*.py"))
     return [path.relative_to(ROOT) for path in found if len(ast.parse(path.read_text()).body) > 1]
 
@@ -55,7 +55,7 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("package", COMPLETE)
 def test_every_module_with_logic_has_two_mutants(package: str) -> None:
-    """Require mutants for new modules. A renamed module is followed by the names that it defines."""
+    """New modules need mutants. If a module is renamed, the names that it defines identify it."""
     paths = {mutant.module: find(mutant, ROOT) for mutant in {one.module: one for one in MUTANTS}.values()}
     broken = Counter(name_of(paths[one.module]) for one in MUTANTS if paths[one.module].parts[0] == PRODUCT)
     modules = {name_of(path) for path in modules_of(package)}
@@ -64,7 +64,7 @@ def test_every_module_with_logic_has_two_mutants(package: str) -> None:
 
 
 def test_a_module_without_mutants_has_no_function() -> None:
-    """Ensure that no listed module later gains logic without mutants."""
+    """A listed module must not get code later without getting mutants."""
     modules = {name_of(path): path for package in COMPLETE for path in modules_of(package)}
     assert modules.keys() >= WITHOUT_LOGIC.keys(), "a listed module no longer exists"
     for name in WITHOUT_LOGIC:

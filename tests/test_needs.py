@@ -1,4 +1,4 @@
-"""Every skip names the missing requirement and fails where all are required: all skips use tests/needs.py."""
+"""Skipped tests: each names the missing requirement and fails where all are required, by use of tests/needs.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BYPASSES = {"skip", "skipif", "importorskip", "SkipTest", "skipTest", "skipUnles
 
 
 def bypasses(source: str) -> list[str]:
-    """Return other ways to skip a test in the source: `line: name`."""
+    """Return `line: name` of each skip in the source that does not use tests/needs.py."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr in BYPASSES:

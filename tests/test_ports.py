@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_no_two_processes_get_the_same_port() -> None:
-    """Run two test beds at the same time, as two workers or two checkouts do."""
+    """Run two test clusters at the same time, as two workers or two checkouts do."""
     program = "from tests.ports import held_ports; print(*held_ports(200), flush=True); input()"
     beds = [
         subprocess.Popen(
@@ -58,7 +58,7 @@ def test_neighbouring_ports_are_all_held() -> None:
 
 
 def test_no_test_looks_up_a_free_port_without_tests_ports() -> None:
-    """A free port that was only looked up is taken by the next program that binds it."""
+    """A port that was only found to be free can be bound by another program before the test uses it."""
     own = {Path(__file__), ROOT / "tests" / "ports.py"}
     files = {*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")} - own
     finders = [path for path in files if "def free_port" in path.read_text() or "in range(18000" in path.read_text()]

@@ -1,4 +1,4 @@
-"""`make test`: which tests run again, the budget, and the exit code. Real pytest processes on small projects."""
+"""`make test`: which tests run again, the budget, and the exit code. Real pytest runs on small projects."""
 
 from __future__ import annotations
 
@@ -71,14 +71,13 @@ def start(project: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def run(project: Path, *arguments: str, workers: int = 0) -> tuple[int, str]:
-    """Return the exit code and the output."""
     process = start(project, "--workers", str(workers), *arguments)
     output = process.communicate(timeout=100)[0]
     return process.returncode, output
 
 
 def closing(output: str) -> dict[str, int]:
-    """Return the counts in the last line."""
+    """Return the counts in the last line of the output."""
     return {
         word: int(count) for count, word in re.findall(r"(\d+) (\w+)", output.splitlines()[-1].partition(" in ")[0])
     }
@@ -192,7 +191,7 @@ def test_a_part_without_tests_fails_unless_tests_were_selected(project: Path) ->
 
 @pytest.mark.parametrize("when", ["first", "again"])
 def test_a_kill_in_either_run_fails(project: Path, when: str) -> None:
-    """The run also fails if the cache lists a single failed test of the last run."""
+    """The run also fails if pytest's cache lists a single failed test of an earlier run."""
     cache = project / ".pytest_cache" / "v" / "cache"
     cache.mkdir(parents=True)
     (cache / "lastfailed").write_text(json.dumps({"test_fine.py::test_fine": True}))

@@ -1,4 +1,4 @@
-"""Check that a block has only the catalogue's names, kinds and labels, and no series twice."""
+"""Checks that a block has only names, kinds and labels of the metric catalogue, and no series twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def assert_catalogued(block: Block) -> None:
 
 
 def gauge(block: Block, metric: str, **labels: str) -> float:
-    """Return the value of one gauge: NaN if it is absent. Raise KeyError if there is no such series."""
+    """Return the value of a gauge; NaN if it is absent. Raise KeyError if the block has no such series."""
     wanted = tuple(sorted(labels.items()))
     for index, column in enumerate(block.gauge_columns):
         if (column.metric, column.labels) == (metric, wanted):
@@ -28,7 +28,7 @@ def gauge(block: Block, metric: str, **labels: str) -> float:
 
 
 def counter(block: Block, metric: str, **labels: str) -> int | None:
-    """Return the value of one counter: None if it is absent. Raise KeyError if there is no such series."""
+    """Return the value of a counter; None if it is absent. Raise KeyError if the block has no such series."""
     wanted = tuple(sorted(labels.items()))
     for index, column in enumerate(block.counter_columns):
         if (column.metric, column.labels) == (metric, wanted):

@@ -15,13 +15,12 @@ from tests.fakes.nvml.control import FakeNvml
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the path of the fake NVML library."""
     return build(tmp_path_factory.mktemp("nvml"), compiler=needs.component("gcc", "gcc"))
 
 
 @pytest.fixture
 def nvml(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    """Yield the controls of the fake with eight H100; at the end, check that nothing has the library open."""
+    """Yield the controls of a fake NVML library with eight H100. At the end, check that no user has it open."""
     # Each test stops the thread that waits for events; the default timeout of a second would dominate the run time.
     monkeypatch.setattr(nvml_events, "WAIT_MILLISECONDS", 20)
     fake = FakeNvml(nvml_library)

@@ -1,4 +1,4 @@
-"""GPU collectors on the fake NVML, with clocks that move only when a test advances them."""
+"""GPU collectors on the fake NVML library, with a clock that only the test advances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-4000-8000-0*([0-9a-f]+)")
 
 
 class Machine:
-    """Parent collector and its members on the fake. The clock and the fake's counters advance together."""
+    """GPU collectors of one node on the fake NVML library. ``advance`` moves their clock and the library's counters."""
 
     def __init__(self, library: Path, fake: FakeNvml, *, burst: bool = False, devices: tuple[str, ...] = ()) -> None:
         self.fake = fake
@@ -44,7 +44,7 @@ class Machine:
         return {member.name: member for member in self.parent.members()}
 
     def member(self, kind: str, gpu: int = 0) -> Collector:
-        """Return the collector of that kind for the GPU with index ``gpu`` among the GPUs with such a collector."""
+        """Return the collector of this kind for one GPU. gpu: position among the GPUs that have such a collector."""
         return [member for name, member in self.members().items() if name.startswith(f"{kind}/")][gpu]
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Machine:
 
 @contextmanager
 def machine(library: Path, fake: FakeNvml, *, burst: bool = False, devices: tuple[str, ...] = ()) -> Iterator[Machine]:
-    """Yield a machine; close it afterwards, which releases the driver."""
+    """Yield the GPU collectors; at the end close them, which releases the driver."""
     made = Machine(library, fake, burst=burst, devices=devices)
     try:
         yield made
@@ -64,12 +64,12 @@ def machine(library: Path, fake: FakeNvml, *, burst: bool = False, devices: tupl
 
 
 def uuid(board: int, gpu: int) -> str:
-    """Return the fake's UUID of a GPU; boards are numbered from 1 as in boards.c."""
+    """Return the fake's UUID of a GPU. board: number of the server model in boards.c, from 1."""
     return f"GPU-{board:08x}-0000-4000-8000-{gpu:012x}"
 
 
 def lines(blocks: list[Block]) -> list[str]:
-    """Return every series with its value, one a line, sorted; all links of a series share one line."""
+    """Return one sorted line for each series with its value. The links of a GPU share a line."""
     found: dict[str, list[tuple[int, str]]] = {}
     for block in blocks:
         values: list[float | int | None] = list(block.gauges.tolist())

@@ -1,4 +1,4 @@
-"""Rates as a reader of frames computes them, from each column's difference between two samples of its tier."""
+"""Rates as a reader of frames computes them, from the difference of a counter between two samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GAP_NS = 60_000_000_000
 
 
 class _Counters(NamedTuple):
-    """Counter columns of one layout, with the tier, width and scale of each."""
+    """Counters of one layout, with the tier, the width in bits and the scale of each."""
 
     layout_id: str
     columns: npt.NDArray[np.intp]
@@ -26,7 +26,7 @@ class _Counters(NamedTuple):
 
 
 class Rates:
-    """Lowest and highest rate over frames that are added in order."""
+    """Lowest and highest rate of each requested counter over the frames added so far."""
 
     def __init__(self, metrics: tuple[str, ...] | None = None) -> None:
         self._metrics = metrics
@@ -68,7 +68,6 @@ class Rates:
                 self.worst = str(layout.counters[int(counters.columns[most])])
 
     def _of(self, layout: Layout) -> _Counters:
-        """Return the requested counters of a layout; each layout is searched once."""
         if self._counters is None or self._counters.layout_id != layout.layout_id:
             chosen = [
                 (index, column)

@@ -1,4 +1,4 @@
-"""Collectors scripted by a test, and helpers that read a frame."""
+"""Collectors that run functions of a test, and helpers that read a frame."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNTER = Column("gangwatch_host_disk_read_bytes_total", (("device", "sda"),))
 
 
 class ScriptedCollector:
-    """Collector that runs a function of the test. By default it counts its runs in a gauge and a counter."""
+    """Collector that runs a function of the test. The default function counts its runs in a gauge and a counter."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ScriptedCollector:
 
 
 class Recorder(ScriptedCollector):
-    """Collector that also has records."""
+    """Collector that also emits records."""
 
     def __init__(self, name: str = "recorder") -> None:
         super().__init__(name)
@@ -64,7 +64,7 @@ class Recorder(ScriptedCollector):
 
 
 class Holder(ScriptedCollector):
-    """Collector that holds a device."""
+    """Collector that keeps a device open."""
 
     held = True
 
@@ -88,7 +88,7 @@ class Finder(ScriptedCollector):
 
 
 def device(name: str, **arguments: float | str) -> ScriptedCollector:
-    """Return a collector with series that no other collector has."""
+    """Return a collector whose series have this name as a label."""
     block = Block([], [Column(COUNTER.metric, (("device", name),))])
 
     def count(collector: ScriptedCollector) -> Block:
@@ -103,7 +103,7 @@ def fail(collector: ScriptedCollector) -> Block:
 
 
 class Hang:
-    """Call that blocks until ``released`` is set; pass ``act`` to a ``ScriptedCollector``."""
+    """Function that blocks until ``released`` is set. Pass ``act`` to a ``ScriptedCollector``."""
 
     def __init__(self, from_run: int = 2) -> None:
         self.released = threading.Event()
@@ -118,7 +118,7 @@ class Hang:
 
 
 def value(newest: tuple[Layout, Frame] | None, metric: str, **labels: str) -> float | int | None:
-    """Return the value of a gauge (NaN if absent) or counter (None if absent), or raise KeyError for no such series."""
+    """Return the value of a gauge (NaN if absent) or counter (None if absent). Raise KeyError if the frame lacks it."""
     wanted = (metric, tuple(sorted(labels.items())))
     if newest is None:
         raise KeyError(wanted)
@@ -133,7 +133,7 @@ def value(newest: tuple[Layout, Frame] | None, metric: str, **labels: str) -> fl
 
 
 def shown(node: Node, metric: str, **labels: str) -> float | int | None:
-    """Return the value in the node's newest frame; None also if there is no such series."""
+    """Return the value in the node's newest frame; None if the frame has no such series."""
     try:
         return value(node.newest(), metric, **labels)
     except KeyError:
@@ -141,7 +141,7 @@ def shown(node: Node, metric: str, **labels: str) -> float | int | None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> float:
-    """Wait until the condition is true, and return how many seconds that took."""
+    """Wait until the condition is true. Return the seconds waited."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() < began + seconds, f"the condition was not true within {seconds:g} s"

@@ -1,4 +1,4 @@
-"""The agent's benchmark: its counts, its budgets, and its timing of driver calls."""
+"""The agent's benchmark: its counts, its limits, and its timing of driver calls."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ def test_every_budget_and_ratio_is_checked() -> None:
         "cpu_percent_of_core_1hz": 0.4,
         "cpu_percent_of_core_10hz": 2.0,
         "rss_mib": 60,
+        "rss_10hz_mib": 61,
+        "rss_otlp_mib": 71,
         "series": 3100,
         "series_default": 1100,
         "scrape_ms_p99": 4,
         "cpu_ms_per_scrape": 4,
     }
     peers: dict[str, dict[str, float | int | str]] = {
+        "ours_no_processes": {"cpu_ms_per_scrape": 4},
+        "nvitop_exporter_no_processes": {"cpu_ms_per_scrape": 9},
         "nvitop_exporter": {"cpu_ms_per_scrape": 25, "series": 600},
         "node_exporter": {"cpu_ms_per_scrape": 4, "series": 200},
     }
@@ -55,13 +59,17 @@ def test_every_budget_and_ratio_is_checked() -> None:
     for key, bad, broken in (
         ("cpu_percent_of_core_1hz", 0.6, 1),
         ("cpu_percent_of_core_10hz", 3.1, 1),
-        ("rss_mib", 65, 1),
+        ("rss_mib", 73, 1),
+        ("rss_10hz_mib", 73, 1),
+        ("rss_otlp_mib", 73, 1),
         ("series", 2900, 2),  # also less than five times the peer's count
         ("series_default", 1201, 1),
         ("scrape_ms_p99", 5.1, 1),
         ("cpu_ms_per_scrape", 70, 2),  # over a fifth of one peer, and more per series than the other
     ):
         assert len(judge({**good, key: bad})) == broken, key
+    peers["nvitop_exporter_no_processes"]["cpu_ms_per_scrape"] = 7
+    assert len(judge(good)) == 1
 
 
 def test_driver_calls_are_timed_and_missing_ones_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The tick benchmark runs and prints every promised key. Only a full run checks the values' ranges."""
+"""The benchmark of agent ticks prints all documented keys. Only a full benchmark run checks the values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assembly of frames: what they contain while a collector's call hangs, from when on, and what assembly costs."""
+"""Assembly of frames: their content while a collector's call hangs, and the cost of assembly."""
 
 from __future__ import annotations
 

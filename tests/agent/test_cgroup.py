@@ -1,4 +1,4 @@
-"""Owner of a process by its control-group path: known forms, forged paths and arbitrary text."""
+"""Owner of a process by its control-group path: known forms of paths, forged paths, and arbitrary text."""
 
 from __future__ import annotations
 

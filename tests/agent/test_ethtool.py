@@ -1,4 +1,4 @@
-"""Driver statistics by ethtool: buffers of the call, meanings of the names, and changes of the names at run time."""
+"""Driver statistics by ethtool: buffers of the call, meaning of the names, and names that change at run time."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_names_end_at_their_terminator() -> None:
 
 
 def test_statistics_of_this_kernel_equal_those_that_ethtool_prints() -> None:
-    """Names are equal; each value lies between the values before and after."""
+    """Require equal names. Each value lies between ethtool's values before and after."""
     program = needs.component("ethtool", "ethtool")
     for interface in sorted(path.name for path in Path("/sys/class/net").iterdir() if (path / "device").exists()):
         ethtool = Ethtool()

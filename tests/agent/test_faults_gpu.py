@@ -1,4 +1,4 @@
-"""Faults of GPUs and their driver. Each affects its own series only, shows in the agent's metrics, and recovers."""
+"""Faults of GPUs and their driver: each affects only its own series, is visible in /metrics, and recovers."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest
 
 
 def of_gpu(name: str, address: str = "0000:61:00.0") -> bool:
-    """Return whether a collector belongs to the GPU with that address (the fake's fourth)."""
+    """Return whether the collector belongs to the GPU with this PCI address, by default the fake's fourth GPU."""
     return name.endswith(address)
 
 
 @pytest.mark.slow
 @pytest.mark.serial
 def test_a_hung_driver_call_affects_only_its_gpu(tmp_path: Path, nvml_library: Path, nvml: FakeNvml) -> None:
-    """With the product's intervals, /metrics responds within 50 ms throughout, and all other series stay fresh."""
+    """Use the product's intervals: /metrics responds within 50 ms, and all other series stay fresh."""
     with TrainingNode(tmp_path, nvml_library, nvml, 1.0) as site:
         others = [f"gpu/{address}" for address in site.tree.gpus if not of_gpu(address)]
         nvml.hang(3)
@@ -152,7 +152,7 @@ def test_a_release_during_a_hung_call_is_reported_as_incomplete(site: TrainingNo
 
 @pytest.mark.parametrize("fault", ["lost", "reload", "mig"])
 def test_rates_stay_possible_around_a_fault(site: TrainingNode, fault: str) -> None:
-    """A reader of the frames around a fault computes no negative rate, and no rate that is impossible for a GPU."""
+    """A reader that computes rates from frames around a fault gets none that is negative or impossible for a GPU."""
     from agent.schema.frame import Frame, Layout
     from tests.agent.rates_of_frames import Rates
 

@@ -1,4 +1,4 @@
-"""Faults of network, kubelet, receivers and clocks. Each affects only its own series, is visible, and recovers."""
+"""Faults of network, kubelet, receivers and clocks: each affects only its own series, is visible, and recovers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from agent.collectors.host.owners import OwnerCollector
 from agent.collectors.steps.step_collector import LINGER_NS
 from agent.schema.clock import SystemClock
 from agent.sources.kubelet.pod_resources import Container, Pod
-from exporter.push import push
-from exporter.push.push import PushTarget
+from exporter.push.target import PushTarget
 from tests import needs
 from tests.agent.rates_of_frames import Rates
 from tests.agent.scripted_collectors import wait_until
@@ -30,8 +29,6 @@ WORD_BYTES = 4
 
 
 class OffsetClock(SystemClock):
-    """System clock plus an offset that the test sets."""
-
     def __init__(self) -> None:
         self.ahead_ns = 0
         self.wall_ahead_ns = 0
@@ -162,12 +159,11 @@ def test_a_receiver_that_reads_nothing_fills_only_its_own_queue(
     tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_intervals(monkeypatch)
-    monkeypatch.setattr(push, "SEND_SECONDS", 0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics"
-        target = PushTarget(endpoint, INTERVAL_SECONDS, queue_frames=3)
+        target = PushTarget(endpoint, INTERVAL_SECONDS, queue_frames=3, timeout_seconds=0.5)
         with TrainingNode(tmp_path, nvml_library, nvml, targets={"otlp": target}) as site:
 
             def dropped() -> bool:
@@ -210,7 +206,7 @@ def test_a_wall_clock_jump_changes_only_the_frame_time(site: TrainingNode, clock
 
 
 def test_a_suspended_machine_continues(site: TrainingNode, clock: OffsetClock) -> None:
-    """Monotonic time jumps by an hour for the node and its schedules: missed runs are skipped, not repeated."""
+    """Let monotonic time jump by an hour: missed runs of collectors are skipped, not repeated."""
     runs = site.value("gangwatch_agent_frames_total")
     clock.ahead_ns += 3600 * 10**9
     wait_until(lambda: site.failing() == set() and site.age("gpu/0000:61:00.0") < 5)

@@ -1,4 +1,4 @@
-"""Layouts, frames and records on the wire: they survive a round trip, and invalid messages are rejected."""
+"""Encoding of layouts, frames and records: decoding gives the same values, and invalid messages are rejected."""
 
 from __future__ import annotations
 
@@ -203,7 +203,8 @@ def test_adjacent_protocol_versions_are_compatible(version: int, understood: boo
 
 @pytest.mark.parametrize("version", [WIRE_VERSION - 1, WIRE_VERSION + 1])
 def test_additions_of_an_adjacent_release_are_ignored(version: int) -> None:
-    """Cover unknown fields at every level, and records of unknown kinds: a reader sees their numbers as a gap."""
+    """Add unknown fields at every level, and records of unknown kinds; a reader sees the latter as a gap in the
+    numbers."""
     known = StepRecord(Member("j-000001", 1, 0), 7, 1, 2)
     frame = a_frame(records=(known, EventRecord("xid", "GPU-1", 5), known), record_seq=10)
     message = msgspec.msgpack.decode(encode_frame(frame))

@@ -1,4 +1,4 @@
-"""Every value of every board, compared with the reviewed files tests/agent/golden/gpu-BOARD.txt.
+"""Every value of every server model, compared with the reviewed files tests/agent/golden/gpu-BOARD.txt.
 
 The fake gives each field a distinct number (field x 1000 + GPU x 100 + link), so swapped values are detected.
 GANGWATCH_UPDATE_GOLDEN=1 rewrites the files.
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def read_all(one: Machine) -> list[Block]:
-    """Read every member twice, a second apart, because profiling needs two samples; then read the parent."""
+    """Run every member twice, a second apart, because profiling needs two samples. Then run the parent collector."""
     one.parent.collect()
     for _ in range(2):
         one.advance(1.0)
@@ -67,7 +67,7 @@ def test_eight_h100_have_more_than_two_thousand_series(nvml_library: Path, nvml:
 
 
 def test_a_fast_run_makes_few_driver_calls(nvml_library: Path, nvml: FakeNvml) -> None:
-    """Expect one batch of fields, and no call that is known to start a measurement in the driver."""
+    """Expect one batch of fields, and no call that makes the driver start a measurement."""
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         fast = one.member("gpu")

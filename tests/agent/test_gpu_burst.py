@@ -1,4 +1,4 @@
-"""Burst sampling, ten times a second: extremes, mean and time above a threshold, which one reading a second misses."""
+"""Burst sampling of a GPU (ten readings a second): extremes, mean and time above a threshold."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.collectors.gpu.gpu_burst import Window
+from agent.sources.nvml.nvml import GpuLostError
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.agent.gpus import machine, uuid
-from tests.fakes.nvml.control import ALL, NOT_SUPPORTED, FakeNvml
+from tests.fakes.nvml.control import ALL, GPU_IS_LOST, NOT_SUPPORTED, TIMEOUT, FakeNvml
 
 GPU = {"gpu": uuid(1, 0)}
 TENTH_NS = 100_000_000
@@ -64,6 +65,21 @@ def test_nvlink_burst_rates_use_the_timestamps_of_the_driver(nvml_library: Path,
         one.advance(0.1)
         block = burst.collect()
         assert gauge(block, rate, **GPU, statistic="max") == pytest.approx(460e9, rel=1e-6), "a reset gives no rate"
+
+
+def test_a_field_that_fails_has_no_sample_and_can_report_a_lost_gpu(nvml_library: Path, nvml: FakeNvml) -> None:
+    with machine(nvml_library, nvml, burst=True) as one:
+        one.parent.collect()
+        burst = one.member("gpu-burst")
+        nvml.set_field(186, 100_000, gpu=0)
+        burst.collect()
+        nvml.set_field(186, 699_000, gpu=0, code=TIMEOUT)
+        one.advance(0.1)
+        assert gauge(burst.collect(), "gangwatch_gpu_burst_power_window_watts", **GPU, statistic="max") == 100
+        nvml.set_field(186, code=GPU_IS_LOST, gpu=0)
+        one.advance(0.1)
+        with pytest.raises(GpuLostError, match="field 186"):
+            burst.collect()
 
 
 def test_a_gpu_without_links_or_samples_has_no_columns_for_them(nvml_library: Path, nvml: FakeNvml) -> None:

@@ -145,7 +145,7 @@ def test_failing_profiling_affects_only_its_own_series(nvml_library: Path, nvml:
 
 
 def test_counters_that_restart_give_no_rate(nvml_library: Path, nvml: FakeNvml) -> None:
-    """Totals are small again after a driver reload, and 32-bit counts may wrap: neither gives a huge rate."""
+    """A driver reload resets totals, and 32-bit counts wrap. Neither may give a huge rate."""
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         slow, fast = one.member("gpu-slow"), one.member("gpu")
@@ -177,7 +177,7 @@ def test_collectors_recover_from_a_driver_reload(nvml_library: Path, nvml: FakeN
         fast = one.member("gpu")
         fast.collect()
         nvml.set_driver_loaded(False)
-        with pytest.raises(SourceError, match="Driver Not Loaded"):
+        with pytest.raises(SourceError, match="NVML_ERROR_DRIVER_NOT_LOADED"):
             fast.collect()
         with pytest.raises(SourceError, match="the library is dead"):
             fast.collect()
@@ -191,14 +191,14 @@ def test_collectors_recover_from_a_driver_reload(nvml_library: Path, nvml: FakeN
 
 
 def test_collectors_recover_from_a_reload_between_two_calls(nvml_library: Path, nvml: FakeNvml) -> None:
-    """Unload and load the driver between two calls: the library is no longer initialised."""
+    """Unload and load the driver between two calls, so that the library is no longer initialised."""
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         fast = one.member("gpu")
         fast.collect()
         nvml.set_driver_loaded(False)
         nvml.set_driver_loaded(True)
-        with pytest.raises(SourceError, match="Uninitialized"):
+        with pytest.raises(SourceError, match="NVML_ERROR_UNINITIALIZED"):
             fast.collect()
         one.parent.collect()
         assert one.member("gpu") is not fast
@@ -207,7 +207,7 @@ def test_collectors_recover_from_a_reload_between_two_calls(nvml_library: Path, 
 
 
 def test_profiling_buffers_are_freed_even_on_a_dead_library(nvml_library: Path, nvml: FakeNvml) -> None:
-    """The library owns the profiling buffers. A dead library must still free them, because nothing else can."""
+    """The library allocates the profiling buffers. They must be freed through it even if it has stopped working."""
     nvml.reset("h100-mig")
     before = nvml.gpm_samples()  # of collectors that other tests replaced; a node would close those
     with machine(nvml_library, nvml) as one:
@@ -299,7 +299,7 @@ def test_a_node_without_gpus_does_not_list_the_collector(tmp_path: Path) -> None
 
 
 class Running:
-    """Running node with GPUs, ten frames a second, and access to its frames."""
+    """Running node with GPUs that makes ten frames a second."""
 
     def __init__(self, library: Path) -> None:
         self.collector = NvmlCollector(str(library), 0.1)
@@ -308,7 +308,7 @@ class Running:
         self.node = Node("n0", [self.collector], interval_seconds=0.1)
 
     def value(self, metric: str, **labels: str) -> float | None:
-        """Return the value in the newest frame: None if there is no such series, NaN if it is absent."""
+        """Return the value in the newest frame: None if the frame has no such series, NaN if the value is absent."""
         newest = self.node.newest()
         if newest is None:
             return None

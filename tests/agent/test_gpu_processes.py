@@ -1,4 +1,4 @@
-"""Processes on a GPU, and each one's share of it."""
+"""Processes on a GPU, and the share of the GPU that each uses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_series_follow_starting_and_ending_processes(nvml_library: Path, nvml: F
 
 
 def test_an_impossible_share_is_absent(nvml_library: Path, nvml: FakeNvml) -> None:
-    """Some drivers have reported thousands of percent for a process that just started."""
+    """Some drivers have reported thousands of per cent for a process that just started."""
     nvml.add_process(0, 4711, GIB, sm_percent=4000, memory_percent=12)
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -108,7 +108,8 @@ def test_the_number_of_processes_is_limited_and_the_rest_is_counted(
 
 
 def test_resource_claims_are_matched_to_their_instance(nvml_library: Path, nvml: FakeNvml) -> None:
-    """A claim names an instance by its profile number and memory placement; the driver gives both only to root."""
+    """A resource claim names a MIG instance by profile number and memory placement, which the driver gives only to
+    root."""
     nvml.reset("h100-mig")
     with machine(nvml_library, nvml) as one:
         one.parent.collect()

@@ -1,4 +1,4 @@
-"""Meaning of the driver's numbers: decoding, scales, states and fallbacks, each checked with a hand-computed value."""
+"""Meaning of the driver's numbers: decoding, scales, states and fallbacks, compared with hand-computed values."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_pcie_bytes_are_the_integral_of_the_profiled_rates(nvml_library: Path, n
 
 
 def test_without_profiling_pcie_bytes_come_from_64_bit_driver_counters(nvml_library: Path, nvml: FakeNvml) -> None:
-    """A 32-bit counter wraps fourteen times a second at PCIe 5 speed, so differences are ambiguous."""
+    """At PCIe 5 speed a 32-bit counter wraps fourteen times a second, so its differences are ambiguous."""
     nvml.set_call("nvmlGpmQueryDeviceSupport", NOT_SUPPORTED)
     nvml.set_field(197, 7 << 40, gpu=1, kind=UNSIGNED_LONG_LONG)
     with machine(nvml_library, nvml) as one:

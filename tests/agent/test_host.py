@@ -1,25 +1,20 @@
-"""Host collectors on recorded and written files, and on this machine."""
+"""Host collectors on recorded files, on files that a test writes, and on this machine."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agent.collectors.host.host import HostCollector
 from agent.collectors.host.host_devices import HostDeviceCollector
-from agent.schema.errors import SourceError
-from agent.sources.proc.proc import (
-    TICK_NS,
-    parse_diskstats,
-    parse_loadavg,
-    parse_meminfo,
-    parse_net_dev,
-    parse_pressure,
-    parse_stat,
-)
+from agent.schema.errors import SourceError, UnsupportedError
+from agent.sources.proc import host_figures
+from agent.sources.proc.proc import TICK_NS, parse_cpu_count, parse_in_flight, parse_loadavg, parse_pressure
 from tests import needs
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 
@@ -42,6 +37,10 @@ MEMINFO = b"""MemTotal:       15666184 kB
 MemFree:          440324 kB
 MemAvailable:    9876543 kB
 Buffers:         1020128 kB
+Cached:          4020128 kB
+Active:          3020128 kB
+Inactive:        2020128 kB
+Shmem:             20128 kB
 """
 DISKSTATS = b"""   7       0 loop0 9 0 72 1 0 0 0 0 0 4 1 0 0 0 0 0 0
  259       0 nvme0n1 47114 4 4643973 21650 1078320 43950 39451633 1011053 0 222766 1032546 0 0 0 0 0 0
@@ -139,7 +138,7 @@ def test_the_block_stays_the_same_until_a_device_is_added(roots: tuple[Path, Pat
     first = collector.collect()
     assert collector.collect() is first
     (sys / "block" / "nvme1n1").mkdir()
-    (proc / "diskstats").write_bytes(DISKSTATS + b" 259 2 nvme1n1 1 2 3 4 5 6 7 8 9 10 11 12\n")
+    (proc / "diskstats").write_bytes(DISKSTATS + b" 259 2 nvme1n1 1 2 3 4 5 6 7 8 9 10 11\n")
     second = collector.collect()
     assert second is not first
     assert_catalogued(second)
@@ -217,21 +216,69 @@ def test_close_closes_all_descriptors(roots: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("parse", "data"),
     [
-        (parse_stat, b""),
-        (parse_stat, b"cpu  a b c\n"),
+        (parse_cpu_count, b""),
+        (parse_cpu_count, b"cpu  a b c\n"),
         (parse_loadavg, b"\n"),
-        (parse_meminfo, b"MemFree: 1 kB\n"),
-        (parse_meminfo, b"MemTotal:\n"),
         (parse_pressure, b"full avg10=0 avg60=0 avg300=0 total=1\n"),
         (parse_pressure, b"some avg10=0\n"),
-        (parse_diskstats, b"8 0 sda x x x x x x x x x x x\n"),
-        (parse_net_dev, b"\n\neth0: 1 2\n"),
+        (parse_in_flight, b"8 0 sda x x x x x x x x x x x\n"),
     ],
 )
 def test_malformed_files_are_rejected(parse: object, data: bytes) -> None:
     assert callable(parse)
     with pytest.raises(SourceError):
         parse(data)
+
+
+def test_process_one_has_the_interfaces_of_the_host_of_a_container(roots: tuple[Path, Path]) -> None:
+    host = roots[0] / "1" / "net"
+    host.mkdir(parents=True)
+    (host / "dev").write_bytes(NET_DEV.replace(b"eth0:68210035552", b"bond0:77"))
+    before = psutil.PROCFS_PATH
+    assert set(host_figures.interfaces(str(roots[0]))) == {"lo", "bond0", "vethA1"}
+    assert before == psutil.PROCFS_PATH, "other users of psutil in this process read their own /proc"
+
+
+def test_an_interface_name_that_is_no_text_is_readable(roots: tuple[Path, Path]) -> None:
+    (roots[0] / "net" / "dev").write_bytes(NET_DEV.replace(b"  eth0:", b"et\xffh0:"))
+    assert "et\ufffdh0" in host_figures.interfaces(str(roots[0]))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "read"),
+    [
+        ("stat", b"", host_figures.cpu_ticks),
+        ("stat", b"cpu  a b c\n", host_figures.cpu_ticks),
+        ("stat", STAT.replace(b"301854", b"nan"), host_figures.cpu_ticks),
+        ("stat", STAT.replace(b"301854", b"-1"), host_figures.cpu_ticks),
+        ("meminfo", b"MemFree: 1 kB\n", host_figures.memory),
+        ("meminfo", MEMINFO.replace(b"15666184", b"-15666184"), host_figures.memory),
+        ("diskstats", b"8 0 sda x x x x x x x x x x x\n", host_figures.disks),
+        ("diskstats", DISKSTATS.replace(b"9653880", b"-9653880"), host_figures.disks),
+        ("diskstats", DISKSTATS.replace(b"25354637", b"9" * 21), host_figures.disks),
+        ("net/dev", b"\n\neth0: 1 2\n", host_figures.interfaces),
+        ("net/dev", NET_DEV.replace(b"9315587528", b"-9315587528"), host_figures.interfaces),
+    ],
+)
+def test_what_psutil_misreads_is_an_error(
+    roots: tuple[Path, Path], file: str, content: bytes, read: Callable[[str], object]
+) -> None:
+    (roots[0] / file).write_bytes(content)
+    with pytest.raises(SourceError, match=f"{roots[0]}/{file}"):
+        read(str(roots[0]))
+
+
+def test_a_missing_file_is_not_read_from_this_machine(roots: tuple[Path, Path]) -> None:
+    """Without diskstats, psutil alone would return the disks in this machine's /sys/block."""
+    (roots[0] / "diskstats").unlink()
+    with pytest.raises(UnsupportedError, match="diskstats"):
+        host_figures.disks(str(roots[0]))
+
+
+def test_unknown_available_memory_is_absent(roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = psutil.virtual_memory()._replace(available=0)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: found)
+    assert host_figures.memory(str(roots[0])).available_bytes is None
 
 
 def test_recorded_pressure_files_are_read() -> None:

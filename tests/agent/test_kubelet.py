@@ -1,4 +1,4 @@
-"""The kubelet's socket: the client against gRPC's server, the parser against Google's encoder and arbitrary bytes."""
+"""Client of the kubelet's socket, against gRPC's server; parser of its messages, against Google's encoder."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_arbitrary_bytes_cause_no_crash_and_no_hang(data: bytes) -> None:
 
 @given(pods, st.data())
 def test_a_damaged_response_is_rejected_or_parsed(written: tuple[Pod, ...], data: st.DataObject) -> None:
-    """Reject a message cut inside a field; a changed byte gives a valid response or an error, never a crash."""
+    """A message cut inside a field is rejected. A changed byte gives a valid response or an error."""
     whole = encode_list(written)
     if not whole:
         return

@@ -1,4 +1,4 @@
-"""RDMA netlink: messages byte by byte, and exchanges over a raw socket pair."""
+"""RDMA netlink: messages byte by byte, and exchanges over a pair of raw sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def answer(counters: list[tuple[str, int]], sequence: int = 1, *, padded: bool =
 
 
 def test_requests_are_encoded() -> None:
-    """Encode the request for counters of device 3, port 1, and for the list of all devices."""
     assert request(netlink.STATISTICS_GET, 0, 7, (netlink.DEVICE_INDEX, 3), (netlink.PORT_INDEX, 1)) == struct.pack(
         "=IHHII HHI HHI", 32, 5137, 1, 7, 0, 8, 1, 3, 8, 3, 1
     )
@@ -109,7 +108,7 @@ CONSTANTS = {
 
 
 def test_constants_equal_the_kernel_headers(tmp_path: Path) -> None:
-    """Compare also the constants of ethtool, and the sizes on a 64-bit machine."""
+    """Compare also ethtool's constants, and the sizes of structures on a 64-bit machine."""
     compiler = needs.component("gcc", "gcc")
     headers = ("stddef.h", "stdio.h", "linux/ethtool.h", "linux/if.h", "linux/netlink.h", "linux/sockios.h",
                "rdma/rdma_netlink.h")  # fmt: skip
@@ -177,7 +176,7 @@ def test_a_missing_response_ends_in_a_timeout(
 
 
 def test_this_kernel_responds() -> None:
-    """Expect the devices of sysfs on a kernel with RDMA; without it, expect an error, which is cached."""
+    """With RDMA in the kernel, expect the devices of sysfs; without it, an error, which the client caches."""
     opened = RdmaNetlink()
     try:
         assert isinstance(opened.devices(), dict)

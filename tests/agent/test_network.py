@@ -1,4 +1,4 @@
-"""Network interfaces of a synthesised node and of this machine."""
+"""Network interfaces of a node with written sysfs files, and of this machine."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Node: its frames contain the newest blocks of its collectors, even if some of them fail or hang."""
+"""Node: its frames contain the newest block of each collector, even if some collectors fail or hang."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,10 @@ from agent.rank_attribution import Attribution
 from agent.runner import STALE_SECONDS, next_due_ns
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import ManualClock
-from agent.schema.errors import SourceError, UnsupportedError
+from agent.schema.errors import ConfigError, SourceError, UnsupportedError
 from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Frame, Layout, check_fits
 from tests.agent.scripted_collectors import COUNTER, GAUGE, Recorder, ScriptedCollector, fail, value, wait_until
+from tests.exporter.fake_nodes import Workshop
 
 
 def event(number: int) -> EventRecord:
@@ -35,7 +38,6 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def started() -> Iterator[Callable[[Node], Node]]:
-    """Yield a function that starts a node; stop these nodes at the end."""
     nodes: list[Node] = []
 
     def start(node: Node) -> Node:
@@ -332,3 +334,41 @@ def test_make_collectors_gives_the_collectors_that_this_machine_supports(tmp_pat
     node = Node("n0", collectors)
     check_fits(*node.tick())
     node.stop()
+
+
+def test_every_collector_has_the_name_of_its_entry(tmp_path: Path) -> None:
+    with Workshop(tmp_path).node("h100") as node:
+        root = str(node.tree.root)
+        machine = Machine(
+            *(Attribution(None, root), f"{tmp_path}/steps.sock", root, root, str(node.fake.library)),
+            kernel_log=str(node.tree.kernel_log),
+        )
+        names: dict[str, str] = {}
+        for name, make in COLLECTORS.items():
+            with contextlib.suppress(UnsupportedError):
+                made = make(machine)
+                names[name] = made.name
+                made.close()
+    assert all(name == of_collector for name, of_collector in names.items())
+    assert {"nvml", "rdma", "steps", "host", "attribution", "kernel_log"} <= names.keys()
+
+
+def test_the_configuration_switches_collectors_off_and_on(tmp_path: Path) -> None:
+    def names(collectors: dict[str, bool]) -> set[str]:
+        made, left_out = make_collectors(replace(machine, collectors=collectors))
+        for one in made:
+            one.close()
+        assert len(made) + len(left_out) == len(COLLECTORS)
+        disabled = {reason.partition(":")[0] for reason in left_out if "disabled by the configuration" in reason}
+        assert not disabled & {one.name for one in made}
+        return {one.name for one in made}
+
+    machine = Machine(Attribution(None), nvml_library=f"{tmp_path}/no-such.so")
+    everything = names({})
+    assert names({"network": False}) == everything - {"network"}
+    assert names({"*": False, "host": True}) == {"host"}
+    assert names({"*": False}) == set()
+    with pytest.raises(ConfigError, match="no collector is named 'networks': did you mean network"):
+        names({"networks": False})
+    with pytest.raises(ConfigError, match="no collector is named '0': the names are host, "):
+        names({"0": True})

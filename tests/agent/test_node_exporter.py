@@ -1,4 +1,4 @@
-"""RDMA values under node_exporter's names, compared with the real node_exporter on the same tree."""
+"""RDMA values under node_exporter's names, compared with the real node_exporter on the same sysfs tree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN_BUG = "node_infiniband_lifespan_seconds"
 
 @contextmanager
 def node_exporter(root: Path) -> Iterator[str]:
-    """Yield the address of the exposition of a node_exporter that runs only the infiniband collector."""
+    """Run a node_exporter with only its infiniband collector, and yield the address of its /metrics."""
     program = needs.component("prometheus-node-exporter", "prometheus-node-exporter")
     port = held_port()
     arguments = [
@@ -71,7 +71,7 @@ def theirs(root: Path) -> Series:
 
 
 def ours(root: Path) -> Series:
-    """Return all series of the agent that node_exporter also has, with its names and labels."""
+    """Return the agent's series that node_exporter also has, under node_exporter's names."""
     parent = RdmaCollector(str(root))
     blocks = [parent.collect(), *(member.collect() for member in parent.members())]
     found: Series = {}
@@ -94,7 +94,7 @@ def ours(root: Path) -> Series:
 
 
 def exposed(root: Path) -> Series:
-    """Return the series that an agent's own exposition has under node_exporter's names."""
+    """Return the series that the agent's /metrics has under node_exporter's names."""
     node = Node("here", [RdmaCollector(str(root))], version="1")
     node.tick()  # finds the devices; the next tick reads them
     text = expose(*node.tick(), Settings(compatibility=("node_exporter",))).decode()

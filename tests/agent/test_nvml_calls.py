@@ -1,4 +1,4 @@
-"""Batches of calls: each value has its place, and a failing call affects only its own values."""
+"""Batches of driver calls: each value gets its place, and a failing call affects only its own values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ctypes import c_uint, c_ulonglong
 from pathlib import Path
 
 import numpy as np
+import pynvml
 import pytest
 
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, GpuLostError, Library, Values
 from agent.sources.nvml.nvml_calls import Call, CallBatch
 from agent.sources.nvml.nvml_enumeration import find_devices
-from agent.sources.nvml.nvml_interface import Memory, Temperature, Utilization
 from tests.fakes.nvml.control import GPU_IS_LOST, NOT_SUPPORTED, TIMEOUT, FakeNvml
 
 UTILIZATION, MEMORY, CLOCK = "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetClockInfo"
@@ -34,11 +34,23 @@ def columns(*names: str) -> tuple[Column, ...]:
 
 CALLS = (
     Call(REASONS, c_ulonglong, columns("bit 0", "bit 3", "bit 6"), bits=(0x1, 0x8, 0x40)),
-    Call(MEMORY, Memory, columns("total", "used"), ("total", "used")),
-    Call(UTILIZATION, Utilization, columns("gpu", "memory"), ("gpu", "memory"), 0.01),
+    Call(
+        MEMORY,
+        pynvml.c_nvmlMemory_v2_t,
+        columns("total", "used"),
+        ("total", "used"),
+        version=pynvml.nvmlMemory_v2,
+    ),
+    Call(UTILIZATION, pynvml.c_nvmlUtilization_t, columns("gpu", "memory"), ("gpu", "memory"), 0.01),
     Call(CLOCK, c_uint, columns("sm"), factor=1e6, before=(c_uint(1),)),
     (
-        Call(DEGREES, Temperature, columns("celsius"), ("celsius",)),
+        Call(
+            DEGREES,
+            pynvml.c_nvmlTemperature_v1_t,
+            columns("celsius"),
+            ("temperature",),
+            version=pynvml.nvmlTemperature_v1,
+        ),
         Call("nvmlDeviceGetTemperature", c_uint, columns("older"), before=(c_uint(0),)),
     ),
 )

@@ -1,4 +1,4 @@
-"""XIDs from driver events: a thread that blocks in the driver receives them, and the history counts each once."""
+"""XIDs from driver events: a thread that blocks in the driver receives them, and each is counted once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_repeated_xid_is_reported(watcher: EventWatcher, nvml: FakeNvml, e
 def test_a_gpu_registers_only_the_events_that_it_supports(
     nvml_library: Path, nvml: FakeNvml, events: list[GpuEvent]
 ) -> None:
-    """An unsupported bit makes the driver reject all events: a GeForce supports XIDs but no ECC events."""
+    """An unsupported bit makes the driver reject all events. A GeForce supports XIDs but no ECC events."""
     nvml.reset("geforce")
     library = Library(str(nvml_library))
     watcher = EventWatcher(library, find_devices(library), events.append)
@@ -145,7 +145,7 @@ def test_the_parent_adds_driver_events_to_the_history(nvml_library: Path, nvml: 
 
 
 def test_another_process_can_inject_an_xid_into_a_running_one(nvml_library: Path, tmp_path: Path) -> None:
-    """Inject like fault tests and benchmarks with a running agent: both processes map one control file."""
+    """Fault tests and benchmarks inject XIDs while an agent runs: both processes map one control file."""
     file = tmp_path / "control"
     other = FakeNvml(build(tmp_path), file)
     other.reset("a100")

@@ -1,4 +1,4 @@
-"""Batches of fields: code and type of each entry, dropped fields, retries and fallbacks."""
+"""Batches of driver fields: code and type of each entry, dropped fields, retries and fallbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from agent.schema.frame import Column
 from agent.sources.nvml import nvml_fields
 from agent.sources.nvml.nvml import Device, GpuLostError, Library, LibraryDeadError, Values
 from agent.sources.nvml.nvml_enumeration import find_devices
-from agent.sources.nvml.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
+from agent.sources.nvml.nvml_fields import (
+    FieldBatch,
+    Source,
+    Wanted,
+    counter,
+    decoded,
+    field_answers,
+    field_number,
+    gauge,
+)
 from tests.fakes.nvml.control import (
     DOUBLE,
     DRIVER_NOT_LOADED,
@@ -44,7 +53,7 @@ def device(nvml_library: Path, nvml: FakeNvml) -> Iterator[Device]:
 
 
 class Read:
-    """Batch with its own value array."""
+    """Batch of fields with the array for its values."""
 
     def __init__(self, device: Device, *wanted: Wanted) -> None:
         self.batch = FieldBatch(device, wanted)
@@ -87,7 +96,7 @@ def test_each_value_type_is_decoded(device: Device, nvml: FakeNvml, kind: int, b
 
 
 def test_a_narrow_value_does_not_keep_bytes_of_the_previous_value(device: Device, nvml: FakeNvml) -> None:
-    """The driver writes four of the eight bytes, and the array is reused."""
+    """The driver writes only four of the eight bytes, and the array is reused."""
     nvml.set_field(POWER, (1 << 64) - 1)
     read = Read(device, gauge(one("g"), Source(POWER)), counter(one("c"), Source(POWER))).again()
     nvml.set_field(POWER, 5, kind=UNSIGNED_INT)
@@ -192,9 +201,25 @@ def test_the_code_of_a_field_can_report_a_lost_gpu_or_driver(device: Device, nvm
     with pytest.raises(GpuLostError, match="field 186"):
         read.again()
     nvml.set_field(POWER, code=DRIVER_NOT_LOADED)
-    with pytest.raises(LibraryDeadError, match="Driver Not Loaded"):
+    with pytest.raises(LibraryDeadError, match="NVML_ERROR_DRIVER_NOT_LOADED"):
         read.again()
     assert device.library.dead
+
+
+def test_one_field_is_unsupported_only_by_its_permanent_codes(device: Device, nvml: FakeNvml) -> None:
+    nvml.set_field(POWER, 7 << 32 | 5, kind=UNSIGNED_INT)
+    assert (field_answers(device, POWER), field_number(device, POWER)) == (True, 5)
+    nvml.set_field(POWER, code=TIMEOUT)
+    assert (field_answers(device, POWER), field_number(device, POWER)) == (True, None)
+    nvml.set_field(POWER, code=NOT_SUPPORTED)
+    assert (field_answers(device, POWER), field_number(device, POWER)) == (False, None)
+    nvml.set_call("nvmlDeviceGetFieldValues", TIMEOUT, 0)
+    assert (field_answers(device, POWER), field_number(device, POWER)) == (True, None)
+    nvml.set_call("nvmlDeviceGetFieldValues", NOT_SUPPORTED, 0)
+    assert (field_answers(device, POWER), field_number(device, POWER)) == (False, None)
+    nvml.set_call("nvmlDeviceGetFieldValues", GPU_IS_LOST, 0)
+    with pytest.raises(GpuLostError, match="nvmlDeviceGetFieldValues"):
+        field_answers(device, POWER)
 
 
 def test_a_field_can_be_decoded_into_several_gauges(device: Device, nvml: FakeNvml) -> None:

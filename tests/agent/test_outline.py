@@ -1,4 +1,4 @@
-"""Stream decoder that reuses the structure of the previous frame: same results as decoding each frame alone."""
+"""Stream decoder that reuses the structure of the previous frame: same results as decoding each frame separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owner series from the kubelet, the driver and the processes, for joins; they end with their job."""
+"""Owner series for joins, from the kubelet, the driver and the processes. They end with their job."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class World:
         (self.logs / f"team_{name}_{uid}").mkdir()
 
     def rows(self) -> list[dict[str, str]]:
-        """Return the published owners, without empty labels."""
+        """Return the labels of each owner series, without empty labels."""
         block = self.owners.collect()
         assert_catalogued(block)
         assert (block.gauges[2:] == 1.0).all()

@@ -1,4 +1,4 @@
-"""Owners of devices: device names, and the join of several sources."""
+"""Owners of devices: device names, and the combination of several sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PCI Express links and AER counts of a synthesised node."""
+"""PCI Express links and AER error counts of a node with written sysfs files."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def short_folder() -> Iterator[Path]:
 
 
 def volume(pods: Path, uid: str, name: str = "gangwatch") -> Path:
-    """Make an emptyDir like the kubelet's: writable for any user that the pod runs as."""
+    """Make an emptyDir as the kubelet does: any user can write to it."""
     folder = pods / uid / "volumes" / "kubernetes.io~empty-dir" / name
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -106,7 +106,7 @@ def test_a_missing_folder_of_pods_is_not_an_error(tmp_path: Path) -> None:
 
 
 class Pods:
-    """Processes as a kubelet starts them, and a real agent that finds them in the control groups of their pods."""
+    """Processes in control groups of pods, and a real agent that finds them by these control groups."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.pods, self.proc = folder, folder / "pods", folder / "proc"
@@ -127,7 +127,7 @@ class Pods:
         until("the agent is up", lambda: bool(self.state.agents()))
 
     def start(self, uid: str, number: int, **claims: str) -> None:
-        """Start a pod of one process, which sees its emptyDir at its own path, as in a container."""
+        """Start a pod of one process that sees its emptyDir at a path of its own, as in a container."""
         inside = self.folder / f"run{number}"
         inside.symlink_to(volume(self.pods, uid))
         environment = {**os.environ, "GANGWATCH_SOCKET": str(inside / SOCKET_NAME), "RANK": str(number), **claims}

@@ -1,4 +1,4 @@
-"""Process collector on real processes that run commands of a test, and on written trees for all other cases."""
+"""Process collector on real processes that run a test's commands, and otherwise on written /proc files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ for line in sys.stdin:
 
 
 class Rank:
-    """Real process that evaluates expressions, and its entry for the collector."""
+    """Real process that evaluates expressions sent by the test, and its rank file's content."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -157,7 +157,7 @@ def test_an_orphaned_child_still_counts_for_the_rank(rank: Rank, collector: Proc
 
 
 def test_the_state_of_the_processes_is_reported(rank: Rank, collector: ProcessCollector) -> None:
-    """Expect the states running, stopped, stopped child, unreaped zombie, and ended."""
+    """Expect the states running, stopped, stopped child, zombie that was not reaped, and ended."""
 
     def state() -> float | None:
         return gauge(collector.collect(), "gangwatch_rank_process_state", **LABELS)

@@ -1,4 +1,4 @@
-"""Differences of counters: exact or absent."""
+"""Differences of counters: each is exact or absent."""
 
 from __future__ import annotations
 

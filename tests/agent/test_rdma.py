@@ -1,4 +1,4 @@
-"""RDMA collectors on a synthesised tree: one series per file, isolated faults, added and removed devices."""
+"""RDMA collectors on written sysfs files: one series per file, isolated faults, devices that appear or disappear."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_values_and_counter_widths_are_correct(tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_meaning_are_two_series(tmp_path: Path) -> None:
-    """Use names as in bnxt_re of Linux 6.13 and newer, which has mlx5's names in addition to its own."""
+    """Use the names of bnxt_re in Linux 6.13 and newer, which has mlx5's names in addition to its own."""
     tree = build(tmp_path, nics=1, driver="bnxt_en")
     hardware = tree.nics[0].port / "hw_counters"
     write_number(hardware / "rx_out_of_buffer", 5)
@@ -221,6 +221,7 @@ def test_files_without_a_number_are_not_read_again_soon(tmp_path: Path, monkeypa
     parent.collect()
     fast = member(parent, "rdma/mlx5_0")
     block = fast.collect()
+    member(parent, "rdma-slow/mlx5_0").collect()
     absent = [
         column.metric for column, good in zip(block.counter_columns, block.counters_valid, strict=True) if not good
     ]
@@ -241,6 +242,33 @@ def test_files_without_a_number_are_not_read_again_soon(tmp_path: Path, monkeypa
         fast.collect()
     port = {"device": "mlx5_0", "port": "1"}
     assert counter(fast.collect(), "gangwatch_rdma_port_transmit_wait_total", **port) == 7, "ten minutes later"
+    close(parent)
+
+
+def test_every_file_without_a_number_is_counted_after_the_first_read(tmp_path: Path) -> None:
+    tree = build(tmp_path, nics=1)
+    hardware, counters = tree.nics[0].port / "hw_counters", tree.nics[0].port / "counters"
+    (counters / "symbol_error").write_text("")  # empty, read every 15 s
+    (counters / "port_xmit_wait").write_text("\n")  # without digits, read every second
+    (hardware / "np_cnp_sent").write_text("")  # empty, read every second
+    (hardware / "lifespan").write_text("soon\n")  # a gauge
+    (hardware / "out_of_sequence").unlink()
+    (hardware / "out_of_sequence").mkdir()  # reading a folder fails with EISDIR
+    parent = collector_of(tree)
+
+    def count() -> float:
+        return gauge(parent.collect(), "gangwatch_rdma_files_unreadable", device="mlx5_0")
+
+    assert math.isnan(count()), "absent before the first read"
+    member(parent, "rdma/mlx5_0").collect()
+    assert math.isnan(count()), "absent until all files are read"
+    member(parent, "rdma-slow/mlx5_0").collect()
+    assert count() == 5
+    for name, folder in (("symbol_error", counters), ("np_cnp_sent", hardware), ("lifespan", hardware)):
+        write_number(folder / name, 10)
+    for name in ("rdma/mlx5_0", "rdma-slow/mlx5_0"):
+        member(parent, name).collect()
+    assert count() == 2, "empty files and gauges are read again at the next run; the others after 10 minutes"
     close(parent)
 
 
@@ -353,7 +381,7 @@ def test_frames_of_a_node_follow_the_devices(tmp_path: Path) -> None:
     node = Node("here", [collector_of(tree)], proc_root=str(tmp_path), version="1")
 
     def devices() -> dict[str, int]:
-        """Return the number of present counters of each RDMA device in the newest frame."""
+        """Return {device: number of present counters} of the newest frame."""
         node.tick()  # first the parent, then the members that it found
         layout, frame = node.tick()
         found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""RDMA devices of containers: the collector reads them inside their namespaces, and drops them with the container."""
+"""RDMA devices of containers: the collector reads them in their network namespaces while the container exists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OWN = Path("/proc/self/ns/net")
 
 
 class Containers:
-    """Namespaces by inode, each with its own fake kernel; one of them cannot be entered."""
+    """Namespaces by inode number, each with its own fake kernel. One of them cannot be entered."""
 
     def __init__(self) -> None:
         self.ends: dict[int, FakeRdma] = {}

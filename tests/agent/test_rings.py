@@ -1,4 +1,4 @@
-"""Rings in shared memory: reading of valid, torn, overwritten and arbitrary records."""
+"""Step rings in shared memory: valid, torn, overwritten and arbitrary records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END = rings.STEP_ENDED
 
 
 class Writer:
-    """Writer of a ring in a memory file, slot by slot."""
+    """Writer of a step ring in a memory file, one record at a time."""
 
     def __init__(self, slots: int = SLOTS) -> None:
         self.slots = slots
@@ -34,7 +34,7 @@ class Writer:
         self.written = 0
 
     def ring(self) -> Ring:
-        """Return a reader of the ring; the reader closes the descriptor."""
+        """Return a reader of the ring. Closing it closes the file descriptor."""
         return Ring(self.descriptor, self.slots)
 
     def put(

@@ -1,4 +1,4 @@
-"""A short soak run: it finds no leak and no failure, and prints every promised key."""
+"""Short soak run: it detects no leak and no failure, and prints all documented keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import needs
 @pytest.mark.slow
 @pytest.mark.serial
 def test_a_short_soak_finds_no_leak_and_no_failure() -> None:
-    """Run it in its own process, because it shortens intervals and must measure only the memory of the agent."""
+    """Use a separate process, because the run shortens intervals and must measure only the agent's memory."""
     needs.component("gcc", "gcc")
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.soak", "--ticks", "1500", "--thread-seconds", "4", "--json"],

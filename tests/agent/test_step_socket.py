@@ -1,4 +1,4 @@
-"""Step socket: no client can block it, and only one agent listens."""
+"""Step socket: no client can block it, and only one agent listens on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collector of steps: identity of reporters, and processing of their records."""
+"""Collector of steps: identity of the reporting processes, and processing of their records."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_rank_file(folder: Path, member: Member = SELF, pid: int | None = None)
 
 
 class OffsetClock(SystemClock):
-    """System clock plus an offset that the test sets; timestamps in the rings stay in the past."""
+    """System clock plus an offset that the test sets. Records written earlier keep their timestamps."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
@@ -69,7 +69,7 @@ class OffsetClock(SystemClock):
 
 
 class Bench:
-    """Collector with its folder of ranks, and reporters of this process."""
+    """Steps collector with a folder of rank files, and step reporters in this process."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "run" / "n.sock")
@@ -85,7 +85,7 @@ class Bench:
         return made
 
     def value(self, metric: str, member: Member | None = SELF) -> float | int | None:
-        """Return the newest value of a series, or None if it is absent."""
+        """Return the newest value of a series; None if it is absent."""
         return value(self.collector._columns.block, metric, member)
 
     def close(self) -> None:
@@ -380,7 +380,7 @@ VICTIM = "0123abcd-4567-89ef-0123-000000000000"
 def test_no_process_reports_as_another_pod_or_job(
     tmp_path: Path, cgroup: str, environment: dict[str, str], outcome: Member | str
 ) -> None:
-    """Connect a real process to the real socket; only its control group is simulated."""
+    """A real process uses the real socket. Only its control group is simulated."""
     tree = ProcTree(tmp_path / "proc")
     tree.add(os.getpid(), cgroup, start_time=1)
     path = str(tmp_path / "run" / "n.sock")
@@ -399,7 +399,7 @@ def test_no_process_reports_as_another_pod_or_job(
 
 
 def test_a_reused_pid_of_a_connected_process_is_not_trusted(bench: Bench) -> None:
-    """Connect, pass the connection to a child, exit, and wait until a victim gets the pid."""
+    """A process connects, passes the connection to its child and exits. Then another rank's process gets its pid."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
         write_rank_file(bench.ranks, pid=victim.pid)
         peer, claim = Peer(victim.pid, os.getuid()), Claim(1, gang="j-000001", rank=3)

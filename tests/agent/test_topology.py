@@ -1,4 +1,4 @@
-"""PCI distances and rails: by hand, on a synthesised node, and as properties of arbitrary paths."""
+"""PCI distances and rails: hand-computed, on written sysfs files, and as properties of arbitrary paths."""
 
 from __future__ import annotations
 

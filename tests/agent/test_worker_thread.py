@@ -1,4 +1,4 @@
-"""Workers: collectors that share a thread, changing members, and the effect of a hung call on the others."""
+"""Workers: collectors that share a thread, members that change, and the effect of a hung call on other workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ INTERVAL = 0.05
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., Node]]:
-    """Yield a function that starts a node with the given collectors; stop these nodes at the end."""
     nodes: list[Node] = []
 
     def start(*collectors: ScriptedCollector) -> Node:
@@ -367,7 +366,7 @@ def test_the_agent_reports_its_own_cost() -> None:
 
 
 def test_a_clock_jump_affects_one_frame(started: Callable[..., Node]) -> None:
-    """Simulate a suspended machine with a running monotonic clock, and a wall clock that is set back."""
+    """Simulate a suspended machine whose monotonic clock runs on, and a wall clock that is set back."""
     clock = ManualClock()
     collector = ScriptedCollector()
     node = Node("n0", [collector], clock)

@@ -1,7 +1,7 @@
-"""Complete agent on fakes (eight H100, eight NICs, a kubelet, a server), for tests that break one part of it.
+"""Complete agent on fake hardware (eight H100, eight NICs, a kubelet), for tests that break one part of it.
 
-Only the hardware is fake: the collectors come from ``make_collectors`` and run in a node behind the exporter's server.
-Slow tiers run as often as the fast one, so that tests do not wait for them.
+The collectors come from ``make_collectors`` and run in a node behind the exporter's server. Collectors with long
+intervals run as often as those with short ones, so that tests do not wait for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agent.schema.clock import Clock, SystemClock
 from agent.sources.nvml import nvml as nvml_source
 from exporter.prometheus.exposition import EVERYTHING
 from exporter.publisher import Publisher
-from exporter.push.push import PushTarget
+from exporter.push.target import PushTarget
 from tests.agent.scripted_collectors import shown, value, wait_until
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nvml.control import FakeNvml
@@ -45,7 +45,7 @@ before a frame without it. The limit counts runs, so it does not depend on the m
 
 
 def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run twice a second what the product runs every ten or thirty seconds."""
+    """Run collectors twice a second that the product runs every ten or thirty seconds."""
     monkeypatch.setattr(nvml_collector, "INTERVAL_SECONDS", 2 * INTERVAL_SECONDS)
     monkeypatch.setattr(nvml_source, "RETRY_LOST_SECONDS", 2 * INTERVAL_SECONDS)
     monkeypatch.setattr(rdma_collector, "DISCOVERY_SECONDS", 2 * INTERVAL_SECONDS)
@@ -57,7 +57,7 @@ def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TrainingNode:
-    """Agent that runs while the context is open; its exit ends all threads and closes all descriptors."""
+    """Agent that runs inside the ``with``. The exit ends all its threads and closes all its descriptors."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class TrainingNode:
         self._logging.stop()
 
     def _logged(self, run_once: Callable[[Runner], None]) -> Callable[[Runner], None]:
-        """Wrap a run so that its collector, start and end are recorded."""
+        """Return a function that runs a collector and records the collector, the start and the end."""
 
         def logged(runner: Runner) -> None:
             began_ns = self._clock.monotonic_ns()
@@ -122,7 +122,7 @@ class TrainingNode:
     # --- values of the newest frame ---------------------------------------------------------------------------------
 
     def values(self, metric: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """Return the present values of a metric by labels."""
+        """Return {labels: value} of the metric's present series."""
         newest = self.node.newest()
         if newest is None:
             return {}
@@ -137,7 +137,7 @@ class TrainingNode:
         return found
 
     def failing(self) -> set[str]:
-        """Return the collectors whose newest run failed, is stuck or is too old; {"?"} before the first run."""
+        """Return the collectors whose newest run failed, hangs or is too old; {"?"} before the first run."""
         states = self.values("gangwatch_collector_success")
         return {labels[0][1] for labels, success in states.items() if not success} if states else {"?"}
 
@@ -145,7 +145,7 @@ class TrainingNode:
         return {labels[0][1] for labels, stuck in self.values("gangwatch_collector_stuck").items() if stuck}
 
     def age(self, collector: str) -> float:
-        """Return the age of the collector's newest sample in seconds; infinite if it has none."""
+        """Return the age of the collector's newest sample in seconds; infinite without a sample."""
         age = shown(self.node, "gangwatch_collector_sample_age_seconds", collector=collector)
         return math.inf if age is None or math.isnan(age) else float(age)
 
@@ -164,8 +164,11 @@ class TrainingNode:
         return 0 if newest is None else newest[1].seq
 
     def runs_unseen(self, collector: str, condition: Callable[[], bool]) -> int:
-        """Wait for a frame that meets the condition. Count the collector's runs that began after this call and ended
-        before the newest frame that did not meet it."""
+        """Wait for a frame that meets the condition. Return the number of the collector's runs before it, without the
+        last.
+
+        Only runs count that began after this call and ended before the newest frame that did not meet the condition.
+        """
         began_ns = self._clock.monotonic_ns()
         frames: list[tuple[int, bool]] = []
         remove = self.node.add_listener(lambda _, frame: frames.append((frame.monotonic_ns, condition())))
@@ -178,7 +181,7 @@ class TrainingNode:
         return sum(name == collector and begun >= began_ns and ended < unseen_ns for name, begun, ended in self._runs)
 
     def frames_until(self, condition: Callable[[], bool]) -> int:
-        """Wait until the condition is true, and return the number of frames that took."""
+        """Wait until the condition is true. Return the number of frames until then."""
         began = self.seq()
         wait_until(condition)
         return self.seq() - began
@@ -186,7 +189,7 @@ class TrainingNode:
     # --- the server --------------------------------------------------------------------------------------------------
 
     def scrape(self) -> tuple[str, float]:
-        """Return the text of /metrics and the seconds that the request took."""
+        """Return the text of /metrics and the response time in seconds."""
         began = time.monotonic()
         with urllib.request.urlopen(f"{self.server.url}/metrics", timeout=30) as answer:
             text = answer.read().decode()
@@ -194,7 +197,7 @@ class TrainingNode:
 
 
 def threads_of(node: str = "n0") -> set[str]:
-    """Return the names of the node's threads that are alive."""
+    """Return the names of the node's live threads."""
     return {thread.name for thread in threading.enumerate() if re.match(rf"{node}/|nvml-events", thread.name)}
 
 

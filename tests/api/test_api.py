@@ -1,4 +1,4 @@
-"""The API over real sockets: authentication, refusals with their texts, and responses."""
+"""API over real sockets: authentication, texts of refusals, and responses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A shared site for requests that change nothing."""
+    """Run one controller for all requests that change nothing."""
     with serving(tmp_path_factory.mktemp("state"), World()) as site:
         yield site
 

@@ -1,4 +1,4 @@
-"""The barrier distinguishes a client that disconnects from a bug."""
+"""Error barrier of the server: it distinguishes a client that disconnects from a bug."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def read_all(request: Request) -> Response:
 
 
 def ask(messages: list[dict[str, Any]], failures: PartFailures) -> list[Any]:
-    """Send the messages as one request to /api/jobs; return the response's messages."""
+    """Send the messages as one request to /api/jobs. Return the response's messages."""
     scope = {"type": "http", "method": "POST", "path": "/api/jobs", "headers": [], "query_string": b"", "root_path": ""}
     answered: list[Any] = []
 

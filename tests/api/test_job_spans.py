@@ -1,4 +1,4 @@
-"""Traces: a job's story as spans, also of a job that an earlier controller started."""
+"""Traces: the story of a job as spans, also if an earlier controller started the job."""
 
 from __future__ import annotations
 

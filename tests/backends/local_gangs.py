@@ -1,4 +1,4 @@
-"""Gangs of real processes for the tests of the local backend, on virtual nodes of this machine."""
+"""Gangs of real processes on virtual nodes of this machine, for tests of the local backend."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ SomeEvent = TypeVar("SomeEvent", bound=Event)
 
 
 def python(program: str) -> tuple[str, ...]:
-    """Return a rank's command that runs the program text in a bare interpreter."""
+    """Return a command for a rank that runs the program text in a Python interpreter."""
     return (sys.executable, "-I", "-S", "-c", program)
 
 
 class LocalGangs:
-    """A state folder with a backend, and helpers for tests.
-
-    By default there are two nodes with two slots each.
-    """
+    """State folder with a local backend; by default two nodes with two slots each."""
 
     def __init__(self, state_folder: Path, nodes: Sequence[LocalNode] | None = None, **options: Any) -> None:
         self.state_folder = state_folder
@@ -40,7 +37,7 @@ class LocalGangs:
         self.seen: list[Event] = []
 
     def another_controller(self) -> LocalBackend:
-        """Return a backend that has only the state folder, as after a restart."""
+        """Return a new backend on the same state folder, as after a restart of the controller."""
         return LocalBackend(self.state_folder, self.nodes, **self.options)
 
     def restart_controller(self) -> None:
@@ -61,7 +58,7 @@ class LocalGangs:
         self.backend.apply(StopGang("a-stop", job_id, 1, signal_name, grace_seconds, StopReason.CANCEL))
 
     def wait_for(self, kind: type[SomeEvent], job_id: str = "j-1", attempt: int = 1) -> SomeEvent:
-        """Observe until such an event arrives; ``seen`` keeps all events."""
+        """Observe until an event of this kind arrives, and return it. ``seen`` keeps all events."""
         for _ in until():
             events = self.backend.observe([(job_id, attempt)])
             self.seen += events
@@ -94,7 +91,7 @@ class LocalGangs:
         return list((self.state_folder / "ranks").glob("*/*.json"))
 
     def processes(self) -> list[int]:
-        """Return the live processes of the state folder: shims by their arguments, jobs by their environment."""
+        """Return the pids of the state folder's live processes: shims and ranks."""
         needle = os.fsencode(self.state_folder) + b"/"
         found = []
         for pid in local_processes.all_pids():
@@ -110,7 +107,7 @@ class LocalGangs:
         return found
 
     def assert_nothing_left(self) -> None:
-        """Wait until the shims have ended; a leftover process of a job would make this time out."""
+        """Wait until the shims have ended. Fail if a process of a job remains."""
         for _ in until():
             if not self.processes():
                 break
@@ -119,12 +116,12 @@ class LocalGangs:
         assert self.cgroups() == []
 
     def cgroups(self) -> list[str]:
-        """Return the remaining cgroups of the state folder's shims."""
+        """Return the control groups of the state folder's shims that still exist."""
         shims = [attempt_files.read(str(path)) for path in self.state_folder.glob("jobs/*/*/*/shim.json")]
         return [about["cgroup"] for about in shims if about and about["cgroup"] and Path(about["cgroup"]).exists()]
 
     def close(self) -> None:
-        """End everything that a failed test has left."""
+        """End all processes that a failed test has left."""
         for _ in until(5.0):
             left = self.processes()
             if not left:
@@ -140,7 +137,6 @@ class LocalGangs:
 
 
 def exit_codes(event: AttemptEnded) -> list[int | None]:
-    """Return the exit codes by rank."""
     assert [each.rank for each in event.exits] == list(range(len(event.exits)))
     return [each.exit_code for each in event.exits]
 

@@ -1,4 +1,4 @@
-"""The files of an attempt: only a complete permission starts ranks, whatever the files contain."""
+"""Files of an attempt: ranks start only after a complete permission file, whatever the files contain."""
 
 from __future__ import annotations
 

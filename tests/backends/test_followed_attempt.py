@@ -1,4 +1,4 @@
-"""An attempt that the controller follows by the files in its folder, with idle processes instead of shims."""
+"""Attempt that the controller follows by the files in its folder, with idle processes instead of shims."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT = 5.0
 
 @pytest.fixture
 def stand_in() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process in place of a shim; pokes do not affect it."""
+    """Start a process in place of a shim. It ignores the signals by which a shim is woken up."""
     process = subprocess.Popen(["sh", "-c", "trap '' USR1; exec sleep 100"])
     yield process
     process.kill()
@@ -35,7 +35,7 @@ def stand_in() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Folder:
-    """The folder of attempt 2 of a gang of three (rank 0 on node b, ranks 1 and 2 on a), and its FollowedAttempt."""
+    """Folder of attempt 2 of a gang of three (rank 0 on node b, ranks 1 and 2 on a), and its FollowedAttempt."""
 
     def __init__(self, state: Path, shim: subprocess.Popen[bytes], **plan: Any) -> None:
         self.state, self.shim = state, shim

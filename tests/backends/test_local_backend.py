@@ -1,4 +1,4 @@
-"""The local backend with real processes: gangs start whole or not at all, once, and end with all descendants."""
+"""Local backend with real processes: a gang starts completely or not at all, once, and ends with all descendants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
 
 @pytest.fixture(params=[True, False], ids=["cgroup", "subreaper"])
 def gangs_in_both_modes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalGangs]:
-    """Run with cgroups if the machine allows them, and without."""
+    """Run with control groups if the machine allows them, and without."""
     made = LocalGangs(tmp_path / "state", use_cgroups=request.param)
     yield made
     made.close()
@@ -216,7 +216,7 @@ def test_an_unresponsive_shim_aborts_the_start(tmp_path: Path, monkeypatch: pyte
     start_shim = gangs.backend._start_shim
 
     def start_all_but_one(folder: Path, node: str) -> None:
-        """A live process that does not respond (this one) takes the place of n1's shim."""
+        """This process, which does not respond, takes the place of n1's shim."""
         me = os.getpid()
         about = {
             "pid": me,
@@ -272,10 +272,7 @@ def test_a_failed_rank_stops_the_gang(gangs: LocalGangs) -> None:
 
 
 def test_a_failed_rank_is_reported_while_others_still_run(gangs: LocalGangs, tmp_path: Path) -> None:
-    """The test does not depend on how fast processes start.
-
-    Rank 0 fails once the others ignore SIGTERM, and these run until the failure is reported.
-    """
+    """Rank 0 fails once all other ranks ignore SIGTERM. They run until the failure is reported."""
     program = "\n".join(
         (
             "import os, signal, sys, time",

@@ -1,4 +1,4 @@
-"""The controller is killed between any two of its system calls; the next one finds one whole run or none."""
+"""The controller is killed between any two of its system calls. The next controller finds one whole run or none."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ print("calls", calls, flush=True)
 
 
 def controller(folder: Path, count: Path, die_at: int, then: str = "") -> subprocess.Popen[str]:
-    """Run a process that starts a gang and observes it to its end; it kills itself before its die_at-th system call.
+    """Start a process that starts a gang and observes it to its end. It kills itself before its die_at-th system call.
 
     The calls are the interpreter's audit events (PEP 578): opening, renaming, linking, spawning, ...
     """
@@ -72,7 +72,7 @@ def controller(folder: Path, count: Path, die_at: int, then: str = "") -> subpro
 
 
 def one_whole_run_or_none(folder: Path, count: Path, codes: list[int]) -> bool:
-    """Follow the attempt with a new controller; return whether the gang ran."""
+    """Follow the attempt with a new controller. Return whether the gang ran."""
     gangs = LocalGangs(folder)
     try:
         end: AttemptEnded | AttemptUnknown | None = None

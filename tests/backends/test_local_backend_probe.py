@@ -1,4 +1,4 @@
-"""The slot probe distinguishes a slot that is being stopped from a busy one."""
+"""The probe of a slot distinguishes a slot whose processes are being stopped from a busy one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes and records that the local backend is built on."""
+"""Processes and files on which the local backend is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_feedback.backends.local import attempt_files, local_processes
+from scheduler_feedback.backends.local import attempt_files, local_processes, process_trees
 
 
 @given(st.binary(max_size=64).filter(lambda name: b"\0" not in name))
@@ -60,11 +60,14 @@ def test_descendants_and_environments_are_found() -> None:
     assert process.stdout is not None
     sleeper = int(process.stdout.readline())
     try:
-        assert [stat.pid for stat in local_processes.descendants({process.pid})] == [sleeper]
-        assert {process.pid, sleeper} <= {stat.pid for stat in local_processes.descendants({os.getpid()})}
-        mark = f"GANGWATCH_TEST_MARK={os.getpid()}"
-        assert {stat.pid for stat in local_processes.with_environment((mark, "OTHER=y"))} == {process.pid, sleeper}
-        assert local_processes.with_environment((mark, "OTHER=n")) == []
+        assert [stat.pid for stat in process_trees.descendants({process.pid})] == [sleeper]
+        assert {process.pid, sleeper} <= {stat.pid for stat in process_trees.descendants({os.getpid()})}
+        mark = {"GANGWATCH_TEST_MARK": str(os.getpid())}
+        found = process_trees.with_environment({**mark, "OTHER": "y"})
+        assert {(stat.pid, stat.start_time) for stat in found} == {
+            (pid, local_processes.start_time(pid)) for pid in (process.pid, sleeper)
+        }
+        assert process_trees.with_environment({**mark, "OTHER": "n"}) == []
     finally:
         os.kill(sleeper, signal.SIGKILL)
         process.communicate()

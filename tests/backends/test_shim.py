@@ -1,4 +1,4 @@
-"""The shim alone: the environment of its ranks, the failures that it survives, and its resource use."""
+"""Shim alone: the environment of its ranks, failures that it survives, and its use of resources."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def test_ranks_start_where_submitted_else_at_home() -> None:
 
 
 def shim_of(folder: Path) -> shim.Shim:
-    """Return the shim of node a before its first action."""
     attempt_files.write(f"{folder}/{attempt_files.ATTEMPT}", plan({}, {}) | {"state_folder": str(folder)})
     return shim.Shim(str(folder), "a")
 

@@ -1,6 +1,6 @@
-"""Small simulated cluster for tests of the cycle: applies actions, ends jobs, and checks the invariants.
+"""Small simulated cluster for tests of the cycle: it applies actions, ends jobs, and checks the invariants.
 
-The test sets the time, the run time of each attempt and its exit code. Attempts are reported as by a real backend:
+The test sets the time, and the run time and exit code of each attempt. Attempts are reported as by a real backend:
 late, and again after a restart.
 """
 
@@ -41,8 +41,8 @@ class Attempt:
 class World:
     """Simulated cluster.
 
-    nodes: slots by name. true_seconds: real run time of a job (default: its limit, or 100 s). racks: number of racks; 0
-    if racks are unknown.
+    nodes: slots by name. true_seconds: actual run time of a job (default: its limit, or 100 s). racks: number of racks;
+    0 if racks are unknown.
     """
 
     nodes: dict[str, int]
@@ -70,7 +70,7 @@ class World:
     # --- actions of tests --------------------------------------------------------------------------------------------
 
     def submit(self, ranks: int, true_seconds: float | None = None, exit_code: int = 0, **spec: object) -> str:
-        """Submit a job in a separate cycle, and return its id."""
+        """Submit a job in a cycle of its own. Return its id."""
         self.submitted += 1
         job_id = f"j-{self.submitted:06d}"
         if true_seconds is not None:
@@ -80,7 +80,7 @@ class World:
         return job_id
 
     def submit_all(self, *jobs: tuple[int, float, float]) -> None:
-        """Submit jobs (ranks, time limit, true seconds) in one cycle."""
+        """Submit jobs (ranks, time limit, actual run time in seconds) in one cycle."""
         events = []
         for ranks, limit, seconds in jobs:
             self.submitted += 1
@@ -91,7 +91,6 @@ class World:
             self.cycle(*events)
 
     def cycle(self, *events: Event) -> cycle.Outcome:
-        """Run one cycle with these events, and apply its actions."""
         held_before = self._held()
         outcome = cycle.run(self.state, events, self.now_ns)
         self.journal.append((self.now_ns, list(events)))
@@ -108,11 +107,10 @@ class World:
         return outcome
 
     def running(self) -> cycle.Outcome:
-        """Report every live attempt as running."""
         return self.cycle(*(self._seen(*key) for key in self.alive))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, with a cycle at every instant at which an attempt ends, and one at the end."""
+        """Let time pass. A cycle runs at each end of an attempt, and at the end."""
         until_ns = self.now_ns + round(seconds * SECOND)
         while (next_ns := min((a.ends_ns for a in self.alive.values()), default=until_ns + 1)) <= until_ns:
             self.now_ns = max(self.now_ns, next_ns)
@@ -122,7 +120,7 @@ class World:
         self.cycle(Tick())
 
     def end(self, job_id: str, *codes: int, signalled: bool = False) -> cycle.Outcome:
-        """End the newest attempt now with these exit codes (one for all, or one per rank)."""
+        """End the newest attempt now. codes: one exit code for all ranks, or one for each."""
         job = self.state.jobs[job_id]
         self.alive.pop((job_id, job.attempt), None)
         every = codes * job.spec.ranks if len(codes) == 1 else codes
@@ -130,7 +128,7 @@ class World:
         return self.cycle(AttemptEnded(job_id, job.attempt, exits, ended_wall_ns=self.now_ns, signalled=signalled))
 
     def verdict(self, job_id: str, rank: int = 0, **changes: object) -> Verdict:
-        """Report a verdict on a rank of the job's newest attempt, with plausible defaults."""
+        """Report a verdict on a rank of the job's newest attempt. Fields that are not given have plausible values."""
         job = self.state.jobs[job_id]
         fields: dict[str, object] = {
             "verdict_id": f"{job_id}.{job.attempt}.{rank}@{self.now_ns}",

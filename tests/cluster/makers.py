@@ -1,4 +1,4 @@
-"""Factories of jobs and verdicts, for tests that call single functions of the policies without a cycle."""
+"""Jobs and verdicts for tests that call single functions of the policies, without a cycle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPEC = frozenset(JobSpec.__struct_fields__) - {"name", "command"}
 
 
 def job_of(name: str, state: JobState = JobState.PENDING, **fields: Any) -> Job:
-    """Make a job of one rank, submitted at 0. Fields of a specification are set there, other fields in the job."""
+    """Return a job of one rank, submitted at time 0. Each field is set in the specification or else in the job."""
     spec = {"ranks": 1} | {key: value for key, value in fields.items() if key in _SPEC}
     rest = {"submitted_ns": 0} | {key: value for key, value in fields.items() if key not in _SPEC}
     return Job(name, JobSpec(name, ("x",), **spec), state, **rest)
@@ -27,13 +27,13 @@ def running(name: str, since: float, **fields: Any) -> Job:
 
 
 def held(job: Job, *slots: Slot) -> Job:
-    """Return the job with these slots."""
+    """Return the job after these slots were assigned to it."""
     job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
     return job
 
 
 def verdict_of(**fields: Any) -> Verdict:
-    """Make a straggler verdict on rank 0 of gang j, active from now on, with plausible defaults."""
+    """Return an active straggler verdict on rank 0 of gang j. Fields that are not given have plausible values."""
     usual: dict[str, Any] = {
         "verdict_id": "v",
         "kind": Kind.STRAGGLER,

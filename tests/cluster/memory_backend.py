@@ -1,4 +1,4 @@
-"""Backend without processes: attempts are records in a world that survives controller restarts."""
+"""Backend without processes. Its attempts are records that survive restarts of the controller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scheduler_feedback.core.events import (
 
 @dataclass
 class Attempt:
-    """One attempt. starts: number of real starts, which must be 1. exit_code: None while it runs."""
+    """Attempt. starts: how often it was really started, which must be once. exit_code: None while it runs."""
 
     action: StartGang
     starts: int = 1
@@ -30,7 +30,7 @@ class Attempt:
 
 @dataclass
 class World:
-    """Nodes and attempts, independent of any controller or backend."""
+    """Nodes and attempts, which exist independently of any controller or backend."""
 
     nodes: list[NodeSeen] = field(default_factory=lambda: [NodeSeen("n0", 2, (), "m"), NodeSeen("n1", 2, (), "m")])
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class World:
 class MemoryBackend(Backend):
     """Backend of one controller.
 
-    before_apply: called with each action first; apply passes on its exceptions. trouble: message of the error that
-    observe raises; '' for none.
+    before_apply: called before each action; it may raise. trouble: message of the error that observe raises; '' for
+    none.
     """
 
     world: World

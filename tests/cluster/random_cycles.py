@@ -1,4 +1,4 @@
-"""Ordeal: a small random cluster that applies the cycle's decisions and checks the invariants independently.
+"""Small random cluster that applies the cycle's decisions and independently checks the scheduling invariants.
 
 The checks use the actions and the attempts that really run, not the cycle's own state:
 
@@ -68,9 +68,9 @@ _HARMLESS = (Submitted, AttemptRunning, Tick, FirstStep)
 
 @dataclass
 class Living:
-    """An attempt that runs until ends_ns and exits with `code`.
+    """Running attempt, which ends at ends_ns with exit code `code`.
 
-    began_ns: start of its work. warm_ns: time of its restart. seen: whether it was reported as running.
+    began_ns: start of its work. warm_ns: duration of its restart. seen: whether it was reported as running.
     """
 
     slots: tuple[Slot, ...]
@@ -85,7 +85,8 @@ class Living:
 
 @dataclass
 class Ordeal:
-    """Random cluster. sizes: slots of each node. true_seconds: work of each job, alone and with its requested ranks."""
+    """Random cluster that checks the invariants. sizes: slots of each node. true_seconds: work of each job at full
+    size."""
 
     sizes: tuple[int, ...]
     policy: Policy
@@ -117,7 +118,8 @@ class Ordeal:
         return NodeSeen(f"n{number}", self.sizes[number], machine=f"n{number}", rack=rack, present=present)
 
     def submit(self, *wanted: tuple[JobSpec, float, int], also: tuple[Event, ...] = ()) -> list[str]:
-        """Submit jobs (specification, seconds of work, exit code) in one cycle with other events; return their ids."""
+        """Submit jobs (specification, seconds of work, exit code) and other events in one cycle. Return the jobs'
+        ids."""
         events: list[Event] = []
         for spec, true_seconds, code in wanted:
             self.submitted += 1
@@ -131,7 +133,7 @@ class Ordeal:
         return [event.job_id for event in events if isinstance(event, Submitted)]
 
     def seen(self) -> None:
-        """Report every attempt that was not reported as running yet."""
+        """Report every attempt as running that was not reported yet."""
         new = [key for key, living in self.alive.items() if not living.seen]
         for key in new:
             self.alive[key].seen = True
@@ -143,7 +145,7 @@ class Ordeal:
         return AttemptRunning(job_id, attempt, tuple(RankSeen(n, s.node, s.slot, 9, 9) for n, s in enumerate(slots)))
 
     def advance(self, seconds: float) -> None:
-        """Advance the time; run a cycle at each end of an attempt, at each timeout, and at the last instant."""
+        """Advance the time. A cycle runs at each end of an attempt, at each timeout, and at the end."""
         until_ns = self.now_ns + round(seconds * SECOND)
         for _ in range(500):
             ends_ns = min((living.ends_ns for living in self.alive.values()), default=until_ns)
@@ -157,7 +159,7 @@ class Ordeal:
                 return
 
     def end(self, job_id: str, attempt: int, code: int | None = None, started: bool = True) -> AttemptEnded:
-        """Remove the attempt, and return the event that reports its end."""
+        """Remove the attempt. Return the event that reports its end."""
         living = self.alive.pop((job_id, attempt))
         for slot in living.slots:
             del self.owner[slot]
@@ -180,7 +182,7 @@ class Ordeal:
         )
 
     def progress(self, job_id: str, attempt: int) -> float:
-        """Save the job's work so far, and return it in seconds."""
+        """Save the job's work until now. Return it in seconds."""
         living = self.alive[job_id, attempt]
         self._count_work(job_id, living)
         living.warm_ns = max(living.warm_ns - (self.now_ns - living.began_ns), 0)
@@ -389,7 +391,7 @@ class Ordeal:
     # --- killed and replayed -----------------------------------------------------------------------------------------
 
     def kill(self, snapshot_first: bool) -> None:
-        """Kill the controller at this event: the journal must restore the same state, which is then used."""
+        """Kill the controller. The state that is restored from the journal must be equal, and is used from now on."""
         assert decode_state(encode_state(self.state)) == self.state
         if snapshot_first:
             self.snapshot, self.journal = encode_state(self.state), []
@@ -403,12 +405,12 @@ class Ordeal:
         self.state, self.promised = state, None
 
     def nothing_by_time_alone(self, seconds: float, evaluate_all: bool) -> None:
-        """Check that this long without events leads to a decision only at a registered timeout."""
+        """Check that time without events leads to a decision only at a registered timeout."""
         self.counts["timeouts checked"] = self.counts.get("timeouts checked", 0) + 1
         check_timeouts(self.state, round(seconds * SECOND), evaluate_all)
 
     def rest(self) -> None:
-        """Check that repeated cycles without events soon change nothing but the time."""
+        """Check that repeated cycles without events soon change only the time."""
         for _ in range(20):
             if not self.cycle(Tick()).changed and self.state.idle:
                 break
@@ -443,7 +445,7 @@ class Ordeal:
         assert not changed, changed
 
     def explain(self, job_id: str) -> None:
-        """Check that an explanation changes nothing."""
+        """Check that explaining why a job is pending changes nothing."""
         before = encode_state(self.state)
         explanation = cycle.explain(self.state, job_id)
         assert explanation is not None

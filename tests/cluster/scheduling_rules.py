@@ -1,4 +1,4 @@
-"""Invariants after every cycle, shared by ``World`` and ``Ordeal``.
+"""Invariants of the state that ``World`` and ``Ordeal`` check after every cycle.
 
 A start is checked against the attempts that really run, not against the cycle's own state.
 """
@@ -50,7 +50,7 @@ def check_start(state: State, action: StartGang, held_before: Collection[Slot], 
 
 
 def check_claims(state: State, owners: Mapping[Slot, str]) -> None:
-    """Check that no slot is reserved twice, or while its gang stays. owners: the job that really runs on each slot."""
+    """Check that no slot is reserved for two jobs, or while another job stays on it. owners: running job by slot."""
     claims: dict[Slot, str] = {}
     for job in state.jobs.values():
         for slot in job.claim:
@@ -86,7 +86,6 @@ def check_index(state: State) -> None:
 
 
 def slots_of(cls: type) -> list[str]:
-    """Return the names of all attributes of the class's instances."""
     return [name for base in cls.__mro__ for name in getattr(base, "__slots__", ())]
 
 
@@ -116,7 +115,7 @@ def _line(index: SchedulingIndex, _: str) -> object:
 
 
 def _ends(index: SchedulingIndex, _: str) -> object:
-    """Return the expected ends in the future: earlier ones are corrected at the beginning of the next cycle."""
+    """Return the expected ends in the future. The next cycle corrects earlier ones."""
     return [end for end in index.ends if end.at_ns > index.state.now_ns]
 
 
@@ -157,7 +156,6 @@ COMPARABLE = {
 
 
 def check_metrics(state: State) -> None:
-    """Check that the metrics agree with the state."""
     samples = list(measure(state))
     value = {(name, labels): value for name, labels, value in samples}
     assert len(value) == len(samples), "no series twice"
@@ -183,10 +181,10 @@ STEADY = frozenset({"grow", "shrink", "defragment", "migrate", "separate", "requ
 
 
 def check_timeouts(state: State, after_ns: int, evaluate_all: bool) -> bool:
-    """Check that a cycle without events after after_ns decides nothing unless a timeout was registered.
+    """Check that time alone, after after_ns, leads to no decision for which no timeout was registered.
 
-    evaluate_all: the later cycle evaluates everything, as after an event. A decision that becomes possible by then must
-    not wait for an event. Returns whether anything was decided. The state is unchanged afterwards.
+    evaluate_all: the later cycle evaluates everything, as after an event. Returns whether that cycle decided anything.
+    The state is unchanged afterwards.
     """
     later = decode_state(encode_state(state))
     wake_ns = cycle.next_wake_ns(later)

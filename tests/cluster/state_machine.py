@@ -1,7 +1,7 @@
-"""Hypothesis state machine over ``Ordeal``: actions of users, operators, detectors and the cluster in any order.
+"""Hypothesis state machine on ``Ordeal``: actions of users, operators, detectors and the cluster in any order.
 
-``tests/policies/test_state_machine.py`` runs a little of it with each test run; ``python -m benchmarks.invariants``
-runs millions of steps.
+``tests/policies/test_state_machine.py`` runs a few steps with each test run; ``python -m benchmarks.invariants`` runs
+millions.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ ORDINARY = st.tuples(
 
 
 def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -> JobSpec:
-    """Complete the specification with fields that depend on each other, in valid combinations."""
+    """Return the specification with further fields that depend on each other, in a valid combination."""
     changes: dict[str, Any] = {
         "restartable": traits["restartable"],
         "preemptible": traits["preemptible"] and traits["restartable"],
@@ -134,7 +134,7 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
 
 
 class Invariants(RuleBasedStateMachine):
-    """Rules of the machine; ``Ordeal`` checks after every cycle. steps: rules run by all machines of this process."""
+    """Rules of the state machine; ``Ordeal`` checks after every cycle. steps: number of rules run in this process."""
 
     steps = 0
     cycles = 0
@@ -153,7 +153,7 @@ class Invariants(RuleBasedStateMachine):
         calm=st.booleans(),
     )
     def begin(self, sizes: list[int], policy: Policy, estimates: Estimates, racks: int, calm: bool) -> None:
-        """Create a cluster. In a calm one nothing fails and run times are known, so every reservation must be kept."""
+        """Create a cluster. calm: nothing fails and run times are known, so every reservation must be met."""
         self.calm = calm
         if calm:
             known = Estimates.LIMIT if estimates is Estimates.HISTORY else estimates
@@ -190,7 +190,7 @@ class Invariants(RuleBasedStateMachine):
         others: list[tuple[Any, ...]],
         leaving: int,
     ) -> None:
-        """Submit jobs of every kind in one cycle; sometimes a job is cancelled or fails at the same time."""
+        """Submit jobs of every kind in one cycle. Sometimes a job is cancelled or fails in the same cycle."""
         Invariants.steps += 1
         wanted: list[tuple[JobSpec, float, int]] = []
         exact = self.world.policy.estimates is Estimates.EXACT
@@ -211,7 +211,7 @@ class Invariants(RuleBasedStateMachine):
         array: int,
         after: bool,
     ) -> tuple[JobSpec, float, int]:
-        """Submit a job without any gangwatch options: mostly one rank, no progress reports, no known run time."""
+        """Return a job without gangwatch options: mostly one rank, no progress reports, no known run time."""
         spec = JobSpec(
             "ordinary", ("python", "work.py"), ranks, queue=queue, array_size=array, grace_seconds=2.0,
             time_limit_seconds=None if limit is None or self.calm else limit * seconds,
@@ -222,7 +222,7 @@ class Invariants(RuleBasedStateMachine):
         return spec, float(seconds), int(fails and not self.calm)
 
     def _leaves(self, number: int) -> tuple[Event, ...]:
-        """In one of four cycles with submissions, a running job is also cancelled or fails."""
+        """In one of four cycles with submissions, return the end of a running job: cancelled or failed."""
         job_id = self._held(number)
         if self.calm or number >= 2 or job_id is None or not self._lives(job_id):
             return ()
@@ -237,7 +237,7 @@ class Invariants(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 1.0, 7.0, 30.0]),
     )
     def rush(self, gangs: list[tuple[int, int]], stops: bool, together: bool, seconds: float) -> None:
-        """Submit many jobs at once: most interesting cases need a full cluster and a queue."""
+        """Submit many jobs at once, because most problems need a full cluster and a queue."""
         Invariants.steps += len(gangs)
         plain = [
             (
@@ -295,7 +295,6 @@ class Invariants(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL)
     def refuse(self, number: int) -> None:
-        """Let the backend refuse an action."""
         job_id = self._held(number)
         if job_id is None or not self._lives(job_id):
             return
@@ -327,7 +326,6 @@ class Invariants(RuleBasedStateMachine):
 
     @rule(number=SMALL)
     def progress(self, number: int) -> None:
-        """Let a job report its progress."""
         job_id = self._held(number)
         if job_id is None or not self._lives(job_id) or self.world.policy.estimates is Estimates.LIMIT:
             return
@@ -339,7 +337,7 @@ class Invariants(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())
     def node_seen(self, number: int, present: bool) -> None:
-        """Remove a node, or bring it back; attempts on it continue."""
+        """Remove a node, or bring it back. Attempts on it continue."""
         Invariants.steps += 1
         self.world.cycle(self.world.node(number % len(self.world.sizes), present))
 
@@ -374,7 +372,7 @@ class Invariants(RuleBasedStateMachine):
         evaluate_all=st.booleans(),
     )
     def wait(self, seconds: float, evaluate_all: bool) -> None:
-        """Check that time alone leads to no decision without a timeout."""
+        """Check that time alone leads to no decision without a registered timeout."""
         Invariants.steps += 1
         self.world.nothing_by_time_alone(seconds, evaluate_all)
 

@@ -1,4 +1,4 @@
-"""A controller behind a real server, with a client, for tests of the API and of the pages."""
+"""Controller behind a real HTTP server, with a client, for tests of the API and of the pages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass
 class Site:
-    """A controller behind a real server."""
+    """Running controller behind a real HTTP server, with a client."""
 
     controller: Controller
     world: World
@@ -57,7 +57,7 @@ class Site:
         return self.controller.token
 
     def ask(self, method: str, path: str, body: object = None, **headers: str | None) -> Answer:
-        """Send a request as a well-behaved client does. A header given as None is omitted."""
+        """Send a request as a well-behaved client does. A header whose value is None is omitted."""
         sent: dict[str, str | None] = {"Host": f"127.0.0.1:{self.port}", "Authorization": f"Bearer {self.token}"}
         if method == "POST":
             sent["Content-Type"] = "application/json"
@@ -90,7 +90,7 @@ class Site:
         return str(self.post("/api/jobs", JOB | more)["job"])
 
     def grow(self, *nodes: NodeSeen) -> None:
-        """Add nodes to the world, and wait until the controller has observed them."""
+        """Add nodes to the backend, and wait until the controller has observed them."""
         self.world.nodes.extend(nodes)
         deadline = time.monotonic() + 20
         while sum(self.get("/api/overview")["nodes"].values()) < len(self.world.nodes):
@@ -110,7 +110,8 @@ class Site:
 def serving(
     folder: Path, world: World, streams: tuple[int, int] = (256, 64), access: Authentication | None = None
 ) -> Iterator[Site]:
-    """Serve a site. streams: maximum of event streams, in total and per peer."""
+    """Run a controller with its server inside the ``with``. streams: maximum of event streams, in total and per
+    peer."""
     reloads: list[Policy | Exception] = []
 
     def reload() -> Policy:

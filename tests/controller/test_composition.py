@@ -1,4 +1,4 @@
-"""The composition root, with a backend that a third party would add: one class, its section, and one registry line."""
+"""Composition of a controller with a third party's backend, which needs a class, a section and a registry line."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ from scheduler_feedback.part_failures import PartFailures
 
 
 class LoggingSection(BackendSection, frozen=True, forbid_unknown_fields=True):
-    """The section [logging]."""
-
     file: str = "actions.log"
     slots: int = 2
 
 
 class LoggingBackend(Backend):
-    """A backend that only logs: each gang ends with exit code 0 as soon as it is observed."""
+    """Backend that only logs. Each gang ends with exit code 0 as soon as the backend is observed."""
 
     def __init__(self, folder: Path, section: LoggingSection) -> None:
         self._file = folder / section.file
@@ -88,7 +86,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add the registry line."""
+    """Add the backend to the registry."""
     monkeypatch.setitem(BACKENDS, "logging", BackendType(f"{__name__}:LoggingBackend", f"{__name__}:LoggingSection"))
     yield
 

@@ -1,4 +1,4 @@
-"""The controller: journal before action, restarts, full disks, freezes and bugs."""
+"""Controller: journal before action, restarts, full disks, freezes, and bugs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def snapshot_of(controller: Controller) -> bytes:
 
 
 def test_an_emptied_journal_next_to_job_records_is_refused(tmp_path: Path, world: World) -> None:
-    """An empty journal would end the running jobs. Without records of jobs it is a first start."""
+    """With an empty journal the running jobs would be ended. Without job records it is a controller's first start."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "store.sqlite").touch()
     with controlling(tmp_path, MemoryBackend(world)) as controller:
@@ -183,7 +183,7 @@ def test_a_replay_of_the_journal_rebuilds_the_state(tmp_path: Path, world: World
 
 
 class FallingClock(SystemClock):
-    """A wall clock that is set back by an hour."""
+    """Wall clock that is set back by an hour."""
 
     back_ns = 0
 
@@ -248,7 +248,7 @@ def test_a_restart_loses_no_job_and_starts_no_job_twice(tmp_path: Path, world: W
 
 
 class CrashError(BaseException):
-    """The end of the process, as the thread sees it."""
+    """End of the controller's process, simulated by an exception."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -396,7 +396,7 @@ def test_nodes_are_added_and_removed(tmp_path: Path, world: World) -> None:
 
 
 def fill(controller: Controller) -> None:
-    """Leave the store without free pages and without room to grow."""
+    """Leave the journal's file without free pages and without room to grow."""
     connection = controller.store._connection
 
     def full(_state: State) -> None:
@@ -441,7 +441,7 @@ def test_a_full_store_refuses_requests_and_keeps_observations(tmp_path: Path, wo
 
 @pytest.mark.parametrize("table", ["journal", "actions", "entries"])
 def test_a_store_that_fails_within_a_cycle_writes_nothing_of_it(tmp_path: Path, world: World, table: str) -> None:
-    """Fail also after the cycle has changed the state: the state must equal the store's."""
+    """Also if the cycle has changed the state already: the state must equal the journal's."""
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
         first = submit(controller)
@@ -520,7 +520,7 @@ def test_a_freeze_takes_effect_while_the_store_is_full(tmp_path: Path, world: Wo
 def test_an_action_decided_before_a_freeze_is_withheld_and_decided_again(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The freeze begins between commit and apply: no action is carried out, and none is lost."""
+    """The freeze begins between commit and apply. No action is carried out, and none is lost."""
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
         until(lambda: controller.ready()[0])
@@ -602,7 +602,7 @@ def test_a_bug_in_the_cycle_ends_the_controller_with_a_reason(
 
 
 class Detector:
-    """A detector that counts its ticks, and raises on demand."""
+    """Detector that counts its ticks, and raises an exception if a test requests it."""
 
     def __init__(self, name: str) -> None:
         self.name = name

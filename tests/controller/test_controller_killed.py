@@ -1,4 +1,4 @@
-"""The controller as a process with real jobs: killed at any moment, stopped, reloaded."""
+"""Controller as a separate process with real jobs: killed at any moment, stopped, reloaded."""
 
 from __future__ import annotations
 
@@ -68,8 +68,6 @@ time.sleep(float(sys.argv[2]))
 
 
 class Process:
-    """A controller in a separate process."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.popen = subprocess.Popen(
@@ -82,7 +80,7 @@ class Process:
         assert self.popen.stdout.readline() == "up\n", self.popen.communicate()
 
     def end(self, how: signal.Signals) -> str:
-        """Send a signal and wait for the end; return the output since then."""
+        """Send a signal and wait for the end. Return the output since the last call."""
         self.popen.send_signal(how)
         out, errors = self.popen.communicate(timeout=30)
         assert "Traceback" not in errors, errors

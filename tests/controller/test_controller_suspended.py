@@ -1,4 +1,4 @@
-"""A suspended controller does not report its agents as lost."""
+"""A controller that was suspended does not report its agents as lost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ NODES = ("node-0", "node-1", "node-2", "node-3")
 
 
 def run_pass(silence: StaleAgents, second: float, received: float) -> str:
-    """Run a pass at `second`, with every node's newest frame from `received`; return the abstention's detector or
-    ''."""
+    """Run a pass at `second`, when every node's newest frame is from second `received`.
+
+    Return the detector in the abstention; '' without one.
+    """
     now_ns = int((BEGIN + second) * SECOND)
     counters = Counters(np.empty(0, np.int64), 1.0, np.empty((0, 0, 0), np.float32))
     received_ns = {node: int((BEGIN + received) * SECOND) for node in NODES}

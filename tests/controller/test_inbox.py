@@ -1,4 +1,4 @@
-"""The inbox of the cycle's thread answers every message, also when it closes while callers cancel."""
+"""Inbox of the cycle's thread: each message gets an answer, also if the inbox closes while callers cancel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures shared by tests of the core and of the agent: a fake NVML."""
+"""Fixtures for tests of core and agent together: a fake NVML library."""
 
 from tests.agent.conftest import nvml, nvml_library
 

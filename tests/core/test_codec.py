@@ -1,4 +1,4 @@
-"""Everything written to the journal is decoded to an equal value."""
+"""Encoding for the journal: each value is decoded to an equal value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 
 
 def of_fields(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """Return the strategy that hypothesis has for dataclasses, for a struct; default factories are called."""
+    """Return a strategy for a struct. Hypothesis has one for dataclasses only; it calls default factories."""
     hints = get_type_hints(kind)
     drawn = {}
     for field in msgspec.structs.fields(kind):
@@ -35,7 +35,7 @@ for _kind in (JobSpec, Job):
 
 
 def check_round_trip(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: Any) -> None:
-    """Check that a value is encoded and decoded unchanged.
+    """Check that a value is equal after encoding and decoding.
 
     Values are compared as text, because NaN is not equal to NaN. Integers have at most 64 bits.
     """

@@ -1,4 +1,4 @@
-"""The columns that the controller requests from agents: enough for every feature, within the limit of a frame."""
+"""Columns that the controller requests from agents: enough for every feature, and not more than a frame may have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_metric_of_every_feature_is_requested() -> None:
 
 
 def test_process_states_are_requested() -> None:
-    """Without process states, a hang is found only by the waiting peers, and a stopped process is not reported."""
+    """Without them, a hang is found only by the waiting peers, and a stopped process is not reported."""
     assert METRIC in WANTED
 
 

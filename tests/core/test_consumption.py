@@ -1,4 +1,5 @@
-"""Frames of nodes with different layouts are folded in batches, and every counter reaches its own rank."""
+"""Resource use of ranks: frames with different layouts are processed in batches, and each counter counts for its
+rank."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Owner = tuple[str, int]
 
 @dataclass
 class Machine:
-    """One node's agent in plain integers: the values of its counters and which counters it sends."""
+    """Agent of one node in plain integers: its counters' values, and which counters it sends."""
 
     name: str
     owners: tuple[Owner, ...]
@@ -70,7 +71,7 @@ class Machine:
 
 
 def used(fleet: Fleet, owner: Owner) -> list[float]:
-    """Return the consumption of a rank since its counters began, from the newest sample in the fleet."""
+    """Return what a rank has used since its counters began, from the newest sample."""
     gang, rank = owner
     found = fleet.gangs[gang]
     far = np.full(len(found), 10_000 * SECOND, np.int64)
@@ -79,7 +80,7 @@ def used(fleet: Fleet, owner: Owner) -> list[float]:
 
 
 def two_frames_each(fleet: Fleet, *machines: Machine) -> None:
-    """Queue two frames of each machine before folding; counters of machine k rise by k hundreds between them."""
+    """Queue two frames of each machine before processing. Counters of machine k rise by k hundreds between them."""
     for round_number in (1, 2):
         for place, machine in enumerate(machines):
             frame = machine.frame(round_number * SECOND)
@@ -95,9 +96,9 @@ def two_frames_each(fleet: Fleet, *machines: Machine) -> None:
 def test_nodes_with_frames_of_different_lengths_are_counted_separately(
     lengths: tuple[int, ...], tiers: tuple[int, ...]
 ) -> None:
-    """Lengths whose sum is a multiple of their number (6 + 12 counters, 1 + 3 tiers) are included.
+    """Include lengths whose sum is a multiple of their number (6 + 12 counters, 1 + 3 tiers).
 
-    Stacked, such frames would raise nothing and shift each other's values.
+    Stacked, such frames would raise no error and shift each other's values.
     """
     machines = [
         Machine(f"n{place}", ((f"job-{place}", 0),), others, tiers=count)
@@ -113,7 +114,7 @@ def test_nodes_with_frames_of_different_lengths_are_counted_separately(
 
 
 def test_frames_of_different_lengths_are_never_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mixed batch would be detected, and its frames folded one by one: correct, but a hundred times slower."""
+    """A mixed batch would be detected, and its frames processed one by one: correct, but a hundred times slower."""
     batches: list[set[tuple[int, int]]] = []
     fold = consumption.Places._fold
 
@@ -133,7 +134,7 @@ def test_frames_of_different_lengths_are_never_in_one_batch(monkeypatch: pytest.
 
 
 def test_ranks_use_the_time_of_their_own_node() -> None:
-    """One gang has two nodes with two ranks each, whose clocks differ by hours; their frames are folded together."""
+    """A gang has two ranks on each of two nodes whose clocks differ by hours. Their frames are processed together."""
     fleet = Fleet()
     machines = [Machine(f"n{number}", (("j-1", 2 * number), ("j-1", 2 * number + 1))) for number in range(2)]
     for round_number in (1, 2, 3):
@@ -160,7 +161,7 @@ def test_slow_tier_keeps_its_whole_history() -> None:
 
 
 def test_layout_change_with_queued_frames_of_the_old_layout() -> None:
-    """The rank's counters keep their places; further counters are added behind them."""
+    """The rank's counters keep their positions; further counters come after them."""
     fleet = Fleet()
     steady, changing = Machine("n0", (("job-0", 0),)), Machine("n1", (("job-1", 0),))
     for second, others in ((1, 0), (2, 0), (3, 5), (4, 5), (5, 0)):
@@ -188,9 +189,9 @@ def test_joining_and_leaving_jobs_do_not_affect_other_jobs_on_the_node() -> None
 
 
 class Reference:
-    """A reference that counts frame by frame in plain Python.
+    """Reference in plain Python, which counts frame by frame.
 
-    A rank's sum restarts if its group is new on its node, if the agent was restarted, or if its set of counters
+    A rank's sum restarts if the rank is new on its node, the agent was restarted, or the rank's set of counters
     changes.
     """
 
@@ -221,7 +222,7 @@ class Reference:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_layouts_match_frame_by_frame_counting(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes gain and lose ranks, other counters, tiers and agents; frames are folded one by one or in batches."""
+    """Nodes gain and lose ranks, other counters, tiers and agents. Frames are processed one by one or in batches."""
     chance = random.Random(seed)
     monkeypatch.setattr(consumption, "ROWS_AT_ONCE", chance.choice((1, 3, 256)))
     fleet, reference = Fleet(), Reference()
@@ -254,7 +255,7 @@ def test_random_layouts_match_frame_by_frame_counting(seed: int, monkeypatch: py
 
 @pytest.mark.parametrize("seed", range(10))
 def test_rates_of_nodes_with_different_counters_are_separate(seed: int) -> None:
-    """The expected CPU share of each rank is computed from the two newest frames, whatever else its node counts."""
+    """Each rank's CPU share comes from the two newest frames of its node, whatever else the node counts."""
     chance = random.Random(seed)
     fleet = Fleet()
     reader = Look(fleet)
@@ -277,7 +278,7 @@ def test_rates_of_nodes_with_different_counters_are_separate(seed: int) -> None:
 
 
 def test_old_layouts_are_freed() -> None:
-    """A node whose jobs come and go for weeks has thousands of successive layouts."""
+    """A node has thousands of layouts over weeks, because its jobs change."""
     fleet = Fleet()
     machine = Machine("n0", (("job-0", 0),))
     for second in range(1, 60):

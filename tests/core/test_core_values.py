@@ -1,4 +1,4 @@
-"""Small shared values: job states, reported node states, versions, and cycle contexts."""
+"""Small values of the core: job states, reported node states, versions, and cycle contexts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features of ranks from one node's frames: GPU assignment, sums and rates; missing values stay missing."""
+"""Features of ranks from one node's frames: GPU of each rank, sums and rates; absent values stay absent."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_newest_of_the_queued_frames_is_folded_completely(monkeypatch: pytest.Mo
 
 
 class _Crowd:
-    """Nodes whose ranks change; each rank has a unique clock value, which identifies its column."""
+    """Nodes whose ranks change. Each rank has a unique clock value, which identifies its column."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()

@@ -1,4 +1,4 @@
-"""The leaf switch of each node: the topology file, and the uplinks that jobs share."""
+"""Leaf switch of each node from the topology file, and the uplinks that jobs share."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_no_list_of_nodes_crashes(text: str) -> None:
 
 
 def test_jobs_below_one_leaf_share_its_uplinks() -> None:
-    """Two jobs run on two nodes each; the leaf of the second job's second node is unknown."""
+    """Two jobs run on two nodes each. The leaf switch of the second job's second node is unknown."""
     fabric = Fabric([Leaf("leaf-a", ("n0", "n2")), Leaf("leaf-b", ("n1",))])
     fleet = Fleet()
     reader = Look(fleet, fabric)

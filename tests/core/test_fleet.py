@@ -1,4 +1,4 @@
-"""The fleet folds each frame once, aligns steps by number, and survives any input from a sender."""
+"""Fleet: it processes each frame once, aligns steps by number, and accepts or refuses any input without a crash."""
 
 from __future__ import annotations
 
@@ -26,15 +26,8 @@ from agent.schema.frame import (
 )
 from scheduler_feedback.core.telemetry import consumption, fleet_records
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.gang_attempts import (
-    BLOCK_IO,
-    CONSUMED,
-    CPU,
-    FIRST_ROWS,
-    MOST_CELLS,
-    SAMPLES,
-    Gang,
-)
+from scheduler_feedback.core.telemetry.gang_attempts import BLOCK_IO, CONSUMED, CPU, SAMPLES, Gang
+from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS, MOST_CELLS
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 SECOND = 1_000_000_000
@@ -44,7 +37,7 @@ WAITING = "gangwatch_host_pressure_waiting_seconds_total"
 
 
 def layout_of(node: str, ranks: Sequence[int], attempt: int = 1) -> Layout:
-    """Return a layout of process counters of the ranks, then CPU pressure."""
+    """Return a layout with the ranks' process counters, followed by CPU pressure."""
     columns = [
         Column(metric, (("attempt", str(attempt)), ("gang", GANG), ("rank", str(rank))), 0)
         for rank in ranks
@@ -65,7 +58,7 @@ def frame_of(
     boot: str = "b",
     at_ns: int | None = None,
 ) -> Frame:
-    """Return frame `seq`, taken at second `seq`; counters that are None are absent."""
+    """Return frame `seq`, taken at second `seq`. Counters that are None are absent."""
     given_counters = [0] * len(layout.counters) if counters is None else list(counters)
     at = seq * SECOND if at_ns is None else at_ns
     return Frame(
@@ -135,7 +128,7 @@ def test_frame_is_folded_once_and_in_order() -> None:
 
 
 def test_older_frame_is_refused_from_any_agent() -> None:
-    """Two agents run on one node after a restart, and the older agent's last frame arrives late."""
+    """After a restart two agents run on one node for a moment, and the older agent's last frame arrives late."""
     fleet = folded((BARE, frame_of(BARE, 5, agent="new")))
     assert not fleet.observe(BARE, frame_of(BARE, 90, [step(0, 1, 4.0, 0.1)], agent="old", at_ns=4 * SECOND), 0)
     assert fleet.nodes["n0"].frames_refused == 1
@@ -351,7 +344,7 @@ def test_history_reaches_back_sixteen_seconds_and_no_further_than_memory_allows(
         at = number * SECOND // 1000
         for column in columns[:1] if number < 19_000 else columns:
             gang.finish(column, number, at, SECOND // 1000, 0, at)
-    assert gang._end.size <= MOST_CELLS
+    assert gang._steps._end.size <= MOST_CELLS
     steps = gang.completed()
     assert steps is not None
     assert steps.number.tolist() == list(range(19_000, 20_000))
@@ -431,7 +424,7 @@ def test_new_attempt_replaces_the_old_one() -> None:
 
 
 def test_open_records_belong_to_the_current_gang() -> None:
-    """Frames with unchanged records take a short path; the gang may have restarted in between."""
+    """Frames with unchanged records are processed on a short path. The gang may have restarted in between."""
     inside = (
         OpenRecord(Member(GANG, 1, 0), "step", 7, SECOND),
         OpenRecord(Member(GANG, 1, 1), "collective", 9, SECOND),

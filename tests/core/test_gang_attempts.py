@@ -1,4 +1,4 @@
-"""One attempt of a gang: growing rings, times between steps, open steps, and counters between samples."""
+"""One attempt of a gang: stored steps, times between steps, open steps, and counters between samples."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from scheduler_feedback.core.telemetry.gang_attempts import (
     BLOCK_IO,
     CONSUMED,
     CPU,
-    FIRST_ROWS,
     TRAIL,
     TRAIL_SPACING_NS,
     Gang,
     IntArray,
 )
+from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS
 
 SECOND = 1_000_000_000
 
@@ -25,7 +25,7 @@ def gang_of(ranks: int) -> tuple[Gang, list[int]]:
 
 
 def finish(gang: Gang, column: int, number: int, at: float, seconds: float, wait: float = 0.0) -> None:
-    """Record a step that begins at that second of every clock."""
+    """Record a step that begins at second `at` of every clock."""
     start_ns, lasts_ns = round(at * SECOND), round(seconds * SECOND)
     gang.finish(column, number, start_ns, lasts_ns, round(wait * SECOND), start_ns + lasts_ns)
 

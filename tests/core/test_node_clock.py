@@ -1,4 +1,4 @@
-"""The clock of a node's times: its own if it is right, otherwise the controller's."""
+"""Clock for a node's timestamps: the node's own if it is right, otherwise the controller's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = WALL - 5000 * SECOND
 
 @dataclass
 class Node:
-    """A node that sends one frame per second. booted: seconds from its boot to the boot of the controller's machine."""
+    """Node that sends one frame per second. booted: seconds from its boot to the boot of the controller's machine."""
 
     skew: float = 0.0
     booted: float = 700.0
@@ -31,7 +31,7 @@ class Node:
         self.changes += self.clock.take(wall_ns, monotonic_ns, received_ns, here_ns)
 
     def error(self, second: float) -> float:
-        """Return by how many seconds the wall time computed for an instant differs from the controller's."""
+        """Return the difference in seconds between the wall time computed for an instant and the controller's."""
         read_ns = int((second + 5000 + self.booted) * SECOND) + self.clock.to_wall_ns
         return (read_ns - WALL) / SECOND - second
 
@@ -78,7 +78,7 @@ def test_a_corrected_clock_is_used_again() -> None:
 
 
 def test_a_node_that_was_suspended_keeps_its_clock() -> None:
-    """Its monotonic clock stopped during the suspension; its wall clock did not."""
+    """Its monotonic clock stopped while it was suspended, but its wall clock did not."""
     node = Node()
     for second in range(60):
         node.frame(second)
@@ -100,7 +100,7 @@ def test_a_wrong_controller_clock_is_used_for_all_nodes() -> None:
 
 
 def test_drift_between_monotonic_clocks_is_followed() -> None:
-    """A drift of 50 ppm is a minute and a half in twenty days; it is followed in steps of one second."""
+    """A drift of 50 ppm is a minute and a half in twenty days. The correction has steps of one second."""
     node = Node(300.0)
     for second in range(0, 20 * 86400, 30):
         node.booted = 700.0 - second * 50e-6

@@ -1,4 +1,4 @@
-"""Device events, from the agent's collectors on fake devices to verdicts of the health detector."""
+"""Device events: from the agent's collectors on fake devices to verdicts of the health detector."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOW = 1_700_000_000 * SECOND
 
 
 class DetectorReader:
-    """A health detector that receives a node's frames through the fleet."""
+    """Health detector that receives a node's frames through the fleet."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -48,7 +48,7 @@ class DetectorReader:
         self.findings: list[Finding] = []
 
     def until(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Fold received frames until the condition holds."""
+        """Process received frames until the condition holds."""
         clock = SystemClock()
         ends = time.monotonic() + seconds
         while not holds():
@@ -80,7 +80,7 @@ def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest
 
 
 def test_device_events_of_a_real_agent_become_verdicts(site: TrainingNode) -> None:
-    """One node has one fault after another: XIDs, a recovery action, a lost GPU, a port in the log and in counters."""
+    """A node has one fault after another: XIDs, a recovery action, a lost GPU, a port in the log and in counters."""
     reader = DetectorReader(site.node)
     reader.until(lambda: len(reader._fleet.nodes) == 1)
     uuids = {dict(labels)["index"]: dict(labels)["gpu"] for labels in site.values("gangwatch_gpu_info")}

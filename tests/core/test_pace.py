@@ -1,4 +1,4 @@
-"""Recent speed of ranks and its updates for the page: limited in size, and each value sent once."""
+"""Recent speed of ranks and its updates for the page: limited in size, and each value is sent once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def shape(ranks: int = 4, job: str = "j-1", attempt: int = 1, stages: int = 1) -
 
 
 def telemetry(of: Shape, first: int, own: list[list[float]], at_seconds: list[float]) -> Telemetry:
-    """Return steps from number `first` on that end at these seconds, with the ranks' own times; all wait for the
-    slowest.
+    """Return steps from number `first` on that end at these seconds. own: compute seconds of the ranks in each step.
+
+    All ranks wait for the slowest.
     """
     busy = np.array(own, float)
     seconds = np.repeat(busy.max(axis=1, keepdims=True), len(of), axis=1)
@@ -41,7 +42,7 @@ def telemetry(of: Shape, first: int, own: list[list[float]], at_seconds: list[fl
 
 
 def steady(paces: Paces, of: Shape, seconds: int, slow: float = 1.0, first: int = 0) -> None:
-    """Return one step each half second, in which rank 1 takes `slow` times as long as the others."""
+    """Add two steps a second, in which rank 1 takes `slow` times as long as all other ranks."""
     own = [0.1] * len(of)
     own[1] *= slow
     for at in range(first, first + seconds):
@@ -222,7 +223,7 @@ def test_a_job_is_slow_if_it_slows_by_more_than_its_steps_vary(slower: float, sl
 
 
 def test_a_healthy_job_with_varying_steps_is_not_slow() -> None:
-    """Steps vary by 15 % on a busy machine: less than one second in a hundred is marked slow."""
+    """Steps vary by 15 % on a busy machine. Less than one second in a hundred is marked slow."""
     paces = Paces()
     noise = np.random.default_rng(11)
     found = []

@@ -1,4 +1,4 @@
-"""Names with misleading characters are refused, and the error names the character."""
+"""Names with misleading characters are refused; the error names the character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel states of each rank's processes from frames, and missing ranks."""
+"""Kernel states of each rank's processes, read from frames, and ranks that are missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNNING, STOPPED, GONE = int(ProcessState.RUNNING), int(ProcessState.STOPPED), i
 
 
 def layout_of(node: str, reported: Mapping[tuple[str, int, int], float]) -> Layout:
-    """Return a layout with one gauge for each (gang, attempt, rank), after another gauge."""
+    """Return a layout with one state gauge for each (gang, attempt, rank), and another gauge before them."""
     gauges = [Column("gangwatch_host_load1", (), 0)]
     gauges += [
         Column(METRIC, (("attempt", str(attempt)), ("gang", gang), ("rank", str(rank))), 0)
@@ -29,7 +29,7 @@ def layout_of(node: str, reported: Mapping[tuple[str, int, int], float]) -> Layo
 
 
 class ReportedStates:
-    """A fleet and one node whose agent reports process states."""
+    """Fleet with one node whose agent reports process states."""
 
     def __init__(self, ranks: int = 3, attempt: int = 1) -> None:
         self.fleet, self.seq = Fleet(), 0
@@ -47,7 +47,8 @@ class ReportedStates:
             gang.column(rank, "n0")
 
     def report(self, reported: Mapping[tuple[str, int, int], float]) -> list[int]:
-        """Send one frame with these states of (gang, attempt, rank); return the known states of the gang's ranks."""
+        """Send one frame with the states of these (gang, attempt, rank). Return the fleet's states of the gang's
+        ranks."""
         self.seq += 1
         self._take(layout_of("n0", reported), np.array([9.0, *reported.values()]), ())
         return self.states()

@@ -1,4 +1,4 @@
-"""Places of ranks, from the reporter in a training process through the agent to the job's shape."""
+"""Places of ranks in the job's parallel layout, from the step reporter through the agent to the job's shape."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def layout_of(reported: dict[int, dict[str, str]]) -> Layout:
 
 
 def shape_of(*tellings: dict[int, dict[str, str]], ranks: int = 4) -> Shape:
-    """Return the shape after successive frames with these layouts."""
+    """Return the job's shape after frames with these places, one frame after another."""
     fleet = Fleet()
     reader = Look(fleet)
     for seq, reported in enumerate(tellings, 1):

@@ -1,4 +1,4 @@
-"""Shapes and groupings: peers, and groups of any size arranged for array operations on all of them."""
+"""Shapes of jobs and groups of ranks: peers, and groups of any size in arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 
 
 def shape_of(count: int = 8, **more: Any) -> Shape:
-    """Return two replicas of two stages of two tensor ranks, four ranks per node."""
+    """Return a job's shape: two replicas of two stages of two tensor ranks, four ranks per node."""
     rank = np.arange(count)
     layout: dict[str, Any] = {"data": rank // 4, "stage": rank // 2 % 2, "tensor": rank % 2, "rail": rank % 4}
     return Shape("j", 1, rank, tuple(f"n{one // 4}" for one in rank.tolist()), **(layout | more))

@@ -1,4 +1,4 @@
-"""Metrics of the state: every value counted by hand, on a cluster with many problems."""
+"""Metrics of the scheduler's state: each value counted by hand, on a cluster with many problems."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster_with_problems() -> State:
     """Return a cluster of six nodes.
 
     A healthy node with one free slot; a quarantined node that still runs a job; an absent node; a suspect node whose
-    only slot is held by one job and claimed by another; a node with a claim; and an idle node.
+    only slot is held by one job and reserved for another; a node with a reservation; and an idle node.
     """
     nodes = [
         Node("a", 4, rack="r1", spine="s1", rail="l1"),

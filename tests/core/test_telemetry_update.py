@@ -1,4 +1,4 @@
-"""Updates of a fleet have the wall clock of the node, are returned once, and are NaN without new data."""
+"""Updates of a fleet: timestamps by the node's wall clock, each value returned once, NaN without new data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOOTED = {"n0": 0, "n1": 5000 * SECOND}
 
 
 def layout(node: str, rank: int, attempt: int = 1, switch: str = "0:9", nic: str = "mlx5_0") -> Layout:
-    """Return a layout of one rank with its GPU, the NIC near it, and its processes' counters."""
+    """Return a layout of one rank with its GPU, the NIC near the GPU, and its processes' counters."""
     member = (("attempt", str(attempt)), ("gang", "g"))
     gpu, address = f"GPU-{node}", f"0:{rank}"
     gauges = (
@@ -44,7 +44,7 @@ class Site:
         self.layouts = {node: layout(node, rank) for rank, node in enumerate(BOOTED)}
 
     def frame(self, node: str, second: int, clock: float = 1.0, opened: bool = True) -> Frame:
-        """Return a frame: the rank finished step `second` a tenth of a second ago and is in the next."""
+        """Return a frame: the rank finished step `second` a tenth of a second ago and is in the next step."""
         rank, at = list(BOOTED).index(node), second * SECOND + 10_000 * SECOND - BOOTED[node]
         member, of_node = Member("g", 1, rank), self.layouts[node]
         inside = (OpenRecord(member, "collective", second, at - SECOND // 20),) if opened else ()

@@ -1,4 +1,4 @@
-"""The tables of verdict kinds and causes are complete, and their consumers follow them."""
+"""Tables of verdict kinds and causes: they are complete, and all code that uses them follows them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def missing_cells(row: Any) -> list[str]:
-    """Return the names of empty cells. Only the alerts may be empty, if no node and no other job is accused."""
+    """Return the names of a row's empty fields. Alerts may be empty if the kind accuses no node and no other job."""
     harmless = isinstance(row, KindRow) and row.accused in (Accused.OWN_JOB, Accused.NOTHING)
     optional = {"alerts"} if harmless else set()
     empty = [field.name for field in fields(row) if getattr(row, field.name) in ("", ())]
@@ -88,7 +88,7 @@ def test_page_and_terminal_have_the_colour(row: KindRow) -> None:
 
 
 def test_sets_of_kinds() -> None:
-    """A new kind is added here, so that nobody lets it accuse nodes or move jobs by accident."""
+    """A new kind must be added here. This prevents that it accuses nodes or moves jobs by accident."""
     assert {"straggler", "hang", "health"} == ACCUSING
     assert {"straggler", "hang", "health", "interference"} == BLAMING
     assert {"workload", "stage_imbalance", "sequence_imbalance"} == OF_OWN_JOB

@@ -1,4 +1,4 @@
-"""Tests of verdict sentences: about a rank, a gang, a device or a node."""
+"""Sentences of verdicts about a rank, a gang, a device or a node."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ verdicts = st.builds(
 
 
 def is_plain(text: str) -> bool:
-    """Return whether the text has no placeholder number, no empty name, and no repeated or dangling word."""
+    """Return whether the text has no placeholder number, no empty name, and no repeated or incomplete word."""
     bad = (" -", " on :", " on ,", " of :", " of  ", "()", "( ", "  ", " on on ", ": :", " nan", " inf ")
     return not any(part in text for part in bad) and text == text.strip() and not text.endswith((" on", " of", ":"))
 

@@ -1,8 +1,8 @@
-"""Accelerated time: rules and queries for a Prometheus in which a second is SPEED seconds of the simulated world.
+"""Rules and queries for a Prometheus in which one second is SPEED seconds of the simulated world.
 
-Windows, `for` and the waits of Alertmanager are divided by SPEED. `rate` counts events per second of the clock, which
-is SPEED seconds of the world, so its result is divided too. `increase` counts events in the window and stays.
-Timestamps (the expiry of certificates) are compared with the real clock, so they stay in its seconds.
+Windows, `for` and Alertmanager's waits are divided by SPEED. `rate` counts events per second of the real clock, so its
+result is divided too. `increase` counts events in the window and needs no change. Timestamps (the expiry of
+certificates) are compared with the real clock, so they need none either.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANGE = re.compile(r"(?:(?<=\[)|(?<=offset ))([0-9]+)([smhd])\b")
 
 
 def seconds_of(duration: str) -> float:
-    """Return the seconds of a Prometheus duration with one unit."""
+    """Return the seconds of a Prometheus duration, such as "5m"."""
     return float(duration[:-1]) * _UNITS[duration[-1]]
 
 
@@ -31,13 +31,13 @@ def duration_of(seconds: float) -> str:
 
 
 def expression(text: str) -> str:
-    """Return the expression for the faster clock."""
+    """Return the expression for the accelerated clock."""
     text = _RATE.sub(rf"(rate(\1) / {SPEED:g})", text)
     return _RANGE.sub(lambda found: duration_of(float(found[1]) * _UNITS[found[2]] / SPEED), text)
 
 
 def rules(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the rule groups for the faster clock."""
+    """Return the rule groups for the accelerated clock."""
     groups = []
     for group in document["groups"]:
         made = []
@@ -52,7 +52,7 @@ def rules(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def alertmanager(document: dict[str, Any]) -> dict[str, Any]:
-    """Return Alertmanager's routes for the faster clock."""
+    """Return Alertmanager's routes for the accelerated clock."""
 
     def route(one: dict[str, Any]) -> dict[str, Any]:
         made = dict(one)

@@ -1,7 +1,7 @@
-"""Drawing of a dashboard without Grafana: its own JSON and grid, with results of a real Prometheus.
+"""HTML page that draws a dashboard from its JSON and the results of a real Prometheus, without Grafana.
 
 For pictures and visual checks. It draws the panels that our dashboards use (rows, stats, time series, status histories,
-state timelines, tables) in a plain style. It is not Grafana's rendering, and the foot of the page says so.
+state timelines, tables) in a plain style. It is not Grafana's rendering, and the page says so at its end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ svg { display: block } text { fill: #8e8e99; font-size: 10px } footer { color: #
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The drawn time range in Prometheus's seconds, and the seconds of the world per second."""
+    """Time range to draw, in Prometheus's seconds, and the simulated seconds per second."""
 
     start: float
     end: float
@@ -63,7 +63,7 @@ class Span:
 
 
 def draw(board: dict[str, Any], ask: Ask, span: Span, above: str) -> str:
-    """Return a page with the whole dashboard. above: text next to its title, for example values of variables."""
+    """Return an HTML page with the whole dashboard. above: text next to the title, for example values of variables."""
     panels = list(_panels(board["panels"]))
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels) * (CELL_HEIGHT + GAP)
     drawn = "".join(_placed(panel, ask, span) for panel in panels)
@@ -130,7 +130,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def formatted(value: float, unit: str) -> str:
-    """Format a value in the Grafana unit with this id."""
+    """Return the value with the Grafana unit of this id."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     if unit in ("s", "dtdurations", "clocks"):
@@ -221,7 +221,7 @@ def _timeseries(panel: dict[str, Any], series: list[_Series], span: Span, width:
 def _path(
     points: list[tuple[float, float]], x: Callable[[float], float], y: Callable[[float], float], span: Span
 ) -> str:
-    """Return a line with gaps where values are missing for a twentieth of the span."""
+    """Return an SVG path with gaps where values are missing for a twentieth of the span."""
     commands, before = [], -math.inf
     for at, value in points:
         joined = at - before < (span.end - span.start) / 20

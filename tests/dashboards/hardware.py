@@ -1,4 +1,4 @@
-"""Expositions of a real agent on a faked machine (NVML library, sysfs and proc trees) whose devices fail."""
+"""Expositions of a real agent on fake hardware (NVML library, sysfs and proc files) whose devices fail."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.fakes.sysfs.tree import write_number
 
 NODE = "n0"
 NAMES = (
-    "GpuLost", "GpuXid", "GpuMemoryErrors", "GpuRowRemap", "GpuThrottled", "NicDown", "NicFlapping", "PauseStorm",
-    "CollectorFailing", "SeriesLimit",
+    "GpuLost", "GpuXid", "GpuMemoryErrors", "GpuRowRemap", "GpuThrottled", "NicDown", "NicFlapping", "NicSlowLink",
+    "PauseStorm", "CollectorFailing", "SeriesLimit",
 )  # fmt: skip
 SCENARIO = Scenario(
     healthy,
@@ -38,7 +38,8 @@ UNCORRECTED, REMAP_PENDING = 4, 144
 
 
 def bodies(workshop: Workshop) -> list[bytes]:
-    """Return the node's expositions: healthy, a few while its devices fail, healthy again. Each is by a new agent."""
+    """Return expositions of the node: healthy, several while its devices fail, healthy again. Each has its own
+    agent."""
     well, series = _body(workshop, None, Settings())
     found = [well]
     for number in range(SICK):
@@ -47,7 +48,8 @@ def bodies(workshop: Workshop) -> list[bytes]:
 
 
 def _body(workshop: Workshop, sick: int | None, settings: Settings) -> tuple[bytes, int]:
-    """Return (exposition, its number of series). sick: how long the fault has lasted, in steps of 1 / SICK of it."""
+    """Return (exposition, number of its series). sick: number of the exposition in the fault, from 0; None:
+    healthy."""
     with workshop.node("h100") as node:
         nics = node.tree.nics
         for gpu in range(8):
@@ -56,6 +58,7 @@ def _body(workshop: Workshop, sick: int | None, settings: Settings) -> tuple[byt
             node.fake.set_field(REMAP_PENDING, 1, gpu=5)
             node.fake.set_field(UNCORRECTED, 3, gpu=6)
             (nics[1].port / "state").write_text("1: DOWN\n")
+            (nics[4].port / "rate").write_text("200 Gb/sec (2X NDR)\n")
             write_number(nics[2].port / "counters" / "link_downed", 1000)
             node.tree.advance(2 * LENGTH / SICK, {nics[3].name: 1.0})  # paused for 0.4 of the time
         node.node.tick()
@@ -66,12 +69,13 @@ def _body(workshop: Workshop, sick: int | None, settings: Settings) -> tuple[byt
         body = Exposition(settings).body(*node.frame())
         if sick is not None:
             (nics[1].port / "state").write_text("4: ACTIVE\n")
+            (nics[4].port / "rate").write_text("400 Gb/sec (4X NDR)\n")
     return body, sum(line.startswith(b"gangwatch_") for line in body.splitlines())
 
 
 @contextmanager
 def answering(folder: Path) -> Iterator[tuple[dict[str, Bodies], dict[str, dict[str, str]]]]:
-    """Return the node as scrape targets of Prometheus, without a controller."""
+    """Return the expositions by path, and the labels of these scrape targets. There is no controller."""
     recorded = bodies(Workshop(folder))
 
     def answer(now: float) -> bytes:

@@ -1,4 +1,4 @@
-"""A real Prometheus and Alertmanager that scrape a scripted run, whose expositions are served by the clock."""
+"""Real Prometheus and Alertmanager that scrape recorded expositions, which are served as time passes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Quiet(BaseHTTPRequestHandler):
 
 @dataclass(slots=True)
 class Notification:
-    """An alert that the webhook received, with its time in seconds of the world."""
+    """Alert that the webhook received. Its time is in simulated seconds."""
 
     at: float
     status: str
@@ -53,7 +53,7 @@ class Notification:
 
 @dataclass(slots=True)
 class Stage:
-    """The clock, the scraped targets, and the alerts that the webhook received."""
+    """Running clock, scrape targets, and the alerts that the webhook has received."""
 
     targets: dict[str, Bodies]
     began: float = 0.0
@@ -63,7 +63,7 @@ class Stage:
     folder: Path = Path()
 
     def now(self) -> float:
-        """Return the seconds since the start of the world; 0 before it."""
+        """Return the simulated seconds since the start; 0 before it."""
         return max((time.time() - self.began) * SPEED, 0.0) if self.began else 0.0
 
     def wait_until(self, seconds: float) -> None:
@@ -71,7 +71,7 @@ class Stage:
             time.sleep(min((seconds - self.now()) / SPEED + 0.01, 1.0))
 
     def place(self, labels: dict[str, dict[str, str]]) -> None:
-        """Let Prometheus scrape these paths with these labels; the label `job` selects one of the two scrape jobs."""
+        """Make Prometheus scrape these paths with these labels. The label `job` selects one of the two scrape jobs."""
         for name, job in (("agents", "agent"), ("controller", "controller")):
             groups = [
                 {"targets": [self.address], "labels": {"__metrics_path__": f"/{path}"} | _without_job(own)}
@@ -92,7 +92,7 @@ class Stage:
         return result
 
     def at(self, seconds: float) -> str:
-        """Return that second of the world in Prometheus's time."""
+        """Return a simulated second as Prometheus's time."""
         return f"{self.began + seconds / SPEED:.3f}"
 
 
@@ -121,7 +121,7 @@ def _serve(handler: type[_Quiet]) -> Iterator[int]:
 
 @contextmanager
 def _program(arguments: list[str], ready: str, log: Path) -> Iterator[None]:
-    """Run a program inside the block, which starts when the program responds at `ready`."""
+    """Run a program inside the ``with``, from when it responds at the URL `ready`."""
     with log.open("wb") as output:
         process = subprocess.Popen(arguments, stdout=output, stderr=output)
     try:
@@ -142,10 +142,10 @@ def _program(arguments: list[str], ready: str, log: Path) -> Iterator[None]:
 
 @contextmanager
 def staged(folder: Path, targets: dict[str, Bodies]) -> Iterator[Stage]:
-    """Run Prometheus and Alertmanager as `gangwatch dashboards provision` configures them, with the faster clock.
+    """Run Prometheus and Alertmanager with the files of `gangwatch dashboards provision`, on the accelerated clock.
 
-    targets: by path; a target is scraped only after `place` has named it. Skips if a program is absent, or fails where
-    all components are required.
+    targets: expositions by path; Prometheus scrapes a target after `place` has named it. Skips if a program is absent,
+    or fails where all components are required.
     """
     prometheus = needs.component("prometheus", "prometheus")
     alertmanager = needs.component("prometheus-alertmanager", "prometheus-alertmanager")
@@ -201,7 +201,7 @@ def staged(folder: Path, targets: dict[str, Bodies]) -> Iterator[Stage]:
 
 
 def _accelerate(folder: Path) -> None:
-    """Rewrite the provisioned files for the faster clock: only windows, waits and intervals."""
+    """Rewrite windows, waits and intervals in the provisioned files for the accelerated clock."""
     for name in ("recording.yml", "alerts.yml"):
         _rewrite(folder / "rules" / name, accelerated.rules)
     _rewrite(folder / "alertmanager/alertmanager.yml", accelerated.alertmanager)

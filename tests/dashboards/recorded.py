@@ -1,4 +1,4 @@
-"""Responses of each scenario's targets, by the world's second: scripted runs, and an agent on a faked machine."""
+"""Expositions of all scenarios by simulated second: scripted runs, and an agent on fake hardware."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.dashboards.scripted import SCRAPE_SECONDS
 
 
 def record(names: tuple[str, ...] = tuple(SCENARIOS)) -> tuple[dict[str, Bodies], dict[str, dict[str, str]]]:
-    """Return (responses by path, labels of each target) of these scenarios."""
+    """Return (expositions by path, labels of each target) of these scenarios."""
     targets: dict[str, Bodies] = {}
     labels: dict[str, dict[str, str]] = {}
     for cluster in names:

@@ -10,9 +10,10 @@ from tests.dashboards.accelerated import seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """series: name with labels -> values in promtool's notation, one per 15 s.
+    """Case of one rule. series: name with labels -> values in promtool's notation, one per 15 s.
 
-    alert: fires at `at` and not at `not_at`, with these labels. expected: name and matchers -> sum of values at 10m.
+    alert: fires at `at` and not at `not_at`, with these labels; '' for no check. expected: name and matchers -> sum of
+    values at 10m.
     """
 
     series: dict[str, str]
@@ -27,7 +28,6 @@ class Case:
         return [name.partition("{")[0] for name in self.expected]
 
     def document(self) -> dict[str, Any]:
-        """Return the case in promtool's format."""
         tests = [
             {"expr": f"sum({name})", "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": value}]}
             for name, value in self.expected.items()
@@ -37,9 +37,10 @@ class Case:
             selector = ", ".join(f'{name}="{value}"' for name, value in matchers.items())
             expression = f"count(ALERTS{{{selector}}})"
             if self.not_at:
-                assert seconds_of(self.not_at) < seconds_of(self.at)
+                assert not self.at or seconds_of(self.not_at) < seconds_of(self.at)
                 tests.append({"expr": expression, "eval_time": self.not_at, "exp_samples": []})
-            tests.append({"expr": expression, "eval_time": self.at, "exp_samples": [{"labels": "{}", "value": 1}]})
+            if self.at:
+                tests.append({"expr": expression, "eval_time": self.at, "exp_samples": [{"labels": "{}", "value": 1}]})
         return {
             "interval": "15s",
             "input_series": [{"series": name, "values": values} for name, values in self.series.items()],
@@ -48,7 +49,7 @@ class Case:
 
 
 def _verdict(kind: str, cause: str, **more: str) -> dict[str, str]:
-    """Return the three series of a verdict, from the first minute on."""
+    """Return the three series of a verdict, which is active from the first minute on."""
     info = {"name": "train", "node": "n1", "device": "GPU-1", "aggressor": "", "resource": ""} | more
     key = 'cluster="c", gang="j-1", verdict="v"'
     labels = ", ".join(f'{name}="{value}"' for name, value in info.items())
@@ -70,6 +71,33 @@ def _ups(down: int, of: int) -> dict[str, str]:
         f'up{{job="gangwatch-agent", cluster="c", node="n{number}"}}': "1x20 0x200" if number < down else "1x220"
         for number in range(of)
     }
+
+
+def _ports(device: str, down: int, of: int, values: str) -> dict[str, str]:
+    """Return the states of one port on `of` nodes: `values` on the first `down` nodes, active on all others."""
+    return {
+        f'gangwatch_rdma_port_state{{cluster="c", node="n{number}", device="{device}", port="1"}}': (
+            values if number < down else "4x400"
+        )
+        for number in range(of)
+    }
+
+
+_LINK = 'device="mlx5_0", port="1"'
+
+
+def _links(
+    slow: dict[str, float], device: str = "mlx5_0", board: str = "compute", usual: float = 50e9
+) -> dict[str, str]:
+    """Return the series of one port on three nodes. slow: rate of each node whose link differs from `usual`, in
+    bytes per second."""
+    found: dict[str, str] = {}
+    for node in ("n0", "n1", "n2"):
+        of = f'cluster="c", node="{node}", device="{device}"'
+        found[f'gangwatch_rdma_port_rate_bytes_per_second{{{of}, port="1"}}'] = f"{slow.get(node, usual):.0f}x200"
+        found[f'gangwatch_rdma_port_state{{{of}, port="1"}}'] = "4x200"
+        found[f'gangwatch_rdma_device_info{{{of}, board_id="{board}"}}'] = "1x200"
+    return found
 
 
 _ALERTS = (
@@ -140,6 +168,7 @@ _ALERTS = (
     Case({'gangwatch_cycles_total{cluster="c"}': "0+15x20 300x200"}, "GangwatchCyclesStopped", {}, "8m", "10m"),
     Case({'gangwatch_store_failures_total{cluster="c"}': "0x20 1x200"}, "GangwatchJournalFailing", {}, "5m", "6m"),
     Case({'gangwatch_backend_failures_total{cluster="c"}': "0x20 1+1x200"}, "GangwatchBackendFailing", {}, "9m", "12m"),
+    Case({'gangwatch_watch_frame_age_seconds{cluster="c"}': "0.5x20 12x200"}, "GangwatchDetectionLate", {}, "6m", "8m"),
     Case(
         {'gangwatch_detector_failures_total{cluster="c", detector="hang"}': "0x20 1x200"},
         "GangwatchDetectorBroken",
@@ -236,13 +265,40 @@ _ALERTS = (
         "9m",
         "12m",
     ),
-    Case({f"gangwatch_rdma_port_state{{{_P}}}": "4x20 1x200"}, "GangwatchNicDown", _NODE, "5m", "8m"),
+    # Up for ten minutes, then down for good: the alert does not end when the port was last up an hour ago.
+    Case({f"gangwatch_rdma_port_state{{{_P}}}": "4x40 1x400"}, "GangwatchNicDown", _NODE, "10m", "13m"),
+    Case({f"gangwatch_rdma_port_state{{{_P}}}": "4x40 1x400"}, "GangwatchNicDown", _NODE, "", "40m"),
+    Case({f"gangwatch_rdma_port_state{{{_P}}}": "4x40 1x400"}, "GangwatchNicDown", _NODE, "", "90m"),
+    Case({f"gangwatch_rdma_port_state{{{_P}}}": "4x40 1x200 4x200"}, "GangwatchNicDown", _NODE, "65m", ""),
+    # Down since the node's boot, alone and where other nodes use the same port.
+    Case({f"gangwatch_rdma_port_state{{{_P}}}": "1x400"}, "GangwatchNicDown", _NODE, "", "3m"),
+    Case(_ports("mlx5_0", down=1, of=3, values="1x400"), "GangwatchNicDown", {"node": "n0"}, "", "90m"),
+    # Unused on every node; then on all nodes down at once, which is a switch.
+    Case(_ports("mlx5_9", down=4, of=4, values="1x400"), "GangwatchNicDown", {"node": "n0"}, "90m", ""),
+    Case(_ports("mlx5_0", down=4, of=4, values="4x40 1x400"), "GangwatchNicDown", {"node": "n0"}, "10m", "90m"),
     Case(
         {f"gangwatch_rdma_port_link_downed_total{{{_P}}}": "0x20 1 1 1 2 2 3x200"},
         "GangwatchNicFlapping",
         _NODE | {"device": "mlx5_0"},
         "5m",
         "8m",
+    ),
+    # One of three nodes has a slow link. The slower storage board of every node is normal.
+    Case(
+        _links({"n0": 25e9}) | _links({}, "mlx5_8", "storage", usual=25e9),
+        "GangwatchNicSlowLink",
+        {"cluster": "c", "node": "n0", "device": "mlx5_0", "port": "1"},
+        "9m",
+        "15m",
+    ),
+    Case(_links({"n0": 25e9}) | _links({}, "mlx5_8", "storage", usual=25e9), "GangwatchNicSlowLink", {}, "", "20m"),
+    # An inactive port reports a low rate, but has no link.
+    Case(
+        _links({"n0": 5e9}) | {f'gangwatch_rdma_port_state{{cluster="c", node="n0", {_LINK}}}': "1x200"},
+        "GangwatchNicSlowLink",
+        {},
+        "40m",
+        "",
     ),
     Case(
         {f'gangwatch_rdma_pause_seconds_total{{{_P}, direction="receive", priority="3"}}': "0x20 0+6x200"},
@@ -341,6 +397,24 @@ _RECORDINGS = (
             'rack:gangwatch_rdma_cnp_handled:rate2m{rack="r1"}': 10.0,
             'rack:gangwatch_rdma_port_transmit_bytes:rate2m{rack="r1"}': 400.0,
             'rack:gangwatch_gpu_owner:count{rack="r1", gang="j-1"}': 2.0,
+        },
+    ),
+    Case(
+        # Peers on one node: four ports of one board, of which one is slow; a board with two ports has no peers.
+        {
+            f'gangwatch_rdma_{name}{{cluster="c", node="n1", device="mlx5_{number}", {more}}}': f"{value:.0f}x80"
+            for number, rate in enumerate((50e9, 25e9, 50e9, 50e9, 25e9, 25e9))
+            for name, more, value in (
+                ("port_rate_bytes_per_second", 'port="1"', rate),
+                ("port_state", 'port="1"', 4),
+                ("device_info", f'board_id="{"A" if number < 4 else "B"}"', 1),
+            )
+        },
+        expected={
+            'port:gangwatch_rdma_port_rate_bytes_per_second:active{device="mlx5_1"}': 25e9,
+            'port:gangwatch_rdma_port_rate_bytes_per_second:peers{device="mlx5_1"}': 50e9,
+            "port:gangwatch_rdma_port_rate_bytes_per_second:peers": 200e9,
+            'nic:gangwatch_topology_rail:info{device="mlx5_1", rail="none"}': 1.0,
         },
     ),
     Case(

@@ -1,4 +1,4 @@
-"""Scenarios: one cluster each, its faults, and the exact set of alerts that must fire because of them."""
+"""Scenarios for the alerts: a cluster with its faults, and the exact set of alerts that must fire."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ONSET, LENGTH = 240.0, 210.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """make: its run. fires: alerts that must fire. labels: required labels of all delivered alerts.
+    """Scenario. make: returns its run. fires: alerts that must fire. labels: required labels of all delivered alerts.
 
     inhibited: alerts that fire and must not be delivered, because another alert reports the same fault. unscraped:
-    Prometheus scrapes its agents only after the faults of the other scenarios. down: world seconds in which the
+    Prometheus scrapes its agents only after the faults of all other scenarios. down: simulated seconds in which the
     controller does not respond.
     """
 
@@ -57,7 +57,7 @@ def _ends(name: str, at: float) -> Script:
 
 
 def _neighbours(victim: Job, other: Job, disorder: str, seen_by_other: str) -> ScriptedRun:
-    """Return a run of two jobs that share a scarce resource while the fault lasts."""
+    """Return a run of two jobs that share a resource, which is overloaded during the fault."""
     ranks = tuple(range(victim.course.plan.gpus))
     fault = Fault(disorder, victim.name, ranks, ONSET, LENGTH, severity=0.4, aggressor=other.name)
     fault = victim.course.solved(fault)
@@ -76,12 +76,12 @@ def _small() -> Job:
 
 
 def _quiet(script: Script | None = None) -> ScriptedRun:
-    """Return a run of two nodes with only the script's events, without detectors."""
+    """Return a run of two nodes without detectors, with only the script's events."""
     return ScriptedRun([_small()], script, detect=False, frames=_frames_of_two_nodes())
 
 
 def healthy() -> ScriptedRun:
-    """Return a run in which detectors run and report nothing."""
+    """Return a run in which detectors run and publish no verdict."""
     return ScriptedRun([_small()], frames=_frames_of_two_nodes())
 
 
@@ -142,7 +142,7 @@ def stalled() -> ScriptedRun:
 
 
 def operator() -> ScriptedRun:
-    """Return a run with frozen actions, a quarantined node, a too large job, a refusing backend, bugs in two parts."""
+    """Return a run with a freeze, a quarantined node, a job larger than the cluster, a failing backend, and bugs."""
     large = JobSpec(name="large", command=("train",), ranks=4096, queue="research")
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
@@ -196,6 +196,14 @@ def stuck_cycle() -> ScriptedRun:
     return _quiet(script)
 
 
+def late_detection() -> ScriptedRun:
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.frame_age = 12.0 if ONSET <= now < ONSET + LENGTH else 0.5
+        return ()
+
+    return _quiet(script)
+
+
 def leaderless() -> ScriptedRun:
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         run.leads = not ONSET <= now < ONSET + LENGTH
@@ -231,7 +239,7 @@ def foreign_ranks() -> ScriptedRun:
 
 
 def certificate_ends() -> ScriptedRun:
-    """Return a run in which the renewal of an agent's certificate fails until an operator fixes it."""
+    """Return a run in which the renewal of an agent's certificate fails until an operator repairs it."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         run.days_left = {"node-00000": 60.0, "node-00001": 13.0 if ONSET <= now < ONSET + LENGTH else 90.0}
@@ -270,6 +278,7 @@ SCENARIOS: dict[str, Scenario] = {
     "too-large": Scenario(too_large, _alerts("GangCannotStart")),
     "disk-full": Scenario(disk_full, _alerts("JournalFailing", "CyclesStopped"), _alerts("CyclesStopped")),
     "stuck-cycle": Scenario(stuck_cycle, _alerts("CyclesStopped")),
+    "late-detection": Scenario(late_detection, _alerts("DetectionLate")),
     "leaderless": Scenario(leaderless, _alerts("NobodyLeads")),
     "controller-down": Scenario(
         _quiet,

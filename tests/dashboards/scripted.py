@@ -1,9 +1,9 @@
-"""A scripted run of the simulated cluster: the expositions of its agents and its controller, scrape by scrape.
+"""Scripted run of the simulated cluster, which gives the expositions of its agents and its controller.
 
-The agents' frames come from `sim.world`. They take the same path as in production: into the exporter, whose expositions
-are recorded, and into the watch, whose detector results go into the cycle. The cycle places the jobs, and the run
-checks that the world has the same placement. The script supplies only facts outside of both: started and stopped
-processes of a gang, the state of the controller's streams, a full disk.
+The agents' frames come from `sim.world`. As in production they go into the exporter, whose expositions are recorded,
+and into the detectors, whose results go into the cycle. The cycle places the jobs, and the run checks that the
+simulated world has the same placement. The script supplies only facts outside of both: started and stopped processes of
+a gang, the state of the controller's streams, a full disk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ POLICY = Policy(
 
 @dataclass(slots=True)
 class Job:
-    """A job of the script, its course in the world, and its submission time (world seconds)."""
+    """Job of the script, its course in the simulated world, and its submission time in simulated seconds."""
 
     spec: JobSpec
     course: Course
@@ -71,7 +71,7 @@ def job(
     priority: int = 0,
     queue: str = "research",
 ) -> Job:
-    """Return a gang on these GPUs of these nodes; it is submitted shortly before its first step."""
+    """Return a gang on these GPUs (spots) of these nodes. It is submitted shortly before its first step."""
     ranks = len(nodes) * len(spots)
     made = plan.make(name, ranks, "balanced", seconds, np.random.default_rng(1), len(spots), 0.3)
     course = Course(made, clos_fabric.place(np.asarray(nodes), ranks, spots), np.random.default_rng(seed), begin)
@@ -84,7 +84,7 @@ def job(
 
 @dataclass(slots=True)
 class Members:
-    """The step collector's counters of each rank."""
+    """Counters of the steps collector for each rank."""
 
     counts: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Members:
 
 
 class Agent:
-    """The exposition of one node's exporter: series of frames, of steps, and of the agent itself."""
+    """Exposition of one node: series of its frames, of steps, and of the agent."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -144,17 +144,17 @@ Script = Callable[["ScriptedRun", float], Sequence[Event]]
 
 
 class ScriptedRun:
-    """The run of one cluster. scrapes: by number, the exposition of every target, None if it does not respond.
+    """Run of one cluster. scrapes: for each scrape, the exposition of every target, None if it does not respond.
 
-    A node appears when the script submits the first job on it. script: called every world second; the events that it
-    returns go into the cycle. detect: whether detectors run.
+    A node appears when the script submits the first job on it. script: called every simulated second; the events that
+    it returns go into the cycle. detect: whether detectors run.
 
     A script may set these. unread: nodes whose streams the controller cannot read. failing: nodes with a failing
-    collector. halted: jobs that report no more steps. broken: detectors and parts with a bug. stuck: no cycle runs.
-    leads: leadership of a controller on Kubernetes, which serves nothing else without it. Also the counters of the
-    cycle's thread. foreign: records of ranks that do not run there, by node. days_left: remaining lifetime of an
-    agent's certificate, by node. A stopped job reports no more steps; the counters of its GPUs continue unchanged,
-    which no test here checks.
+    collector. halted: jobs that report no more steps. frame_age: age of the telemetry that detection uses, in
+    seconds. broken: detectors and parts with a bug. stuck: no cycle runs. leads: leadership of a controller on
+    Kubernetes, which serves nothing else without it. foreign: records of ranks that do not run there, by node.
+    days_left: remaining lifetime of an agent's certificate, by node. Also the counters of the cycle's thread. A
+    stopped job reports no more steps; the counters of its GPUs do not change, which no test here checks.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class ScriptedRun:
         policy: Policy = POLICY,
         frames: Sequence[Sent] | None = None,
     ) -> None:
-        """Leaf switches are pods, one per rail, as in the world; a fabric file describes them to the controller.
+        """Make the run. A file describes the simulated network to the controller; leaf switches are pods, one per rail.
 
-        frames: of the jobs' world, if they were generated before.
+        frames: of the jobs' simulated world, if they exist already.
         """
         self.jobs = {one.name: one for one in jobs}
         self.state = State(policy=policy)
@@ -179,6 +179,7 @@ class ScriptedRun:
         self.failing: set[str] = set()
         self.halted: set[str] = set()
         self.broken: set[str] = set()
+        self.frame_age: float | None = None
         self.stuck = False
         self.leads: bool | None = None
         self.scrapes: list[dict[str, bytes | None]] = []
@@ -197,7 +198,7 @@ class ScriptedRun:
         self._events: list[Event] = []
 
     def until(self, seconds: float) -> None:
-        """Advance the world second by second, with detection, a cycle, and a scrape every SCRAPE_SECONDS."""
+        """Advance second by second to this time, with detection, a cycle, and a scrape every SCRAPE_SECONDS."""
         while self.now < seconds:
             self.now += 1.0
             self._clock.advance(1.0)
@@ -241,7 +242,7 @@ class ScriptedRun:
             self._events += self._carried_out(action)
 
     def _carried_out(self, action: Action) -> list[Event]:
-        """Return the events that result from the action before the next cycle."""
+        """Carry out an action. Return the resulting events for the next cycle."""
         if isinstance(action, StopGang):
             self._watch.forget(action.job_id)
             self.halted.add(action.job_id)
@@ -291,6 +292,7 @@ class ScriptedRun:
             ),
             *((name, (), float(self.counters[name])) for name in COUNTERS),
             ("gangwatch_cycle_duration_seconds", (), 0.001),
+            *([] if self.frame_age is None else [("gangwatch_watch_frame_age_seconds", (), self.frame_age)]),
             *(
                 ("gangwatch_watch_records_refused_total", (("node", node), ("reason", "not-placed")), float(count))
                 for node, count in self.foreign.items()
@@ -312,7 +314,7 @@ class ScriptedRun:
 
 
 def _leaves(place: clos_fabric.Place) -> set[tuple[str, int]]:
-    """Return (name, rail) of the leaf switches of the ranks' NICs."""
+    """Return (name, rail) of each leaf switch to which the ranks' NICs connect."""
     return set(zip(place.uplinks, place.rail.tolist(), strict=True))
 
 

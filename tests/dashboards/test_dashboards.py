@@ -1,4 +1,4 @@
-"""Dashboards: they encode, follow Grafana's schema and dashboard-linter's rules, and query existing metrics only.
+"""Dashboards: valid by Grafana's schema and the rules of dashboard-linter, and with queries of existing metrics only.
 
 GANGWATCH_UPDATE_GOLDEN=1 updates the golden files.
 """
@@ -32,7 +32,7 @@ def panels_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def plain(expression: str) -> str:
-    """Return the expression with Grafana's variables replaced by values that parse."""
+    """Return the expression with valid values in place of Grafana's variables."""
     values = {"$__rate_interval": "1m", "$__range_s": "3600", "$__range": "1h", "$__interval": "15s"}
     for name, value in values.items():
         expression = expression.replace(name, value)
@@ -104,7 +104,7 @@ def test_panel_datasource_title_description_units_and_no_targets_rules(name: str
 
 @EVERY
 def test_target_rate_interval_and_counter_rules(name: str) -> None:
-    """A counter's rate uses the window that Grafana chooses; a panel never shows a raw counter."""
+    """A counter's rate uses the window that Grafana chooses. A panel never shows a raw counter."""
     for where, expression in expressions_of(DOCUMENTS[name]):
         for metric in names_of(expression):
             kind = BY_NAME[metric].kind if metric in BY_NAME else "gauge"
@@ -118,7 +118,7 @@ def test_target_rate_interval_and_counter_rules(name: str) -> None:
 
 @EVERY
 def test_a_panel_selects_its_series_once_for_the_whole_range(name: str) -> None:
-    """`topk` alone selects at every instant: a panel of the worst five would show dozens, each for a moment."""
+    """`topk` alone selects at every instant, so a panel of the worst five would show dozens of series."""
     for panel in panels_of(DOCUMENTS[name]):
         for target in panel["targets"]:
             chosen = re.findall(r"(?:(\band )|\b)(?:top|bottom)k\(", target["expr"])
@@ -147,7 +147,7 @@ COUNTERS_AS_THEY_STAND = {
 
 @EVERY
 def test_target_cluster_rule(name: str) -> None:
-    """Our series have no job and instance for the linter's rule; instead every query must select a cluster."""
+    """Our series lack the labels job and instance of the linter's rule. Instead every query must select a cluster."""
     for where, expression in expressions_of(DOCUMENTS[name]):
         selectors = re.findall(r"\{([^{}]*)\}", expression)
         for selector in selectors:

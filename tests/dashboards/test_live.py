@@ -1,5 +1,8 @@
-"""Alerts and panels on a real Prometheus and Alertmanager: every alert fires exactly where it must, reaches a webhook
-and resolves; every panel shows data if the run has any for it."""
+"""Alerts and panels on a real Prometheus and Alertmanager.
+
+Every alert fires exactly where it must, reaches a webhook and resolves. Every panel shows data if the run has any for
+it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Return the stage after the whole run; its Prometheus still accepts queries."""
+    """Run all scenarios to their end. The Prometheus still accepts queries afterwards."""
     targets, labels = record()
     with hardware.answering(tmp_path_factory.mktemp("hardware")) as (more, theirs):
         folder: Path = tmp_path_factory.mktemp("live")
@@ -47,7 +50,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def history(stage: Stage) -> dict[str, dict[str, list[float]]]:
-    """Return the world's seconds in which each alert fired, by cluster and alert."""
+    """Return the simulated seconds in which each alert fired, by cluster and alert."""
     found: dict[str, dict[str, list[float]]] = {}
     result = stage.query(
         "query_range", query='ALERTS{alertstate="firing"}', start=stage.at(0), end=stage.at(SECONDS), step="1s"
@@ -89,7 +92,7 @@ def test_every_alert_fires_in_some_scenario() -> None:
 
 
 def test_a_page_is_sent_soon_after_the_fault(stage: Stage) -> None:
-    """Measure onset to webhook in the world's seconds: detection, scrape, `for`, and the route's wait."""
+    """Measure from onset to webhook in simulated seconds: detection, scrape, `for`, and the route's wait."""
     for cluster in ("straggler", "interference", "hang", "sick-device"):
         at = min(one.at for one in stage.notified if one.labels.get("cluster") == cluster and one.status == "firing")
         assert ONSET < at < ONSET + LENGTH + 60.0, f"{cluster}: received {at - ONSET:.0f} s after the onset"
@@ -119,6 +122,8 @@ NOT_IN_THE_RUN: tuple[tuple[str, str, str], ...] = (
     ("Straggler forensics: Memory errors", "ecc", "the accused has none"),
     ("Straggler forensics: PCIe replays and NVLink errors", "", "the accused has none"),
     ("Straggler forensics: Errors of the accused's NICs", "link_down", "the world's ports do not count it"),
+    ("Fabric: Symbol errors", "port_symbol", "the NICs of the run are RoCE; test_infiniband.py has InfiniBand"),
+    ("Fabric: Link recoveries and failures", "recoveries", "as above"),
     ("Fabric: Retransmissions", "retransmitted", "the driver of the faked NICs has no such counter"),
     ("Node and GPU: PCIe replays", "pcie_replays", "no device of the run replays"),
     ("Node and GPU: NVLink errors", "", "no link of the run fails"),
@@ -128,7 +133,7 @@ NOT_IN_THE_RUN: tuple[tuple[str, str, str], ...] = (
 
 
 def asked(expression: str, cluster: str, values: dict[str, str], seconds: float = SECONDS) -> str:
-    """Return a panel's expression with Grafana's variables set for this range, for the faster clock."""
+    """Return a panel's expression for the accelerated clock, with Grafana's variables set for this range."""
     spans = {
         "$__rate_interval": f"{4 * 15}s",
         "$__range_s": f"{seconds:.0f}",
@@ -220,7 +225,7 @@ def test_the_dashboard_shows_the_straggler_as_the_slow_rank(stage: Stage) -> Non
 
 
 def test_step_time_matches_the_simulated_world(stage: Stage) -> None:
-    """Seconds divided by steps: the clock's speed cancels out, so this checks the rules' arithmetic."""
+    """The clock's speed cancels out in seconds divided by steps, so this checks the rules' arithmetic."""
     (one,) = stage.query(
         "query", query='gang:gangwatch_rank_step_seconds:mean2m{cluster="healthy"}', time=stage.at(600.0)
     )
@@ -228,7 +233,7 @@ def test_step_time_matches_the_simulated_world(stage: Stage) -> None:
 
 
 def test_an_absent_controller_fires_an_alert(stage: Stage) -> None:
-    """Run last, because it empties the controllers' target file and restores it."""
+    """Run last, because it empties the file of the controllers' targets and restores it."""
     path = stage.folder / "prometheus/targets/controller.json"
     there = path.read_text()
 

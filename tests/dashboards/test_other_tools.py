@@ -1,16 +1,22 @@
-"""Validation by other tools: Grafana's own schema, and grafana-dashboards-builder in its own environment."""
+"""Validation of the dashboards by Grafana's own schema, and by grafana-dashboards-builder in its own environment."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
+from click.testing import CliRunner
 
+from agent.schema.errors import DashboardError
 from dashboards.loading import load_all
+from gangwatch.cli import cli
 from tests import needs
 
 ROOT = Path(__file__).parents[2]
@@ -49,21 +55,76 @@ def test_the_schema_reports_an_invalid_dashboard() -> None:
     assert not validator.is_valid(document)
 
 
-def test_grafana_dashboards_builder_loads_all_of_them(tmp_path: Path) -> None:
-    """Version 0.3.1 of 2020 finds X.dashboard.py in folders and writes the result of `to_json_data` unchanged."""
+def built_by_the_builder(source: Path, target: Path) -> dict[str, Any]:
+    """Return the dashboards that grafana-dashboards-builder writes, by path.
+
+    Version 0.3.1 of 2020 finds X.dashboard.py in folders and writes the result of `to_json_data` unchanged.
+    """
     program = ROOT / ".cache/grafana-dashboards-builder/bin/grafana-dashboards-builder"
     if not program.exists():
         needs.absent(f"{program} is absent: packaging/grafana-dashboards-builder.sh python3")
     done = subprocess.run(
-        [str(program), str(ROOT / "dashboards"), str(tmp_path / "out")],
+        [str(program), str(source), str(target)],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    found = {path.relative_to(tmp_path / "out").as_posix(): path for path in (tmp_path / "out").rglob("*.json")}
-    ours = {f"{folder}/{board.title}.json": board for folder, _, board in load_all()}
-    assert set(found) == set(ours)
-    for name, board in ours.items():
-        assert json.loads(found[name].read_text()) == board.to_json_data()
+    return {path.relative_to(target).as_posix(): json.loads(path.read_text()) for path in target.rglob("*.json")}
+
+
+def test_grafana_dashboards_builder_loads_all_of_them(tmp_path: Path) -> None:
+    ours = {f"{folder}/{board.title}.json": board.to_json_data() for folder, _, board in load_all()}
+    assert len(ours) >= 7
+    assert built_by_the_builder(ROOT / "dashboards", tmp_path) == ours
+
+
+def write_dashboards_of_the_guide(folder: Path) -> list[str]:
+    """Write the dashboards of docs/how-to/dashboards.md to the folder. Return their paths."""
+    page = (ROOT / "docs" / "how-to" / "dashboards.md").read_text()
+    found = re.findall(r"```python\n# my-dashboards/(\S+)\n(.*?)```", page, re.DOTALL)
+    for name, text in found:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return [name for name, _ in found]
+
+
+def test_the_dashboards_of_the_guide_are_built_by_the_command_and_by_the_builder(tmp_path: Path) -> None:
+    source, target = tmp_path / "my-dashboards", tmp_path / "out"
+    names = write_dashboards_of_the_guide(source)
+    assert names == ["site/power.dashboard.py", "site/clocks.dashboard.py"]
+    command = [sys.executable, "-m", "gangwatch", "dashboards", "build", str(target), "--source", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    ours = {path.relative_to(target).as_posix(): json.loads(path.read_text()) for path in target.rglob("*.json")}
+    assert set(ours) == {"site/Power.json", "site/Clocks.json"}
+    validator = jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
+    assert all(validator.is_valid(within_schema(document)) for document in ours.values())
+    assert built_by_the_builder(source, tmp_path / "builder") == ours
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("dashboard = 1", "the file defines no `dashboard`"),
+        ("import absent_module", "ModuleNotFoundError: No module named 'absent_module'"),
+        ("this is no Python", "SyntaxError"),
+        (
+            'from dashboards.board import Board\ndashboard = Board("u", "T", "")\n'
+            'dashboard.variable("node", "Node", "label_values(gangwatch_no_such_metric, node)")',
+            "gangwatch_no_such_metric",
+        ),
+    ],
+)
+def test_an_invalid_dashboard_of_the_user_is_named_and_nothing_is_written(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    names = write_dashboards_of_the_guide(tmp_path / "mine")
+    (tmp_path / "mine" / names[1]).write_text(text)
+    done = CliRunner().invoke(cli, ["dashboards", "build", str(tmp_path / "out"), "--source", str(tmp_path / "mine")])
+    assert isinstance(done.exception, DashboardError) and complaint in str(done.exception)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "empty").mkdir()
+    done = CliRunner().invoke(cli, ["dashboards", "build", str(tmp_path / "out"), "--source", str(tmp_path / "empty")])
+    assert isinstance(done.exception, DashboardError) and "no FOLDER/NAME.dashboard.py" in str(done.exception)

@@ -1,4 +1,4 @@
-"""Rules: promtool's results at normal speed, names, runbooks, inhibitions, and both file formats."""
+"""Alert and recording rules: promtool's results, names, runbooks, inhibitions, and both file formats."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_amtool_accepts_alertmanagers_configuration(provisioned: Path) -> None:
 
 
 def test_promtool_evaluates_every_rule(provisioned: Path) -> None:
-    """Check each alert after its own `for` and not before, and each recorded value: tests/dashboards/rule_cases.py."""
+    """Each alert must fire after its own `for` and not before (tests/dashboards/rule_cases.py)."""
     document = {
         "rule_files": [str(provisioned / "rules/recording.yml"), str(provisioned / "rules/alerts.yml")],
         "evaluation_interval": "15s",
@@ -121,7 +121,7 @@ def test_exactly_one_alert_covers_each_cause_of_a_kind(kind: Kind) -> None:
 def test_recordings_are_named_by_level_metric_and_operation() -> None:
     for name, rule in RECORDINGS.items():
         level, metric, operation = name.split(":")
-        assert level in ("gang", "rank", "gpu", "nic", "node", "rail", "rack", "verdict"), name
+        assert level in ("gang", "rank", "gpu", "nic", "port", "node", "rail", "rack", "verdict"), name
         assert metric.startswith("gangwatch_") and operation, name
         assert "cluster" in rule.expression, f"{name}: the expression mixes clusters"
 

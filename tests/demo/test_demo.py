@@ -1,6 +1,6 @@
-"""The complete demonstration with the real programs.
+"""Complete demonstration with the real programs: its report must be correct.
 
-Whether it detects the fault in time depends on other load, which the report states. Here its report must be correct.
+Whether it detects the fault in time depends on other load, which the report states.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The disturbance takes CPU time only from the processes of its slot, and releases them when it ends."""
+"""The demonstration's disturbance takes CPU time only from the processes of its slot, and stops when it ends."""
 
 from __future__ import annotations
 

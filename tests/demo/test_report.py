@@ -1,4 +1,4 @@
-"""Arithmetic of the demonstration's report, and its list of broken promises."""
+"""Computed values of the demonstration's report, and its list of missed targets."""
 
 from __future__ import annotations
 

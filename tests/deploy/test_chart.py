@@ -1,4 +1,4 @@
-"""The Helm chart: it passes lint, its objects are valid for several sets of values, and its defaults are safe."""
+"""Helm chart: it passes lint, its objects are valid for several sets of values, and its defaults are safe."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import click
 import pytest
 import yaml
 
+from agent.collectors import ALL_COLLECTORS, COLLECTORS
 from agent.schema.errors import ConfigError
+from exporter.prometheus.metrics_file import read_metrics_file
 from exporter.security.security import PLAIN, Security
 from exporter.serving.listening import listen
 from gangwatch.cli import COMMANDS
@@ -22,7 +25,8 @@ from tests import needs
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "gangwatch"
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "manifests"
-RELEASE = "1.37"
+RELEASES = ("1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
+"""Supported releases of Kubernetes, as docs/how-to/kubernetes.md states them."""
 
 VALUES: dict[str, list[str]] = {
     "defaults": [],
@@ -43,6 +47,31 @@ VALUES: dict[str, list[str]] = {
         "dashboards.annotations.grafana_folder=GPU",
         "controller.evict=true",
         "imagePullSecrets[0].name=registry",
+    ],
+    "extras": [
+        *(
+            f"{part}.{value}"
+            for part in ("agent", "controller")
+            for value in (
+                "podAnnotations.team=gpu",
+                "serviceAccount.annotations.eks\\.amazonaws\\.com/role-arn=arn:aws:iam::1:role/gangwatch",
+                "extraEnv[0].name=HTTPS_PROXY",
+                "extraEnv[0].value=http://proxy:3128",
+                "extraEnv[1].name=HOST_IP",
+                "extraEnv[1].valueFrom.fieldRef.fieldPath=status.hostIP",
+                "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
+                ".matchExpressions[0].key=gpu",
+                "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
+                ".matchExpressions[0].operator=Exists",
+            )
+        ),
+        "agent.extraArgs={--profile=full}",
+        "controller.extraArgs={--island-label=example.com/island}",
+        "agent.collectors.nfs=false",
+        "agent.collectors.network=true",
+        "agent.metricsFile=DCGM_FI_DEV_GPU_TEMP\\, gauge\\, Temperature: C",
+        "serviceMonitor.enabled=true",
+        "serviceMonitor.labels.release=prometheus",
     ],
     "advise, plain": ["controller.mode=advise", "tls.mode=plain", "networkPolicy.enabled=false"],
     "own certificates": [
@@ -101,11 +130,18 @@ def test_helm_lint_passes() -> None:
 
 def test_an_image_digest_overrides_its_tag() -> None:
     digest = "sha256:" + "ab" * 32
-    rendered = template("image.repository=registry.example/gw", "image.tag=1.2", f"image.digest={digest}")
+    pinned = ("image.repository=registry.example/gw", "image.tag=1.2", f"image.digest={digest}")
+    with pytest.raises(subprocess.CalledProcessError):
+        template(*pinned)  # the agents' image would not be pinned
+    rendered = template(*pinned, f"agent.image.digest={digest.replace('ab', 'cd')}")
+    assert f"image: registry.example/gw-agent@{digest.replace('ab', 'cd')}\n" in rendered
     assert f"image: registry.example/gw@{digest}\n" in rendered and "gw:1.2" not in rendered
-    assert "image: registry.example/gw:1.2\n" in template("image.repository=registry.example/gw", "image.tag=1.2")
+    rendered = template("image.repository=registry.example/gw", "image.tag=1.2")
+    assert "image: registry.example/gw:1.2\n" in rendered and "image: registry.example/gw-agent:1.2\n" in rendered
     with pytest.raises(subprocess.CalledProcessError):
         template("image.digest=latest")
+    given = template("agent.image.repository=other/agent", "agent.image.tag=v7", "image.tag=v8")
+    assert "image: other/agent:v7\n" in given and "image: ghcr.io/gangwatch/gangwatch:v8\n" in given
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
@@ -114,8 +150,23 @@ def test_every_object_matches_its_schema(values: list[str], tmp_path: Path) -> N
     objects = render(*values)
     assert objects
     for body in objects:
-        if body["kind"] not in ("PodMonitor", "PrometheusRule"):  # tested in tests/kubernetes/test_chart_monitoring.py
-            kubernetes_validate.validate(body, RELEASE, strict=True)
+        if body["kind"] not in (
+            "PodMonitor",
+            "ServiceMonitor",
+            "PrometheusRule",
+        ):  # tested in tests/kubernetes/test_chart_monitoring.py
+            for release in RELEASES:
+                kubernetes_validate.validate(body, release, strict=True)
+
+
+def test_the_chart_installs_on_supported_releases_only() -> None:
+    command = [helm(), "template", "gangwatch", str(CHART), "--kube-version"]
+    oldest, minor = RELEASES[0], int(RELEASES[0].partition(".")[2])
+    assert subprocess.run([*command, f"v{oldest}.0"], capture_output=True).returncode == 0
+    older = subprocess.run([*command, f"v1.{minor - 1}.9"], capture_output=True, text=True)
+    assert older.returncode != 0 and "kubeVersion" in older.stderr
+    stated = (Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md").read_text()
+    assert f"Kubernetes {oldest} to {RELEASES[-1]}" in stated
 
 
 @pytest.mark.parametrize(
@@ -131,6 +182,13 @@ def test_every_object_matches_its_schema(values: list[str], tmp_path: Path) -> N
         ("nonsense=1", "nonsense"),
         ("controller.access.oidc.issuer=http://idp.example", "issuer"),
         ("controller.access.oidc.roles.admins=root", "roles"),
+        ("agent.collectors.zfs=true", "zfs"),
+        ("agent.collectors.nfs=yes please", "nfs"),
+        ("agent.extraEnv[0].value=x", "extraEnv"),
+        ("agent.extraEnv[0].name=A,agent.extraEnv[0].values=x", "values"),
+        ("controller.extraArgs=--evict", "extraArgs"),
+        ("agent.podAnnotations.a=1", "podAnnotations"),
+        ("podMonitor.enabled=true,serviceMonitor.enabled=true", "store every sample twice"),
     ],
 )
 def test_an_invalid_value_is_refused_by_name(value: str, words: str) -> None:
@@ -140,7 +198,7 @@ def test_an_invalid_value_is_refused_by_name(value: str, words: str) -> None:
 
 
 def test_the_plain_manifests_are_the_charts_defaults() -> None:
-    """``deploy/manifests/build.py`` generates them, without the secrets."""
+    """``deploy/manifests/build.py`` generates the manifests, without the secrets."""
     import runpy
 
     build = runpy.run_path(str(MANIFESTS / "build.py"))
@@ -167,6 +225,14 @@ def test_by_default_the_agent_may_only_read() -> None:
     ]
 
 
+def test_the_controller_s_state_is_below_the_top_of_its_volume() -> None:
+    """A kubelet creates the top of an emptyDir as root, but the controller needs a folder that its own user owns."""
+    (container,) = one(render(), "Deployment", "gangwatch-controller")["spec"]["template"]["spec"]["containers"]
+    (mount,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "state")
+    (state,) = (option.removeprefix("--state=") for option in container["args"] if option.startswith("--state="))
+    assert Path(mount) in Path(state).parents
+
+
 def test_each_privilege_is_granted_only_with_its_feature() -> None:
     def capabilities(*values: str) -> list[str]:
         agent = one(render(*values), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
@@ -180,7 +246,7 @@ def test_each_privilege_is_granted_only_with_its_feature() -> None:
 
 def test_the_agent_gets_host_processes_and_network_only_for_features_that_need_them() -> None:
     def pod(*values: str) -> tuple[bool, bool, bool]:
-        """Return whether it has the host's processes, the host's network, and /proc mounted from the host instead."""
+        """Return whether the agent's pod has the host's processes, the host's network, and the host's /proc mounted."""
         agent = one(render(*values), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
         (container,) = agent["containers"]
         mounted = "--proc-root=/host/proc" in container["args"]
@@ -301,7 +367,7 @@ def test_unprotected_listeners_require_an_explicit_value() -> None:
 def test_a_reachable_server_without_tls_requires_an_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This is the effect of `tls.mode: plain` in the chart."""
+    """The chart sets this variable with `tls.mode: plain`."""
     file = tmp_path / "web.yml"
     file.write_text("basic_auth_users: {}\n")
     with pytest.raises(ConfigError, match="not a loopback address"):
@@ -311,7 +377,9 @@ def test_a_reachable_server_without_tls_requires_an_environment_variable(
 
 
 @pytest.mark.parametrize("kind", ["DaemonSet", "Deployment", "Job", "CronJob"])
-@pytest.mark.parametrize("values", [(), ("controller.mode=advise", "controller.deviceTaints=true")])
+@pytest.mark.parametrize(
+    "values", [(), ("controller.mode=advise", "controller.deviceTaints=true"), tuple(VALUES["extras"])]
+)
 def test_the_commands_of_the_chart_parse(kind: str, values: tuple[str, ...]) -> None:
     import importlib
 
@@ -336,7 +404,7 @@ def test_an_advisor_cannot_bind_or_evict() -> None:
 
 
 def test_the_values_configure_logins(tmp_path: Path) -> None:
-    """The program itself reads the file; only token review adds an RBAC role."""
+    """gangwatch reads the file itself. Only token review adds an RBAC role."""
     from gangwatch.configuration.config_file import load
 
     def configuration(*values: str) -> tuple[Any, list[dict[str, Any]]]:
@@ -373,7 +441,7 @@ def test_the_values_configure_logins(tmp_path: Path) -> None:
 
 
 def test_the_chart_contains_the_current_dashboards_and_rules() -> None:
-    """``python deploy/helm/build.py`` builds them; each dashboard is a separate object, far below a mebibyte."""
+    """``python deploy/helm/build.py`` copies them. Each dashboard is a separate object, far below a mebibyte."""
     needs.package("grafana_foundation_sdk")
     import runpy
 
@@ -402,6 +470,120 @@ def test_metrics_are_scraped_with_the_certificates_name_and_password() -> None:
     plain = render("podMonitor.enabled=true", "tls.mode=plain")
     (endpoint,) = one(plain, "PodMonitor", "gangwatch-agent")["spec"]["podMetricsEndpoints"]
     assert endpoint["scheme"] == "http" and "basicAuth" not in endpoint
+
+
+def test_service_monitors_select_the_services_and_scrape_them_as_pod_monitors_do() -> None:
+    objects, pods = render("serviceMonitor.enabled=true"), render("podMonitor.enabled=true")
+    for component, service in (("agent", "gangwatch-agents"), ("controller", "gangwatch-controller")):
+        monitor = one(objects, "ServiceMonitor", f"gangwatch-{component}")["spec"]
+        wanted = monitor["selector"]["matchLabels"].items()
+        selected = [
+            body["metadata"]["name"]
+            for body in objects
+            if body["kind"] == "Service" and wanted <= body["metadata"]["labels"].items()
+        ]
+        assert selected == [service]
+        found = one(objects, "Service", service)["spec"]
+        kind = "DaemonSet" if component == "agent" else "Deployment"
+        pod = one(objects, kind, f"gangwatch-{component}")["spec"]["template"]
+        assert found["selector"].items() <= pod["metadata"]["labels"].items()
+        ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+        assert {port["targetPort"] for port in found["ports"]} <= ports
+        assert monitor["endpoints"] == one(pods, "PodMonitor", f"gangwatch-{component}")["spec"]["podMetricsEndpoints"]
+    assert not [body for body in render() if body["kind"] == "Service" and "controller" in body["metadata"]["name"]]
+
+
+# --- values for all that the chart does not foresee ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("component", ["agent", "controller"])
+def test_extra_values_reach_the_pods(component: str) -> None:
+    objects = render(*VALUES["extras"])
+    kind = "DaemonSet" if component == "agent" else "Deployment"
+    template_, before = (
+        one(rendered, kind, f"gangwatch-{component}")["spec"]["template"] for rendered in (objects, render())
+    )
+    assert template_["metadata"]["annotations"]["team"] == "gpu"
+    account = one(objects, "ServiceAccount", f"gangwatch-{component}")
+    assert account["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/gangwatch"}
+    terms = template_["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms == {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
+    (container,), (plain,) = template_["spec"]["containers"], before["spec"]["containers"]
+    assert container["env"][: len(plain.get("env", []))] == plain.get("env", [])
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
+    assert {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}} in container["env"]
+    assert container["args"][: len(plain["args"])] == plain["args"]
+    added = container["args"][len(plain["args"]) :]
+    if component == "agent":
+        assert added == [
+            *("--metrics-file=/etc/gangwatch/config/metrics.csv", "--collector.network", "--no-collector.nfs"),
+            "--profile=full",
+        ]
+    else:
+        assert added == ["--island-label=example.com/island"]
+
+
+@pytest.mark.parametrize("mode", ["generated", "plain"])
+def test_an_agent_gets_the_metrics_file_and_a_changed_one_replaces_its_pods(tmp_path: Path, mode: str) -> None:
+    value = "agent.metricsFile=# a: b\nDCGM_FI_DEV_GPU_TEMP\\, gauge\\, Temperature.\n"
+    objects = render(f"tls.mode={mode}", value)
+    spec = one(objects, "DaemonSet", "gangwatch-agent")["spec"]["template"]
+    (mounted,) = (
+        mount["mountPath"] for mount in spec["spec"]["containers"][0]["volumeMounts"] if mount["name"] == "config"
+    )
+    assert mounted == "/etc/gangwatch/config"
+    (tmp_path / "metrics.csv").write_text(one(objects, "ConfigMap", "gangwatch-agent")["data"]["metrics.csv"])
+    assert read_metrics_file(tmp_path / "metrics.csv") == {"DCGM_FI_DEV_GPU_TEMP": "Temperature."}
+    changed = one(render(f"tls.mode={mode}", value + "#"), "DaemonSet", "gangwatch-agent")["spec"]["template"]
+    assert changed["metadata"]["annotations"] != spec["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("mode", ["generated", "plain"])
+def test_an_agent_may_list_pods_only_with_pod_labels(mode: str) -> None:
+    asks = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+
+    def rules(objects: list[Any]) -> list[Any]:
+        roles = [
+            found
+            for found in objects
+            if (found["kind"], found["metadata"]["name"]) == ("ClusterRole", "gangwatch-agent")
+        ]
+        return [rule for role in roles for rule in role["rules"]]
+
+    without = render(f"tls.mode={mode}")
+    assert asks not in rules(without)
+    objects = render(f"tls.mode={mode}", "agent.podLabelNames={team,example.com/cost-center}")
+    assert asks in rules(objects)
+    pod = one(objects, "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
+    assert "/var/run/secrets/kubernetes.io/serviceaccount" in [
+        mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]
+    ]
+    assert one(objects, "NetworkPolicy", "gangwatch-agent")["spec"]["egress"]
+    configuration = tomllib.loads(one(objects, "ConfigMap", "gangwatch-agent")["data"]["gangwatch.toml"])
+    assert configuration["agent"]["pod_label_names"] == ["team", "example.com/cost-center"]
+    assert ("certificate_command" in configuration["agent"]) is (mode == "generated")
+
+
+def test_the_chart_knows_the_agents_collectors() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    names = schema["properties"]["agent"]["properties"]["collectors"]["propertyNames"]["enum"]
+    assert set(names) == {*COLLECTORS, ALL_COLLECTORS}
+    only = render("agent.collectors.*=false", "agent.collectors.nvml=true")
+    arguments = one(only, "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[-2:] == ["--collector.disable-defaults", "--collector.nvml"]
+
+
+def test_the_readme_describes_every_value(tmp_path: Path) -> None:
+    """``python deploy/helm/readme.py`` writes it."""
+    import runpy
+
+    readme = runpy.run_path(str(CHART.parent / "readme.py"))
+    assert (CHART / "README.md").read_text() == readme["readme"](), "run python deploy/helm/readme.py"
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    text = (CHART / "README.md").read_text()
+    for section, body in schema["properties"].items():
+        for name in body.get("properties", {}):
+            assert f"| `{section}.{name}" in text, f"values.yaml lacks {section}.{name}"
 
 
 def test_only_controller_and_renewal_can_read_the_signing_key() -> None:

@@ -1,4 +1,4 @@
-"""The systemd unit: systemd accepts it, it is hardened, and its options exist."""
+"""systemd units: systemd accepts them, they are hardened, and their commands exist."""
 
 from __future__ import annotations
 
@@ -8,20 +8,33 @@ import subprocess
 from pathlib import Path
 
 import click
+import pytest
 
 from gangwatch.cli import cli
 from tests import needs
 
-UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "gangwatch-agent.service"
+UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 
-MOST_EXPOSURE = 4.0
-"""Limit of systemd's exposure score, 0 to 10. The unit needs the network, root and devices, which raise the score."""
+MOST_EXPOSURE = {
+    "gangwatch-agent.service": 4.0,
+    "gangwatch-slurm.service": 3.0,
+    "gangwatch-kubernetes.service": 3.0,
+    "gangwatch.service": 9.5,
+}
+"""Limit of systemd's exposure score, 0 to 10, by unit. The agent needs the network, root and devices, which raise the
+score; ``gangwatch.service`` runs users' jobs, which may need anything."""
 
 
-def test_systemd_accepts_the_unit_and_rates_it_hardened() -> None:
+def test_every_unit_has_a_limit() -> None:
+    assert {unit.name for unit in UNITS.glob("*.service")} == set(MOST_EXPOSURE)
+
+
+@pytest.mark.parametrize("name", MOST_EXPOSURE)
+def test_systemd_accepts_the_unit_and_rates_it_hardened(name: str) -> None:
     program = needs.component("systemd-analyze", "systemd")
+    threshold = f"--threshold={int(MOST_EXPOSURE[name] * 10)}"
     judged = subprocess.run(
-        [program, "security", "--offline=true", f"--threshold={int(MOST_EXPOSURE * 10)}", "--no-pager", str(UNIT)],
+        [program, "security", "--offline=true", threshold, "--no-pager", str(UNITS / name)],
         capture_output=True,
         text=True,
     )
@@ -30,10 +43,16 @@ def test_systemd_accepts_the_unit_and_rates_it_hardened() -> None:
     assert "Unknown" not in judged.stderr and "Failed to parse" not in judged.stderr, judged.stderr
 
 
-def test_the_units_command_parses() -> None:
-    found = re.search(r"^ExecStart=\S+/gangwatch (.*)$", UNIT.read_text(), re.MULTILINE)
-    assert found is not None
-    name, *words = shlex.split(found[1])
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    command.make_context(name, [word.replace("/etc/gangwatch/gangwatch.toml", "/dev/null") for word in words])
+@pytest.mark.parametrize("name", MOST_EXPOSURE)
+def test_the_units_commands_parse(name: str) -> None:
+    found = re.findall(r"^Exec\w+=\S+/gangwatch (.*)$", (UNITS / name).read_text(), re.MULTILINE)
+    assert found
+    for line in found:
+        group, words = cli, shlex.split(re.sub(r"/etc/gangwatch/\S+", "/dev/null", line))
+        command: click.Command = cli
+        while isinstance(command, click.Group):
+            group, (word, *words) = command, words
+            found_command = group.get_command(click.Context(group), word)
+            assert found_command is not None, word
+            command = found_command
+        command.make_context(command.name, words)

@@ -1,4 +1,4 @@
-"""Tests of `gangwatch detect` with invalid files: a result, or one line with the error and its place."""
+"""`gangwatch detect` with invalid files: a result, or one line with the error and its place in the file."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ rows = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows)
 def test_any_steps_get_a_report(tmp_path: Path, rows: list[tuple[int, int, float, float | None, int | None]]) -> None:
-    """Single ranks and steps, gaps, repeats, any order, numbers of any size."""
+    """Include single ranks and steps, gaps, repeats, any order, and numbers of any size."""
     path = tmp_path / "t.jsonl"
     lines = []
     for rank, step, seconds, wait, tokens in rows:

@@ -1,7 +1,8 @@
-"""Tests of `gangwatch detect` on the public traces, also with exchanged ranks, times, places and moments."""
+"""`gangwatch detect` on public traces, unchanged or with permuted ranks, permuted times, or an early end."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ def test_deliberately_slowed_worker_is_found() -> None:
     (straggler,) = of_kind(found, "straggler")
     numbers = sorted(int(step) for step in result["step_t_base"])
     assert (straggler["rank"], straggler["dp_rank"], straggler["stage"]) == (0, 0, 0)
-    assert straggler["detected_step"] <= numbers[4]
+    assert straggler["confidence"] >= 0.9
+    assert straggler["detected_step"] <= numbers[12], "certain after a dozen slow steps"
     assert straggler["evidence"]
     assert not of_kind(found, "stage_imbalance")
     ideal = np.mean(list(result["step_t_noblk"].values()))
@@ -35,6 +37,8 @@ def test_unequal_stages_are_no_straggler() -> None:
     (imbalance,) = of_kind(found, "stage_imbalance")
     assert (imbalance["stage"], imbalance["rank"]) == (3, None)
     assert found["job"]["slowdown"] == pytest.approx(authors("ST")["blocking_slowdown"], rel=0.05)
+    of_stage = json.loads(needs.data("steps", "bytedance-ST.ms.json").read_text())
+    assert imbalance["slowdown"] == pytest.approx(of_stage["tori"] / of_stage["trem"], rel=0.02)
 
 
 def test_temporarily_slow_worker_is_found() -> None:
@@ -44,15 +48,16 @@ def test_temporarily_slow_worker_is_found() -> None:
     assert straggler["first_step"] == pytest.approx(1811, abs=50)
     assert straggler["last_step"] == pytest.approx(1941, abs=50)
     assert straggler["first_step"] <= straggler["detected_step"] <= 1941
-    assert {verdict["worker"] for verdict in of_kind(found, "workload")} == {0, 1, 2}
-    assert all(verdict["cause"] == "standing-offset" for verdict in of_kind(found, "workload"))
+    (offsets,) = of_kind(found, "workload")
+    assert (offsets["ranks"], offsets["cause"]) == ([0, 1, 2], "standing-offset")
 
 
 def test_several_slow_workers_are_reported_as_unknown() -> None:
-    """The truth is unknown: workers 6 to 9 are equally slow near the end, and no single one explains the steps."""
+    """The true cause is unknown: workers 6 to 9 are equally slow near the end, and no single one explains the steps."""
     found = detect(needs.data("steps", "pai-job3.csv"))
     assert not of_kind(found, "straggler")
-    assert {verdict["worker"] for verdict in of_kind(found, "workload")} == {0, 1}
+    (offsets,) = of_kind(found, "workload")
+    assert offsets["ranks"] == [0, 1]
     unknown = of_kind(found, "unknown")
     assert {6, 7} <= {verdict["worker"] for verdict in unknown}
     assert all(verdict["detected_step"] > 2150 for verdict in unknown)
@@ -62,7 +67,7 @@ def test_several_slow_workers_are_reported_as_unknown() -> None:
 
 
 def test_verdict_uses_no_later_steps(tmp_path: Path) -> None:
-    """A trace that ends at the step of detection gives the same verdict."""
+    """If the trace ends at the step of detection, the verdict is the same."""
     table = bytedance("AR")
     whole = detect(needs.data("steps", "bytedance-AR.parquet"))
     (verdict,) = of_kind(whole, "straggler")
@@ -86,7 +91,7 @@ def test_verdict_on_a_worker_uses_no_later_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_permuting_the_replicas_permutes_the_verdict(tmp_path: Path, seed: int) -> None:
-    """Exchange data ranks, and use random rank numbers and a random order of rows."""
+    """Permute data-parallel ranks, with random rank numbers and a random order of rows."""
     random = np.random.default_rng(seed)
     table = bytedance("AR")
     to = random.permutation(4)
@@ -139,7 +144,7 @@ def test_slowdown_moved_to_another_worker_and_time_is_found(tmp_path: Path, work
 
 @pytest.mark.parametrize("seed", range(3))
 def test_job_without_its_slow_period_has_no_straggler(tmp_path: Path, seed: int) -> None:
-    """Healthy jobs with real noise: PAI job 1 without the slow period, with workers and times exchanged."""
+    """Use a healthy job with real noise: PAI job 1 without its slow period, with permuted workers and times."""
     random = np.random.default_rng(seed)
     iterations, times = pai("pai-job1")
     slow = slice(int(np.searchsorted(iterations, 1811)), int(np.searchsorted(iterations, 1941)) + 1)
@@ -154,8 +159,10 @@ def test_job_without_its_slow_period_has_no_straggler(tmp_path: Path, seed: int)
 @pytest.mark.parametrize(("rank", "factor"), [(1, 1.5), (4, 2.0), (7, 1.7)])
 @pytest.mark.parametrize("begin", [10, 20])
 def test_slow_rank_of_a_small_unequal_pipeline_is_found(tmp_path: Path, rank: int, factor: float, begin: int) -> None:
-    """Stretch one rank's compute in trial ST from some step on, and lengthen the step by as much. Two ranks a stage
-    have no majority, so the detector must compare the rank with its own past."""
+    """Lengthen one rank's compute time in trial ST from some step on, and the steps by as much.
+
+    Two ranks a stage have no majority, so the detector must compare the rank with its own past.
+    """
     table = bytedance("ST")
     numbers = np.unique(table["step"])
     own = np.isin(table["optype"].astype(str), ["forward-compute", "backward-compute"])
@@ -173,4 +180,7 @@ def test_slow_rank_of_a_small_unequal_pipeline_is_found(tmp_path: Path, rank: in
     found = detect(write_bytedance(tmp_path / "t.parquet", table))
     assert [verdict["rank"] for verdict in of_kind(found, "straggler")] == [rank]
     (straggler,) = of_kind(found, "straggler")
-    assert numbers[begin] <= straggler["detected_step"] <= numbers[begin + 6]
+    if straggler["confidence"] >= 0.9:
+        assert numbers[begin + 9] <= straggler["detected_step"], "certain after a dozen slow steps"
+    else:
+        assert numbers[begin] <= straggler["detected_step"] <= numbers[begin + 6]

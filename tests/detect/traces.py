@@ -35,7 +35,7 @@ def write_bytedance(path: Path, table: Table) -> Path:
 
 
 def authors(name: str) -> dict[str, Any]:
-    """Return the authors' own result for the trace."""
+    """Return the result for the trace that its authors published."""
     result: dict[str, Any] = json.loads(needs.data("steps", f"bytedance-{name}.result.json").read_text())
     return result
 

@@ -1,4 +1,4 @@
-"""Baselines follow the published rules: checked on public traces with known results, else on hand-computed cases."""
+"""Baseline detectors of the benchmark follow their published rules, on public traces and hand-computed cases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMPUTE = ("forward-compute", "backward-compute")
 
 
 def traced_compute(name: str) -> FloatArray:
-    """Return each traced rank's median compute time over the steps of a ByteDance trace: [ranks], by rank."""
+    """Return each traced rank's median compute time over the steps of a ByteDance trace: [ranks]."""
     parquet = needs.package("pyarrow.parquet")
     table = parquet.read_table(needs.data("steps", f"bytedance-{name}.parquet"))
     columns = {key: np.array(table[key].to_pylist()) for key in ("rank", "step", "duration")}
@@ -54,7 +54,7 @@ def traced_compute(name: str) -> FloatArray:
 def telemetry_of(
     seconds: FloatArray, wait: FloatArray, *, stage: Sequence[int] | None = None, per_tick: int = 1
 ) -> list[Telemetry]:
-    """Return steps [k, n] of one job as a stream of telemetry without counters."""
+    """Return telemetry without counters for the steps of one job. seconds, wait: [steps, ranks]."""
     count = seconds.shape[1]
     shape = Shape(
         "j",
@@ -77,13 +77,13 @@ def telemetry_of(
 
 
 def synchronous(compute: FloatArray, communication: float = 0.2) -> tuple[FloatArray, FloatArray]:
-    """Return (seconds, wait) of ranks that compute for [k, n] seconds and then synchronise."""
+    """Return (seconds, wait) of ranks that compute for these times, [steps, ranks], and then synchronise."""
     seconds = np.repeat(compute.max(axis=1, keepdims=True) + communication, compute.shape[1], axis=1)
     return seconds, seconds - compute
 
 
 def accused(rule: str, stream: list[Telemetry]) -> set[int | str]:
-    """Return the members that a rule accuses in a stream."""
+    """Return the ranks or nodes that the rule accuses."""
     panel = Panel([kind() for kind in BASELINES if kind.name == rule])
     claims = [claim for telemetry in stream for claim in panel.look(telemetry)[rule]]
     return {claim.node if claim.rank < 0 else claim.rank for claim in claims}

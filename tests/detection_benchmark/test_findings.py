@@ -1,4 +1,4 @@
-"""The list of findings, and the comparison of two lists."""
+"""List of a detector's results, and the comparison of two lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECOND = 1_000_000_000
 
 
 class Judge(Recording):
-    """A recording in which verdicts of kind health are right, and others wrong."""
+    """Recording in which verdicts of kind health are right, and all others wrong."""
 
     def is_right(self, row: Row) -> bool | None:
         return row.rest[1] == "health" if row.type == "verdict" else None

@@ -1,4 +1,4 @@
-"""Scoring of claims, computed by hand on one cell; and the statistics."""
+"""Scoring of verdicts, compared with hand-computed values for one case of the benchmark; and the statistics."""
 
 from __future__ import annotations
 

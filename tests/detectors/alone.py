@@ -1,4 +1,4 @@
-"""A detector that runs without the others."""
+"""One detector that runs without the other detectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_feedback.detectors.arbiter import Arbiter
 
 
 class Alone(Detection):
-    """One detector with separate shared state. Other attributes are the detector's."""
+    """One detector with its own shared state. All other attributes are those of the detector."""
 
     def snapshot(self) -> bytes:
         return self.detectors[0].snapshot()
@@ -27,7 +27,7 @@ def alone(detector: Detector, timed: bool = True) -> Alone:
 
 
 def accuse(arbiter: Arbiter, job: str, rank: int = 5, kind: Kind = Kind.STRAGGLER) -> None:
-    """Publish another detector's verdict on this rank. It stays active."""
+    """Publish a verdict of another detector on this rank. It stays active."""
     cause = Cause.CONGESTION if kind is Kind.INTERFERENCE else Cause.UNKNOWN
     one = Verdict("other", kind, job, 1, rank, "n", cause, 0.95, 1.3, 1.0, 1.3, 0, 0, detector="other")
     arbiter.resolve({"other": [one]}, {job: 1}, 0)

@@ -1,4 +1,4 @@
-"""Windows of a gang with given times, for unit tests of the straggler detector's parts."""
+"""Step windows of a gang with given compute times, for tests of the straggler detector's parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED_WAIT = 0.2
 
 
 def shape_of(count: int, nodes: Sequence[str] = (), stage: Sequence[int] | None = None) -> Shape:
-    """Return a shape; each rank is on its own node by default."""
+    """Return a job's shape. nodes: of each rank; by default each rank is on its own node."""
     names = tuple(nodes) or tuple(f"n{rank:02d}" for rank in range(count))
     return Shape("g", 1, np.arange(count), names, stage=None if stage is None else np.array(stage, np.int64))
 
@@ -34,7 +34,8 @@ def table_of(
     first: int = 0,
     tokens: FloatArray | None = None,
 ) -> StepTable:
-    """Return steps in which the ranks compute for these times, [k, n]. together: all wait for the slowest rank."""
+    """Return steps with these compute times: own is [steps, ranks] in seconds. together: all ranks wait for the
+    slowest."""
     seconds = np.repeat(own.max(axis=1, keepdims=True), own.shape[1], axis=1) + shared if together else own + shared
     ends = START_NS + np.rint(np.cumsum(seconds.max(axis=1)) * NS).astype(np.int64)
     numbers = np.arange(first, first + len(own))
@@ -45,10 +46,10 @@ def windows_of(
     own: FloatArray, where: Places, shared: float = SHARED_WAIT, together: bool = True, first: int = 0,
     tokens: FloatArray | None = None, stopped_steps: Sequence[int] = (), stopped: int = 0, used: float | None = None,
 ) -> list[Window]:  # fmt: skip
-    """Return one window per step.
+    """Return one window for each step.
 
-    stopped_steps: steps in which samples found the rank `stopped` stopped. used: CPU seconds per second of each rank;
-    None without counters.
+    stopped_steps: steps in which samples show that rank `stopped` was stopped. used: CPU seconds per second of each
+    rank; None without counters.
     """
     steps = table_of(own, shared, together, first, tokens)
     ends = steps.end_ns[:, 0]

@@ -1,4 +1,4 @@
-"""Each alarm check alone: its result, and the text of its refusal."""
+"""Each check that can reject an alarm: its result, and the text of its refusal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ ALONE = where_of(RANKS)
 
 
 def own_times(count: int = 8, **slower: float) -> FloatArray:
-    """Return one compute second for each rank; r3=1.5 sets rank 3 to 1.5 seconds."""
     own = np.ones((count, RANKS))
     for name, factor in slower.items():
         own[:, int(name[1:])] = factor
@@ -137,7 +136,7 @@ def test_an_alarm_is_refused_if_peers_do_not_wait() -> None:
 
 
 def test_a_usual_difference_of_waits_does_not_count_as_waiting() -> None:
-    """Its share of the work was larger in health as well. The others do not wait for the additional time."""
+    """The rank was slower in the baseline too. Its peers wait for that difference, and not for the additional time."""
     larger = healthy(own=own_times(25, r3=1.1))
     windows = windows_of(own_times(r3=1.1), ALONE)
     slow = np.arange(RANKS) == SLOW

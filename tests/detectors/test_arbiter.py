@@ -1,5 +1,4 @@
-"""The arbiter: at most one active explanation for one rank and one slowdown, in whatever order verdicts are
-proposed."""
+"""Arbiter: a rank's slowdown has at most one active explanation, in whatever order verdicts are proposed."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def verdict(
 
 
 def published(arbiter: Arbiter, **results: Sequence[Proposal]) -> list[str]:
-    """Return what one tick publishes: +id of a verdict, -id of a cleared one."""
+    """Return the events that one tick publishes: +id for a verdict, -id for its end."""
     return [
         ("-" if isinstance(one, Cleared) else "+") + one.verdict_id
         for one in arbiter.resolve(results, RUNNING, 0) if not isinstance(one, Abstention)
@@ -65,7 +64,7 @@ ticks = st.lists(st.dictionaries(st.sampled_from(DETECTORS), st.lists(proposals,
 @settings(max_examples=200)
 @given(ticks)
 def test_one_rank_and_slowdown_never_has_two_active_explanations(stream: list[dict[str, list[Proposal]]]) -> None:
-    """Check by the published events only: a consumer gets the begin and the end of every verdict."""
+    """Check the published events only: consumers get the begin and the end of every verdict."""
     arbiter, active = Arbiter(), dict[str, Verdict]()
     for results in stream:
         for one in arbiter.resolve(results, RUNNING, 0):
@@ -236,7 +235,7 @@ def test_verdicts_are_forgotten_with_their_attempt() -> None:
 
 
 def restarted(*active: Verdict) -> Arbiter:
-    """Return an arbiter that was restored with these verdicts."""
+    """Return an arbiter that was restored with these active verdicts."""
     before, after = Arbiter(), Arbiter()
     assert len(published(before, every=active)) == len(active)
     after.load(before.dump())
@@ -267,7 +266,7 @@ def test_a_restored_verdict_ends_only_if_its_detector_learns_again(detector: str
     ids=lambda first: first.kind,
 )
 def test_a_verdict_keeps_its_first_id_after_a_restart(first: Verdict) -> None:
-    """Its detector reports and clears it under another id, because it learns again."""
+    """After the restart the detector learns again, so it reports and clears the verdict under another id."""
     arbiter = restarted(first)
     again = replace(first, verdict_id="again", confidence=0.97)
     assert published(arbiter, it=[again]) == ["+first"]
@@ -303,7 +302,8 @@ def test_a_detector_forgets_a_verdict_that_is_refused_under_its_first_id() -> No
 
 
 def test_the_end_of_an_unknown_verdict_is_published() -> None:
-    """The straggler detector restores its verdicts from a snapshot of release 0.1.0, which has no active verdicts."""
+    """The straggler detector restores its verdicts from a snapshot of release 0.1.0; the arbiter has no record of
+    them."""
     results: dict[str, Sequence[Proposal]] = {"straggler": [Cleared("old", "a", 5, "over")]}
     found: list[Finding] = Arbiter().resolve(results, RUNNING, 0)
     assert found == results["straggler"]

@@ -1,4 +1,4 @@
-"""Parts of the workload detector: the history of an attempt, and each rule on a constructed history."""
+"""Workload detector: the history of an attempt, and each of the detector's rules on a constructed history."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STAGES = [rank // 4 for rank in range(RANKS)]
 
 
 class Run:
-    """A history that receives steps: compute seconds [k, n] of each rank; all wait for the slowest."""
+    """History that is fed with steps: compute seconds [steps, ranks]. All ranks wait for the slowest one."""
 
     def __init__(self, shape: Shape = SHAPE, skip: int = 0) -> None:
         self.course, self.at_ns, self.number = Course(shape, places(shape), START_NS, skip), START_NS, 0
@@ -61,7 +61,7 @@ class Run:
 
 
 def own(count: int, level: float = 1.0, **slower: float) -> FloatArray:
-    """Return one compute second for each rank; r3=1.5 sets rank 3 to 1.5 seconds."""
+    """Return compute seconds [count, ranks], by default `level`; r3=1.5 sets rank 3 to 1.5 seconds."""
     found = np.full((count, RANKS), level)
     for name, factor in slower.items():
         found[:, int(name[1:])] = factor
@@ -221,8 +221,10 @@ def test_the_number_of_consecutive_step_numbers_is_counted(numbers: list[int], c
 
 
 def lengths(rotating: bool, count: int = 40, seed: int = 3) -> tuple[FloatArray, FloatArray]:
-    """Return tokens that vary by a quarter, and times that follow them; otherwise one rank has more tokens than the
-    others."""
+    """Return (compute seconds, tokens), each [steps, ranks], which are proportional.
+
+    rotating: tokens vary by chance; otherwise rank 3 always has more.
+    """
     random = np.random.default_rng(seed)
     tokens = 1000.0 * random.normal(1.0, 0.12, (count, RANKS))
     if not rotating:
@@ -247,7 +249,7 @@ def test_a_constant_offset_is_reported_if_it_slows_the_job() -> None:
     run = Run()
     run.steps(times)
     (found,) = [one for one in run.claims() if one.cause is Cause.STANDING_OFFSET]
-    assert (found.key, found.rank) == ("offset-3", 3)
+    assert (found.key, found.rank) == ("offset", 3)
     assert not [one for one in run.claims(shared_machine=True) if one.cause is Cause.STANDING_OFFSET]
     late = times.copy()
     late[:40, 3] = 1.0
@@ -262,7 +264,7 @@ def test_a_constant_offset_is_reported_if_it_slows_the_job() -> None:
 
 
 def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim]:
-    """Return the claims for pauses of these ranks, one a step, in turn."""
+    """Return the rule's claims after one rank in each step paused for `by` seconds, in the order of `ranks`."""
     run = Run()
     noise = np.random.default_rng(4).normal(1.0, 0.004, (WARM_UP_STEPS + 12, RANKS))
     run.steps(own(WARM_UP_STEPS) * noise[:WARM_UP_STEPS])
@@ -301,7 +303,7 @@ NODES: Places = places(staged())
 
 
 def window(**waits: float) -> FloatArray:
-    """Return waits of each node; n1=0.3: tasks on that node wait for disks for 30 % of the time."""
+    """Return the share of time that tasks on each node wait for disks; n1=0.3 sets it for n1."""
     values = np.full((len(FEATURES), RANKS), 0.01, np.float32)
     for name, value in waits.items():
         values[FEATURE["io_waiting"], NODES.index == NODES.names.index(name)] = value

@@ -1,4 +1,4 @@
-"""The healthy baseline of a gang, and ranks that are slow from the start."""
+"""Baseline of a healthy gang, and ranks that are slow from the start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALONE = where_of(RANKS)
 
 
 def calm(count: int = 25, **slower: float) -> FloatArray:
-    """Return one compute second for each rank; r3=1.5 sets rank 3 to 1.5 seconds."""
+    """Return compute seconds [count, ranks], one second by default; r3=1.5 sets rank 3 to 1.5 seconds."""
     own = np.ones((count, RANKS))
     for name, factor in slower.items():
         own[:, int(name[1:])] = factor

@@ -1,4 +1,4 @@
-"""Causes by counters: the most likely cause, its confidence, and its evidence."""
+"""Cause of a slow rank by its counters: the most likely cause, its confidence and its evidence."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ RANKS = 8
 def statistics_of(
     rank: int = 3, alarmed: tuple[str, ...] = (), of_peers: bool = False, **sigmas: float
 ) -> CounterStatistics:
-    """Return statistics with counters this many standard deviations away; of_peers: from the peers, not from the
-    history."""
+    """Return statistics in which counters deviate by these many standard deviations.
+
+    of_peers: they deviate from the peers' values; otherwise from the rank's earlier values.
+    """
     level, peers = (np.zeros((len(FEATURES), RANKS), np.float32) for _ in range(2))
     for name, value in sigmas.items():
         (peers if of_peers else level)[FEATURE[name], rank] = 0.5 * value

@@ -1,4 +1,4 @@
-"""Causes of slow ranks by device counters, without a cause by process counters; and the fault history of the part."""
+"""Causes of slow ranks by device counters alone, and the fault history of the device."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def shape_of(name: str, hosts: tuple[str, ...] = (), gpus: bool = True) -> Shape
 def after(
     shapes: list[Shape], unread: tuple[int, ...] = (), **changes: float
 ) -> tuple[Causes, CounterStatistics, list[JobTelemetry]]:
-    """Return the causes of jobs with usual counters for a minute, and then deviating counters on one rank of the first
-    job.
+    """Return the causes of jobs: after a minute of usual counters, these counters deviate on one rank of the first job.
 
-    unread: ranks without GPU readings.
+    unread: ranks whose GPU cannot be read.
     """
     random, shared = np.random.default_rng(1), SharedState(timed=False)
     causes, statistics = Causes(), shared.counters

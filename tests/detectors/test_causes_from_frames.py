@@ -1,4 +1,4 @@
-"""Causes from whole frames, with process counters and device counters, as agents send them."""
+"""Causes of slow ranks by process and device counters, from complete frames as agents send them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONSET, LENGTH = 240.0, 90.0
     ],
 )
 def test_the_device_gives_the_cause_and_not_a_sleeping_process(disorder: str, cause: Cause) -> None:
-    """The process of a rank with a slow GPU is off the CPU for longer, as a suspended process is."""
+    """The process of a rank with a slow GPU waits longer for it. It must not be taken for a suspended process."""
     one = job("j-000001", range(2))
     fault = Fault(disorder, one.name, (9,), ONSET, LENGTH, severity=0.4)
     one.course.faults.append(one.course.solved(fault))

@@ -1,4 +1,4 @@
-"""Changes since a job was new: missing input, more work, and how few long steps suffice."""
+"""Rules that compare a job with its first steps: missing input, more work, and the number of long steps they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ RANKS = 16
 
 
 def _slower(job: Job, factor: float, busy: float, after: float = 60.0) -> None:
-    """Compute time grows by this factor. Tensor pipes are then busy for `busy` seconds a step; 0.7 before."""
+    """Multiply the compute time by `factor` from second `after` on. busy: seconds a step with busy tensor pipes;
+    before 0.7."""
     job.work = lambda second: np.full(RANKS, 0.7 * (factor if second > after else 1.0))
     job.feature["tensor_active"] = lambda second: np.full(
         RANKS, busy / (0.7 * factor + 0.3) if second > after + 1 else 0.7
@@ -94,7 +95,7 @@ def test_tokens_alone_suffice_to_find_more_work() -> None:
 
 @pytest.mark.parametrize("pauses", [True, False])
 def test_rotating_pauses_are_found_while_expert_load_drifts(pauses: bool) -> None:
-    """The load of experts drifts over minutes: all ranks change, and none is slow alone."""
+    """The load of experts changes over minutes, which changes all ranks. No rank alone is slow."""
     job, turns = Job(ranks=RANKS), np.random.default_rng(4)
     drift = np.sin(np.arange(RANKS) * 2.1)
 
@@ -111,10 +112,9 @@ def test_rotating_pauses_are_found_while_expert_load_drifts(pauses: bool) -> Non
 
 @pytest.mark.parametrize("follows", [1.0, 0.5, 0.0])
 def test_unequal_lengths_are_reported_if_compute_times_follow_them(follows: float) -> None:
-    """A pipeline loses more than any sum shows. The job reported no lengths before, or equal ones, and reports them
-    now.
+    """From second 100 on, a pipeline gets sequences of unequal length.
 
-    At a half, the time of a rank varies as much for another reason: lengths explain two fifths of it.
+    follows: share by which compute times follow the lengths. At 0.5 they vary as much by chance.
     """
     job, lengths = Job(ranks=RANKS), np.random.default_rng(5)
     job.shape = replace(job.shape, stage=np.arange(RANKS) // 4, data=np.arange(RANKS) % 4)

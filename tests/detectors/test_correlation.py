@@ -1,4 +1,4 @@
-"""Correlation of constructed series, shared resources, and the victim's own steps."""
+"""Correlation of a victim's loss with a neighbour's load, shared resources, and the victim's own steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENOUGH = (LEAST_WINDOWS, LEAST_STATE)
 
 
 def bursts(seed: int, windows: int = 400) -> FloatArray:
-    """Return 1 while a neighbour is busy and 0 while it is not: stretches of random lengths."""
+    """Return 1 for each window in which a neighbour is busy, else 0. Busy times have random lengths."""
     random = np.random.default_rng(seed)
     found: list[float] = []
     while len(found) < windows:
@@ -78,7 +78,7 @@ def test_unrelated_series_correlate_no_more_often_than_chance() -> None:
 
 @pytest.mark.parametrize(("late", "goes"), [(-3, False), (-1, True), (0, True), (2, True), (5, False)])
 def test_a_victim_may_lag_by_two_windows_and_lead_by_one(late: int, goes: bool) -> None:
-    """A loss is recorded when its steps have ended, so it is never long before the neighbour is busy."""
+    """A loss is recorded at the end of its steps, so it cannot come long before the neighbour is busy."""
     steep = np.random.default_rng(4).integers(0, 2, 400).astype(float)
     found = correlate(0.3 * np.roll(steep, late) + noise(1), steep, *ENOUGH)
     assert found is not None and (found[0] > 0.9) is goes
@@ -214,8 +214,7 @@ def test_load_on_a_resource_is_extrapolated_from_known_ranks() -> None:
 
 
 def test_a_slow_node_does_not_explain_its_ranks_as_a_group() -> None:
-    """Ranks of a node are equally slow because of the node. A node is not a group in which one rank makes the others
-    wait."""
+    """Ranks of a slow node are all equally slow. A node is not a group in which one rank makes the other ranks wait."""
     index = np.arange(16)
     shape = Shape("j", 1, index, tuple(f"n{r // 4}" for r in index.tolist()), data=index % 4, stage=index * 0,
                   tensor=index // 4)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Counter statistics in few passes equal, to the bit, their formulas column by column."""
+"""Counter statistics, computed for all columns at once, equal their formulas bit by bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE = np.float32(1.0)
 
 
 class Plain:
-    """Formulas of the counter statistics for one column of one feature. Windows last a second."""
+    """Formulas of the counter statistics for one feature of one rank. Windows last a second."""
 
     def __init__(self, feature: int, switches: Switches) -> None:
         self.feature, self.switches = feature, switches
@@ -61,7 +61,7 @@ class Plain:
 
 
 def against_peers(feature: int, values: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Return one feature on its scale, less the lower median of the group's known members: [N]."""
+    """Return each rank's value on the feature's scale, less the lower median of its group's present values: [ranks]."""
     x = values.copy()
     if LOGS[feature]:
         x = np.log(np.maximum(x, np.float32(1e-6)))
@@ -76,10 +76,10 @@ def against_peers(feature: int, values: np.ndarray, of: np.ndarray) -> np.ndarra
 
 
 def windows(random: np.random.Generator, columns: int, count: int) -> list[np.ndarray]:
-    """Return float32 [features, columns] windows.
+    """Return windows, float32 [features, columns].
 
-    They contain counts that are mostly zero, that change columns, or that are not zero in many columns for a moment;
-    and missing nodes and features.
+    They contain counts that are mostly zero, in changing columns or in many columns at once; and missing nodes and
+    features.
     """
     found = []
     for window in range(count):

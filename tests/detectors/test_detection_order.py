@@ -1,4 +1,4 @@
-"""The order of the detectors does not matter."""
+"""Verdicts do not depend on the order in which the detectors run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDERS = list(itertools.permutations(range(5)))
 
 
 def slow_job(reports: bool) -> Job:
-    """Return a job of which rank 3 slows down with memory errors, so that two detectors accuse it."""
+    """Return a job whose rank 3 slows down with memory errors, so that two detectors accuse it."""
     job = Job("reports" if reports else "silent", ranks=RANKS)
     sick = np.arange(RANKS) == 3
     job.work = lambda second: np.where(sick & (second > 50), 0.95, 0.7)
@@ -38,7 +38,7 @@ def slow_job(reports: bool) -> Job:
 
 
 def findings(order: tuple[int, ...]) -> list[str]:
-    """Return all that is published, as text: NaN differs from itself."""
+    """Return all published results as text, because NaN differs from itself."""
     every = make_all()
     found = course(Detection(every[place] for place in order), [slow_job(True), slow_job(False)], 90, seed=2)
     return [repr(one) for one in found]
@@ -61,7 +61,7 @@ def test_a_recorded_trace_has_no_clock_for_any_detector() -> None:
 
 
 def test_a_health_snapshot_of_release_0_1_0_restores_the_shared_state() -> None:
-    """That release kept fault history, counter baselines and best speeds in the health detector's snapshot."""
+    """That release stored fault history, counter baselines and best speeds in the health detector's snapshot."""
     before, after = make_detection(), make_detection()
     course(before, [slow_job(True), slow_job(False)], 60, seed=2)
     shared = before.shared
@@ -76,7 +76,7 @@ def test_a_health_snapshot_of_release_0_1_0_restores_the_shared_state() -> None:
 
 
 def test_a_withdrawn_verdict_ends_once_even_if_no_counters_arrive_in_that_tick() -> None:
-    """Counters can arrive every half minute, and a refusal is reported to the detectors in one tick only."""
+    """Counters may arrive only every half minute, but detectors get the arbiter's refusal in one tick only."""
     workloads = UnreportedWorkloads()
     workloads._activities["silent"] = activity = RoleActivity(slow_job(False).shape)
     activity.active["stage-3"] = ActiveVerdict(cast(Verdict, SimpleNamespace(verdict_id="v")), 0)

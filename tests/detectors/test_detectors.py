@@ -1,4 +1,4 @@
-"""Hang, health, interference, counter statistics and groups on constructed telemetry, through the common interface."""
+"""Hang, health and interference detectors, counter statistics and groups, on constructed telemetry."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ START = 1_700_000_000 * NS
 
 
 class Job:
-    """A synchronous job. `work(second)` gives the compute seconds of each rank, `network(second)` those of the
-    collective."""
+    """Synchronous job. work(second): compute seconds of each rank; network(second): seconds of the collective."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ def course(
     seed: int = 1,
     first: int = 1,
 ) -> list[tuple[int, Finding]]:
-    """Return (second, finding), with one tick each second."""
+    """Return (second, detector result) of a run with one tick a second."""
     random = np.random.default_rng(seed)
     found: list[tuple[int, Finding]] = []
     sent: dict[str, int] = {}
@@ -235,7 +234,7 @@ def test_a_stale_agent_needs_a_second_source_of_evidence() -> None:
 
 
 def test_an_agent_stale_during_a_hang_does_not_mean_a_lost_node() -> None:
-    """The two are independent: the job stopped before its agent became stale."""
+    """The job stopped before its agent became stale, so the two are independent."""
     job = Job(ranks=64, nodes=64)
     job.hung_from = 50.0
     assert not verdicts(course(alone(HealthDetector()), [job], 200, silent=gone_after(80, "j-n2")))
@@ -243,7 +242,7 @@ def test_an_agent_stale_during_a_hang_does_not_mean_a_lost_node() -> None:
 
 @pytest.mark.parametrize(("replicas", "rank"), [(64, 41), (2, None)])
 def test_a_reporting_absent_rank_is_at_fault_and_not_a_stale_one(replicas: int, rank: int | None) -> None:
-    """But a rank of the stale rank's own replica may be waiting for data from it."""
+    """Exception: a rank in the stale rank's own replica may wait for data from it."""
     job = Job(ranks=64, nodes=32)
     job.shape = replace(
         job.shape, data=np.arange(64) % replicas, stage=np.arange(64) // replicas, tensor=np.zeros(64, int)
@@ -259,7 +258,7 @@ def test_a_reporting_absent_rank_is_at_fault_and_not_a_stale_one(replicas: int, 
 
 
 class LateRecords(Job):
-    """A job that continues, without step records from second 50 on."""
+    """Job that continues, but whose step records are missing from second 50 on."""
 
     def look(self, second: float, random: np.random.Generator) -> JobTelemetry:
         sent = super().look(second, random)
@@ -301,7 +300,7 @@ HOST: dict[str, tuple[str, ...]] = {"host": ("host-0", "host-0", *(f"host-{n}" f
 
 
 def neighbours(sharing: dict[str, tuple[str, ...]], disturbs: bool = True) -> list[Job]:
-    """Return a victim, a neighbour that sends in bursts and slows it, and one that sends in independent bursts."""
+    """Return a victim, a neighbour whose bursts slow it down, and a neighbour with independent bursts."""
     victim, loud, other = Job("victim", sharing=sharing), Job("loud", sharing=sharing), Job("other", sharing=sharing)
 
     def busy(second: float) -> bool:
@@ -325,7 +324,7 @@ def test_an_interfering_neighbour_is_reported_and_no_rank_is_accused() -> None:
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 def test_the_neighbour_with_the_higher_correlation_is_reported(names: tuple[str, str]) -> None:
-    """This holds for any names, in any order."""
+    """Independent of the jobs' names and order."""
     culprit, rival = names
     victim, loud, like = Job("victim", sharing=UPLINK), Job(culprit, sharing=UPLINK), Job(rival, sharing=UPLINK)
 
@@ -350,8 +349,8 @@ def test_harmless_neighbours_are_not_reported(seed: int) -> None:
 
 @pytest.mark.parametrize(("waits", "reported"), [(0.3, True), (0.1, False), (0.0, False), (np.nan, True)])
 def test_without_long_cpu_waits_there_is_no_host_interference(waits: float, reported: bool) -> None:
-    """Compute time and a neighbour's load correlate by chance now and then. The loss here is a fifth of the time: the
-    rank must wait for a CPU as long."""
+    """Compute time and a neighbour's load correlate by chance now and then. A rank that lost a fifth of its time to
+    the neighbour must have waited for a CPU that long."""
     victim, loud = jobs = [Job("victim", sharing=HOST), Job("loud", sharing=HOST)]
 
     def busy(second: float) -> bool:
@@ -402,7 +401,7 @@ def test_a_neighbour_with_long_pauses_keeps_its_verdict() -> None:
 
 @pytest.mark.parametrize("disturbs", [True, False])
 def test_bursts_within_long_steps_are_correlated_by_steps(disturbs: bool) -> None:
-    """Steps of twelve windows with bursts of two windows in five: single windows do not correlate."""
+    """Steps last twelve windows, and bursts two windows in five, so single windows do not correlate."""
     victim, loud, other = (
         Job("victim", sharing=UPLINK, step_seconds=12.0), Job("loud", sharing=UPLINK), Job("other", sharing=UPLINK)
     )  # fmt: skip
@@ -511,7 +510,7 @@ def test_a_job_without_steps_is_slower_if_its_traffic_falls() -> None:
 
 
 def test_the_rank_in_most_slow_groups_explains_the_others() -> None:
-    """Four replicas of four tensor ranks: a whole tensor group looks slow, and one of its data groups as well."""
+    """Four replicas of four tensor ranks: one tensor group looks slow, and one of its data groups too."""
     index = np.arange(16)
     shape = Shape("j", 1, index, ("n",) * 16, data=index // 4, stage=np.zeros(16, np.int64), tensor=index % 4)
     slow = (index // 4 == 1) | (index % 4 == 2)
@@ -564,8 +563,7 @@ def after_windows(job: Job, first: int, seconds: int, restored: bytes = b"") -> 
 
 
 def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
-    """Rank 3's clock is low when the controller restarts. Without the stored baselines the low clock would become
-    usual."""
+    """Rank 3's clock is low when the controller restarts. Only the stored baselines show that this is not usual."""
     job = Job(ranks=16)
     before = after_windows(job, 1, 60).snapshot()
     job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 3, 0.8, 1.0)
@@ -601,7 +599,7 @@ def test_baselines_are_restored_rank_by_rank_within_an_attempt() -> None:
 
 
 def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
-    """Counters that arrive every half minute show the cause long after the steps identified the rank."""
+    """Counters that arrive every half minute show the cause long after the steps have identified the rank."""
     detectors = make_detection()
     job = Job(ranks=16)
     job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
@@ -610,7 +608,7 @@ def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
     before = [one for one in verdicts(course(detectors, [job], 85)) if one.kind is Kind.STRAGGLER]
     assert {(one.rank, one.cause) for one in before} == {(3, Cause.UNKNOWN)}
     later = course(detectors, [job], 60, first=86)
-    (after,) = [one for one in verdicts(later) if one.kind is Kind.STRAGGLER]
+    *_, after = [one for one in verdicts(later) if one.kind is Kind.STRAGGLER]
     assert (after.verdict_id, after.cause) == (before[0].verdict_id, Cause.THERMAL)
     assert after.confidence >= 0.9
     assert detectors.shared.arbiter.fault_history.weight("GPU-j-3", "j-n0"), (

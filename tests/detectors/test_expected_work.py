@@ -1,4 +1,4 @@
-"""Expected compute time for given work, and the work rate of a job by its traffic."""
+"""Compute time that a rank's tokens explain, and a job's work rate by its traffic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING = np.full((WINDOWS, RANKS), np.nan)
 
 
 def given(seed: int = 1) -> tuple[FloatArray, FloatArray]:
-    """Return tokens, and sums of squared lengths, of each rank in each window; the two are not proportional."""
+    """Return tokens and sums of squared sequence lengths, each [windows, ranks]. They are not proportional."""
     random = np.random.default_rng(seed)
     return random.uniform(500, 1500, (WINDOWS, RANKS)), random.uniform(1e5, 9e5, (WINDOWS, RANKS))
 

@@ -1,4 +1,4 @@
-"""Scale and fault direction of each counter."""
+"""Scale of each feature, and the direction in which a fault changes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scaled(name: str, *values: float) -> list[float]:
 
 @pytest.mark.parametrize("values", [(0.0, 3.0, 0.0, 0.0, 0.0, -1.0), (3.0, 3.0, 3.0, -1.0)])
 def test_error_counts_have_a_scale_with_zero_for_none(values: tuple[float, ...]) -> None:
-    """The result is the same for mostly zero and for mostly other values."""
+    """The scale is the same whether most values are zero or not."""
     expected = [np.log1p(max(value, 0.0)) for value in values]
     assert scaled("memory_errors", *values) == pytest.approx(expected)
 

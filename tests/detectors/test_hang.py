@@ -1,4 +1,4 @@
-"""Hangs and similar pauses, by the states of the ranks' processes and by earlier pauses of the job."""
+"""Hangs, and pauses that look like hangs, by the states of the ranks' processes and the job's earlier pauses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ RUNNING, STOPPED, TRACED = ProcessState.RUNNING, ProcessState.STOPPED, ProcessSt
 
 
 class Training(Job):
-    """A job of processes.
+    """Job with processes.
 
-    stops: (from, to, ranks, state) in which it finishes no step. pauses: (from, to) of a rank that works alone. cores:
-    CPUs that each rank uses while it works or waits; only ranks of `idle` use none.
+    stops: (from, to, ranks, state); in this time the ranks have this process state and no step ends. pauses: (from,
+    to); one rank works alone. cores: CPUs that each rank uses while it works or waits. idle: ranks that use none.
     """
 
     def __init__(self, ranks: int = 8, gpus: bool = False, **options: float) -> None:
@@ -112,7 +112,8 @@ def test_a_process_stopped_within_the_collective_is_the_culprit() -> None:
 def with_open_collectives(
     job: Training, numbers: Callable[[int], int], seen: Callable[[int], float] = lambda rank: 0.0
 ) -> None:
-    """Replace the open collectives: each rank's number of its collective, and the seconds since its last report."""
+    """Replace the open collectives of the job. numbers: of each rank's collective; seen: seconds since its last
+    report."""
     look = job.look
 
     def changed(second: float, random: np.random.Generator) -> JobTelemetry:
@@ -132,7 +133,7 @@ def with_open_collectives(
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_the_rank_in_an_earlier_collective_is_the_culprit(staged: bool) -> None:
-    """Each stage has its own numbering: different numbers of two stages mean nothing."""
+    """Each pipeline stage counts its collectives separately, so numbers of two stages cannot be compared."""
     job = Training(ranks=16)
     if staged:
         job.shape = replace(job.shape, stage=np.arange(16) // 8)
@@ -199,7 +200,7 @@ def test_a_process_that_waits_for_a_disk_may_be_saving() -> None:
 
 @pytest.mark.parametrize(("stopped", "named"), [((3, 9), True), ((3, 9, 14), False), ((4, 5, 6, 7), True)])
 def test_many_absent_ranks_on_several_nodes_accuse_no_rank(stopped: tuple[int, ...], named: bool) -> None:
-    """Two of sixteen ranks may be accused; so may a node of four."""
+    """The limit is two of sixteen ranks, or one node of four."""
     job = Training(ranks=16)
     job.stops = [(60.0, 1e9, stopped, STOPPED)]
     found = course(alone(HangDetector()), [job], 130)
@@ -211,7 +212,7 @@ def test_many_absent_ranks_on_several_nodes_accuse_no_rank(stopped: tuple[int, .
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_second_stop_is_found_as_soon_as_the_first(known: bool) -> None:
-    """A stop of 40 s, one of 100 s, and a permanent one: none delays the verdict on the next."""
+    """The job stops for 40 s, for 100 s, and permanently. No stop delays the verdict on the next."""
     job = Training()
     job.known = known
     job.stops = [(60.0, 160.0, (3,), STOPPED), (200.0, 1e9, (3,), STOPPED)]
@@ -225,7 +226,7 @@ def test_a_second_stop_is_found_as_soon_as_the_first(known: bool) -> None:
 
 
 def test_a_long_checkpoint_raises_the_limit_for_the_next_one() -> None:
-    """A rank saves alone for a minute while the others wait in a collective, for longer each time."""
+    """A rank saves alone while all other ranks wait in a collective, for a minute and then for longer each time."""
     job = Training()
     job.pauses = [(60.0, 95.0), (150.0, 188.0), (250.0, 305.0), (400.0, 478.0)]
     found = course(alone(HangDetector()), [job], 600)
@@ -240,7 +241,7 @@ def test_a_long_checkpoint_raises_the_limit_for_the_next_one() -> None:
 
 
 def test_a_pause_below_the_longest_so_far_is_no_hang() -> None:
-    """Each pause is shorter than 1.5 times the longest before it, and longer than forty seconds."""
+    """Each pause is longer than forty seconds and shorter than 1.5 times the longest before it."""
     job = Training()
     job.pauses = [(60.0, 98.0), (150.0, 204.0), (300.0, 378.0)]
     assert not verdicts(course(alone(HangDetector()), [job], 460))
@@ -251,8 +252,8 @@ def test_a_pause_below_the_longest_so_far_is_no_hang() -> None:
 
 
 def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
-    """It is reported below the confidence that restarts a job. When it stops working, or after ten minutes, it is
-    certain."""
+    """The confidence stays too low for a restart while the rank works. It rises when the rank stops working, or
+    after ten minutes."""
     working = Training()
     working.pauses = [(60.0, 1e9)]
     found = verdicts(course(alone(HangDetector()), [working], 640))
@@ -295,7 +296,7 @@ def test_steps_clear_a_hang_and_the_longest_pause_survives_a_restart() -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["stopped", "works alone"])
 def test_a_hang_that_began_before_a_restart_is_found_after_it(inside: bool) -> None:
-    """The job finishes no step from which the new detector could learn."""
+    """The job finishes no step after the restart from which the detector could learn."""
     job = Training()
     if inside:
         job.pauses = [(60.0, 1e9)]
@@ -311,7 +312,7 @@ def test_a_hang_that_began_before_a_restart_is_found_after_it(inside: bool) -> N
 
 
 def test_a_stopped_process_is_a_hang_even_without_any_step() -> None:
-    """As after a restart before the first snapshot with the job. A job that is merely slow to start has no verdict."""
+    """For example after a restart before the first snapshot. A job that is only slow to start has no verdict."""
     job = Training()
     job.stops = [(60.0, 1e9, (3,), STOPPED)]
     course(alone(HangDetector()), [job], 70)

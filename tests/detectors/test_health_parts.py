@@ -1,4 +1,4 @@
-"""Parts of the health detector: ports, stale agents, speeds, fault history, and accusations by counters."""
+"""Parts of the health detector: ports, stale agents, speeds, fault history, and verdicts from counters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at(second: float) -> int:
 
 
 class FedPorts:
-    """Ports, and their reports second by second."""
+    """Port check of the health detector, with helpers that send it port events."""
 
     def __init__(self) -> None:
         self.ports = Ports()
@@ -117,7 +117,7 @@ def test_a_counter_of_losses_reports_their_number() -> None:
 
 
 class StaleAgentsOf:
-    """Stale agents of a cluster; agents of `quiet` have not reported since that second."""
+    """Check for stale agents on a cluster. quiet: second since which each of these agents has not reported."""
 
     def __init__(self, agents: int = 100) -> None:
         self.silence, self.agents = StaleAgents(), agents
@@ -307,7 +307,7 @@ def test_a_fault_of_an_unused_device_is_reported_without_a_rank() -> None:
 
 
 def failing(feature: str, value: float, ranks: Callable[[np.ndarray], np.ndarray], usual: float = 0.0) -> Job:
-    """Return a job of 16 ranks on 8 nodes that slows down while counters of some ranks report faults."""
+    """Return a job of 16 ranks on 8 nodes that becomes slower when this feature of some ranks reports a fault."""
     job = Job(ranks=16, nodes=8)
     bad = ranks(np.arange(16))
     job.feature[feature] = lambda second: np.where(bad & (second > 80), value, usual)

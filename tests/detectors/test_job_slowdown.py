@@ -1,4 +1,4 @@
-"""Slowdown test of jobs that report no steps, on constructed rates."""
+"""Slowdown test for jobs that report no steps, on constructed transfer rates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler_feedback.detectors.iteration.period_estimation import EstimatedPe
 def fed(
     slowdown_test: SlowdownTest, rates: FloatArray, seconds: float = 1.0, known: int = 8, name: str = "nvlink_bytes"
 ) -> SlowdownTest:
-    """Add windows in which the first `known` of eight ranks transfer these amounts."""
+    """Add windows with these rates to the test, and return it. known: number of ranks, of eight, with a value."""
     for rate in rates.tolist():
         values = np.full((len(FEATURES), 8), np.nan, np.float32)
         values[FEATURE[name], :known] = rate
@@ -24,7 +24,7 @@ def fed(
 
 
 def steady(windows: int, level: float = 1.0, varies: float = 0.0) -> FloatArray:
-    """Return a constant level with a small alternating variation."""
+    """Return a constant rate with small alternating variation."""
     return level + varies * np.where(np.arange(windows) % 2, 1.0, -1.0)
 
 
@@ -36,7 +36,7 @@ def test_the_slowdown_follows_the_loss_of_traffic(level: float, slower: float) -
 
 
 def test_a_change_within_chance_is_no_slowdown() -> None:
-    """Each differs by more than two deviations, but the mean by less than four."""
+    """Five per cent less is more than two deviations in each window, but the mean differs by less than four."""
     before = steady(60, varies=0.0135)  # a standard deviation of two per cent, by its median deviation
     assert fed(SlowdownTest(), np.r_[before, steady(15, 0.945)]).slower() == 1.0
     assert fed(SlowdownTest(), np.r_[before, steady(15, 0.9)]).slower() == pytest.approx(1 / 0.9, rel=0.02)

@@ -1,4 +1,4 @@
-"""Log odds of each fact, and what other load on a shared machine can explain."""
+"""Weight of each kind of evidence, and slowness that other load on a shared machine can explain."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def test_the_confidence_is_the_logistic_of_all_evidence() -> None:
 
 
 def test_each_measure_is_monotonic() -> None:
-    """Worse values for the suspect never give less evidence; each measure changes its sign at some point."""
+    """A worse value for the suspect never gives less evidence. Each measure changes its sign somewhere."""
     courses: list[tuple[list[float], float, float]] = [
         ([of_residual(sigmas) for sigmas in (-9.0, 0.0, 1.0, 3.0, 7.0, 20.0)], -1.0, 3.0),
         ([of_slowdown(slower) for slower in (1.0, 1.05, 1.1, 1.2, 1.3, 9.0)], -0.5, 2.0),
         ([of_waits(held, 1.0) for held in (-3.0, 0.0, 0.25, 0.5, 1.0, 3.0)], -2.0, 1.5),
-        ([of_persistence(hits, 12) for hits in (0, 1, 3, 6, 12)], -1.0, 1.5),
+        ([of_persistence(hits, 12, own_past=True) for hits in (0, 1, 3, 6, 12)], -1.0, 3.0),
+        ([of_persistence(hits, 12, own_past=False) for hits in (0, 1, 3, 6, 12)], -1.0, 1.5),
         ([of_margin(gain, 1.0) for gain in (-1.0, 0.1, 1.0, 3.0, 9.0, 99.0)], -2.0, 1.0),
         ([of_spread(now, 1.0) for now in (99.0, 4.0, 2.0, 1.0)], -1.5, 0.0),
     ]
@@ -64,7 +65,7 @@ def test_without_a_reference_there_is_no_evidence() -> None:
 
 
 def split(cause: Cause = Cause.COMPUTE, known: bool = True, **more: Any) -> Attribution:
-    """Return an excess of a second a step."""
+    """Return an attribution of one second's excess a step to this cause."""
     parts: dict[str, Any] = {"processor": 0.0, "queue": 0.0, "storage": 0.0, "rest": 0.0} | more
     return Attribution(cause, known, 1.0, **parts)
 

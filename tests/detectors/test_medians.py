@@ -1,4 +1,4 @@
-"""Fast medians equal numpy's to the bit; values for all roles at once equal those of each role."""
+"""Fast medians equal numpy's bit by bit; values computed for all roles at once equal those of each role."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ values = st.sampled_from([-1.5, 0.0, 0.1, 0.1, 0.3, 1e-300, 7.0, float("inf"), f
 
 
 def tables(rows: int) -> st.SearchStrategy[FloatArray]:
-    """Return [rows, n], n from 1 to 12, with ties, infinities and NaN."""
+    """Return a strategy for tables [rows, n] with n from 1 to 12, with ties, infinities and NaN."""
     return st.integers(1, 12).flatmap(
         lambda n: st.lists(st.lists(values, min_size=n, max_size=n), min_size=rows, max_size=rows).map(np.array)
     )
@@ -90,7 +90,7 @@ def test_values_for_all_roles_at_once_equal_those_of_each_role(name: str) -> Non
     [window, *_], _ = cut(StepTable(np.arange(12), end_ns, seconds, seconds - compute), where, None)
 
     def lost(table: FloatArray, left_out: list[int]) -> float:
-        """Return by how much the largest value falls without these columns, as a mean over steps; 0 if none is left."""
+        """Return the mean decrease of each step's largest value without these columns; 0 if no column is left."""
         rest = np.delete(table, left_out, axis=1)
         return float(np.mean(np.maximum(table.max(axis=1) - rest.max(axis=1), 0.0))) if rest.shape[1] else 0.0
 

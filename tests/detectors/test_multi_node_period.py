@@ -1,4 +1,4 @@
-"""Iteration time from nodes that sample at different times: which periods are reliable, and which are not reported."""
+"""Iteration time of a job from nodes that sample at different times: only reliable periods are reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PER_NODE = 2
 
 
 def moved(ends: FloatArray, at: FloatArray, share: float = 0.3) -> FloatArray:
-    """Return the traffic up to these times of a job that sends in the last `share` of each iteration."""
+    """Return the traffic until each time of a job that sends only in the last `share` of each iteration."""
     lengths = np.diff(ends, prepend=0.0)
     sends = share * lengths
     index = np.minimum(np.searchsorted(ends, at), len(ends) - 1)
@@ -34,9 +34,10 @@ def node_signals(
     stages: int = 1,
     share: float = 0.3,
 ) -> NodeSignals:
-    """Return signals of a job with iterations of this length.
+    """Return the nodes' signals for a job whose iterations have these lengths.
 
-    Each node samples its own time before a window's end. The job sends in the last share of each iteration.
+    lags: seconds by which each node samples before the end of a window. share: last part of an iteration in which the
+    job sends.
     """
     random = np.random.default_rng(7)
     ranks = len(lags) * PER_NODE
@@ -85,13 +86,13 @@ def test_nodes_with_equal_sample_times_give_no_period(period: float) -> None:
 
 @pytest.mark.parametrize("period", [20.0, 24.3, 31.2])
 def test_a_harmonic_of_a_slow_period_is_not_reported(period: float) -> None:
-    """Ten or fifteen iterations in total are too few for a spectral line; their second harmonic has one."""
+    """Ten or fifteen iterations are too few for a spectral line, but their second harmonic has one."""
     assert node_signals(even(period), LAGS, share=0.9).period(1.0) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nodes_out_of_phase_give_no_wrong_period(seed: int) -> None:
-    """Stages without a known layout look like this: one of many aliases fits moderately, by chance."""
+    """This happens to pipeline stages without a known layout: one of many aliases fits moderately by chance."""
     lengths = even(0.73)
     found = node_signals(lengths, LAGS)
     found.lag += found.counted * np.random.default_rng(seed).uniform(0.0, 0.73, len(LAGS))
@@ -123,8 +124,10 @@ def test_noise_has_no_period(seed: int) -> None:
 
 @pytest.mark.parametrize("half", [0.43, 0.62, 0.77, 1.21, 2.6])
 def test_slightly_different_halves_are_one_iteration(half: float) -> None:
-    """The line of the halves is the strongest, and the line of the whole exists. With a half of 0.62 s it is at the
-    alias of the other."""
+    """The spectral line of the half is the strongest; the line of the iteration exists too.
+
+    If a half takes 0.62 s, its line is at the alias of the iteration's.
+    """
     halves = even(half)
     halves[::2] *= 1.4
     found = node_signals(halves, LAGS).period(1.0)

@@ -1,4 +1,4 @@
-"""A job with less work for a while (an evaluation) is not slow afterwards. With permanently less work it is faster."""
+"""A job with less work for a while (an evaluation) is not reported as slow afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USUAL_SECONDS, BATCH_STEPS = 1.0, 50
 
 
 def findings(phases: list[tuple[int, float]]) -> list[Finding]:
-    """Return the findings on a job with phases of this many steps, each with this share of its usual work."""
+    """Return the results for a job with these phases: (number of steps, share of its usual work)."""
     random, detector, end_ns = np.random.default_rng(7), alone(StragglerDetector()), START_NS
     found: list[Finding] = []
     shares = np.concatenate([np.full(steps, share) for steps, share in phases])

@@ -1,4 +1,4 @@
-"""Throttling and busy hosts are causes: a rank slow because of one is a peer outlier, and few others are."""
+"""Counters that show a cause (throttling, a busy host) make a rank an outlier among its peers, and little else does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGINS = 60
 def statistics_of(
     changes: dict[str, FloatArray], staged: bool = True, unknown: tuple[str, ...] = ()
 ) -> tuple[CounterStatistics, Shape]:
-    """Return statistics after a healthy minute, and half a minute with counters at these multiples of their usual
+    """Return statistics after a healthy minute, then half a minute with counters at these multiples of their usual
     value."""
     random = np.random.default_rng(2)
     stage = np.arange(RANKS) // 16 if staged else None
@@ -51,7 +51,7 @@ def test_a_rank_that_works_longer_than_its_peers_is_an_outlier() -> None:
 
 @pytest.mark.parametrize("staged", [True, False])
 def test_ranks_of_a_stage_that_works_longer_are_no_outliers(staged: bool) -> None:
-    """With or without a known stage: there are many of them, on several nodes."""
+    """The stage is known or not. It has many ranks, on several nodes."""
     statistics, shape = statistics_of({"tensor_active": at(list(range(16, 32)), 1.0, others=1 / SLOWER)}, staged)
     assert not any(works_longer(statistics, shape, rank, SLOWER) for rank in range(RANKS))
 
@@ -70,7 +70,7 @@ def test_many_ranks_on_one_node_may_be_outliers() -> None:
 
 
 def test_a_rank_within_the_spread_of_its_role_is_no_outlier() -> None:
-    """Experts have unequal load; and within an iteration some are done and others are not."""
+    """Experts have unequal load, and within an iteration some ranks have finished while others have not."""
     differs = np.exp(np.random.default_rng(8).permutation(np.linspace(-0.1, 0.1, RANKS)))
     statistics, shape = statistics_of({"tensor_active": differs}, staged=False)
     assert not any(works_longer(statistics, shape, rank, SLOWER) for rank in range(RANKS))

@@ -1,4 +1,4 @@
-"""Period estimation on constructed traffic: which periods are reliable, and which are not reported."""
+"""Period of constructed traffic: only reliable periods are reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_feedback.detectors.iteration.period_estimation import estimate_pe
 
 
 def bursts(lengths: FloatArray, samples: int, share: float = 0.3, finer: int = 20) -> FloatArray:
-    """Return mean rates in windows of a second, of a job that sends in the last `share` of each iteration."""
+    """Return the mean rate in each second of a job that sends only in the last `share` of each iteration."""
     ends = np.cumsum(lengths)
     fine = np.arange(0, samples, 1 / finer)
     step = np.searchsorted(ends, fine)
@@ -32,7 +32,7 @@ def test_the_iteration_time_is_found_in_the_traffic(seconds: float, seed: int) -
 
 @pytest.mark.parametrize("seed", range(6))
 def test_iterations_that_differ_by_a_tenth_are_counted_one_by_one(seed: int) -> None:
-    """Their spectral line is smeared; their phase is not."""
+    """The spectral line is smeared, but the phase is not."""
     random = np.random.default_rng(seed)
     lengths = 9.0 * random.lognormal(-0.005, 0.1, 60)
     lengths[20] += 8.0  # the job saved
@@ -44,7 +44,7 @@ def test_iterations_that_differ_by_a_tenth_are_counted_one_by_one(seed: int) -> 
 @pytest.mark.parametrize("seconds", [2.7, 2.93, 3.25, 3.4])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_period_mixed_with_an_alias_of_its_harmonic_is_not_reported(seconds: float, seed: int) -> None:
-    """With three samples an iteration, a result could be wrong by seven per cent."""
+    """With three samples an iteration, a reported period could be wrong by seven per cent."""
     random = np.random.default_rng(seed)
     for uneven in (0.003, 0.02):
         lengths = seconds * random.normal(1.0, uneven, 400)
@@ -55,7 +55,7 @@ def test_a_period_mixed_with_an_alias_of_its_harmonic_is_not_reported(seconds: f
 @pytest.mark.parametrize("seconds", [0.3, 0.7, 1.216, 1.643, 1.9, 2.2])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_iterations_too_short_for_the_samples_are_not_taken_for_longer_ones(seconds: float, seed: int) -> None:
-    """Their alias is as clear a line as a real one; only its strength is lower."""
+    """Their alias has as clear a line as a real period, only a weaker one."""
     random = np.random.default_rng(seed)
     lengths = seconds * random.normal(1.0, 0.002, round(600 / seconds))
     found = estimate_period(bursts(lengths, 400), 1.0)
@@ -106,7 +106,7 @@ def test_half_of_a_long_iteration_is_not_reported_as_the_period(iterations: int)
 
 
 def test_a_period_that_fades_for_a_while_is_not_reported() -> None:
-    """The job transfers as much meanwhile, but evenly."""
+    """Meanwhile the job transfers as much, but evenly."""
     random = np.random.default_rng(3)
     signal = bursts(np.full(60, 9.3), 440)
     assert estimate_period(signal * random.normal(1.0, 0.02, 440), 1.0) is not None

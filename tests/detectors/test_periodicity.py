@@ -1,4 +1,4 @@
-"""Long steps at a period: chance on a busy host is not reported, a job's period is, and it is cleared when it ends."""
+"""Periodic long steps are reported, and cleared when they end; long steps by chance on a busy host are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Steps = np.ndarray
 
 
 def found_in(seconds: Steps, random: np.random.Generator, ranks: int = 4) -> list[tuple[int, Finding]]:
-    """Return (step, finding) of the detector. seconds: [k], compute time of all ranks."""
+    """Return (step, result) of the detector. seconds: compute time of all ranks, [steps]."""
     index = np.arange(ranks)
     shape = Shape("j", 1, index, tuple(f"n{rank // 2}" for rank in index.tolist()))
     detector, found, end_ns = alone(WorkloadDetector()), [], START
@@ -50,7 +50,7 @@ def spikes(share: float) -> Callable[[np.random.Generator, int], Steps]:
 
 
 def bursts(random: np.random.Generator, count: int) -> Steps:
-    """A host that is busy for a hundred steps at times, with pauses of all lengths."""
+    """Return steps on a host that is busy for a hundred steps at a time, with idle times of all lengths."""
     share = np.repeat(np.where(random.random(count // 100 + 1) < 0.2, 0.3, 0.01), 100)[:count]
     long: Steps = np.where(random.random(count) < share, 1.3 + random.pareto(1.2, count), 1.0)
     return long
@@ -74,9 +74,9 @@ def test_a_job_on_a_busy_host_has_no_period(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
 def test_the_false_alarm_rate_is_as_documented(share: float) -> None:
-    """Random long steps in 150 attempts of 4,000 steps: the bound allows 0.15 false alarms.
+    """In 150 attempts of 4,000 steps with random long ones, the documented bound allows 0.15 false alarms.
 
-    The check is independent of the bound's derivation: its only input is steps.
+    The check does not use the bound's derivation, only steps.
     """
     random = np.random.default_rng(round(1000 * share))
     alarms = 0
@@ -91,7 +91,7 @@ def test_the_false_alarm_rate_is_as_documented(share: float) -> None:
 
 
 def test_the_terms_equal_their_definitions() -> None:
-    """The chances are compared with all placements counted one by one; and the shares of all tests are summed."""
+    """Compare the probability with a count of all placements, and the sum of all tests' shares with the rate."""
     steps, long, beats = 9, 4, 3
     placed = [sum(place < beats for place in places) for places in combinations(range(steps), long)]
     for hits in range(5):
@@ -119,7 +119,7 @@ def test_a_period_is_reported_once_chance_is_excluded() -> None:
 
 @pytest.mark.parametrize(("period", "beats"), [(50, 5), (20, 6), (7, 7), (5, 8)])
 def test_a_job_that_saves_is_found_after_a_few_saves(period: int, beats: int) -> None:
-    """After as many as the module documents, while the other steps vary by less than a half."""
+    """The module documents how many saves suffice if the other steps vary by less than a half."""
     random = np.random.default_rng(period)
     steps = np.arange(30 + (beats + 3) * period)
     saves = (steps % period == 0) & (steps > 30)
@@ -132,7 +132,7 @@ def test_a_job_that_saves_is_found_after_a_few_saves(period: int, beats: int) ->
 
 
 def test_a_job_that_saves_on_a_busy_host_is_found() -> None:
-    """One step in twenty is long by chance as well, and one save in ten is too short to show."""
+    """One step in twenty is also long by chance, and one save in ten is too short to show."""
     random = np.random.default_rng(4)
     steps = np.arange(2000)
     saves = (steps % 50 == 0) & (random.random(2000) > 0.1)

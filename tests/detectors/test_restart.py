@@ -1,4 +1,4 @@
-"""Restart of the controller: active verdicts stay active under their ids. Downgrade to release 0.1.0."""
+"""Restart of the controller: active verdicts keep their ids. Also a downgrade to release 0.1.0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESTART_SECONDS, WATCHED_SECONDS = 75.0, 250.0
 
 
 def active_verdicts(disorder: str, reports: bool, restarts: bool) -> tuple[dict[str, str], list[str]]:
-    """Return the detector of each verdict that is active while the fault lasts, by id, and all ids ever published."""
+    """Return {verdict id: detector} of the verdicts that are active during the fault, and all ids ever published."""
     staged, _ = stage(Cell(disorder, 0.5, 64, "step", "balanced", 10, 1.0, 7, reports), 0)
     world, detection = World(staged.courses, 5, 1.0, Delivery(), True), make_detection()
     active: dict[str, str] = {}
@@ -57,7 +57,7 @@ def test_active_verdicts_outlast_a_restart(disorder: str, reports: bool, detecto
 
 
 def test_release_0_1_0_refuses_the_health_snapshot_alone() -> None:
-    """That release starts a detector without baselines if its snapshot has another version, and logs that.
+    """That release ignores a snapshot of another version, starts the detector without baselines, and logs it.
 
     It reads version 2 of health, straggler and hang, version 1 of the others, and ignores other names.
     """

@@ -1,4 +1,4 @@
-"""Rotating slowness: a rank slow more often by chance is not accused; a permanently slow rank is."""
+"""Rotating slowness: a rank that is slow more often by chance is not accused; a permanently slow one is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SICK = 9
 
 
 def reported(seed: int, *others: Fault) -> list[Verdict]:
-    """Return the findings on a job of 16 GPUs whose ranks collect garbage in turn from 300 s on."""
+    """Return the verdicts on a job of 16 GPUs whose ranks collect garbage in turn from 300 s on."""
     one = Course(
         plan.make("j", 16, "dp2", 1.0, np.random.default_rng(seed)),
         clos_fabric.place(np.arange(2), 16),

@@ -1,4 +1,4 @@
-"""Ranks with the same samples are slow together: a rank that is slow with all of them is not faulty."""
+"""Ranks that process the same samples are slow together: a rank that is only slow with all of them is not faulty."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def findings(
     replicas_a_node: int = 1,
     silent: str = "",
 ) -> list[Finding]:
-    """Return the findings on a job of one-step windows.
+    """Return the results for a job, with one window for each step.
 
-    varies: variation of the replicas' work in each step. silent: a node that does not report from the onset on.
+    varies: standard deviation of the replicas' work. silent: node that does not report after the slowness begins.
     """
     random = np.random.default_rng(5)
     job, detector = shape(stages, replicas_a_node), alone(StragglerDetector())
@@ -113,7 +113,7 @@ def test_an_episode_far_longer_than_earlier_ones_is_not_chance() -> None:
 
 
 def next_to_a_culprit(by: float) -> Slow:
-    """Rank 13 takes 1.6 times as long. A little later rank 22 of the same stage takes slightly longer."""
+    """Return a slowdown: rank 13 takes 1.6 times as long; later rank 22 of the same stage takes slightly longer too."""
 
     def slow(number: int, job: Shape) -> np.ndarray:
         late = np.where((job.ranks == 22) & (number >= ONSET + 12), by, 1.0)

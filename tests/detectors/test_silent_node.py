@@ -1,4 +1,4 @@
-"""A node that does not report, or reports in part, causes no accusation of other nodes."""
+"""A node that stops reporting, wholly or in part, causes no accusation of other nodes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ EVALUATION = (150, 190)
 
 
 def accused(stale: int | None, slow: int | None, by: float = 1.3) -> set[int]:
-    """Return the accused ranks of a pipeline whose last stage has most work; each node is one replica of a stage.
+    """Return the accused ranks of a pipeline whose last stage has the most work. Each node is one replica of a stage.
 
-    An evaluation comes first, in steps of a third, so that no later step is at its best. stale: node that does not
-    report after the warm-up. slow: rank that is slower from then on.
+    An evaluation with steps of a third comes first, so no later step is the shortest. stale: node that does not report
+    after the warm-up. slow: rank that is slower by the factor `by` from then on.
     """
     stage, data, tensor = np.indices((len(STAGE_SECONDS), DATA, TENSOR)).reshape(3, -1)
     node = stage * DATA + data

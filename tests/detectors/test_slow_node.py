@@ -1,4 +1,4 @@
-"""A slow node is reported once, not once for each rank, and cleared when all of its ranks run at normal speed."""
+"""A slow node has one verdict, not one for each rank. It is cleared when all ranks run at normal speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow stages and slow nodes, in jobs with a separate node for every stage."""
+"""Slow pipeline stages and slow nodes, in jobs where each stage has its own nodes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ BEGINS, ENDS = 80.0, 140.0
 def job_of_stages(node_waits: dict[str, float], ranks: int = 8) -> Job:
     """Return sixteen ranks in four stages on two nodes.
 
-    The first `ranks` take half as long again for a minute, while tasks of the first node wait for this share of the
-    time.
+    For a minute the first `ranks` take half as long again. node_waits: share of that time that tasks of a node wait.
     """
     job = Job(ranks=RANKS, nodes=NODES)
     job.shape = replace(job.shape, stage=np.arange(RANKS) * STAGES // RANKS, data=np.arange(RANKS) % 4)
@@ -57,7 +56,7 @@ def test_a_node_with_waiting_tasks_is_reported_and_not_its_stages(waits: str, ca
 
 
 def test_a_node_that_alone_reads_input_is_reported_with_lower_confidence() -> None:
-    """A slow disk and the job's input look alike: both make the tasks of that node wait."""
+    """A slow disk and the reading of input both make the tasks of the node wait."""
     job = job_of_stages({"io_waiting": 0.3})
     job.shape = replace(job.shape, stage=np.arange(RANKS) * 2 // RANKS, data=np.arange(RANKS) % 8)
     (verdict,) = [one for _, one in reported(job) if isinstance(one, Verdict) and one.node]

@@ -1,11 +1,10 @@
-"""The straggler detector on simulated gangs with independent physics, and on recorded gangs.
+"""Straggler detector on simulated gangs, whose simulation shares no code with it, and on recorded gangs.
 
-DEVELOPMENT seeds were used while the detector was changed. 7001 and 7002 began as judging seeds: the windows excluded
-from the baseline were changed after a test failed on one of them. JUDGING seeds were run after the last change. If the
-detector is changed because a judging seed fails, move that seed to DEVELOPMENT and choose a new one. The noise
-("weather") is one set for both; it was known while the detector was built. ``python -m benchmarks.straggler`` runs the
-same with any number of seeds. Here each fault is run with each seed once, and effects without a culprit with the
-judging seeds.
+DEVELOPMENT seeds were used while the detector was changed. JUDGING seeds were run after the last change; 7001 and 7002
+were judging seeds until the detector was changed because of one of them. If a judging seed fails and the detector is
+changed for it, move that seed to DEVELOPMENT and choose a new one. The noise ("weather") is one set for both; it was
+known while the detector was built. ``python -m benchmarks.straggler`` runs the same with any number of seeds. Here each
+fault is run with each seed once, and effects without a culprit with the judging seeds.
 """
 
 from __future__ import annotations
@@ -350,7 +349,7 @@ OWN_OPERATIONS = ["forward-compute", "backward-compute", "optimizer", "gc", "opt
 
 
 def recorded(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Step seconds [k], from first start to last end, and seconds of own operations [k, ranks] of a ByteDance trace."""
+    """Return seconds of each step [steps], and of each rank's own operations [steps, ranks], of a ByteDance trace."""
     columns = ("rank", "step", "optype", "start_ts", "duration")
     table = parquet.read_table(needs.data("steps", f"bytedance-{name}.parquet"), columns=list(columns))
     rank, step, kind, start, duration = (table[column].to_numpy() for column in columns)
@@ -371,19 +370,22 @@ def results_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[
 
 
 def test_the_deliberately_slowed_worker_is_found_with_an_unknown_cause() -> None:
-    """Trial AR: traced rank 0 computes 2.3 times as long as the others in all of its 44 steps."""
+    """Trial AR: traced rank 0 computes 2.3 times as long as all other ranks in all 44 steps."""
     found = verdicts(results_of_recording(*recorded("AR")))
     assert [(item.rank, item.slowdown > 2.0) for item in found] == [(0, True)]
     assert found[0].confidence < 0.9, "without a healthy history, a running job is not moved"
 
 
 def test_unequal_pipeline_stages_accuse_no_rank() -> None:
-    """Trial ST: healthy machines; the last stage computes 1.6 times as long as the first."""
+    """Trial ST: the machines are healthy; the last stage computes 1.6 times as long as the first."""
     assert not verdicts(results_of_recording(*recorded("ST")))
 
 
 def trace(name: str) -> tuple[np.ndarray, list[int]]:
-    """Computing seconds [k, workers] and iterations of an Alibaba PAI trace (normalised times, scaled to 0.2 s)."""
+    """Return compute seconds [iterations, workers] and iteration numbers of an Alibaba PAI trace.
+
+    The trace has normalised times; they are scaled to 0.2 s.
+    """
     by_worker: dict[int, dict[int, float]] = {}
     with needs.data("steps", f"{name}.csv").open() as file:
         for row in csv.DictReader(file):
@@ -407,7 +409,7 @@ def test_a_worker_slow_for_a_while_is_found_then_and_cleared_after() -> None:
 
 
 def test_several_slow_workers_are_not_accused() -> None:
-    """PAI job 3: its authors say that there could be several; late in it workers 6 to 9 are slow."""
+    """PAI job 3: its authors say that several workers may be slow; late in it, workers 6 to 9 are."""
     compute, _ = trace("pai-job3")
     gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
     results = watch(alone(StragglerDetector()), [frames(gang, replay(gang, compute), 1)])

@@ -1,4 +1,4 @@
-"""Parts of the straggler detector: windows, medians of others, gains, attribution; and arbitrary streams of steps."""
+"""Parts of the straggler detector: windows, medians, gains, attribution; and arbitrary step times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_median_of_others_is_correct(values: list[float]) -> None:
 
 
 def gang_of(compute: np.ndarray, waits: np.ndarray, nodes: list[str] | None = None) -> Gang:
-    """Return a gang whose ranks took these steps, float64 [k, n] seconds."""
+    """Return a gang that has made these steps: compute time and waits in seconds, float64 [steps, ranks]."""
     gang = Gang("g", 1)
     now = np.zeros(compute.shape[1])
     for step in range(len(compute)):
@@ -166,7 +166,7 @@ HEALTHY = HealthyState(USUAL, np.tile([0.1, 0.0, 0.0], (4, 1)))
 def cause_of(
     extra: tuple[float, float, float], total: float, *, stopped_again: bool = False, on_device: bool = False
 ) -> Cause:
-    """Return the cause for a rank that needs `total` more seconds a step, of which `extra` is accounted for."""
+    """Return the cause for a rank that needs `total` more seconds a step, of which counters explain `extra`."""
     compute, parts = USUAL.copy(), np.tile([0.1, 0.0, 0.0, 0.0, 1.0], (4, 1))
     compute[1] += total
     parts[1, :3] += extra
@@ -257,8 +257,10 @@ def test_no_single_fact_decides_alone(value: float) -> None:
 
 
 def found_in_bursts(seed: int) -> tuple[list[str], list[int]]:
-    """Return the findings on a gang of 16 with an intermittently slow rank, and the number of windows kept with
-    per-rank times."""
+    """Return the results for a gang of 16 with an intermittently slow rank, and the size of the stored history.
+
+    The size is the number of windows with per-rank times, after each step.
+    """
     random = np.random.default_rng(seed)
     shape = Shape("g", 1, np.arange(16), tuple(f"n{rank // 8}" for rank in range(16)))
     detector, at_ns = alone(StragglerDetector()), SECOND
@@ -310,7 +312,7 @@ streams = st.lists(
 def test_no_stream_of_steps_breaks_the_detector(
     stream: list[tuple[int, int, int, int, float | None, int]], seed: int
 ) -> None:
-    """Wild steps between regular ones, which complete the warm-up."""
+    """Arbitrary steps come between regular ones, with which the warm-up ends."""
     random = np.random.default_rng(seed)
     fleet, detector = Fleet(), alone(StragglerDetector())
     look = Look(fleet)

@@ -1,5 +1,8 @@
-"""Hangs of jobs that report neither steps nor collectives: a rank that does not poll is accused, and a pause is no
-hang."""
+"""Hangs of jobs that report neither steps nor collectives, found by counters. A pause of the job is no hang.
+
+A rank that waits in a collective polls on its GPU, which gives a typical SM activity. A rank with another activity is
+accused.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ POLLS = np.full(RANKS, 0.18)
 def reported(
     busy: FloatArray, lasts: int = 120, pause: int = 0, writes: bool = False, seconds: float = 1.0, stops: int = STOPS
 ) -> list[Finding]:
-    """Return the findings on a job that transfers nothing for `lasts` seconds and then continues.
+    """Return the results for a job that transfers nothing for `lasts` seconds and then continues.
 
-    busy: SM activity meanwhile, [ranks]. pause: seconds of an earlier pause. writes: whether the host of rank 3 waits
-    for its disks.
+    busy: SM activity in that time, [ranks]. pause: seconds of an earlier pause. writes: whether the host of rank 3
+    waits for its disks.
     """
     shape = Shape("job", 1, np.arange(RANKS), tuple(f"n{rank // 8}" for rank in range(RANKS)))
     detector = alone(HangDetector())
@@ -93,7 +96,7 @@ def test_half_of_the_ranks_are_not_accused() -> None:
 
 
 def window(moved: float, known: int = RANKS, busy: float = 0.2) -> np.ndarray:
-    """Return [features, ranks], of which the first `known` have values."""
+    """Return counters [features, ranks]. Only the first `known` ranks have values."""
     values = np.full((len(FEATURES), RANKS), np.nan, np.float32)
     values[[FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"], FEATURE["io_waiting"]], :known] = [
         [moved],
@@ -105,7 +108,7 @@ def window(moved: float, known: int = RANKS, busy: float = 0.2) -> np.ndarray:
 
 
 def test_a_window_with_less_than_half_of_the_ranks_is_ignored() -> None:
-    """Stale agents would look like a job that transfers nothing, or like one that resumes."""
+    """With stale agents, a job seems to transfer nothing, or to resume."""
     shape = Shape("job", 1, np.arange(RANKS), ("n",) * RANKS)
     traffic = Traffic(shape)
     for second in range(1, 301):

@@ -1,4 +1,4 @@
-"""Interference in jobs that report no steps: the neighbour is found by counters alone, and no other job is reported."""
+"""Interference between jobs that report no steps: counters alone identify the neighbour."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shape(name: str, sharing: dict[str, tuple[str, ...]]) -> Shape:
 
 
 def values(random: np.random.Generator, slower: float = 1.0) -> np.ndarray:
-    """Return counters of a healthy job whose iterations take this many times as long as usual."""
+    """Return counters of a healthy job whose iterations take `slower` times as long as usual."""
     made = np.zeros((len(FEATURES), RANKS))
     for name in ("tensor_active", "nvlink_bytes", "nic_transmit_bytes"):
         made[FEATURE[name]] = random.normal(1.0, 0.01, RANKS) / slower
@@ -47,11 +47,12 @@ def reported(
     hot: Busy | None = None,
     longer: float = 1.25,
 ) -> list[Verdict]:
-    """Return verdicts on a victim, a neighbour busy at times, and one busy at other times; 400 s without step reports.
+    """Return the verdicts on a victim and two neighbours that are busy at different times, in 400 s without step
+    reports.
 
     hurts: whether the victim is slower while the first neighbour is busy. sees: counter by which the victim's ranks
-    confirm it. slow: when the victim is slower for another reason. hot: when one of its ranks is throttled; longer: by
-    how much it then works longer than its peers in an iteration.
+    confirm it. slow: when the victim is slower for another reason. hot: when one of its ranks is throttled. longer:
+    factor by which that rank then works longer than its peers.
     """
     random = np.random.default_rng(3)
     shapes = [shape(name, sharing) for name in ("victim", "noisy", "other")]
@@ -101,7 +102,7 @@ def test_the_neighbour_of_a_job_without_steps_is_reported(
 
 
 def test_a_neighbour_that_started_with_the_slowdown_is_reported() -> None:
-    """It was never there before: usual counter values fill the time without it."""
+    """The neighbour had no counters before. Usual values are assumed for that time."""
     found = reported(UPLINK, lambda second: second > 250, True, "nic_congestion")
     assert {(one.kind, one.aggressor) for one in found} == {(Kind.INTERFERENCE, "noisy")}
 
@@ -134,7 +135,7 @@ def test_a_neighbour_without_cost_is_not_reported() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_healthy_job_with_uneven_iterations_is_never_slower_and_a_slower_one_is(seed: int) -> None:
-    """Its rate varies by a tenth from window to window, and it saves once for ten seconds."""
+    """The job's rate varies by a tenth from window to window, and it saves once for ten seconds."""
     random, slowdown_test = np.random.default_rng(seed), SlowdownTest()
     for second in range(600):
         made = values(random) * random.lognormal(0.0, 0.1) * (0.0 if 300 <= second < 310 else 1.0)

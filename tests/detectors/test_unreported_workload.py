@@ -1,5 +1,4 @@
-"""Causes within a job that reports no steps are found by its counters; effects of single members are not reported as
-such."""
+"""Causes within a job that reports no steps, found by its counters. Slowness of single ranks is not such a cause."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def reported(
     begins: int = BEGINS,
     meanwhile: Callable[[Arbiter], None] = lambda arbiter: None,
 ) -> list[Finding]:
-    """Return the findings on a job of two stages with iterations of a second, and longer ones from `begins` on."""
+    """Return the results for a job of two stages. Its iterations take a second, and longer from second `begins` on."""
     random = np.random.default_rng(5)
     nodes = tuple(f"n{rank // per_node}" for rank in range(RANKS))
     shape = Shape("job", 1, np.arange(RANKS), nodes, stage=STAGE if staged else None)

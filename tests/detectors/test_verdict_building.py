@@ -31,7 +31,6 @@ from scheduler_feedback.detectors.straggler.cusum import (
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, ActiveVerdict, GangState, dump, load
 from scheduler_feedback.detectors.straggler.straggler import ABSENT_NS, StragglerDetector, _slowdowns
 from scheduler_feedback.detectors.straggler.verdict_building import (
-    ACTING_WINDOWS,
     CAUSE_WINDOWS,
     CLEAR_WINDOWS,
     UNSURE_CONFIDENCE,
@@ -215,17 +214,14 @@ def test_a_certain_verdict_with_a_cause_is_not_evaluated_again(
     assert is_settled(ActiveVerdict("v", 0, confidence, cause), windows, own) is enough
 
 
-@pytest.mark.parametrize(
-    ("cause", "windows", "confidence"),
-    [
-        (Cause.UNKNOWN, ACTING_WINDOWS - 1, UNSURE_CONFIDENCE), (Cause.UNKNOWN, ACTING_WINDOWS, 0.99),
-        (Cause.GPU, 3, 0.99),
-    ],
-)  # fmt: skip
-def test_without_a_cause_actions_need_more_slow_windows(cause: Cause, windows: int, confidence: float) -> None:
-    assert not_yet_sure(judgement(cause, 0.99), windows).confidence == confidence
-    assert not_yet_sure(judgement(cause, 0.5), windows).confidence == 0.5
-    assert UNSURE_CONFIDENCE < ACTING_CONFIDENCE
+def test_a_rank_that_may_be_healthy_has_a_low_confidence_and_the_reason_is_shown() -> None:
+    unsure = not_yet_sure(judgement(confidence=0.99), "it may recompile", 4, ())
+    assert unsure.confidence == UNSURE_CONFIDENCE < ACTING_CONFIDENCE
+    assert [(one.against, one.value) for one in unsure.evidence] == [("it may recompile", 4.0)]
+    assert not_yet_sure(judgement(confidence=0.5), "it may recompile", 4, ()).confidence == 0.5
+    refused = not_yet_sure(judgement(confidence=0.99), "it may recompile", 4, (3, 5), own_work=True)
+    assert (refused.refusal, refused.about) == ("it may recompile", (3, 5)), "the job's own work, without counters"
+    assert not not_yet_sure(replace(judgement(confidence=0.99), counters=True), "it", 4, (), own_work=True).refusal
 
 
 @pytest.mark.parametrize(
@@ -446,7 +442,7 @@ def test_a_gang_without_telemetry_is_dropped_after_ten_minutes() -> None:
 
 def test_an_alarm_with_too_little_confidence_is_an_abstention(monkeypatch: pytest.MonkeyPatch) -> None:
     own = np.concatenate([own_times(30), own_times(30, r3=1.5)])
-    assert [one.rank for one in FedDetector().steps(own) if isinstance(one, Verdict)] == [3]
+    assert {one.rank for one in FedDetector().steps(own) if isinstance(one, Verdict)} == {3}
     monkeypatch.setattr(straggler, "LEAST_CONFIDENCE", 0.99999)
     found = FedDetector().steps(own)
     assert not [one for one in found if isinstance(one, Verdict)]

@@ -1,4 +1,4 @@
-"""Causes within a job at a period or in turn, and a NIC that pauses its switch; with healthy jobs for comparison."""
+"""Causes within a job (periodic work, pauses in turn), a NIC that pauses its switch, and healthy jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_saves_after_every_third_step_are_reported() -> None:
 
 @pytest.mark.parametrize("neighbours", ["other nodes on its machine", "another job on its hosts"])
 def test_periodic_long_steps_on_shared_cpus_are_not_reported(neighbours: str) -> None:
-    """Seen in the demonstration: processes sharing a CPU made every third step of a healthy job long."""
+    """Seen in the demonstration: processes that shared a CPU made every third step of a healthy job long."""
     sharing = {"host": ("h0",) * RANKS} if neighbours == "another job on its hosts" else None
     job = Job(ranks=RANKS, sharing=sharing)
     job.work = lambda second: np.full(RANKS, 0.9 if second > 60 and job.number % 3 == 2 else 0.7)

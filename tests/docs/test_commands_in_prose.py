@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
+from agent.collectors import COLLECTORS
+from exporter.prometheus.metrics_file import read_metrics_file
 from gangwatch.cli import COMMANDS, cli
 from gangwatch.configuration import config_file
 
@@ -69,11 +71,25 @@ def test_the_configuration_of_logins_on_the_page_is_valid(tmp_path: Path) -> Non
 
 
 def test_the_agents_configuration_on_the_page_is_valid(tmp_path: Path) -> None:
-    first, quotas = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "gangwatch.toml").write_text(first + quotas)
+    first, collectors, labels, quotas = re.findall(
+        r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL
+    )
+    (tmp_path / "gangwatch.toml").write_text(first + collectors + quotas)
     loaded = config_file.load(tmp_path / "gangwatch.toml")
     assert (loaded.agent.listen, loaded.exporter.compatibility) == ("0.0.0.0:9400", ("dcgm",))
+    assert loaded.agent.collectors == {"nfs": False, "*": True}
+    (tmp_path / "labels.toml").write_text(labels)
+    assert len(config_file.load(tmp_path / "labels.toml").agent.pod_label_names) == 2
     assert loaded.step_quotas == config_file.StepQuotasSection(), "the page shows the defaults"
+
+
+def test_the_agents_page_lists_all_collectors_and_a_valid_metrics_file(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/agent.md").read_text()
+    table = page.partition("| collector | metrics |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([a-z_-]+)`", "".join(re.findall(r"^\|[^|]+\|", table, re.MULTILINE)))) == set(COLLECTORS)
+    (example,) = re.findall(r"```text\n(# name, type, help.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "metrics.csv").write_text(example)
+    assert len(read_metrics_file(tmp_path / "metrics.csv")) == 3
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,4 +1,4 @@
-"""The extensions on the page "Extend gangwatch" work as written."""
+"""Extensions on the page "Extend gangwatch": they work as written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import enum
 import re
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from agent.rank_attribution import Attribution
 from agent.schema.catalog.metric import Metric
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.verdicts import kinds
+from exporter.plugins.entry_points import GROUP
 from gangwatch.configuration.config_file import load, selected_backend
 from scheduler_feedback.backends import registry
 from scheduler_feedback.core import state, verdict
@@ -36,7 +38,7 @@ def snippets(heading: str, language: str = "python") -> list[str]:
 
 
 def executed(snippet: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the module that the snippet makes."""
+    """Return a module with the snippet's code, executed."""
     module = ModuleType(name)
     monkeypatch.setitem(sys.modules, name, module)
     exec(snippet, vars(module))
@@ -53,7 +55,8 @@ def test_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, code, line = snippets("Add a collector")
     metric = eval(row, {"Metric": Metric})
     module = executed(code, "agent.collectors.host.entropy", monkeypatch)
-    make = eval(line, vars(module))
+    ((name, make),) = eval(line, vars(module)).items()
+    assert name == module.EntropyCollector.name
     with pytest.raises(UnsupportedError):
         make(Machine(Attribution(None), proc_root=str(tmp_path)))
     file = tmp_path / "sys/kernel/random/entropy_avail"
@@ -66,6 +69,24 @@ def test_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError):
         collector.collect()
     collector.close()
+
+
+def test_metrics_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, folder = snippets("Serve metrics of your own", "toml")
+    example = tomllib.loads((ROOT / "examples/plugin/pyproject.toml").read_text())
+    declared = tomllib.loads(entry)["project"]["entry-points"]
+    assert declared == example["project"]["entry-points"]
+    assert set(declared) == {GROUP}
+    file = tmp_path / "gangwatch.toml"
+    file.write_text(folder)
+    assert load(file).exporter.textfile_folder == "/var/lib/gangwatch/textfiles"
+
+
+def test_the_frame_in_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = snippets("Serve metrics of your own")
+    text = executed(code, "embedding", monkeypatch).text.decode()
+    assert 'gangwatch_host_load1{node="node-0"}' in text
+    assert "process_open_fds" not in text, "the program's own metrics are not gangwatch's"
 
 
 def test_the_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Words with the glossary status *never* do not occur in any text for users."""
+"""Words that the glossary marks *never*: they occur in no text for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's quick start works as written, in its order, on machines of different sizes."""
+"""README's quick start: it works as written, in its order, on machines of different sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quick_start() -> list[str]:
 
 
 def machine(folder: Path, processors: int) -> dict[str, str]:
-    """Return the environment of a machine with this number of processors, replaced in every process."""
+    """Return environment variables with which every process sees this number of processors."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
         f"import os\nos.sched_getaffinity = lambda pid: set(range({processors}))\nos.cpu_count = lambda: {processors}\n"
@@ -43,7 +43,7 @@ def machine(folder: Path, processors: int) -> dict[str, str]:
 
 
 def run_line(door: FrontDoor, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the line in a checkout, with a state folder and /tmp files of the test."""
+    """Run the line in a checkout. Its state folder and its files in /tmp are those of the test."""
     words = shlex.split(line.replace("/tmp/", f"{folder}/"))
     done = subprocess.run(
         words, env=door.environment | {"GANGWATCH_STATE": str(door.state)}, cwd=ROOT, capture_output=True, text=True,
@@ -54,7 +54,7 @@ def run_line(door: FrontDoor, line: str, folder: Path) -> subprocess.CompletedPr
 
 
 def run_quick_start(door: FrontDoor, folder: Path) -> str:
-    """Run every line of the quick start, and return the output of `up`."""
+    """Run all lines of the quick start. Return the output of `up`."""
     lines = quick_start()
     names = [shlex.split(line)[1] for line in lines]
     assert names == ["up", "submit", "jobs", "explain", "story", "logs", "down"]

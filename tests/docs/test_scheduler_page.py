@@ -1,4 +1,4 @@
-"""The examples on the scheduler's page print the output that the page shows."""
+"""Examples on the scheduler's page: they print the output that the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation site: --strict finds broken links, pages work without a network, diagrams are drawn."""
+"""Documentation site: --strict finds broken links, pages work without a network, diagrams are drawn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WARNINGS = (
 
 
 class Built(NamedTuple):
-    """A site that was built with --strict from a copy of docs/ with the broken page."""
+    """Site that was built with --strict from a copy of docs/, to which a page with errors was added."""
 
     folder: Path
     exit_code: int
@@ -84,7 +84,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """Serve the folder on a free port of loopback, and return its address."""
+    """Serve the folder on a free loopback port. Yield the address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -111,7 +111,7 @@ def test_pages_load_nothing_from_other_hosts(built: Built) -> None:
 
 
 class _Structure(HTMLParser):
-    """Number of list items, code blocks, tables and headings of a page's text."""
+    """Number of list items, code blocks, tables and headings on a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Structure(HTMLParser):
 
 
 def test_pages_have_the_same_structure_on_github_and_on_the_site(built: Built) -> None:
-    """Python-Markdown reads a nested list or code block with less than four spaces as text."""
+    """Python-Markdown reads a nested list or code block that is indented by less than four spaces as text."""
     markdown = MarkdownIt("commonmark").enable("table")
     differing = {}
     for source in sorted((ROOT / "docs").rglob("*.md")):

@@ -1,4 +1,4 @@
-"""The example training: the same bits however it was interrupted, and no rank left hanging when another dies."""
+"""Example training: an interruption changes no bit of its result, and no rank hangs when another dies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Start = Callable[..., list[subprocess.Popen[str]]]
 
 @contextmanager
 def trainings() -> Iterator[Start]:
-    """Starts the ranks of trainings; none of them outlives the block."""
+    """Yield a function that starts the ranks of a training. All of them end with the ``with``."""
     started: list[subprocess.Popen[str]] = []
 
     def start(ranks: int, *arguments: str, **environment: str) -> list[subprocess.Popen[str]]:
@@ -74,7 +74,7 @@ def start() -> Iterator[Start]:
 
 
 def ended(gang: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Exit code, output and error output of every rank."""
+    """Return exit code, output and error output of every rank."""
     results: list[tuple[int, str, str]] = []
     for process in gang:
         output, errors = process.communicate(timeout=60)
@@ -101,7 +101,7 @@ def wait_for_line(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a training of 3 ranks and 30 steps that nothing disturbed."""
+    """Return the folder of a training of 3 ranks and 30 steps that was not interrupted."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     files = ["--checkpoint", str(folder / "checkpoint"), "--result", str(folder / "result.json")]
     with trainings() as start:
@@ -249,7 +249,7 @@ def test_who_is_not_rank_0_is_recognised(tmp_path: Path) -> None:
 
 
 def test_numbers_that_arrive_with_a_rank_s_first_line_are_not_lost() -> None:
-    """Seen on a busy machine: rank 1 read rank 0's line late, with the first bytes of the training behind it."""
+    """Seen on a busy machine: rank 1 read rank 0's line late, together with the first bytes of the training."""
     sender, receiver = socket.socketpair()
     with sender, receiver:
         numbers = b"\x00\x01\n\x02" * 3

@@ -1,4 +1,4 @@
-"""Certificate authority and certificates, made by openssl on demand."""
+"""Certificate authority and certificates, made by openssl when a test needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests import needs
 
 
 class Authority:
-    """CA in a folder. Keys are P-256, because they take only milliseconds to make."""
+    """Certificate authority in a folder. Its keys are P-256, because openssl makes them in milliseconds."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._openssl = needs.component("openssl", "openssl")
@@ -21,7 +21,8 @@ class Authority:
         )
 
     def sign(self, name: str, names: str = "IP:127.0.0.1,DNS:localhost", days: int = 2) -> tuple[Path, Path]:
-        """Return a certificate and its key. names: subjectAltName. days: validity, negative for an expired one."""
+        """Return the paths of a new certificate and its key. names: subjectAltName. days: validity; negative:
+        expired."""
         certificate, key, request = (self._folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
         extensions = self._folder / f"{name}.ext"
         extensions.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")

@@ -1,4 +1,4 @@
-"""Complete nodes on fakes (NVML library, sysfs tree, proc tree), with collectors that run once on each request."""
+"""Complete nodes with a fake NVML library and written sysfs and proc files. Their collectors run when a test asks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NICS = {"h100": 8, "a100": 8, "b200": 8, "h100-mig": 8, "geforce": 0, "a100-brid
 
 
 class FakeNode:
-    """Node with one board. ``frame`` runs the collectors that are due by the system clock."""
+    """Node of one server model. ``frame`` runs the collectors that are due by the system clock."""
 
     def __init__(self, fake: FakeNvml, tree: Tree) -> None:
         self.fake, self.tree = fake, tree
@@ -36,7 +36,7 @@ class FakeNode:
         self.node = Node("n0", collectors, proc_root=root, version="0.0.0")
 
     def frame(self) -> tuple[Layout, Frame]:
-        """Return a frame with all values: profiling and rates need two runs, a tenth of a second apart."""
+        """Return a frame with all values. Profiling and rates need two runs, a tenth of a second apart."""
         self.node.tick()
         self.node.tick()
         time.sleep(0.12)
@@ -44,7 +44,8 @@ class FakeNode:
 
 
 class Workshop:
-    """Maker of nodes in a folder: the library is compiled once, and boards with equal NIC counts share a tree."""
+    """Maker of fake nodes in a folder. It compiles the NVML library once; models with equal NIC counts share sysfs
+    files."""
 
     def __init__(self, folder: Path) -> None:
         """Skip the test if there is no compiler."""

@@ -1,4 +1,4 @@
-"""Frames for the exporter's tests: arbitrary ones, and a fixed one."""
+"""Frames for the exporter's tests: a fixed one, and arbitrary ones for hypothesis."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def frame_of(
 
 
 def small_layout(node: str = "n0") -> Layout:
-    """Return two families with interleaved columns, one with labels; a counter of seconds and a plain one."""
+    """Return a layout of two families whose columns alternate: one with labels, and a counter of seconds without."""
     cpu, disk = "gangwatch_host_cpu_seconds_total", "gangwatch_host_network_receive_errors_total"
     return make_layout(
         node,
@@ -66,13 +66,13 @@ def small_frame(layout: Layout, seq: int = 1) -> Frame:
 
 
 def series_key(chosen: tuple[str, list[str]] | tuple[str, list[str], float]) -> tuple[str, ...]:
-    """Return the name and label values of a metric that was drawn with more values than it needs."""
+    """Return the metric's name and its label values. `chosen` has more values than the metric has labels."""
     return (chosen[0], *chosen[1][: len(BY_NAME[chosen[0]].labels)])
 
 
 @st.composite
 def exposed(draw: st.DrawFn) -> tuple[Layout, Frame]:
-    """Draw a layout of metrics of the catalogue without duplicate series, and a frame of it."""
+    """Draw a layout of catalogue metrics without duplicate series, and a frame with this layout."""
     chosen = draw(
         st.lists(
             st.tuples(METRIC_NAMES, st.lists(LABEL_TEXT, min_size=12, max_size=12)),

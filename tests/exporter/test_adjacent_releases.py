@@ -1,6 +1,6 @@
-"""Agent and controller of adjacent releases, over HTTP, in both directions.
+"""Agent and controller of adjacent releases exchange frames over HTTP, in both directions.
 
-The messages of the other release are those of this one with another version number, unknown fields and unknown metrics.
+Messages of the other release are simulated: another version number, and additional fields and metrics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COUNTED = Column("gangwatch_gpu_energy_joules_total", (("gpu", "GPU-1"),))
 
 
 def as_of(version: int, message: bytes) -> bytes:
-    """Return the message as a release of that wire version sends it."""
+    """Return the message as a release with this version of the wire format would send it."""
     tree = msgspec.msgpack.decode(message)
     tree["v"] = version
     tree["of_another_release"] = {"deeply": [1, 2]}
@@ -38,7 +38,8 @@ def as_of(version: int, message: bytes) -> bytes:
 
 
 def follow(folder: Path, url: str, wanted: tuple[str, ...]) -> list[tuple[AnyLayout, Frame]]:
-    """Return what a controller's feed receives from the agent, until two frames arrive or it logs an error."""
+    """Return what a controller's feed receives from the agent until two frames arrive. Stop early if it logs an
+    error."""
     got: list[tuple[AnyLayout, Frame]] = []
     (folder / "n0.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": "n0", "url": url, "later": 1}))
     feed = Feed(folder, lambda layout, frame, _ns: got.append((layout, frame)), wanted, SystemClock())

@@ -1,4 +1,4 @@
-"""ASGI app, such as the controller's, behind the same TLS and passwords as an agent."""
+"""ASGI application behind the same TLS and passwords as an agent's server; the controller's is one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def served(guard: Security | None) -> Iterator[int]:
-    """Serve the app, and yield the port."""
+    """Serve the application. Yield the port."""
     server, listener = create_server(hello, "127.0.0.1", 0, security=guard)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

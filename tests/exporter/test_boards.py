@@ -1,4 +1,4 @@
-"""Scrape of each board, compared with golden files: families, kinds, labels and numbers of series.
+"""Scrape of an agent on each server model, compared with golden files: families, kinds, labels, numbers of series.
 
 GANGWATCH_UPDATE_GOLDEN=1 rewrites the files.
 """
@@ -45,7 +45,8 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Layout, 
 
 
 def shape(layout: Layout, frame: Frame) -> str:
-    """Return one line per family: name, kind, number of series, and each label's values or their number."""
+    """Return one line for each family: name, kind, number of series, and the values of each label, or how many they
+    are."""
     kinds: dict[str, str] = {}
     labels: dict[str, dict[str, set[str]]] = {}
     counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Metric names of other exporters: values and labels as the other exporter prints them."""
+"""Metrics under names of other exporters: values and labels equal those that the other exporter prints."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from agent.schema.catalog import BY_NAME, METRICS
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter.prometheus.compatibility import CLOCK_EVENTS, COMPATIBILITY, dcgm_address
+from exporter.prometheus import dcgm_fields
+from exporter.prometheus.compatibility import COMPATIBILITY, dcgm_address
+from exporter.prometheus.dcgm_fields import CLOCK_EVENTS
 from exporter.prometheus.derived_values import WINDOW_NS, Memory
 from exporter.prometheus.exposition import Exposition, Settings, expose
+from tests.exporter.dashboards import DCGM_EXPORTERS_LISTS
 from tests.exporter.test_exposition import owner, series_of
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -34,7 +37,7 @@ DCGM_LABELS = {
 
 
 class Made:
-    """Layout and frames from columns with values."""
+    """Layout with these gauges and counters, and frames of it."""
 
     def __init__(self, gauges: dict[Column, float], counters: dict[Column, int]) -> None:
         self.gauges, self.counters = gauges, counters
@@ -74,6 +77,11 @@ def of(name: str, *more: tuple[str, str]) -> Column:
         ("gangwatch_gpu_temperature_celsius", 64.0, "DCGM_FI_DEV_GPU_TEMP", "64"),
         ("gangwatch_gpu_power_watts", 612.345, "DCGM_FI_DEV_POWER_USAGE", "612.345000"),
         ("gangwatch_gpu_energy_joules_total", 123_456_789, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "123456789"),
+        ("gangwatch_gpu_memory_total_bytes", 81559.0 * 1024 * 1024, "DCGM_FI_DEV_FB_TOTAL", "81559"),
+        ("gangwatch_gpu_row_remap_pending", 1.0, "DCGM_FI_DEV_ROW_REMAP_PENDING", "1"),
+        ("gangwatch_gpu_retired_pages_pending", 0.0, "DCGM_FI_DEV_RETIRED_PENDING", "0"),
+        ("gangwatch_gpu_pcie_transmit_bytes_per_second", 2.5e9, "DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "2500000"),
+        ("gangwatch_gpu_pcie_receive_bytes_per_second", 2.5e9, "DCGM_FI_PROF_PCIE_RX_BYTES", "2500000000"),
     ],
 )
 def test_series_have_the_names_units_and_labels_of_dcgm(ours: str, value: float, theirs: str, printed: str) -> None:
@@ -104,7 +112,7 @@ def test_one_metric_may_give_several_dcgm_metrics() -> None:
     assert printed == {
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "3",
         "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": "4",
-        "DCGM_FI_DEV_POWER_VIOLATION": "5000",
+        "DCGM_FI_DEV_POWER_VIOLATION": "5000999",
     }
 
 
@@ -155,9 +163,40 @@ def test_dcgm_series_have_a_pod_label_unless_pods_share_the_gpu() -> None:
     made = Made(gauges, {})
     ((_, labels),) = (key for key in series_of(expose(made.layout, made.frame(), DCGM)) if key[0].startswith("DCGM_FI"))
     assert dict(labels) == DCGM_LABELS | {"pod": "p", "namespace": "ml", "container": "c"}
+    without = expose(made.layout, made.frame(), Settings(compatibility=("dcgm",), pod_labels=False))
+    ((_, labels),) = (key for key in series_of(without) if key[0].startswith("DCGM_FI"))
+    assert dict(labels) == DCGM_LABELS
     made = Made({**gauges, owner(UUID, pod="q", namespace="ml", container="c"): 1.0}, {})
     ((_, labels),) = (key for key in series_of(expose(made.layout, made.frame(), DCGM)) if key[0].startswith("DCGM_FI"))
     assert dict(labels) == DCGM_LABELS
+
+
+def pod_label(pod: str, label: str, value: str) -> Column:
+    named = (("label", label), ("namespace", "ml"), ("pod", pod), ("value", value))
+    return Column("gangwatch_pod_label_info", named)
+
+
+def test_series_have_the_labels_of_the_pod_that_uses_the_gpu() -> None:
+    team = pod_label("p", "example.com/team", "vision")
+    gauges = {
+        GPU_INFO: 1.0,
+        of("gangwatch_gpu_power_watts"): 1.0,
+        owner(UUID, pod="p", namespace="ml", container="c"): 1.0,
+        team: 1.0,
+        pod_label("q", "example.com/team", "speech"): 1.0,
+    }
+    made = Made(gauges, {})
+    shown = Exposition(Settings(compatibility=("dcgm",), owner_labels=True))
+
+    def labels(name: str) -> dict[str, str]:
+        (found,) = (dict(key[1]) for key in series_of(shown.body(made.layout, made.frame())) if key[0] == name)
+        return found
+
+    pod = {"pod": "p", "namespace": "ml", "container": "c"}
+    assert labels("DCGM_FI_DEV_POWER_USAGE") == DCGM_LABELS | pod | {"label_example_com_team": "vision"}
+    assert labels("gangwatch_gpu_power_watts")["label_example_com_team"] == "vision"
+    made.gauges[team] = math.nan  # the labels of the pod are no longer known
+    assert labels("DCGM_FI_DEV_POWER_USAGE") == DCGM_LABELS | pod
 
 
 def test_a_gpu_without_info_has_no_dcgm_series() -> None:
@@ -195,7 +234,8 @@ def test_xids_and_clock_events_are_counted_within_the_window() -> None:
 
     def at(seconds: int) -> dict[str, float]:
         found = series_of(kept.body(made.layout, made.frame(seconds * second)))
-        return {name: value for (name, _), value in found.items() if name.startswith("DCGM_")}
+        own = {name: value for (name, _), value in found.items() if name.startswith("DCGM_")}
+        return {name: value for name, value in own.items() if name not in dcgm_fields.MASKS}
 
     assert at(1000) == {
         "DCGM_EXP_XID_ERRORS_COUNT": 0, "DCGM_EXP_CLOCK_EVENTS_COUNT": 0, "DCGM_FI_DEV_XID_ERRORS": 31,
@@ -227,7 +267,71 @@ def test_a_new_xid_counts_fully_and_a_reset_counts_from_zero() -> None:
 def test_throttle_reasons_have_the_names_of_dcgm_clock_events() -> None:
     from agent.collectors.gpu.gpu import THROTTLE_REASONS
 
-    assert set(CLOCK_EVENTS) <= {reason for reason, _ in THROTTLE_REASONS}
+    assert set(CLOCK_EVENTS.items()) <= set(THROTTLE_REASONS)
+
+
+def test_the_mask_of_clock_events_has_the_bits_of_the_active_reasons() -> None:
+    """Bits as in dcgm_fields.h: 0x4 is the software power cap, 0x40 the hardware's thermal slowdown."""
+    state = "gangwatch_gpu_throttle_state"
+    states = {of(state, ("reason", reason)): float(reason in ("power_cap", "hw_thermal")) for reason in CLOCK_EVENTS}
+    made = Made({GPU_INFO: 1.0, **states}, {})
+    printed = [line.rpartition(" ")[2] for line in lines(expose(made.layout, made.frame(), DCGM), "DCGM_FI_DEV_CLOCK")]
+    assert printed == ["68", "68"]
+    made.gauges.update(dict.fromkeys(states, math.nan))
+    assert not lines(expose(made.layout, made.frame(), DCGM), "DCGM_FI_DEV_CLOCK")
+    made.gauges.update(dict.fromkeys(states, 0.0))
+    assert [
+        line.rpartition(" ")[2] for line in lines(expose(made.layout, made.frame(), DCGM), "DCGM_FI_DEV_CLOCKS")
+    ] == ["0"]
+
+
+@pytest.mark.parametrize("crc", [("crc_flit", "crc"), ("crc",)])
+def test_nvlink_errors_and_power_limits_have_the_names_of_dcgm(crc: tuple[str, ...]) -> None:
+    """Ampere counts CRC errors of flits and of data separately; Hopper has one count."""
+    errors, limit = "gangwatch_gpu_nvlink_errors_total", "gangwatch_gpu_power_limit_watts"
+    kinds = {"replay": 1, "recovery": 2, "crc_data": 3} | dict.fromkeys(crc, 4)
+    made = Made(
+        {GPU_INFO: 1.0, of(limit, ("limit", "requested")): 650.0, of(limit, ("limit", "current")): 700.0},
+        {of(errors, ("kind", kind)): count for kind, count in kinds.items()},
+    )
+    printed = [line.partition("{")[::2] for line in lines(expose(made.layout, made.frame(), DCGM), "DCGM_FI_")]
+    assert sorted((name, float(rest.rpartition(" ")[2])) for name, rest in printed) == [
+        ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", 700.0),
+        ("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", 3.0),
+        ("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", 4.0),
+        ("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", 2.0),
+        ("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 1.0),
+        ("DCGM_FI_DEV_POWER_MGMT_LIMIT", 650.0),
+    ]
+
+
+def test_every_field_of_dcgm_exporters_lists_is_published_or_left_out_with_a_reason() -> None:
+    names = {name for name, _ in dcgm_fields.published()}
+    assert not names & set(dcgm_fields.LEFT_OUT)
+    assert names | set(dcgm_fields.LEFT_OUT) >= set(DCGM_EXPORTERS_LISTS)
+
+
+def test_published_fields_are_those_that_the_exporter_prints() -> None:
+    """Expose all GPU metrics, with each label value that DCGM distinguishes."""
+    gauges: dict[Column, float] = {GPU_INFO: 1.0}
+    counters: dict[Column, int] = {}
+    for metric in METRICS:
+        if metric.name.startswith("gangwatch_gpu_") and metric.labels and metric.kind != "info":
+            label, named = dcgm_fields.SPLIT.get(metric.name, ("reason", {"gpu_idle": ""}))
+            for value in named:
+                own = (
+                    dict.fromkeys(metric.labels, "1")
+                    | {"gpu": UUID}
+                    | ({label: value} if label in metric.labels else {})
+                )
+                column = Column(metric.name, tuple(sorted(own.items())))
+                if metric.kind == "counter":
+                    counters[column] = 1
+                else:
+                    gauges[column] = 1.0
+    made = Made(gauges, counters)
+    body = expose(made.layout, made.frame(), DCGM)
+    assert {line.partition("{")[0] for line in lines(body, "DCGM_")} == {name for name, _ in dcgm_fields.published()}
 
 
 # --- node_exporter and rdma_exporter ---------------------------------------------------------------------------------

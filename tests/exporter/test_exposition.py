@@ -1,4 +1,4 @@
-"""Expositions from frame to frame: equal to a fresh rendering in both formats, plain and compressed."""
+"""Exposition of successive frames: equal to rendering each frame alone, in both formats, plain and compressed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def series_of(body: bytes, open_metrics: bool = False) -> Series:
-    """Return the series that a client reads, without the exporter's own series."""
+    """Return the series that a client reads, without those about the exporter."""
     parse = parse_open_metrics if open_metrics else parse_text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
@@ -33,7 +33,7 @@ def series_of(body: bytes, open_metrics: bool = False) -> Series:
 
 
 def own_of(body: bytes) -> dict[str, float]:
-    """Return the exporter's own series by name, and by reason if they have one."""
+    """Return the series about the exporter by name, or by name and reason."""
     return {
         sample.name + sample.labels.get("reason", ""): sample.value
         for family in parse_text(body.decode())
@@ -44,7 +44,7 @@ def own_of(body: bytes) -> dict[str, float]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Layout, list[Frame]]:
-    """Draw a layout and frames; between frames, only some values change, appear or disappear."""
+    """Draw a layout and frames. From frame to frame only some values change, appear or disappear."""
     layout, first = draw(exposed())
     frames = [first]
     for seq in range(2, draw(st.integers(2, 5)) + 1):
@@ -104,7 +104,7 @@ def test_open_metrics_of_a_known_frame() -> None:
 
 
 def test_family_names_are_unique_in_open_metrics() -> None:
-    """OpenMetrics removes _total from counters and _info from infos; the remaining names must be unique."""
+    """OpenMetrics removes _total from names of counters, and _info from infos."""
     names = [metric.name.removesuffix("_total").removesuffix("_info") for metric in METRICS]
     assert sorted(names) == sorted(set(names))
 
@@ -116,9 +116,9 @@ def test_an_unchanged_part_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch
     packed: list[int] = []
     deflate = Lines._deflate
 
-    def counted(lines: Lines, text: bytes, in_a_hurry: bool) -> bytes:
+    def counted(lines: Lines, text: bytes) -> bytes:
         packed.append(len(text))
-        return deflate(lines, text, in_a_hurry)
+        return deflate(lines, text)
 
     monkeypatch.setattr(Lines, "_deflate", counted)
     kept = Exposition(EVERYTHING)

@@ -1,4 +1,4 @@
-"""Frames as JSON and as messages: the same numbers as in the text."""
+"""Frames as JSON and as binary messages: the same numbers as in the Prometheus text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP server alone: invalid, slow and too many requests do not affect the next one."""
+"""HTTP server: invalid requests, slow ones or too many of them do not affect the next request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def address() -> Iterator[tuple[str, int]]:
 
 
 def talk(address: tuple[str, int], *parts: bytes, end: bool = True) -> bytes:
-    """Send the parts and read until the server closes."""
+    """Send the parts, and return what the server sends until it closes. end: whether to close our sending side."""
     with socket.create_connection(address, timeout=30) as client:
         for part in parts:
             client.sendall(part)

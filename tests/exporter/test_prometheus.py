@@ -1,7 +1,8 @@
-"""Prometheus text: Prometheus's parsers read back every digit."""
+"""Prometheus text: Prometheus's own parsers read every digit back."""
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 from decimal import Decimal
@@ -14,9 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.schema.catalog import BY_NAME, METRICS, Metric
 from agent.schema.errors import FrameError
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter.prometheus.exposition import expose
+from exporter.frame_formats import frame_json
+from exporter.prometheus.exposition import EVERYTHING, Exposition, expose
 from exporter.prometheus.series import counter_text, decimals_of, gauge_text
-from exporter.prometheus.text_format import expose_samples
+from exporter.prometheus.text_format import Sample, expose_samples
+from exporter.push.points import Points
 from tests import needs
 from tests.exporter.sample_frames import (
     LABEL_TEXT,
@@ -108,6 +111,17 @@ def test_no_label_is_reserved_by_prometheus() -> None:
         assert metric.labels == tuple(sorted(metric.labels)), metric.name
 
 
+UNITS = ("bytes", "bytes_per_second", "celsius", "hertz", "joules", "ratio", "seconds", "watts")
+
+
+def test_the_unit_of_a_metric_is_that_of_its_name() -> None:
+    for metric in METRICS:
+        name = metric.name.removesuffix("_total").removesuffix("_slot_seconds")  # work, not a time
+        named = [unit for unit in UNITS if name.endswith(f"_{unit}") and not name.endswith(f"_per_{unit}")]
+        assert not named or metric.unit == named[-1], metric.name
+        assert not metric.unit or (metric.unit in UNITS and f"_{metric.unit}" in metric.name), metric.name
+
+
 def test_a_frame_of_another_layout_is_rejected() -> None:
     layout = small_layout()
     with pytest.raises(FrameError):
@@ -122,10 +136,43 @@ def test_a_frame_of_another_layout_is_rejected() -> None:
         ([], [Column("gangwatch_host_load1")], "is a gauge"),
     ],
 )
-def test_a_column_outside_the_catalogue_is_rejected(gauges: list[Column], counters: list[Column], named: str) -> None:
+def test_a_column_outside_the_catalogue_is_left_out_and_named_once(
+    gauges: list[Column], counters: list[Column], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gauges = [Column("gangwatch_host_cpus"), *gauges]
     layout = make_layout("n0", [Tier("any", 1.0)], gauges, counters)
-    with pytest.raises(FrameError, match=named):
-        expose(layout, frame_of(layout, [1.0] * len(gauges), [1] * len(counters)))
+    kept = Exposition(EVERYTHING)
+    for seq in (1, 2):
+        frame = frame_of(layout, [1.0] * len(gauges), [1] * len(counters), seq=seq)
+        text = kept.body(layout, frame).decode()
+        found = [line for line in text.splitlines() if not line.startswith(("#", "gangwatch_exporter_"))]
+        assert found == ['gangwatch_host_cpus{node="n0"} 1.0']
+        assert 'gangwatch_exporter_series_left_out{node="n0",reason="catalogue"} 1' in text
+    assert [named in record.getMessage() for record in caplog.records] == [True]
+    assert [one["name"] for one in json.loads(frame_json(layout, frame))["series"]] == ["gangwatch_host_cpus"]
+    assert [point.metric.name for point in Points(layout, lambda _: True).points] == ["gangwatch_host_cpus"]
+
+
+def test_a_bug_in_the_samples_of_the_exporter_affects_only_them() -> None:
+    layout = small_layout()
+
+    def strange() -> list[Sample]:
+        return [
+            ("gangwatch_unheard_of", (), 1.0),
+            ("gangwatch_http_connections", (), 3.0),
+            ("gangwatch_http_connections", (), 4.0),
+            ("gangwatch_http_connections_limit", (("odd", "1"),), 4.0),
+        ]
+
+    def broken() -> list[Sample]:
+        raise ZeroDivisionError
+
+    text = Exposition(EVERYTHING, own=strange).body(layout, small_frame(layout)).decode()
+    assert text.startswith(GOLDEN)
+    assert [line for line in text.splitlines() if line.startswith("gangwatch_http")] == [
+        'gangwatch_http_connections{node="n0"} 3.0'
+    ]
+    assert Exposition(EVERYTHING, own=broken).body(layout, small_frame(layout)).decode().startswith(GOLDEN)
 
 
 def whole_catalogue() -> tuple[Layout, Frame]:

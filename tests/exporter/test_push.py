@@ -1,4 +1,4 @@
-"""Pushing to a receiver that decodes with OpenTelemetry's messages, to a real Prometheus, and to broken receivers."""
+"""Push to a receiver that decodes OTLP with OpenTelemetry's classes, to a real Prometheus, and to broken receivers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
@@ -27,13 +28,16 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter.otlp.conventions import CONVENTIONS
-from exporter.otlp.otlp_metrics import Otlp, partial_success
+from exporter.otlp.conventions import CONVENTIONS, attribute_names
+from exporter.otlp.http_protocol import partial_success
+from exporter.otlp.otlp_metrics import Otlp
+from exporter.otlp.resource import resource_of_node
 from exporter.prometheus.exposition import EVERYTHING, Settings, expose
 from exporter.push import push
-from exporter.push.push import Pusher, PushTarget
+from exporter.push.push import Pusher
 from exporter.push.remote_write import RemoteWrite
 from exporter.push.sinks import SINKS
+from exporter.push.target import PushTarget
 from tests import needs
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import exposed, frame_of, small_frame, small_layout
@@ -44,8 +48,6 @@ WALL_NS = 1_700_000_000_000_000_000
 
 
 class Source:
-    """Node with frames that the test makes."""
-
     def __init__(self, layout: Layout | None = None) -> None:
         self.layout = layout or small_layout()
         self.listeners: list[Callable[[Layout, Frame], None]] = []
@@ -58,7 +60,7 @@ class Source:
         return lambda: self.listeners.remove(listener)
 
     def make(self, seq: int, wall_ns: int = WALL_NS) -> Frame:
-        """Make the frame with number `seq`, that many seconds after the first."""
+        """Publish the frame with number `seq`, whose time is `seq` seconds after `wall_ns`."""
         one = small_frame(self.layout, seq)
         at_ns = seq * 1_000_000_000
         frame = Frame(
@@ -71,11 +73,13 @@ class Source:
 
 
 class Receiver:
-    """HTTP server that stores the posted bodies, and sends the responses in `answers`: (status, headers, body)."""
+    """HTTP server that keeps the posted bodies. It sends the responses in `answers`: (status, headers, body)."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
+        self.header_names: list[list[str]] = []
+        self.paths: list[str] = []
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
         self.hold = threading.Event()
         self.hold.set()
@@ -88,6 +92,8 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 outer.hold.wait(30)
                 status, headers, answer = outer.answers.pop(0) if outer.answers else (200, {}, b"")
+                outer.paths.append(self.path)
+                outer.header_names.append([name.lower() for name in self.headers.keys()])  # noqa: SIM118 - with duplicates
                 outer.headers.append({name.lower(): value for name, value in self.headers.items()})
                 outer.bodies.append(body)
                 self.send_response(status)
@@ -132,12 +138,12 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "BACKOFF_MOST_SECONDS", 0.1)
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Pusher]]:
+@pytest.fixture(params=["own", "sdk"])
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pusher]]:
     running: list[Pusher] = []
 
     def begin(source: Source, target: PushTarget, settings: Settings = EVERYTHING) -> Pusher:
-        pusher = Pusher(Otlp(), target, source, settings)
+        pusher = Pusher(Otlp(PushTarget("")), replace(target, exporter=request.param), source, settings)
         pusher.start()
         running.append(pusher)
         return pusher
@@ -155,7 +161,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def points_of(request: ExportMetricsServiceRequest) -> dict[tuple[str, tuple[tuple[str, str], ...]], NumberDataPoint]:
-    """Return every point by metric name and attributes; fail on duplicates."""
+    """Return every data point by metric name and attributes. Fail if two points have the same."""
     points: dict[tuple[str, tuple[tuple[str, str], ...]], NumberDataPoint] = {}
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
@@ -178,14 +184,16 @@ def number(point: NumberDataPoint) -> float:
 @given(exposed())
 def test_any_frame_arrives_with_the_values_of_the_text(made: tuple[Layout, Frame]) -> None:
     layout, frame = made
-    request = ExportMetricsServiceRequest.FromString(gzip.decompress(Otlp().encode(layout, frame, lambda _: True)))
+    request = ExportMetricsServiceRequest.FromString(
+        gzip.decompress(Otlp(PushTarget("")).encode(layout, frame, lambda _: True))
+    )
     ours = {
         (name, labels): number(point)
         for (name, labels), point in points_of(request).items()
         if name.startswith("gangwatch_")
     }
     text = {
-        (name, tuple(pair for pair in labels if pair[0] != "node")): value
+        (name, tuple(sorted(attribute_names(dict(pair for pair in labels if pair[0] != "node")).items()))): value
         for (name, labels), value in series_of(expose(layout, frame)).items()
         if name not in CONVENTIONS
     }
@@ -212,12 +220,11 @@ def test_metrics_of_a_gpu_and_a_port_have_opentelemetry_names() -> None:
     ]
     layout = make_layout("n0", [Tier("any", 1.0)], [column for column, _ in gauges], [column for column, _ in counters])
     frame = frame_of(layout, [value for _, value in gauges], [value for _, value in counters])
-    request = ExportMetricsServiceRequest.FromString(gzip.decompress(Otlp().encode(layout, frame, lambda _: True)))
+    request = ExportMetricsServiceRequest.FromString(
+        gzip.decompress(Otlp(PushTarget("")).encode(layout, frame, lambda _: True))
+    )
     (resource,) = request.resource_metrics
-    assert {pair.key: pair.value.string_value for pair in resource.resource.attributes} == {
-        "host.name": "n0",
-        "service.name": "gangwatch",
-    }
+    assert {pair.key: pair.value.string_value for pair in resource.resource.attributes} == resource_of_node("n0")
     metrics = {metric.name: metric for metric in resource.scope_metrics[0].metrics}
     found = {name: (number(point), dict(labels)) for (name, labels), point in points_of(request).items()}
     model = {"hw.model": "NVIDIA H100 80GB HBM3", "hw.driver_version": "550.54", "hw.vendor": "NVIDIA"}
@@ -256,23 +263,25 @@ def test_a_point_has_the_time_of_its_tier(receiver: Receiver) -> None:
         *(one.node, one.boot_id, one.agent_id, 1, one.layout_id, WALL_NS, 100_000_000_000),
         *(one.tier_ns * 0 + [99_500_000_000, 93_000_000_000], one.gauges, one.counters, one.counters_valid),
     )
-    request = ExportMetricsServiceRequest.FromString(gzip.decompress(Otlp().encode(layout, frame, lambda _: True)))
+    request = ExportMetricsServiceRequest.FromString(
+        gzip.decompress(Otlp(PushTarget("")).encode(layout, frame, lambda _: True))
+    )
     points = points_of(request)
     assert points["gangwatch_host_load1", ()].time_unix_nano == WALL_NS - 500_000_000
     assert points["gangwatch_host_cpus", ()].time_unix_nano == WALL_NS - 7_000_000_000
 
 
 def test_a_counter_starts_with_its_first_point_and_after_each_decrease() -> None:
-    """Follow OTLP's rule for streams of unknown start, so that no receiver takes a total for an increase."""
+    """OTLP's rule for streams with unknown start: the first point must not be taken for an increase."""
     port = (("device", "mlx5_0"), ("port", "1"))
     energy, packets = (
         ("gangwatch_gpu_energy_joules_total", (("gpu", "G"),)),
         ("gangwatch_rdma_port_link_downed_total", port),
     )
-    otlp = Otlp()
+    otlp = Otlp(PushTarget(""))
 
     def points_at(seconds: int, joules: int, downed: int, more: bool = False) -> dict[str, tuple[int, int, float]]:
-        """Return start, time (both in seconds after the first frame) and value of each point."""
+        """Return (start, time, value) of each point, both times in seconds after the first frame."""
         columns = [Column(*energy), Column(*packets), *([Column(packets[0], (("device", "b"), ("port", "1")))] * more)]
         layout = make_layout("n0", [Tier("any", 1.0)], [], columns)
         one = frame_of(layout, [], [joules, downed, 7][: 2 + more])
@@ -438,11 +447,11 @@ def test_frames_are_pushed_over_tls_with_a_token(
 )
 def test_the_error_names_an_unusable_target(target: PushTarget, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        Pusher(Otlp(), target, Source(), EVERYTHING)
+        Pusher(Otlp(PushTarget("")), target, Source(), EVERYTHING)
 
 
 def test_sinks_have_the_names_of_their_sections() -> None:
-    assert [sink.name for sink in SINKS] == ["otlp", "remote_write"]
+    assert [make(PushTarget("")).name for make in SINKS.values()] == list(SINKS) == ["otlp", "remote_write"]
 
 
 # --- remote write ----------------------------------------------------------------------------------------------------
@@ -473,7 +482,7 @@ def test_a_real_prometheus_accepts_remote_write(tmp_path: Path) -> None:
         wait_until(lambda: ask("/-/ready")[0] == 200)
         source = Source()
         target = PushTarget(f"http://{address}/api/v1/write", interval_seconds=1.0)
-        pusher = Pusher(RemoteWrite(), target, source, EVERYTHING)
+        pusher = Pusher(RemoteWrite(PushTarget(address)), target, source, EVERYTHING)
         pusher.start()
         now_ns = time.time_ns() - 10_000_000_000
         for seq in (1, 2, 3):

@@ -33,7 +33,7 @@ scrape_configs:
 
 
 class ThisProcess:
-    """Source of one existing rank: the process of the test."""
+    """Source of one rank: this process."""
 
     def ranks(self) -> list[RankFile]:
         stat = read_process_stat("/proc", os.getpid())

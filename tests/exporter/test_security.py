@@ -29,7 +29,7 @@ from tests.exporter.sample_frames import small_frame, small_layout
 
 
 def hash_of(password: str) -> str:
-    """Return a hash like `htpasswd -nBC 4`: the lowest cost, to keep the test fast."""
+    """Return a hash like `htpasswd -nBC 4`, with the lowest cost so that the test is fast."""
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode().replace("$2b$", "$2y$")
 
 
@@ -62,7 +62,7 @@ USERS = f"basic_auth_users:\n  prometheus: {HASH}\n"
 
 
 class Served:
-    """Agent app behind a web configuration, with curl as client."""
+    """Agent's server with a web configuration, and curl as its client."""
 
     def __init__(self, file: Path) -> None:
         self._layout, self._seq = small_layout(), 0
@@ -80,7 +80,7 @@ class Served:
         return lambda: None
 
     def curl(self, path: str, *options: str) -> tuple[int, str]:
-        """Return curl's exit code, and the status with the body."""
+        """Return curl's exit code, and one text with the HTTP status and the body."""
         program = needs.component("curl", "curl")
         asked = subprocess.run(
             [program, "-sS", "--max-time", "30", "-w", "%{http_code}", *options, f"{self.server.url}{path}"],

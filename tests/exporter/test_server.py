@@ -1,4 +1,4 @@
-"""Server over real sockets: responses, rejected requests, and streams that follow a node."""
+"""Agent's server over real sockets: responses, rejected requests, and streams of a node's frames."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from agent.schema.frame import Frame, Layout, check_fits
 from agent.schema.wire import MessageSplitter, decode
 from exporter.frame_formats import FRAME_TYPE
 from exporter.prometheus.exposition import Exposition, expose
+from exporter.prometheus.line_cache import Lines
 from exporter.prometheus.text_format import OPEN_METRICS_TYPE, TEXT_TYPE
 from exporter.security.loopback import is_loopback
 from exporter.server import (
@@ -37,7 +38,7 @@ from tests.exporter.sample_frames import small_frame, small_layout
 
 
 class Source:
-    """Node as the server sees it, with frames that the test makes."""
+    """Node for the server, with frames that the test makes."""
 
     def __init__(self) -> None:
         self.layout = small_layout()
@@ -102,7 +103,7 @@ def ask(
 
 
 class Reader:
-    """Reader of /frames."""
+    """Client that reads the stream /frames."""
 
     def __init__(self, server: ThreadedServer, query: str = "") -> None:
         self.connection = connect(server)
@@ -169,9 +170,9 @@ def test_the_next_frame_is_rendered_early_for_a_client_that_reads_all(
     rendered: list[int] = []
     render = Exposition._render
 
-    def noted(exposition: Exposition, layout: Layout, frame: Frame) -> None:
+    def noted(exposition: Exposition, layout: Layout, frame: Frame) -> Lines:
         rendered.append(frame.seq)
-        render(exposition, layout, frame)
+        return render(exposition, layout, frame)
 
     monkeypatch.setattr(Exposition, "_render", noted)
     for _ in range(HABIT_FRAMES):
@@ -399,7 +400,7 @@ def test_stopping_ends_streams_cleanly_and_at_once(app: AgentApp, source: Source
 
 
 def test_a_slow_reader_loses_the_oldest_frames_and_delays_no_other(source: Source) -> None:
-    """Use no sockets, because their buffers would hide the effect."""
+    """Use no sockets, because their buffers would hide the lost frames."""
     closed: list[FrameStream] = []
     stream = FrameStream((), closed.append)
     stream.put(source.layout, source.make())

@@ -1,4 +1,4 @@
-"""Format of the web configuration: known keys are read, all others are rejected with file and key."""
+"""Web configuration file: known keys are read, and unknown ones are rejected with file and key."""
 
 from __future__ import annotations
 

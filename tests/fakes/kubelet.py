@@ -1,4 +1,4 @@
-"""Pod-resources socket of a kubelet, on gRPC's server and Google's protocol buffers, independent of the agent's code.
+"""Pod-resources socket of a kubelet, on gRPC's server and Google's protocol buffers, without the agent's code.
 
     python -m tests.fakes.kubelet SOCKET [NAMESPACE/POD/CONTAINER=DEVICE ...]
 
@@ -76,7 +76,7 @@ _MESSAGES: dict[str, tuple[tuple[str, int, int, str, bool], ...]] = {
 
 
 def _make_classes() -> dict[str, Any]:
-    """Return Google's classes for the messages above, built from descriptors without a compiler or generated files."""
+    """Return Google's classes for the messages above, built from descriptors without a compiler."""
     file = descriptor_pb2.FileDescriptorProto(name="podresources/v1/api.proto", package="v1", syntax="proto3")
     for name, own in _MESSAGES.items():
         message = file.message_type.add(name=name)
@@ -115,15 +115,14 @@ def encode_pod(pod: Pod) -> Any:
 
 
 def encode_list(pods: Iterable[Pod]) -> bytes:
-    """Return an encoded ListPodResourcesResponse with these pods."""
     return bytes(CLASSES["ListPodResourcesResponse"](pod_resources=map(encode_pod, pods)).SerializeToString())
 
 
 class FakeKubelet:
-    """Kubelet that serves on a unix socket while the context is open. A test may change its attributes at any time.
+    """Kubelet that serves on a unix socket inside the ``with``. A test may change its attributes at any time.
 
-    pods: the listed pods. allocatable: (resource, device) pairs. hanging: calls block while it is set.
-    failure: (status, message) instead of a response. rubbish: bytes to send instead of a response message.
+    pods: the listed pods. allocatable: (resource, device) pairs. hanging: calls block while it is set. failure:
+    (status, message) instead of a response. rubbish: bytes to send instead of a response message.
     """
 
     def __init__(self, path: Path | str, pods: Iterable[Pod] = ()) -> None:
@@ -138,7 +137,7 @@ class FakeKubelet:
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
-        """Listen; replace a socket that an earlier kubelet left behind."""
+        """Listen on the socket; replace one that an earlier kubelet left behind."""
         Path(self.path).unlink(missing_ok=True)
         self._released.clear()
         server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.max_send_message_length", -1)])
@@ -195,7 +194,7 @@ class FakeKubelet:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the pods of the command line until the process is stopped."""
+    """Serve the pods in the arguments until the process is stopped."""
     from agent.sources.kubelet.pod_resources import Container
 
     pods = []

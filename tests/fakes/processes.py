@@ -1,4 +1,4 @@
-"""Tree of processes in the format of /proc, for control groups and environments that a test cannot create."""
+"""Files in the format of /proc, for control groups and environments of processes that a test cannot create."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ProcTree:
-    """Writer of the files that an agent reads of a process. `root` replaces /proc."""
+    """Writer of the /proc files that an agent reads of a process. `root` replaces /proc."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -24,7 +24,7 @@ class ProcTree:
         environment: dict[str, str] | None = None,
         command: bytes = b"python\0train.py\0",
     ) -> None:
-        """Add a process or replace the one with that pid. start_time: ticks since boot, field 22 of stat."""
+        """Add a process, or replace the one with that pid. start_time: ticks since boot, field 22 of stat."""
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
         rest = ["0"] * 50
@@ -36,7 +36,6 @@ class ProcTree:
         (folder / "environ").write_text("\0".join([*entries, ""]))
 
     def remove(self, pid: int) -> None:
-        """Remove a process, as after its end and its parent's wait."""
         shutil.rmtree(self.root / str(pid))
 
     def add_gpu(self, address: str, uuid: str, minor: int) -> None:

@@ -1,9 +1,10 @@
-"""The feed with real HTTP servers: truncated streams, garbage, silence, restarts."""
+"""Feed of the controller with real HTTP servers: truncated streams, garbage, agents that stop sending, restarts."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -49,7 +50,7 @@ def frame_of(layout: Layout, seq: int) -> Frame:
 
 
 def stream_of(node: str, *numbers: int) -> bytes:
-    """Return a layout and frames as bytes of a stream."""
+    """Return a layout and frames with these numbers as bytes of a stream."""
     layout = layout_of(node)
     return with_length(encode_layout(layout)) + b"".join(
         with_length(encode_frame(frame_of(layout, n))) for n in numbers
@@ -57,7 +58,7 @@ def stream_of(node: str, *numbers: int) -> bytes:
 
 
 class Agent:
-    """An agent's HTTP server. Its stream sends what `speak` sends, then stays open until it is closed."""
+    """HTTP server of an agent. Its stream sends what `speak` sends, then stays open until the test closes it."""
 
     def __init__(self, speak: Speak, stays: bool = True) -> None:
         self.speak = speak
@@ -227,7 +228,7 @@ def test_a_silent_agent_is_connected_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_no_agent_times_out_while_the_feed_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent needs two passes of detection to respond, and each takes longer than the silence timeout."""
+    """The agent's response takes two passes of detection, and each pass takes longer than the feed's timeout."""
     monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.3)
     passes = 0
 
@@ -485,6 +486,57 @@ def test_a_limited_number_of_frames_is_read_before_detection_runs(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         assert max(reads) < 20 + 2 * frames, "at most one stream more, which is read completely"
+
+    asyncio.run(scene())
+
+
+def test_a_batch_is_short_during_handshakes_and_ends_when_detection_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TLS handshake takes several batches, so long batches would delay it. Detection must not get frames late."""
+    monkeypatch.setattr(feed_module, "STREAMS_TOGETHER", 1)
+    monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 1.0)
+    batches: list[float] = []
+    sleep = time.sleep
+
+    def record(seconds: float) -> None:
+        if threading.current_thread().name == "feed":
+            batches.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", record)
+    due_seconds = [10.0]
+
+    async def scene() -> None:
+        answers = asyncio.Event()
+
+        async def late(send: Send) -> None:
+            await answers.wait()
+            await send(stream_of("n1", 1))
+
+        async with (
+            Agent(sending(stream_of("n0", 1))).listening(tmp_path, "n0"),
+            Agent(late).listening(tmp_path, "n1"),
+        ):
+            got: list[str] = []
+            feed = Feed(
+                tmp_path, lambda _, frame, __: got.append(frame.node), (), SystemClock(), between=lambda: due_seconds[0]
+            )
+            task = asyncio.create_task(feed.run())
+            await until(lambda: got == ["n0"])
+            batches.clear()  # the first one began before the handshakes
+            await until(lambda: len(batches) > 5)
+            assert max(batches) <= feed_module.TOGETHER_OPENING_SECONDS, "n1 has not sent a layout yet"
+            answers.set()
+            await until(lambda: got == ["n0", "n1"])
+            await until(lambda: feed_module.TOGETHER_SECONDS in batches)
+            due_seconds[0] = 0.03
+            await asyncio.sleep(2 * feed_module.TOGETHER_SECONDS)  # the batch before may still run
+            batches.clear()
+            await until(lambda: len(batches) > 5)
+            assert max(batches) <= 0.03
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(scene())
 

@@ -1,4 +1,4 @@
-"""The feed with TLS: passwords, client certificates, and refused agents."""
+"""Feed of the controller with TLS: passwords, client certificates, and refused agents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = "DNS:n0.node.gangwatch.internal,DNS:localhost,IP:127.0.0.1"
 
 
 def follow(folder: Path, url: str, credentials: Credentials | None, until: Callable[[Feed, int], bool]) -> int:
-    """Follow one agent at the URL until the condition holds; return the number of frames."""
+    """Receive frames of the agent at the URL until the condition holds. Return their number."""
     got: list[int] = []
     (folder / "n0.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": "n0", "url": url}))
     feed = Feed(folder, lambda _layout, frame, _ns: got.append(frame.seq), (), SystemClock(), credentials)
@@ -115,8 +115,10 @@ def test_credentials_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 @contextmanager
 def speaking(context: ssl.SSLContext, records: list[list[bytes]]) -> Iterator[int]:
-    """Serve several agents on one port, in order of connection. Each sends its records, one byte string per write.
-    Yields the port."""
+    """Serve several agents on one port, in the order of connections. Yield the port.
+
+    records: for each agent, the byte strings that it sends, one per write.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as open_ones:
 
         def serve() -> None:
@@ -149,7 +151,7 @@ SPOILT = b"bytes that cannot be decrypted"
 
 
 def test_connections_with_shared_buffers_are_independent(tmp_path: Path) -> None:
-    """Records of several streams arrive in parts, in turn; one of them cannot be decrypted."""
+    """TLS records of several streams arrive in parts, in turn. One of them cannot be decrypted."""
     authority = Authority(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.sign("server", NAMES))

@@ -1,4 +1,4 @@
-"""A response parsed into messages, for any division into reads, and invalid responses."""
+"""Parser of an agent's stream of frames: any division into reads, and invalid responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixture that runs the real `gangwatch` program in processes, with a separate state folder."""
+"""The real `gangwatch` program, run in processes with a separate state folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_SECONDS = 60.0
 
 
 class FrontDoor:
-    """Runs `gangwatch` on one state folder."""
+    """Runner of `gangwatch` commands on one state folder."""
 
     def __init__(self, folder: Path) -> None:
         self.state = StateFolder(folder)
@@ -30,7 +30,7 @@ class FrontDoor:
         } | {"HOME": str(folder.parent), "COLUMNS": "200"}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command and return at once; the caller waits for it."""
+        """Start a command and return at once. The caller waits for its end."""
         command, *rest = arguments
         return subprocess.Popen(
             [sys.executable, "-m", "gangwatch", command, "--state", str(self.state), *rest],
@@ -41,7 +41,7 @@ class FrontDoor:
         )
 
     def run(self, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end. code: the expected exit code, None for any."""
+        """Run a command to its end. code: required exit code; None for any."""
         with self.start(*arguments) as process:
             out, err = process.communicate(timeout=DEADLINE_SECONDS)
         assert code is None or process.returncode == code, (
@@ -50,7 +50,7 @@ class FrontDoor:
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def json(self, *arguments: str) -> Any:
-        """Return what a command prints with --json: one document, and nothing else."""
+        """Run a command with --json. Return its output, which must be one document."""
         command, *rest = arguments
         return json.loads(self.run(command, "--json", *rest).stdout)
 
@@ -65,7 +65,7 @@ class FrontDoor:
         return job
 
     def wait_for(self, job_id: str, *states: str) -> dict[str, Any]:
-        """Wait until the job is in one of the states, and return it."""
+        """Wait until the job is in one of the states. Return the job."""
         found: dict[str, Any] = {}
 
         def there() -> bool:
@@ -76,7 +76,7 @@ class FrontDoor:
         return found
 
     def kill(self, name: str) -> int:
-        """Kill a daemon ('supervisor', 'controller' or a node) with SIGKILL; return its pid after it has exited."""
+        """Kill a daemon ('supervisor', 'controller' or a node) with SIGKILL. Return its pid when it has ended."""
         record = {"supervisor": self.state.supervisor, "controller": self.state.controller}.get(
             name, lambda: self.state.agent(name)
         )()
@@ -90,7 +90,7 @@ class FrontDoor:
         return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
 
     def close(self) -> None:
-        """Stop everything, so that no process is left, even if the test failed."""
+        """Stop all daemons and jobs, even if the test failed."""
         self.run("down")
         assert remains(self.state) == set()
 

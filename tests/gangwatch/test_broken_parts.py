@@ -1,4 +1,4 @@
-"""A real controller with bugs in its parts: it starts, reports every broken part, and runs jobs to their end."""
+"""A real controller with bugs in its parts: it starts, reports each broken part, and runs jobs to their end."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def parts(url: str) -> list[str]:
 
 
 def test_up_reports_broken_parts_and_continues(door: FrontDoor) -> None:
-    """`up` reports bugs that appear before it returns; a second `up` reports later ones."""
+    """`up` reports bugs that appear before it returns. A second `up` reports later ones."""
     door.up()
     controller = door.state.controller()
     assert controller is not None

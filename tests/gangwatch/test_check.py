@@ -1,18 +1,22 @@
-"""`gangwatch check`: the report is correct, and each missing item names what provides it."""
+"""`gangwatch check`: the report is correct, and names what provides each missing item."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from exporter.plugins.entry_points import GROUP
 from gangwatch.cli import cli
-from gangwatch.health import machine
+from gangwatch.configuration.sections import ExporterSection
+from gangwatch.health import machine, plugin_health
 from gangwatch.state_folder import StateFolder
+from tests.exporter.plugins import bad_collectors
 
 
 def test_check_describes_this_machine_in_full(tmp_path: Path) -> None:
@@ -34,6 +38,30 @@ def test_check_prints_a_table(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "sealed memory" in result.stdout
     assert "REMEDY" in result.stdout
+
+
+def test_plug_ins_and_files_that_are_not_served_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {
+        name: EntryPoint(name, f"{bad_collectors.__name__}:{name}", GROUP)
+        for name in ("Good", "Raises", "fails_to_load")
+    }
+    monkeypatch.setattr("exporter.plugins.plugins.found_plugins", lambda: entries)
+    (tmp_path / "good.prom").write_text("site_good 1\n")
+    (tmp_path / "bad.prom").write_text("site_bad one\n")
+    found = plugin_health.findings(ExporterSection(textfile_folder=str(tmp_path)))
+    assert [finding.name for finding in found] == [
+        "plug-ins",
+        "plugin Raises",
+        "plugin fails_to_load",
+        f"textfile {tmp_path}/bad.prom",
+    ]
+    assert found[0].detail == "1 collectors of packages and 1 *.prom files are served, 8 series"
+    assert "ZeroDivisionError: no rack" in found[1].detail and "no licence" in found[2].detail
+    assert "line 1" in found[3].detail
+    assert all(finding.state == "limited" and finding.remedy for finding in found)
+    monkeypatch.setattr("exporter.plugins.plugins.found_plugins", dict)
+    (alone,) = plugin_health.findings(ExporterSection())
+    assert alone.state == "found" and "textfile_folder is not set" in alone.detail
 
 
 def test_on_an_empty_machine_each_missing_item_names_its_remedy(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: every command has help with an example, starts quickly, and exits with the documented code."""
+"""Commands: each has help with an example, starts quickly, and exits with the documented code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_parse(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parse each example without running it; the files that it names exist next to it. All its options must exist."""
+    """Parse each example without running it. The files that it names must exist next to it."""
     monkeypatch.chdir(tmp_path)
     for file in ("philly.csv", "trace1.csv", "backup.sqlite"):
         (tmp_path / file).touch()
@@ -99,7 +99,7 @@ HEAVY = (
 
 
 def test_the_help_of_no_command_imports_a_heavy_module() -> None:
-    """One process shows every help; each heavy module is charged to the first command that loads it."""
+    """One process prints all help texts. A heavy module counts for the first command that loads it."""
     program = (
         "import json, sys, gangwatch.cli as cli\n"
         "loaded, charged = set(), {}\n"

@@ -23,7 +23,6 @@ SAVES = (
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """Run two nodes of two slots each."""
     with front_door(tmp_path_factory.mktemp("jobs")) as running:
         running.up()
         yield running

@@ -1,4 +1,4 @@
-"""`gangwatch logs`: whole lines with their rank, from the newest attempt, with no byte lost while the files grow."""
+"""`gangwatch logs`: whole lines with their rank, from the newest attempt. No byte is lost while the files grow."""
 
 from __future__ import annotations
 

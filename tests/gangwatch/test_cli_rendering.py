@@ -1,4 +1,4 @@
-"""Text output of the commands, rendered from the API's real documents; any name leaves the output intact."""
+"""Text output of the commands, rendered from real API documents. No name breaks the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A complete session with the commands: up, submit, jobs, logs, explain, story, cancel, down; no process remains."""
+"""Complete session with the commands up, submit, jobs, logs, explain, story, cancel, down. No process remains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ SAYS_RANK = "import os, sys, time; print('rank', os.environ['RANK'], 'of', os.en
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """Run two nodes of two slots each."""
     with front_door(tmp_path_factory.mktemp("run")) as running:
         running.up()
         yield running
@@ -190,7 +189,7 @@ def test_agents_export_the_ranks_of_their_node(door: FrontDoor) -> None:
 
 
 def test_daemons_import_only_what_they_need(door: FrontDoor) -> None:
-    """The agent shares each node with training jobs, so modules that only the controller needs must not be loaded."""
+    """The agent shares each node with training jobs, so it must not load modules that only the controller needs."""
     agent = door.state.agent("node-0")
     assert agent is not None
     mapped = Path(f"/proc/{agent.pid}/maps").read_text()

@@ -1,4 +1,4 @@
-"""Options of `submit` that describe a gang's shape: groups, arrays, dependencies, elastic gangs, levels, files."""
+"""Options of `submit` for groups, arrays, dependencies, elastic gangs, network levels and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON = (sys.executable, "-c")
 
 @pytest.fixture
 def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Record what `submit` posts instead of sending it."""
+    """Record the requests of `submit` instead of sending them."""
     found: list[dict[str, Any]] = []
 
     class RecordingClient:
@@ -35,7 +35,7 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def posted_body(posted: list[dict[str, Any]], *arguments: str) -> dict[str, Any]:
-    """Return the body that `submit ARGUMENTS true` posts, after the API has accepted it."""
+    """Return the body that `submit ARGUMENTS true` would send. The API must accept it."""
     done = CliRunner().invoke(submit, [*arguments, "true"], standalone_mode=False)
     assert done.exception is None, done.output
     body = json.loads(json.dumps(posted.pop()))
@@ -119,7 +119,6 @@ def test_invalid_shapes_are_refused_before_they_are_sent(
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """Run two nodes of two slots each."""
     with front_door(tmp_path_factory.mktemp("shape")) as running:
         running.up()
         yield running

@@ -1,4 +1,4 @@
-"""Configuration: errors name file, key and reason; values are never guessed; the printed form can be read back."""
+"""Configuration: errors name file, key and reason; no value is guessed; the printed configuration can be read back."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ def write(folder: Path, text: str) -> Path:
         ("[agent]\nlisten = '9400'", "agent.listen: expected HOST:PORT or [IPV6]:PORT, not '9400'"),
         ("[agent]\nlisten = '::1:9400'", "agent.listen: expected HOST:PORT"),
         ("[agent]\nlisten = 'host:99999'", "agent.listen: expected HOST:PORT"),
+        ("[agent]\npod_label_names = ['a b']", "agent.pod_label_names: 'a b' is not the key of a Kubernetes label"),
+        ("[agent]\npod_label_names = ['a', 'a']", "agent.pod_label_names: 'a' is listed twice"),
+        (
+            "[agent]\npod_label_names = ['x.y', 'x-y']",
+            "agent.pod_label_names: 'x.y' and 'x-y' would both become label_x_y: remove one of them",
+        ),
+        (f"[agent]\npod_label_names = {[f'a{i}' for i in range(17)]}", "agent.pod_label_names: 17 names: at most 16"),
         ("[exporter]\nprofile = 'tiny'", "exporter.profile: expected 'default' or 'full', not 'tiny'"),
         (
             "[exporter]\ncompatibility = ['prometheus']",
@@ -279,7 +286,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text
 
 
 def test_a_truncated_file_or_keys_of_another_release_are_refused_with_a_message(tmp_path: Path) -> None:
-    """Report an error without a traceback, and use no part of the configuration, wherever the file is cut."""
+    """The file is cut at any position. The error has no traceback, and no part of the configuration is used."""
     recorded = Path(__file__).parents[1] / "fixtures" / "releases" / "0.1.0" / "gangwatch.toml"
     text = recorded.read_text()
     file = tmp_path / "gangwatch.toml"

@@ -1,4 +1,4 @@
-"""Notices for settings that have no effect because of another setting; each names the change that gives them one."""
+"""Notices for settings that have no effect because of another setting. Each names the change that helps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_notice_names_a_quota_without_preemption_under_the_fair_order() -> Non
 
 
 def test_settings_that_every_order_follows_give_no_notice() -> None:
-    """A limit applies under every order, and so does a quota beyond which the queue may borrow nothing."""
+    """A limit applies under every scheduling order, and so does a quota if its queue may not borrow."""
     queues = (Queue("small", limit=2), Queue("own", quota=2, borrow=False), Queue("plain"))
     assert notices(Policy(queues=queues)) == ()
 

@@ -1,4 +1,4 @@
-"""The controller's daemon in this process: one server for every backend, and requests to stop it."""
+"""The controller's daemon in this process: one server for all backends, and requests to stop it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THIRD_PARTY = test_composition.__name__
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerServer]:
-    """The server of a controller whose configuration selects a third party's backend."""
+    """Return the server of a controller whose configuration selects another package's backend."""
     line = BackendType(f"{THIRD_PARTY}:LoggingBackend", f"{THIRD_PARTY}:LoggingSection")
     monkeypatch.setitem(BACKENDS, "logging", line)
     file = tmp_path / "gangwatch.toml"
@@ -37,7 +37,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controll
 
 @contextmanager
 def running(server: ControllerServer, started: Callable[[], object] = lambda: None) -> Iterator[threading.Thread]:
-    """Run the controller in a thread, as the daemon does in its main thread."""
+    """Run the controller in a thread; the daemon runs it in its main thread."""
     config = server._config
     name = selected_backend(config)
     controller = server.compose(config.policy, name, config.backend_section(name))
@@ -53,7 +53,7 @@ def running(server: ControllerServer, started: Callable[[], object] = lambda: No
 
 
 def get(folder: Path, path: str) -> str:
-    """Return the body, with the address and the token that the controller has announced."""
+    """Return the response's body, using the address and token that the controller has announced."""
     deadline = time.monotonic() + 20
     while not (folder / "controller.json").exists():
         assert time.monotonic() < deadline, "timed out"

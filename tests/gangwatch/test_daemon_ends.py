@@ -1,4 +1,4 @@
-"""Every command that needs a controller prints the supervisor's reason when none is running."""
+"""Commands that need a controller print why the supervisor has none running."""
 
 from __future__ import annotations
 

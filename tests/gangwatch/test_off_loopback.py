@@ -34,7 +34,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 class Site:
-    """Certificates and a web configuration with one user, whose password is 'secret'."""
+    """Certificates, and a web configuration with one user, whose password is 'secret'."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder)
@@ -150,7 +150,8 @@ def test_the_token_alone_authenticates(door: FrontDoor, tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_requires_a_client_certificate_is_reported_up(tmp_path: Path) -> None:
-    """The supervisor has no certificate and still detects that the daemon serves; the client shows [client]'s."""
+    """The supervisor has no certificate, but detects that the daemon serves. The client presents the one in
+    [client]."""
     site = Site(tmp_path)
     site.file.write_text(
         f"tls_server_config:\n  cert_file: {site.certificate}\n  key_file: {site.key}\n"

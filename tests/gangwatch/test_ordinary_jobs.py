@@ -1,4 +1,4 @@
-"""Several jobs on one node that report no steps, the most common first submission."""
+"""Several jobs on one node that report no steps, which is the most common first use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def test_several_jobs_of_one_rank_leave_the_controller_running(door: FrontDoor) -> None:
-    """Run two jobs on one node and one on the other, so that the frames of the nodes differ in length."""
+    """Two jobs on one node and one on the other make frames of different length."""
     door.up()
     controller = door.state.controller()
     assert controller is not None

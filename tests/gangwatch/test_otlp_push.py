@@ -1,4 +1,4 @@
-"""OTLP push of the controller to a receiver that decodes it with OpenTelemetry's own messages."""
+"""OTLP push of the controller to a receiver that decodes it with OpenTelemetry's own classes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import ConfigError
+from exporter.otlp.resource import resource_of_controller
 from exporter.push import push as push_module
-from exporter.push.push import PushTarget
+from exporter.push.target import PushTarget
 from gangwatch import otlp_push as otlp_push_module
 from gangwatch.configuration.config_file import load
 from gangwatch.controller_daemon import otlp_push_of
@@ -61,7 +62,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def submission(controller: Controller, ranks: int, name: str) -> str:
-    """Submit a job and return its id."""
     spec = JobSpec(name, ("true",), ranks, time_limit_seconds=60)
     event = controller.cycle.request(lambda _: Submitted(controller.cycle.new_job_id(), spec)).result(20)
     assert isinstance(event, Submitted)
@@ -74,7 +74,6 @@ def spans_of(receiver: Receiver) -> list[ProtoSpan]:
         request = ExportTraceServiceRequest.FromString(gzip.decompress(body))
         (resource,) = request.resource_spans
         assert {one.key: one.value.string_value for one in resource.resource.attributes} == {
-            "service.name": "gangwatch",
             "host.name": "h",
         }
         found += [span for scope in resource.scope_spans for span in scope.spans]
@@ -207,6 +206,35 @@ def test_the_push_queue_is_bounded_and_dropped_entries_are_counted(monkeypatch: 
     push.add_entries([NumberedEntry(n, 1, Entry(1, "j", "waits", "")) for n in range(25)])
     lost = {labels: value for name, labels, value in push.measures() if name == "gangwatch_push_dropped_total"}
     assert lost[(("reason", "queue full"), ("sink", "otlp_traces"))] == 15
+
+
+def test_variables_alone_configure_the_controllers_push(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url.removesuffix("/v1/metrics"))
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "scheduler")
+    file = tmp_path / "gangwatch.toml"
+    file.write_text("")
+    push, world = otlp_push_of(load(file), "h"), World()
+    with Controller(
+        tmp_path, MemoryBackend(world), Policy(), ControllerSettings(detectors=()), on_entries=push.add_entries
+    ) as controller:
+        push.start(controller)
+        job = submission(controller, ranks=4, name="brief")
+        until(lambda: (job, 1) in world.attempts)
+        world.end(job)
+        until(lambda: {"/v1/metrics", "/v1/traces"} <= set(receiver.paths))
+        push.stop()
+    decoders = {
+        "/v1/metrics": lambda body: ExportMetricsServiceRequest.FromString(body).resource_metrics,
+        "/v1/traces": lambda body: ExportTraceServiceRequest.FromString(body).resource_spans,
+    }
+    for path, body in zip(receiver.paths, receiver.bodies, strict=True):
+        (resource,) = decoders[path](gzip.decompress(body))
+        assert {one.key: one.value.string_value for one in resource.resource.attributes} == {
+            **resource_of_controller("h"),
+            "service.name": "scheduler",
+        }
 
 
 def test_nothing_is_pushed_without_a_configured_endpoint(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Modules with our packages' names, in the current folder or installed with ours, never replace our packages."""
+"""Modules with our packages' names, in the current folder or installed, never replace our packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROGRAM = ("-c", "from gangwatch.__main__ import main; main()")
 
 @pytest.fixture
 def folder_with_intruders(tmp_path: Path) -> Path:
-    """Make a folder with files and folders named like our packages and like our dependencies."""
+    """Make a folder with files and folders that have the names of our packages and dependencies."""
     folder = tmp_path / "folder_with_intruders"
     folder.mkdir()
     for name in INTRUDERS:
@@ -95,7 +95,7 @@ def test_a_foreign_module_that_is_already_loaded_is_named(tmp_path: Path) -> Non
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """Copy the program as pip installs it into a folder on PYTHONPATH."""
+    """Copy the program to a folder on PYTHONPATH, as pip installs it."""
     site = tmp_path / "site"
     for name in (*PACKAGES, "gangwatch"):
         shutil.copytree(ROOT / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -144,7 +144,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 def test_up_and_a_job_run_in_a_folder_with_intruding_modules(
     door: FrontDoor, folder_with_intruders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Start the supervisor, the agents, the controller, the shim and the commands from such a folder."""
+    """The supervisor, the agents, the controller, the shim and the commands all start in such a folder."""
     monkeypatch.chdir(folder_with_intruders)
     door.up()
     job_id = door.submit("--", sys.executable, "-I", "-c", "print('done')")
@@ -153,7 +153,7 @@ def test_up_and_a_job_run_in_a_folder_with_intruding_modules(
 
 
 def test_every_process_starts_without_the_current_folder_on_its_path() -> None:
-    """Every command line that starts Python on one of our modules has `-P`, or `-I` which implies it."""
+    """Every command line that starts Python with one of our modules has `-P`, or `-I`, which includes it."""
     found = 0
     for file in sorted(path for package in (*PACKAGES, "gangwatch") for path in (ROOT / package).rglob("*.py")):
         for number, line in enumerate(file.read_text().splitlines(), 1):

@@ -1,4 +1,4 @@
-"""Renewal of an agent's certificate: fetched at the start, and again when a third of its lifetime remains."""
+"""Renewal of an agent's certificate: at the start, and again when a third of its lifetime remains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COPY = "import os, pathlib, sys; pathlib.Path(sys.argv[2]).write_bytes(pathlib.P
 
 
 def certificate(begun_days: float, days: float) -> bytes:
-    """Return a certificate that has been valid for some days."""
+    """Return a certificate that has been valid for `begun_days`. days: its whole lifetime."""
     then = datetime.now(UTC) - timedelta(days=begun_days)
     return Authority.make(now=then).issue(new_request(new_key(), ["n0"]), ["n0"], days, then, since=then).certificate
 

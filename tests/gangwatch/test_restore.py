@@ -1,4 +1,4 @@
-"""`up` after all processes were killed or the machine was rebooted restores the same cluster by default."""
+"""`up` restores the same cluster by default after all processes were killed or the machine was rebooted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def kill_everything(door: FrontDoor) -> None:
-    """Kill the supervisor first, so that it restarts nothing, then every daemon, all with SIGKILL."""
+    """Kill the supervisor with SIGKILL, so that it restarts nothing, and then every daemon."""
     write_record = door.state.supervisor_left()
     assert write_record is not None
     for record in (write_record, *write_record.daemons.values()):
@@ -111,7 +111,7 @@ def loaded(file: Path | None, options: tuple[str, ...]) -> Config:
 
 
 class Bed:
-    """A state folder with the record of an earlier `up`, and the messages of the next one."""
+    """State folder with the record of an earlier `up`, and the messages of the next one."""
 
     def __init__(self, folder: Path) -> None:
         self.state = StateFolder(folder / "state")
@@ -119,7 +119,7 @@ class Bed:
         self.messages: list[str] = []
 
     def write_record(self, order: launcher.Order) -> None:
-        """Write the record that this order leaves after all its processes have ended."""
+        """Write the record that this `up` leaves after all its processes have ended."""
         record = SupervisorRecord(1, -1, order.nodes, order.port, order.config, order.options, {}, order.cluster)
 
         write_atomically(self.state.supervisor_file, msgspec.json.encode(record))

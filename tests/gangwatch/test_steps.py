@@ -1,4 +1,4 @@
-"""The step reporter: the records in its ring; no error in it reaches the training."""
+"""Step reporter: the records in its step ring. No error in it affects the training."""
 
 from __future__ import annotations
 

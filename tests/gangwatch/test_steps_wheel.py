@@ -1,4 +1,4 @@
-"""The wheel for training images: three files that need only the standard library."""
+"""Wheel of the step reporter for training images: three files that need only the standard library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROJECT = REPOSITORY / "packaging" / "gangwatch-steps"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel as a user builds it; hatchling comes from the package index."""
+    """Build the wheel as a user does. hatchling comes from the package index."""
     folder = tmp_path_factory.mktemp("wheel")
     built = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(PROJECT)],
@@ -46,7 +46,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, program: str, **environment: str) -> str:
-    """Run a program that can import only the standard library and the wheel: no site-packages, no checkout."""
+    """Run a program that can import only the standard library and the wheel. Return its output."""
     program = f"import sys; sys.path.append({str(installed)!r})\n" + textwrap.dedent(program)
     ended = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program],

@@ -1,4 +1,4 @@
-"""`up` and `down`: which daemons are started, adopted, restarted and stopped, also after SIGKILL of any of them."""
+"""`up` and `down`: which daemons are started, adopted, restarted and stopped, also after any of them was killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def daemons(door: FrontDoor) -> dict[str, int]:
-    """Return the pids of the daemons that listen, by name."""
+    """Return {name: pid} of the daemons that listen."""
     controller = door.state.controller()
     found = {name: record.pid for name, record in door.state.agents().items()}
     return found | ({"controller": controller.pid} if controller is not None else {})
@@ -262,12 +262,16 @@ def test_reload_applies_reloadable_keys_and_refuses_invalid_files(door: FrontDoo
     assert daemons(door) == before
 
 
-def test_a_foreground_up_stops_its_daemons_on_sigterm(door: FrontDoor) -> None:
-    with door.start("up", "--foreground", "--nodes", "1", "--slots", "1", "--no-gpus", "--port", "0") as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "all daemons are ready" in line:
-                break
+def test_a_foreground_up_notifies_systemd_and_stops_its_daemons_on_sigterm(door: FrontDoor, tmp_path: Path) -> None:
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    manager.settimeout(60)
+    door.environment["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+    with (
+        manager,
+        door.start("up", "--foreground", "--nodes", "1", "--slots", "1", "--no-gpus", "--port", "0") as process,
+    ):
+        assert manager.recv(1000).startswith(b"READY=1\n"), "not the daemons' heartbeats"
         assert set(daemons(door)) and door.state.supervisor() is not None
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The support bundle: it contains all that a bug report needs, and no secret in any file."""
+"""Support bundle: it contains all that a bug report needs, and no secret."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_bundle_never_overwrites_a_file(state: StateFolder, tmp_path: Path) ->
 
 
 def test_a_secret_is_removed_in_all_its_encodings() -> None:
-    """Remove a secret as plain text (log, traceback) and as JSON, with and without escaped letters."""
+    """A secret occurs as plain text (log, traceback) and as JSON, with and without escaped letters."""
     for form in (LETTERS, json.dumps(LETTERS)[1:-1], json.dumps(LETTERS, ensure_ascii=False)[1:-1]):
         assert remove_secrets(f"<{form}>", [LETTERS]) == "<[removed]>"
     assert remove_secrets("<abcdef>", ["abcdef"]) == "<[removed]>"

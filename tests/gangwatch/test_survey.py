@@ -1,4 +1,4 @@
-"""`gangwatch check` on a node: which counters can be read, which cannot, and which permissions are missing."""
+"""`gangwatch check` on a node: counters that can be read, counters that cannot, and missing permissions."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from gangwatch.supervisor import teardown
 
 
 class FakeClient:
-    """A cluster of one slot: a cancelled job ends at once, and the next pending job starts in its slot."""
+    """Cluster of one slot. A cancelled job ends at once, and the next pending job starts in its slot."""
 
     jobs: dict[str, str]
     started: list[str]

@@ -1,4 +1,4 @@
-"""`gangwatch top`: its output at any size, and its behaviour in a real terminal."""
+"""`gangwatch top`: output at any terminal size, and behaviour in a real terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEAVES_THE_SCREEN = b"\x1b[?1049l"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Run a controller that the command line can find, with jobs in all states."""
+    """Run a controller, which the command line can find, with jobs in all states."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop_module, "POLL_SECONDS", 0.02)
         patch.setattr(loop_module, "TICK_SECONDS", 0.1)
@@ -54,7 +54,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def drawn(shared: Site) -> dict[str, Any]:
-    """Return the overview document from before any test of the command changed the controller."""
+    """Return the overview document as it is before the tests change the controller's state."""
     document = shared.get("/api/overview")
     assert isinstance(document, dict)
     return document
@@ -155,7 +155,7 @@ def test_once_and_json_exit_after_one_document(site: Site) -> None:
 
 
 class Terminal:
-    """`gangwatch top` in a terminal."""
+    """Terminal in which `gangwatch top` runs."""
 
     def __init__(self, site: Site, columns: int = 110, lines: int = 40) -> None:
         self.seen = b""
@@ -168,7 +168,7 @@ class Terminal:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def shows(self, text: str) -> None:
-        """Wait until the text has been drawn since the last call."""
+        """Wait until the command draws the text. Text before the last call does not count."""
         deadline = time.monotonic() + 60
         while text.encode() not in self.seen:
             assert time.monotonic() < deadline, self.seen[-2000:].decode(errors="replace")
@@ -187,7 +187,7 @@ class Terminal:
         os.write(self._fd, keys)
 
     def ends(self) -> int:
-        """Wait until the command ends, and return its exit code."""
+        """Wait until the command ends. Return its exit code."""
         deadline = time.monotonic() + 60
         while True:
             self._read(0.05)

@@ -1,4 +1,4 @@
-"""Steps and waits of torch trainings on CPU with gloo: real processes, real gradients."""
+"""Step reports of real torch trainings on CPUs with gloo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def python() -> str:
 
 
 class Gang:
-    """Trainings whose ranks report to the test's socket."""
+    """Trainings whose ranks report to the test's step socket."""
 
     def __init__(self, python: str, folder: Path) -> None:
         self.python = python
@@ -75,7 +75,7 @@ class Gang:
         return gang
 
     def run(self, ranks: int, *arguments: str, watched: bool = True) -> list[str]:
-        """Run a training to its end, and return what the ranks printed."""
+        """Run a training to its end. Return what the ranks printed."""
         printed: list[str] = []
         for process in self.start(ranks, *arguments, watched=watched):
             output, errors = process.communicate(timeout=200)
@@ -89,7 +89,7 @@ class Gang:
         return str(path)
 
     def steps(self) -> dict[int, list[StepRecord]]:
-        """Return the finished steps of every rank; assert that each collective that was entered was left."""
+        """Return the finished steps of every rank. Assert that each collective that was entered was left."""
         found: dict[int, list[StepRecord]] = {}
         for registered in self.agent.registered():
             progress = Progress(registered.member, 0)

@@ -1,4 +1,4 @@
-"""Stores of newer releases and stores with a damaged entry are refused, with advice that does not end running jobs."""
+"""Journals of newer releases or with a damaged entry: they are refused, with advice that keeps running jobs alive."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPEC = JobSpec("train", ("python", "train.py"), 2)
 
 
 class NodeRepainted(msgspec.Struct, frozen=True):
-    """A kind of event that no release has."""
+    """Kind of event that no release has."""
 
     node: str
     colour: str = "green"
@@ -59,7 +59,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def needs(path: Path) -> tuple[str | None, dict[str, str]]:
-    """Return (minimum reader, features) from the file."""
+    """Return (oldest release that can read the file, features) from the file."""
     with sqlite3.connect(path) as database:
         rows = dict(database.execute("SELECT key, value FROM meta"))
     database.close()
@@ -86,7 +86,7 @@ def put_unknown_event(path: Path, cycle: int) -> None:
 
 
 def content_of(path: Path) -> str:
-    """Return the whole database as text. Opening it in another mode may change other bytes of the file."""
+    """Return the whole database as text. The bytes may change when the file is opened in another mode."""
     with sqlite3.connect(path) as database:
         dump = "\n".join(database.iterdump())
     database.close()
@@ -164,7 +164,7 @@ def test_a_migration_requires_the_release_that_reads_its_schema(path: Path, monk
 
 @pytest.fixture
 def from_later(path: Path, newer: pytest.MonkeyPatch) -> Path:
-    """A store written by the later release. This process is the present release again."""
+    """Write a journal with the later release. Afterwards this process is the present release again."""
     store = Store(path)
     store.append(1, 1, [Submitted("j-000001", SPEC)], [], [Entry(1, "j-000001", "submitted", "said")])
     store.append(2, 2, [NodeRepainted("n0")], [], [])  # type: ignore[list-item]
@@ -240,7 +240,7 @@ def test_an_older_schema_with_newer_content_is_not_migrated(path: Path) -> None:
 
 
 def test_the_release_that_wrote_it_reads_it_again(from_later: Path, newer: pytest.MonkeyPatch) -> None:
-    """`newer` was undone; here the same registry is active again while the file is read."""
+    """The fixture `newer` was undone, so the later release's kinds are registered again here."""
     names = Formats({**KINDS, NodeRepainted: "9.0.0"})
     newer.setattr("scheduler_feedback.journal.format_needs.check_reader.__defaults__", (names,))
     newer.setattr(codec, "_events", codec._Union("event", (*get_args(Event), NodeRepainted)))
@@ -338,14 +338,14 @@ def test_cycles_before_the_snapshot_are_not_needed(path: Path) -> None:
 
 
 def damaged(encoded: bytes) -> Iterator[bytes]:
-    """Yield the bytes with one changed, at many positions, and truncated."""
+    """Yield the bytes with one of them changed, at many positions, and truncated."""
     for at in range(0, len(encoded), max(len(encoded) // 40, 1)):
         yield encoded[:at] + bytes([encoded[at] ^ 0x01]) + encoded[at + 1 :]
         yield encoded[:at]
 
 
 def test_a_damaged_newest_snapshot_is_replaced_by_the_one_before(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """This includes changed bytes that still decode: an unnoticed wrong state would be worse than none."""
+    """Some changed bytes can still be decoded: a wrong state that is not detected would be worse than none."""
     store = Store(path)
     state = State()
     for cycle in (1, 2, 3):
@@ -384,7 +384,7 @@ def test_damaged_detector_baselines_affect_nothing_else(path: Path) -> None:
 
 
 def test_a_snapshot_without_a_checksum_is_read(path: Path) -> None:
-    """The first builds wrote no checksums; later snapshots in the same file may have one."""
+    """The first builds wrote no checksums. Later snapshots in the same file may have one."""
     store = Store(path)
     store.append(1, 1, [Tick()], [], [])
     store.snapshot(1, 1, State(cycle=1), {})
@@ -442,7 +442,7 @@ def test_an_entry_with_damaged_numbers_is_still_readable(path: Path) -> None:
 
 
 def test_a_truncated_journal_is_refused_or_complete(path: Path, tmp_path: Path) -> None:
-    """Cut at every page and within some pages: the start must fail or find all jobs."""
+    """The file is cut at each page and within some pages. The start must fail or find all jobs."""
     written(path, 200)
     content = path.read_bytes()
     jobs = len(Reader(path).load().journal)

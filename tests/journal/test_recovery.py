@@ -1,4 +1,4 @@
-"""A restart with another build: if its decisions differ from the recorded ones, the state follows the record."""
+"""Restart with another build whose decisions differ from those in the journal: the state follows the journal."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_recorded_stop_is_in_progress() -> None:
 
 
 def test_actions_of_one_cycle_are_undone_in_reverse_order() -> None:
-    """Undoing a start and a stop of one job in their original order would leave it running without slots."""
+    """In their original order, undoing a start and a stop would leave the job running without slots."""
     state = State(jobs={"j-000001": Job("j-000001", SPEC, JobState.STOPPING, NOW_NS, attempt=1)})
     follow(state, [], [start(1), stop(2)], NOW_NS + 5)
     job = state.jobs["j-000001"]

@@ -1,4 +1,4 @@
-"""Replays of a production journal: complete, or without one job."""
+"""Replay of a production journal: complete, or without one job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cluster.cycle_world import SECOND, World
 
 
 def _night() -> tuple[World, str, str, str]:
-    """Job A runs, B waits for the whole cluster, C is backfilled, and A is migrated because of a straggler."""
+    """Job A runs, B waits for the whole cluster, C is backfilled, and A is moved because of a straggler."""
     world = World({"n0": 2, "n1": 2, "n2": 2, "n3": 2})
     a = world.submit(4, 150.0, time_limit_seconds=300.0, restartable=True, grace_seconds=2.0, restart_cost_seconds=3.0)
     world.running()

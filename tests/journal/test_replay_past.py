@@ -1,4 +1,4 @@
-"""Replays of the past: a simulation's journal, backups of a growing journal, and differing decisions."""
+"""Replay of older journals: of a simulation, of backups of a growing journal, and with different decisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sim.scenario import job, simulation
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """The journal of a simulation with some hundred jobs, queued and backfilled."""
+    """Return the journal of a simulation with some hundred jobs, pending and backfilled."""
     path = tmp_path / "journal.sqlite"
     jobs = [job(f"j{number}", 3 * number, 1 + number % 6, 20 + 31 * number % 170) for number in range(300)]
     simulation(jobs, 3, 4).engine(JournalFile(path)).run()
@@ -101,7 +101,7 @@ def test_a_different_decision_is_found_and_the_record_followed(journal: Path) ->
 
 
 def test_a_replay_in_parallel_parts_gives_the_same_result(journal: Path) -> None:
-    """The journal has several snapshots, and a differing decision in the first part."""
+    """The journal has several snapshots, and a different decision in the first part."""
     state = State()
     loaded = Reader(journal).journal_all()
     store = Store(journal)

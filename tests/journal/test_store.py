@@ -1,4 +1,4 @@
-"""The store writes complete cycles or nothing: on full disks, after kill -9, and after damage."""
+"""Journal's store: it writes complete cycles or nothing, on full disks, after kill -9, and after damage."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ import pytest
 
 from agent.schema.errors import StoreError
 from scheduler_feedback.core.actions import Action, Entry, StartGang, StopGang
+from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.codec import encode_event, encode_state
 from scheduler_feedback.core.events import CancelRequested, Event, PolicySet, Submitted
 from scheduler_feedback.core.job import JobSpec, Slot, StopReason
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.journal.backup import verify
 from scheduler_feedback.journal.store import MIGRATIONS, SCHEMA_VERSION, CycleRow, Reader, Retention, Store
+from scheduler_feedback.journal.store_reading import Extent
 from tests import needs
 from tests.journal.reading import journal_to
 
@@ -35,7 +37,7 @@ def start(number: int, job: str = "j-000001") -> StartGang:
 
 
 def write(store: Store, cycle: int, now_ns: int = 0, text: str = "") -> None:
-    """Write a cycle with one event, one action and one entry, all with its number."""
+    """Write a cycle with one event, one action and one log entry, all with the cycle's number."""
     store.append(
         cycle, now_ns, [Submitted(f"j-{cycle:06d}", SPEC)], [start(cycle)], [Entry(now_ns, "j-000001", "started", text)]
     )
@@ -54,7 +56,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def fill(store: Store, cycle: int = 1) -> tuple[int, StoreError]:
-    """Write cycles until the store refuses; return the number of the refused cycle, and the error."""
+    """Write cycles until the store refuses. Return the number of the refused cycle, and the error."""
     while True:
         try:
             write(store, cycle, text="x" * 4000)
@@ -64,7 +66,7 @@ def fill(store: Store, cycle: int = 1) -> tuple[int, StoreError]:
 
 
 def assert_whole(store: Store, cycles: int) -> None:
-    """Assert that the store has exactly the cycles 1..cycles, each with its event, action and entry."""
+    """Assert that the store has exactly the cycles 1..cycles, each with its event, action and log entry."""
     rows = store.load().journal
     assert [row.cycle for row in rows] == list(range(1, cycles + 1))
     assert [row.actions for row in rows] == [(start(number),) for number in range(1, cycles + 1)]
@@ -150,6 +152,22 @@ def test_load_begins_at_the_newest_snapshot(store: Store) -> None:
         (8,),
         (10,),
     ], "the newest three, and the day's first"
+
+
+def test_every_replay_begins_with_the_state_that_was_rebuilt_from_a_backend(store: Store) -> None:
+    rebuilt = State(nodes={"n1": Node("n1", 8)})
+    store.snapshot(0, 0, rebuilt, {})
+    for cycle in range(1, 4):
+        write(store, cycle, cycle)
+        store.snapshot(cycle, cycle, State(cycle=cycle), {})
+    loaded = store.journal_all()
+    assert loaded.state is not None and loaded.state.nodes.keys() == {"n1"}
+    assert [row.cycle for row in loaded.journal] == [1, 2, 3]
+    with store.replaying() as running:
+        assert running.state is not None and running.state.nodes.keys() == {"n1"}
+        assert [row.cycle for row in running.journal] == [1, 2, 3]
+    assert store.parts()[0] == (0, 1)
+    assert store.journal_extent() == Extent(complete=True, after=0, last=3)
 
 
 def test_a_damaged_snapshot_is_skipped(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -392,7 +410,7 @@ def test_a_kill_loses_no_acknowledged_write(path: Path, seed: int) -> None:
 
 
 def _long_past(path: Path, days: int = 10, cycles_a_day: int = 700) -> Store:
-    """Return a store with this many days and four snapshots a day; each cycle submits the job of its number."""
+    """Return a store of this many days with four snapshots a day. Each cycle submits the job with its number."""
     store = Store(path)
     for day in range(days):
         for quarter in range(4):
@@ -436,7 +454,7 @@ def test_a_cycle_of_last_week_is_replayed_from_the_beginning_of_its_day(path: Pa
 
 
 def test_only_the_requested_part_of_a_long_journal_is_read(path: Path) -> None:
-    """Cycles after the requested moment are not decoded: here they are unreadable."""
+    """Cycles after the requested moment are not decoded: in this journal they cannot be."""
     store = _long_past(path)
     with store._connection:
         for cycle, kind in ((2300, "submitted"), (2410, "ended")):
@@ -481,7 +499,7 @@ def test_a_replay_of_deleted_cycles_is_an_error(path: Path) -> None:
 
 
 def _first_schema(path: Path) -> None:
-    """Write a file as the first release did."""
+    """Write a journal in the first release's schema."""
     database = sqlite3.connect(path, isolation_level=None)
     for statement in filter(str.strip, MIGRATIONS[0].split(";")):
         database.execute(statement)

@@ -1,4 +1,4 @@
-"""The store's benchmark at a small size: written data is read after a kill, and from the beginning."""
+"""The store's benchmark at a small size: written data can be read after a kill, and from the beginning."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The Kubernetes backend."""
+"""Tests of the Kubernetes backend."""

@@ -1,9 +1,9 @@
-"""A control plane on loopback: etcd, kube-apiserver, and kube-controller-manager if it was built, up in seconds.
+"""Control plane on loopback for tests: etcd, kube-apiserver and, if it was built, kube-controller-manager.
 
-The programs are in KUBEBUILDER_ASSETS, or where packaging/kubernetes/build.sh leaves them. RBAC is on, and users are
-identified by tokens. Two admission plugins are off, because they need parts that do not run here: ServiceAccount would
-mount tokens into pods; TaintNodesByCondition adds taints that the node lifecycle controller removes, and that
-controller would declare the fake nodes lost, because they renew no leases.
+The programs are in KUBEBUILDER_ASSETS, or where packaging/kubernetes/build.sh writes them. RBAC is on, and users are
+identified by tokens. Two admission plug-ins are off: ServiceAccount would mount tokens into pods, which need a
+controller that does not run here; TaintNodesByCondition adds taints that only the node lifecycle controller removes,
+and that controller would mark the fake nodes as lost, because they renew no leases.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ def assets() -> Path:
 
 
 class ControlPlane:
-    """The control plane of one cluster, in `folder`. Enter it to start it."""
+    """Control plane of one cluster, with its files in `folder`. Its programs run inside the ``with``."""
 
     def __init__(self, folder: Path, *, manager: bool = True, audited: str = "", options: Sequence[str] = ()) -> None:
-        """audited: namespace whose service accounts' requests are written to audit.log in the folder, as metadata.
-        options: further options of the API server."""
+        """audited: namespace; the API server writes each request of its service accounts to audit.log in the folder.
+        options: further options of the API server.
+        """
         self.folder = folder
         self._assets, self._etcd_program = assets(), component("etcd", "etcd-server")
         self._openssl = component("openssl", "openssl")
@@ -62,7 +63,7 @@ class ControlPlane:
         return Access(self.url, token=token, ca=(self.folder / "ca.crt").read_text())
 
     def process_id(self, name: str) -> int:
-        """Return the log of one of its programs, by the program's name."""
+        """Return the process id of a program of the control plane."""
         return self._processes[name].pid
 
     def kubeconfig(self, token: str = ADMIN) -> Path:
@@ -126,7 +127,6 @@ class ControlPlane:
         shutil.rmtree(self.folder / "etcd", ignore_errors=True)
 
     def start_server(self) -> None:
-        """Start kube-apiserver and wait until it is ready."""
         folder = self.folder
         self._run(
             "kube-apiserver",
@@ -164,7 +164,7 @@ class ControlPlane:
         ]
 
     def kill_server(self) -> None:
-        """End kube-apiserver as a crash would."""
+        """Kill kube-apiserver with SIGKILL."""
         process = self._processes.pop("kube-apiserver")
         process.kill()
         process.wait()
@@ -205,7 +205,7 @@ class ControlPlane:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
 
     def _make_certificates(self) -> None:
-        """Make a CA, and a certificate by it for 127.0.0.1."""
+        """Make a CA, and a certificate for 127.0.0.1 that the CA signs."""
         folder = self.folder
 
         def run(arguments: str) -> None:

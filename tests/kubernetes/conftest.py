@@ -1,4 +1,4 @@
-"""One control plane for all tests of this folder that need one, and an empty cluster for each test."""
+"""Fixtures of the Kubernetes tests: one control plane for all tests, and an empty cluster for each test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kubelet(access: Access) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def cluster(access: Access, kubelet: FakeKubelet) -> Iterator[Cluster]:
-    """An empty cluster; it is emptied after the test while the kubelet can still confirm deletions."""
+    """An empty cluster. After the test, all objects are deleted while the fake kubelet still runs to confirm it."""
     api = Api(access)
     made = Cluster(api)
     yield made

@@ -1,8 +1,8 @@
-"""A fake kubelet for all nodes. It starts no containers: bound pods count as running, deleted pods as gone.
+"""Fake kubelet for all nodes. It starts no containers: it reports bound pods as running and removes deleted pods.
 
-It replaces the kubelets of a cluster in tests: it reads bound pods and patches their status. `rejects` names nodes that
-reject their pods as a real kubelet does, with phase Failed, a reason and no container. `exits` returns the code with
-which a pod ends at once; None: it keeps running.
+It replaces the kubelets of a cluster in tests: it reads bound pods and patches their status. `rejects`: nodes that
+reject their pods as a real kubelet does, with phase Failed, a reason and no container. `exits`: returns the exit code
+with which a pod ends at once, or None if the pod continues to run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 
 
 class FakeKubelet:
-    """Fake kubelet in a thread; enter it to start the thread."""
+    """Fake kubelet. Its thread runs inside the ``with``."""
 
     def __init__(self, access: Access) -> None:
         self.rejects: dict[str, str] = {}
@@ -108,9 +108,9 @@ class FakeKubelet:
             return
 
     async def _remove(self, client: Client, pod: Pod) -> None:
-        """End a pod as a kubelet does after its containers: write the status first, then delete the object.
+        """End a deleted pod as a kubelet does after its containers: write its final status, then delete the object.
 
-        Since 1.27 a deleted pod reaches a final phase first; a Job with a podFailurePolicy waits for that.
+        Since Kubernetes 1.27 a deleted pod first gets a final phase; a Job with a podFailurePolicy waits for it.
         """
         if not pod.over:
             await self._patch(client, pod, ended(pod, 143))
@@ -127,7 +127,7 @@ class FakeKubelet:
 
 
 def ended(pod: Pod, exit_code: int) -> dict[str, Any]:
-    """Return the status of a pod whose containers have ended with that code."""
+    """Return the pod status that a kubelet writes after all containers have ended with this exit code."""
     state = {"terminated": {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}}
     containers = [
         {"name": c.name, "state": state, "ready": False, "image": "none", "imageID": "", "restartCount": 0}

@@ -1,4 +1,4 @@
-"""Helpers for the test bed: requests as an administrator, a controller in this process, and waiting for conditions."""
+"""Helpers for tests with a control plane: administrator's requests, a controller in this process, and waiting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _anything = msgspec.json.Decoder()
 
 
 def wait_for(what: str, look: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
-    """Return the first true answer; fail with `what` and the newest answer after a timeout."""
+    """Call `look` until its result is true, and return the result. After `seconds`, fail with `what` and the last
+    result."""
     until = time.monotonic() + seconds
     while True:
         answer = look()
@@ -46,7 +47,7 @@ def wait_for(what: str, look: Callable[[], _T], seconds: float = WAIT_SECONDS) -
 
 
 class Api:
-    """Serial requests with the given access."""
+    """Client of the API server that sends one request after another with the given access."""
 
     def __init__(self, access: Access) -> None:
         self._loop = asyncio.new_event_loop()
@@ -107,7 +108,7 @@ def install_crds(api: Api) -> None:
 
 
 class Cluster:
-    """A cluster, with the actions of tests on it."""
+    """Cluster with helpers that create, read and end its jobs."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -121,7 +122,7 @@ class Cluster:
     def add_gang(
         self, name: str, members: int, gpus: int = 8, annotations: dict[str, str] | None = None, **spec: Any
     ) -> None:
-        """Create a group and its pods, without an owner that would recreate them."""
+        """Create a PodGroup and its pods. The pods have no owner, so no controller recreates them."""
         self.add_group(name, members, annotations)
         self.add_pods(name, members, gpus, **spec)
 
@@ -150,7 +151,7 @@ class Cluster:
         pod_annotations: dict[str, str] | None = None,
         **spec: Any,
     ) -> None:
-        """Create a group, and an indexed Job that creates and recreates its pods."""
+        """Create a PodGroup, and an indexed Job that creates and recreates its pods."""
         self.add_group(name, members, annotations)
         template = pod_body("", gpus, name, restartPolicy="Never", **(pod or {}))
         template["metadata"]["annotations"] = pod_annotations or {}
@@ -170,7 +171,7 @@ class Cluster:
         self.api.create("/apis/batch/v1/namespaces/default/jobs", body)
 
     def add_array(self, name: str, members: int, parallel: int, gpus: int = 8) -> None:
-        """Create an indexed Job whose pods are gangs of one, with a limit on how many run at one time."""
+        """Create an indexed Job whose pods are separate gangs of one rank. parallel: most pods that run at a time."""
         template = pod_body("", gpus, restartPolicy="Never")
         annotations = {"gangwatch.io/array-parallel": str(parallel)}
         template = {"metadata": {"labels": {"array": name}, "annotations": annotations}, "spec": template["spec"]}
@@ -195,7 +196,7 @@ class Cluster:
         self.api.create("/api/v1/persistentvolumes", body)
 
     def add_claim(self, name: str, volume: str) -> None:
-        """Create a claim, bound to that volume as by the volume controller; unbound if it is ''."""
+        """Create a PersistentVolumeClaim that is bound to this volume; unbound if `volume` is ''."""
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
         metadata = {"name": name, "namespace": "default"}
         body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
@@ -209,7 +210,7 @@ class Cluster:
         self.api.patch(f"{path}/status", {"status": {"phase": "Bound"}})
 
     def running_of(self, array: str) -> list[str]:
-        """Return the names of its running pods."""
+        """Return the names of the running pods of an indexed Job."""
         found = self.api.get(f"/api/v1/namespaces/default/pods?labelSelector=array%3D{array}")
         return [pod["metadata"]["name"] for pod in found["items"] if pod["status"].get("phase") == "Running"]
 
@@ -218,7 +219,7 @@ class Cluster:
         return list(found["items"])
 
     def nodes_of(self, gang: str) -> dict[str, str]:
-        """Return node by pod name, of the bound pods that are not being deleted."""
+        """Return {pod: node} for the gang's bound pods that are not being deleted."""
         return {
             pod["metadata"]["name"]: pod["spec"]["nodeName"]
             for pod in self.pods(gang)
@@ -229,19 +230,19 @@ class Cluster:
         return len(self.nodes_of(gang))
 
     def condition(self, gang: str) -> dict[str, str]:
-        """Return the gang's condition; empty if it has none yet."""
+        """Return the condition in the gang's PodGroup; {} if there is none."""
         found = self.api.get(f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/{gang}")
         conditions = found.get("status", {}).get("conditions", [])
         return dict(conditions[0]) if conditions else {}
 
     def finish(self, gang: str, phase: str = "Succeeded") -> None:
-        """End every pod of the gang as its kubelet would."""
+        """Set all pods of the gang to this final phase, as a kubelet does."""
         for pod in self.pods(gang):
             path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}/status"
             self.api.patch(path, {"status": {"phase": phase}})
 
     def clear(self) -> None:
-        """Delete everything that tests have created."""
+        """Delete all objects that tests have created."""
         for path in (
             "/apis/batch/v1/namespaces/default/jobs",
             "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups",
@@ -257,7 +258,7 @@ class Cluster:
         wait_for("all pods are gone", lambda: not self.api.get("/api/v1/pods")["items"])
 
     def _clear_volumes(self) -> None:
-        """Remove the finalizers: no controller runs that would release objects in use."""
+        """Remove the finalizers of volumes and claims, because no controller runs that would do so."""
         for path in ("/api/v1/namespaces/default/persistentvolumeclaims", "/api/v1/persistentvolumes"):
             for item in self.api.get(path)["items"]:
                 one = f"{path}/{item['metadata']['name']}"
@@ -267,13 +268,13 @@ class Cluster:
 
 
 class Running:
-    """A running controller in this process."""
+    """Controller that runs in this process."""
 
     def __init__(self, backend: KubernetesBackend, controller: Controller) -> None:
         self.backend, self.controller = backend, controller
 
     def jobs(self) -> dict[str, Job]:
-        """Return the jobs by the gang's name, as of now."""
+        """Return the current jobs by the name of their gang."""
         found = self.controller.cycle.ask(lambda state: [replace(job) for job in state.jobs.values()]).result(30)
         return {job.spec.name: job for job in found}
 
@@ -293,9 +294,10 @@ def running(
 ) -> Iterator[Running]:
     """Run a controller with its backend.
 
-    fresh: rebuild the state from the API's objects; otherwise from the folder's journal. watching: read the agents that
-    are announced in its folder, with all detectors. probes: how it measures nodes. memory: namespace and name of its
-    ConfigMap. upstream: also read PodGroups of Kubernetes' own kind. may_act: returns whether it leads.
+    fresh: whether it rebuilds the state from the API's objects instead of from the journal in the folder. watching:
+    whether it reads the agents that are announced in its folder, with all detectors. probes: how it measures nodes.
+    memory: namespace and name of the ConfigMap for its state. upstream: whether it also reads Kubernetes' own
+    PodGroups. may_act: returns whether the controller holds the Lease.
     """
     policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
     settings = KubernetesSettings(
@@ -312,7 +314,7 @@ def running(
 
 @contextmanager
 def reading(controller: Controller) -> Iterator[None]:
-    """Let the controller read its agents, in its own event loop."""
+    """Let the controller read its agents, in a separate event loop."""
     loop = asyncio.new_event_loop()
     over = asyncio.Event()
 
@@ -331,7 +333,7 @@ def reading(controller: Controller) -> Iterator[None]:
 
 
 def needs_manager(plane: ControlPlane) -> None:
-    """Skip unless a controller recreates pods and counts disruption budgets."""
+    """Skip the test if no kube-controller-manager runs, which recreates pods and counts disruption budgets."""
     if not plane.has_manager:
         absent("kube-controller-manager is absent: packaging/kubernetes/build.sh builds it (needs go)")
 

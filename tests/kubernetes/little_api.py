@@ -1,4 +1,4 @@
-"""A fake API server of a few lines behind the real client: objects in a dictionary, and a record of every request."""
+"""In-memory API server for the real client, with a record of all requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _anything = msgspec.json.Decoder()
 
 
 class LittleApi(Client):
-    """In-memory API server.
+    """In-memory API server. It merges patches, and refuses a PUT or DELETE with an old resourceVersion or uid.
 
-    objects: by path. fails: by method and path, the errors to raise in order: an Exception each, None for a success.
-    done: (method, path) of every request except GET. asked: paths and parameters of GETs. Patches are merged. A PUT or
-    a DELETE with another resourceVersion or uid conflicts, as at the real server.
+    objects: by path. fails: by (method, path), the exceptions to raise, one for each request; None lets it succeed.
+    done: (method, path) of every request except GET. asked: paths and parameters of GETs.
     """
 
     def __init__(self, objects: Mapping[str, Any] | None = None, lists: tuple[str, ...] = ()) -> None:
@@ -33,7 +32,6 @@ class LittleApi(Client):
         self.version = 100
 
     def body_of(self, method: str, path: str) -> Any:
-        """Return the body of the newest request with this method and path."""
         return self.bodies[len(self.done) - 1 - self.done[::-1].index((method, path))]
 
     async def _ask(
@@ -92,7 +90,7 @@ def refused(code: int, reason: str = "", message: str = "") -> RefusedError:
 
 
 def _merged(known: Any, patch: Any) -> Any:
-    """Merge by the rules of RFC 7386."""
+    """Return `known` with a JSON merge patch applied (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
     found = dict(known) if isinstance(known, dict) else {}

@@ -1,4 +1,4 @@
-"""Pods, nodes and groups as from the API server, made for tests."""
+"""Pods, nodes and PodGroups in the form in which the API server returns them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def uid() -> str:
 
 
 def pod_body(name: str, gpus: int = 1, group: str = "", **spec: Any) -> dict[str, Any]:
-    """Return a pod for gangwatch as in a POST; `spec` overrides its defaults."""
+    """Return the body of a pod that gangwatch schedules. spec: fields that replace the default ones."""
     resources = {"cpu": "1", "memory": "1Gi", **({GPU: str(gpus)} if gpus else {})}
     labels = {"scheduling.x-k8s.io/pod-group": group} if group else {}
     return {

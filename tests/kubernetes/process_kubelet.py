@@ -1,8 +1,7 @@
-"""A kubelet whose pods are processes: it runs the command in a pod's annotation, on nodes that have agents.
+"""Fake kubelet that runs the command in a pod's annotation as a process, on nodes with real agents.
 
-Containers are not available where the tests run, so the agents read control group paths from a /proc of their own: all
-of it is the kernel's except `cgroup`, which has the path of the kubelet's cgroup driver. Everything else is real:
-agents, step reporters, sockets, rings, frames.
+No containers can run here. So each agent reads a /proc in which only the `cgroup` files are written by the test, with
+the paths that a kubelet's cgroup driver makes. Agents, step reporters, sockets, rings and frames are real.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ENDS_SECONDS = 10.0
 
 
 class Agents:
-    """One real agent a node, all below the controller's state folder. Enter it to start them."""
+    """One real agent for each node, with folders below the controller's state folder. They run inside the ``with``."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         self.state = StateFolder(folder)
@@ -72,7 +71,7 @@ class Agents:
         return self.state.socket_path(node)
 
     def admit(self, node: str, pid: int, uid: str) -> None:
-        """Show the process to the node's agent, in the control group of that pod."""
+        """Show the process to the node's agent as a member of the control group of the pod `uid`."""
         mine = self._proc(node) / str(pid)
         mine.mkdir()
         for entry in Path(f"/proc/{pid}").iterdir():
@@ -87,9 +86,10 @@ class Agents:
 
 
 class ProcessKubelet(FakeKubelet):
-    """Kubelet that runs pods as processes.
+    """Fake kubelet that runs pods as processes.
 
-    environment: variables of every process, in addition to RANK, the index of its pod. output: of all processes.
+    environment: variables of every process, in addition to RANK, the index of its pod. output: file for the output of
+    all processes.
     """
 
     def __init__(self, access: Access, agents: Agents, environment: Mapping[str, str], output: Path) -> None:
@@ -98,7 +98,7 @@ class ProcessKubelet(FakeKubelet):
         self._processes: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}  # by uid, with the node
 
     def pid_on(self, node: str) -> int:
-        """Return the pid of the pod's live process; 0 if there is none."""
+        """Return the pid of the process that runs on the node; 0 if there is none."""
         return next((one.pid for at, one in self._processes.values() if at == node and one.poll() is None), 0)
 
     def __enter__(self) -> ProcessKubelet:
@@ -125,7 +125,7 @@ class ProcessKubelet(FakeKubelet):
             await self._patch(client, pod, ended(pod, process.returncode))
 
     def _run(self, pod: Pod, command: list[str]) -> subprocess.Popen[bytes]:
-        """Start the process, held until its node's agent can attribute it."""
+        """Start the pod's process, which waits until the node's agent can attribute it to the pod."""
         environment = {
             **os.environ,
             **self._environment,

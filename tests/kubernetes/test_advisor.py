@@ -1,7 +1,8 @@
-"""Advice to another scheduler: a real kube-scheduler places pods; gangwatch observes, marks and advises.
+"""Advice of gangwatch to another scheduler, a real kube-scheduler that places the pods.
 
-It runs with the chart's rights. KAI, Volcano and Kueue cannot run here, because their controllers need images. The
-tests write what they leave on pods, and kube-scheduler reads nodes and devices with the node filters that they share.
+gangwatch runs with the chart's rights. KAI, Volcano and Kueue cannot run here, because their controllers need images.
+So the tests write the labels and annotations with which those leave pods; kube-scheduler applies the node filters that
+all of them share.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ GPU_UUID = "GPU-8f4c1f3e-0000-0000-0000-000000000003"
 
 @pytest.fixture(scope="module")
 def advised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane that serves taints of devices, with a real kube-scheduler and the chart in advise mode."""
+    """Control plane with device taints enabled, a real kube-scheduler, and the chart in advise mode."""
     folder = tmp_path_factory.mktemp("advised")
     options = ("--feature-gates=DRADeviceTaintRules=true", "--runtime-config=resource.k8s.io/v1beta2=true")
     with ControlPlane(folder, manager=False, audited=NAMESPACE, options=options) as plane:
@@ -88,7 +89,6 @@ def kube_scheduler(plane: ControlPlane) -> Iterator[None]:
 
 
 def access_of(plane: ControlPlane, account: str) -> Access:
-    """Return the access of one of the chart's service accounts."""
     api = Api(plane.access())
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     token = api.create(f"{PATHS['ServiceAccount']}/{account}/token", request)["status"]["token"]
@@ -111,7 +111,7 @@ def cluster(advised: ControlPlane) -> Iterator[Cluster]:
 
 
 class Advising:
-    """A running advisor in this process, with the rights of the chart."""
+    """Controller in advise mode that runs in this process with the rights of the chart."""
 
     def __init__(self, backend: AdvisorBackend, controller: Controller) -> None:
         self.backend, self.controller = backend, controller
@@ -120,7 +120,7 @@ class Advising:
         return self.controller.cycle.ask(lambda state: dict(state.jobs)).result(30)
 
     def accuse(self, gang: str, node: str, *, quarantine: bool = False, device: str = "") -> str:
-        """Report that the gang's member on that node is slow; return the verdict's id."""
+        """Publish a verdict that the gang's rank on the node is slow. Return the verdict's id."""
         job = self.jobs()[gang]
         rank = next(record.rank for record in job.ranks if record.slot.node == node)
         level = "gpu" if device else "node"
@@ -156,7 +156,7 @@ def advising(plane: ControlPlane, folder: Path) -> Iterator[Advising]:
 
 
 def volcano(name: str, members: int, gpus: int = 8, **spec: Any) -> list[dict[str, Any]]:
-    """Create pods as Volcano's controller leaves them, but with the scheduler that can run here."""
+    """Return pods with the labels and annotations that Volcano's controller writes, for kube-scheduler to place."""
     bodies = [pod_body(f"{name}-{n}", gpus, schedulerName="default-scheduler", **spec) for n in range(members)]
     for body in bodies:
         body["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": name}
@@ -164,7 +164,7 @@ def volcano(name: str, members: int, gpus: int = 8, **spec: Any) -> list[dict[st
 
 
 def run(cluster: Cluster, bodies: list[dict[str, Any]]) -> dict[str, str]:
-    """Let kube-scheduler place them; return node by pod name."""
+    """Create the pods, wait until kube-scheduler has placed them, and return {pod: node}."""
     cluster.api.create_all("/api/v1/namespaces/default/pods", bodies)
     names = [body["metadata"]["name"] for body in bodies]
 
@@ -182,7 +182,7 @@ def node(cluster: Cluster, name: str) -> Any:
 
 
 def ours(body: Any) -> list[str]:
-    """Return everything that gangwatch wrote on the object."""
+    """Return the keys of all labels, annotations, taints and conditions that gangwatch wrote on the object."""
     metadata = body["metadata"]
     keys = [*metadata.get("labels", {}), *metadata.get("annotations", {})]
     keys += [taint["key"] for taint in body.get("spec", {}).get("taints", [])]
@@ -191,7 +191,7 @@ def ours(body: Any) -> list[str]:
 
 
 def show_devices(cluster: Cluster) -> None:
-    """Publish the devices of node n1 as the GPU driver for dynamic resource allocation does."""
+    """Publish node n1's devices as a ResourceSlice, as the GPU driver for dynamic resource allocation does."""
     devices = [{"name": f"gpu-{n}", "attributes": {"uuid": {"string": f"{GPU_UUID[:-1]}{n}"}}} for n in range(8)]
     cluster.api.create(
         "/apis/resource.k8s.io/v1/resourceslices",
@@ -210,7 +210,7 @@ def show_devices(cluster: Cluster) -> None:
 
 
 def events(cluster: Cluster, reason: str) -> dict[str, str]:
-    """Return the message by pod name."""
+    """Return {pod: message} of the events with this reason."""
     found = cluster.api.get("/api/v1/namespaces/default/events")["items"]
     return {one["involvedObject"]["name"]: one["message"] for one in found if one["reason"] == reason}
 

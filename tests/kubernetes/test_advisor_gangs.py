@@ -1,4 +1,4 @@
-"""Gangs of other schedulers: recognition and observation, from pods as each scheduler leaves them. No API server."""
+"""Recognition and observation of gangs of other schedulers, from pods as each scheduler leaves them. No API server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_scheduler_s_mark_names_the_gang(metadata: dict[str, Any], gang: st
 
 
 class Scene:
-    """A cache with two nodes of eight GPUs, and a clock."""
+    """Informer cache with two nodes of eight GPUs, and a clock."""
 
     def __init__(self) -> None:
         self.cache = InformerCache("\0", TopologyLabels())
@@ -77,7 +77,7 @@ class Scene:
             self.external.pod_changed(before, None, self.now)
 
     def after(self, seconds: float) -> list[Event]:
-        """Return the events for the core, which applies all of them."""
+        """Advance the clock, and return the new events after the core has applied them."""
         self.now += seconds
         events = self.external.events(list(self.held.items()), self.now)
         for event in events:

@@ -1,4 +1,4 @@
-"""Attempts: assignment of pods to the core's slots, holes and replacements, ends; and their use of nodes."""
+"""Attempts: which pod gets which slot, missing and replaced pods, ends, and the use of nodes."""
 
 from __future__ import annotations
 
@@ -78,8 +78,18 @@ def test_if_one_pod_does_not_fit_no_pod_is_assumed() -> None:
     before = cache.free_of("n1")
     with pytest.raises(DoesNotFitError, match="w-1 does not fit on n2: cpu: 64500 requested, 64000 free") as caught:
         assign(cache, [pod("w-0", 8, "g"), hungry], [*slots("n1", 8), *slots("n2", 8)])
-    assert (caught.value.node, caught.value.constraint) == ("n2", constraint_of(hungry).name)
+    assert caught.value.node == "", "the node is not excluded: its next report limits the gang"
     assert cache.free_of("n1") == before
+
+
+def test_a_pod_without_enough_accelerators_excludes_the_node() -> None:
+    cache = cache_of("n1")
+    taken = pod("other", 4, schedulerName="x", nodeName="n1")
+    cache.pod_changed("default/other", None, taken)
+    wide = pod("w-0", 8, "g")
+    with pytest.raises(DoesNotFitError, match="gpu: 8 requested, 4 free") as caught:
+        assign(cache, [wide], slots("n1", 8))
+    assert (caught.value.node, caught.value.constraint) == ("n1", constraint_of(wide).name)
 
 
 def test_two_pods_that_fit_only_separately_are_not_both_assigned_to_a_node() -> None:
@@ -252,7 +262,7 @@ def test_a_kubelets_rejection_is_distinguished_from_a_failure() -> None:
 
 
 def placed(number: int = 1) -> tuple[PodGroup, list[Pod]]:
-    """Return a group with its placement annotation, and its pods."""
+    """Return a PodGroup with its placement annotation, and its pods."""
     attempt, by_uid = bound("w-0", "w-1")
     attempt.number = number
     pods = list(by_uid.values())

@@ -1,4 +1,4 @@
-"""Start and stop of attempts step by step, against a fake API server of a few lines."""
+"""Start and stop of attempts, step by step, against an in-memory API server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """Two nodes of eight GPUs, an AttemptLifecycle, and the events that it emits."""
+    """AttemptLifecycle with two nodes of eight GPUs, and the events that it emits."""
 
     def __init__(self, *pods: Pod, grouped: bool = False, may_act: Callable[[], bool] = lambda: True) -> None:
         self.api = LittleApi(lists=(BUDGETS, "/apis/batch/v1/jobs"))
@@ -96,7 +96,7 @@ def bound(one: Pod, node: str, first: int = 0, **fields: Any) -> Member:
 
 
 def bindings(scene: Scene) -> list[tuple[str, str]]:
-    """Return (pod, node) of each binding."""
+    """Return (pod, node) of each binding that was requested."""
     found = zip(scene.api.done, scene.api.bodies, strict=True)
     return [(path.split("/")[-2], body["target"]["name"]) for (_, path), body in found if path.endswith("/binding")]
 
@@ -176,15 +176,15 @@ def test_a_start_stopped_before_its_work_begins_binds_nothing() -> None:
 
 
 def test_a_pod_that_does_not_fit_is_reported_and_its_node_is_excluded() -> None:
-    hungry = pod("a", 1, containers=[{"name": "m", "resources": {"requests": {"cpu": "65", GPU: "1"}}}])
+    hungry = pod("a", 9)
     scene = Scene(hungry)
     gang = scene.cache.gang("default/a")
     assert gang is not None and gang.constraint is not None
     scene.cache.want(gang.constraint)
     before = scene.cache.free_of("n1")
-    scene.do(lambda carrier: carrier.start(attempt_of(), start(*slots("n1", 0))))
+    scene.do(lambda carrier: carrier.start(attempt_of(), start(*slots("n1", *range(9)))))
     (failed,) = scene.said
-    assert isinstance(failed, ActionFailed) and "does not fit on n1: cpu" in failed.reason
+    assert isinstance(failed, ActionFailed) and "does not fit on n1: nvidia.com/gpu" in failed.reason
     assert scene.cache.free_of("n1") == before
     assert ("n1", gang.constraint.name) in scene.cache._barred or (gang.constraint.name, "n1") in scene.cache._barred
 
@@ -198,6 +198,33 @@ def test_a_refused_binding_undoes_the_earlier_bindings() -> None:
     assert scene.said == [ActionFailed("act", "j", "pod g-1: no")]
     assert scene.cache.free_of("n2")[GPU] == 8, "an unbound pod uses no resources"
     assert (attempt.phase, scene.scanned) == (Phase.UNDOING, [])
+
+
+@pytest.mark.parametrize("way", ["undo", "stop"])
+def test_an_undone_or_stopped_start_suspends_the_job_of_running_pods(way: str) -> None:
+    """Deleted pods that end with code 0 would complete their index, and the gang could never start again."""
+    owner = {"kind": "Job", "name": "train", "uid": "u", "controller": True}
+    pods = []
+    for name, phase in (("a", "Running"), ("b", "Pending")):
+        body = msgspec.to_builtins(pod(name, 1, "g", nodeName="n1"))
+        body["metadata"]["ownerReferences"] = [owner]
+        body["status"]["phase"] = phase
+        pods.append(msgspec.convert(body, Pod))
+    scene = Scene(*pods)
+    scene.api.objects[f"{JOBS}/train"] = {"metadata": {"name": "train", "namespace": "default", "uid": "u"}}
+    attempt = attempt_of("default/g", 1, bound(pods[0], "n1"), bound(pods[1], "n1", 1))
+    attempt.phase = Phase.UNDOING if way == "undo" else Phase.STOPPING
+
+    async def job_controller(_: AttemptLifecycle) -> None:
+        await asyncio.sleep(0.05)
+        assert ("DELETE", f"{PODS}/a") not in scene.api.done, "left to the Job"
+        assert scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"] is True
+        for one in pods:
+            scene.cache.pod_changed(one.metadata.key, one, None)
+
+    scene.do(lambda one: one.undo(attempt) if way == "undo" else one.stop(attempt, STOP), job_controller)
+    assert scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False
+    assert ("DELETE", f"{PODS}/b") in scene.api.done
 
 
 def test_an_adopted_attempt_that_cannot_be_bound_completely_is_unknown_to_the_core() -> None:
@@ -290,7 +317,7 @@ STOP = StopGang("stop", "j", 1, "SIGTERM", 5.0, StopReason.MIGRATE, "away")
 
 
 def running_gang(*, owned: bool = False) -> tuple[Scene, Attempt, list[Pod]]:
-    """Return a running gang of two."""
+    """Return a running gang of two ranks. owned: whether a Job owns its pods."""
     pods = [pod(f"g-{number}", 1, "g", nodeName=f"n{number + 1}") for number in range(2)]
     for one in pods:
         one.status.phase = "Running"

@@ -1,4 +1,4 @@
-"""The backends between the core and their API work, which is recorded here and never executed. No API server."""
+"""Kubernetes backends without an API server: their API requests are recorded and not executed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
 from scheduler_feedback.backends.kubernetes.api_server.client import (
     Access,
 )
-from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member, Phase
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member, Phase
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE, Probes
 from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
-from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Pod, PodGroup, StoredVolume, Taint
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
@@ -30,7 +30,14 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 )
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
 from scheduler_feedback.core.actions import StartGang, StopGang
-from scheduler_feedback.core.events import AttemptRunning, AttemptUnknown, CancelRequested, NodeSeen, Submitted
+from scheduler_feedback.core.events import (
+    AttemptRunning,
+    AttemptUnknown,
+    CancelRequested,
+    NodeSeen,
+    RankFailed,
+    Submitted,
+)
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason
 from tests.kubernetes.little_api import LittleApi
 from tests.kubernetes.makers import group, node, pod
@@ -43,8 +50,6 @@ GPU = "nvidia.com/gpu"
 
 
 class RecordingBackend(KubernetesBackend):
-    """A backend whose API work is recorded and never executed."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         super().__init__(Path("/nowhere"), KubernetesSettings(Access("http://nowhere"), **settings))
         self.work: list[tuple[tuple[str, int], str]] = []
@@ -86,6 +91,19 @@ def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_recreated(
     (gone,) = backend.observe(())
     assert isinstance(gone, CancelRequested) and gone.job_id == renewed.job_id
     assert backend.gangs() == [] and backend._last_pods == {}
+
+
+def test_a_gang_stays_one_gang_when_its_volumes_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = RecordingBackend(monkeypatch)
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]
+    backend.cache.group_changed("default/g", None, group("g", 2))
+    backend.update(pod("g-0", 1, "g", volumes=volumes), pod("g-1", 1, "g", volumes=volumes))
+    assert not [event for event in backend.observe(()) if isinstance(event, Submitted)], "its claim does not exist"
+    claim = {"metadata": {"name": "c"}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}}
+    backend.cache.volume_changed("pv", None, msgspec.convert({"metadata": {"name": "pv"}}, StoredVolume))
+    backend.cache.claim_changed("default/c", None, msgspec.convert(claim, Claim))
+    (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
+    assert (submitted.spec.name, submitted.spec.ranks) == ("g", 2)
 
 
 def test_a_gang_that_the_core_already_has_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +160,9 @@ def test_an_attempt_of_an_earlier_controller_is_adopted_and_its_binding_finished
     assert backend.cache.place_of(unbound.metadata.uid) is None, "the core no longer has it"
 
 
-def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def lost_pod(monkeypatch: pytest.MonkeyPatch) -> tuple[RecordingBackend, Attempt, tuple[str, int]]:
+    """Return a backend with a running gang on n1 and n2 whose pod on n2 is deleted, its attempt, and the
+    attempt's key."""
     backend = RecordingBackend(monkeypatch)
     pods = [pod(f"g-{number}", 1, "g") for number in range(2)]
     backend.cache.group_changed("default/g", None, group("g", 2))
@@ -162,15 +182,33 @@ def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.M
         backend.cache.pod_changed(one.metadata.key, one, one)
     backend.observe([key])
     backend.cache.pod_changed("default/g-1", pods[1], None)
+    return backend, attempt, key
+
+
+def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, attempt, key = lost_pod(monkeypatch)
     wrong_size, fresh = pod("g-1-more", 4, "g"), pod("g-1-new", 1, "g")
     backend.update(wrong_size, fresh)
     backend.work.clear()
     backend.observe([key])
-    assert backend.work == [((f"{submitted.job_id}/1", 1), "bind_in_place")]
+    assert backend.work == [((f"{key[0]}/1", 1), "bind_in_place")]
     member = attempt.members[1]
     assert (member.name, member.uid, member.bound) == ("default/g-1-new", fresh.metadata.uid, False)
-    assert backend.cache.place_of(fresh.metadata.uid) == Place(submitted.job_id, 1, "n2", range(1, 2))
+    assert backend.cache.place_of(fresh.metadata.uid) == Place(*key, "n2", range(1, 2))
     assert backend.cache.free_of("n2")[GPU] == 7
+
+
+def test_a_gang_fails_if_the_node_of_a_lost_pod_takes_no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, attempt, key = lost_pod(monkeypatch)
+    cordoned = node("n2")
+    cordoned.spec.taints = [Taint("node.kubernetes.io/unschedulable", effect="NoSchedule")]
+    backend.cache.node_changed("n2", cordoned, cordoned)
+    backend.update(pod("g-1-new", 1, "g"))
+    backend.work.clear()
+    failed = [event for event in backend.observe([key]) if isinstance(event, RankFailed)]
+    assert failed == [RankFailed(*key, 1, 1)]
+    assert backend.work == [] and "n2 takes no other: taint node.kubernetes.io/unschedulable" in attempt.failure
+    assert not [event for event in backend.observe([key]) if isinstance(event, RankFailed)], "reported once"
 
 
 def test_a_kubelet_s_rejection_undoes_the_whole_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Binding of a pod when responses are lost: only the result of an earlier request counts as bound.
+"""Binding of a pod if the API server's response is lost: the pod counts as bound only if it has the intended node.
 
 The API server is a list of responses, because a real one does not lose them on demand.
 """
@@ -26,7 +26,7 @@ GONE = RefusedError("GET", 404, "NotFound", "pods train-0 not found")
 
 
 class Server:
-    """Returns responses from lists and raises exceptions in them; the last response is repeated."""
+    """API server that returns the listed responses and raises the listed exceptions, and repeats the last one."""
 
     def __init__(self, creates: list[Any], gets: list[Any] | None = None) -> None:
         self._creates, self._gets = creates, gets or []
@@ -70,7 +70,7 @@ def pod(uid: str = "uid-1", node: str = "n1", number: str = "3", name: str = "tr
 
 
 def bound(server: Server, may_act: Callable[[], bool] = lambda: True) -> tuple[str, bool]:
-    """Bind the member; return (failure, whether it counts as bound)."""
+    """Bind the pod. Return (failure, whether it counts as bound)."""
     one = member()
     return asyncio.run(bind_one(server, attempt(3, one), one, may_act)), one.bound  # type: ignore[arg-type]
 

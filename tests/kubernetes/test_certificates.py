@@ -1,4 +1,4 @@
-"""Certificates of agents on a real API server: with the chart's rights, and requests of a rogue node."""
+"""Certificates of agents on a real API server, with the chart's rights, and forged requests of a compromised node."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 @dataclass
 class Site:
-    """The chart's accounts and roles, an agent's pod on each of two nodes, and an authority."""
+    """The chart's accounts and roles, a certificate authority, and an agent's pod on each of two nodes."""
 
     api: Api
     plane: ControlPlane
     folder: Path
 
     def token(self, account: str, pod: str = "") -> str:
-        """Return a token of the service account; bound to a pod (as a kubelet's are) if `pod` is given."""
+        """Return a token of the service account. pod: bind the token to this pod, as a kubelet does."""
         spec: dict[str, Any] = {"expirationSeconds": 3600}
         if pod:
             uid = self.api.get(f"{PODS}/{pod}")["metadata"]["uid"]
@@ -48,7 +48,7 @@ class Site:
         return str(made["status"]["token"])
 
     def ask(self, pod: str, node: str, account: str = "gangwatch-agent", wait: str = "20", signer: str = SIGNER) -> Any:
-        """Run `gangwatch kubernetes certificate` as in this pod; the folder is the pod's."""
+        """Run `gangwatch kubernetes certificate` as this pod would, with the pod's name as its folder."""
         admin = self.plane.kubeconfig()
         own = admin.with_name(f"kubeconfig-{pod or account}")
         own.write_text(admin.read_text().replace("admin-token", self.token(account, pod)))
@@ -116,7 +116,7 @@ def test_an_agent_gets_a_certificate_of_its_own_node(site: Site, signing: Signer
 
 
 def test_root_on_a_node_gets_no_certificate_of_another_node(site: Site, signing: Signer) -> None:
-    """A kubelet gets tokens for pods on its node only. A token without a pod belongs to no node."""
+    """A node's kubelet gets tokens only for pods on that node. A token without a pod identifies no node."""
     for pod, node in (("agent-n1", "n2"), ("agent-n2", "n1"), ("agent-n1", "controller"), ("", "n1")):
         done = site.ask(pod, node)
         assert done.exit_code == 1
@@ -146,7 +146,7 @@ def test_a_revoked_node_gets_no_certificate_until_it_is_admitted(site: Site) -> 
         assert done.exit_code == 0, done.output + repr(done.exception)
 
     def mounted() -> None:
-        """Return the revocations as the kubelet mounts them for the controller."""
+        """Return the revocation list in the form in which the kubelet mounts it for the controller."""
         text = site.api.get(f"{PATHS['ConfigMap']}/gangwatch-revoked")["data"]["revoked.json"]
         (site.folder / "revoked.json").write_text(text)
 
@@ -188,7 +188,7 @@ def test_an_agent_that_waits_for_a_controller_sends_one_request_over_all_restart
 
 
 def test_a_request_for_another_signer_is_approved_and_not_signed(site: Site) -> None:
-    """As for cert-manager, which signs approved requests. tls.signer gives the right to approve for it."""
+    """cert-manager signs any approved request. The value tls.signer gives gangwatch the right to approve for it."""
     name = "clusterissuers.cert-manager.io/ours"
     role = next(body for body in render(f"tls.signer={name}") if body["metadata"]["name"] == "gangwatch-controller"
                 and body["kind"] == "ClusterRole")  # fmt: skip

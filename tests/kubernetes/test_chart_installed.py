@@ -1,4 +1,4 @@
-"""The chart on a real API server: it accepts all objects, and the controller uses exactly the rights that it has."""
+"""The chart on a real API server: all objects are accepted, and the controller uses exactly the rights it is given."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def granted(
     objects: list[dict[str, Any]], name: str = "gangwatch-controller", group: str | None = None
 ) -> set[tuple[str, str]]:
-    """Return (resource, verb) of all that the roles of that name allow; of one API group, or of all."""
+    """Return each (resource, verb) that the roles with this name allow. group: only of this API group."""
     return {
         (resource, verb)
         for body in objects
@@ -102,7 +102,7 @@ def test_the_chart_s_controller_uses_exactly_its_rights(audited: ControlPlane, f
 
 
 def token_of(api: Api, account: str = "gangwatch-controller", bound: dict[str, str] | None = None) -> str:
-    """Return a token of the chart's service account. bound: its pod, if any."""
+    """Return a token of the chart's service account. bound: reference to the pod to which the token is bound."""
     spec = {} if bound is None else {"boundObjectRef": bound}
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     token: str = api.create(f"{PATHS['ServiceAccount']}/{account}/token", request)["status"]["token"]
@@ -110,7 +110,8 @@ def token_of(api: Api, account: str = "gangwatch-controller", bound: dict[str, s
 
 
 def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -> None:
-    """Do everything that a controller does: gangs bound, pending, rejected, suspended, evicted; a node marked."""
+    """Make the controller use all of its rights: gangs are bound, rejected, suspended and evicted, and a node is
+    marked."""
     cluster.add_nodes("n1", "n2", "n3")
     kubelet.rejects["n3"] = "UnexpectedAdmissionError"
     restartable = {RESTARTABLE: "true", TIME_LIMIT: "36000"}
@@ -125,10 +126,9 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
         accuse(it, "moved", slow, slowdown=10.0)
         wait_for("it is moved", lambda: it.jobs()["moved"].attempt >= 2)
         wait_for("the node is measured", lambda: ended_well(it, f"probe-{slow}-1"))
-        rules = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
         kubelet.rejects.clear()
         wait_for("it runs again", lambda: it.jobs()["moved"].state is JobState.RUNNING)
-        cluster.add_job("evicted", 1, annotations=restartable, podFailurePolicy=rules)
+        cluster.add_gang("evicted", 1)  # without a Job to suspend
         wait_for("it runs", lambda: "evicted" in it.jobs() and it.jobs()["evicted"].state is JobState.RUNNING)
         it.controller.cycle.report([CancelRequested(it.jobs()["evicted"].job_id, "ada")])
         wait_for("it is evicted", lambda: it.jobs()["evicted"].state is JobState.CANCELLED)
@@ -146,7 +146,7 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
 
 
 def sign(api: Api, access: Access, folder: Path, release: str = "gangwatch") -> None:
-    """A pod on a node requests an agent's certificate."""
+    """Request a certificate as an agent's pod on node n1, and wait until it is signed."""
     from gangwatch.certificates.authority import Authority, new_key, new_request
     from gangwatch.certificates.signer import PATH, Rules, Signer
 
@@ -170,7 +170,7 @@ def sign(api: Api, access: Access, folder: Path, release: str = "gangwatch") -> 
 
 
 def agent_pod(api: Api, release: str) -> dict[str, str]:
-    """Create an agent's pod on node n1, to which a token can be bound."""
+    """Create an agent's pod on node n1. Return the reference with which a token can be bound to the pod."""
     from tests.kubernetes.makers import pod_body
 
     body = pod_body("agent", 0, nodeName="n1", schedulerName="x")
@@ -186,7 +186,7 @@ def ended_well(it: Running, job_id: str) -> bool:
 
 
 def bind_again(it: Running, access: Access) -> None:
-    """Bind again after a lost response: the repeated request is refused, and the existing binding is as intended."""
+    """Repeat a binding whose response was lost. The server refuses it, and the earlier binding counts."""
     attempt = next(attempt for attempt in it.backend._attempts.values() if attempt.reported)
     (member,) = attempt.members
 
@@ -206,7 +206,10 @@ def lone_pod() -> dict[str, Any]:
 def audit(
     plane: ControlPlane, user: str = USER, group: str | None = None
 ) -> tuple[set[tuple[str, str]], list[dict[str, Any]]]:
-    """Return (resource, verb) of all requests of the user, of one API group or of all; and of all forbidden ones."""
+    """Return each (resource, verb) that the user has requested, and the audit entries of forbidden requests.
+
+    group: only requests of this API group.
+    """
     used: set[tuple[str, str]] = set()
     refused: list[dict[str, Any]] = []
     for line in (plane.folder / "audit.log").read_text().splitlines():
@@ -223,7 +226,7 @@ def audit(
 
 
 def test_the_plain_manifests_are_accepted_too(audited: ControlPlane) -> None:
-    """Checked by a dry run, because they are the same objects."""
+    """Use a dry run, because the manifests contain the same objects as the chart."""
     api = Api(audited.access())
     manifests = Path(__file__).parents[2] / "deploy" / "manifests" / "gangwatch.yaml"
     for body in yaml.safe_load_all(manifests.read_text()):

@@ -1,4 +1,4 @@
-"""The chart's objects for the Prometheus operator, validated by a real API server with the operator's definitions."""
+"""The chart's objects for the Prometheus operator, validated by a real API server with the operator's CRDs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 SERVED = "/apis/monitoring.coreos.com/v1/{}"
-PLURALS = {"PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
+PLURALS = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
+PODS = ("podMonitor.enabled=true", "serviceMonitor.enabled=false", "prometheusRule.enabled=true")
+SERVICES = ("podMonitor.enabled=false", "serviceMonitor.enabled=true", "prometheusRule.enabled=true")
 
 
 @pytest.fixture(scope="module")
 def operated(plane: Any) -> Iterator[Api]:
-    """The operator's definitions, removed afterwards because other tests want a cluster without them."""
+    """API server with the operator's CRDs, which are removed afterwards because other tests need a cluster without
+    them."""
     files = sorted((cache_folder() / "monitoring").glob("*.yaml"))
     if not files:
         needs.absent("the operator's definitions are absent: python packaging/kubernetes/monitoring.py fetches them")
@@ -47,7 +50,7 @@ def operated(plane: Any) -> Iterator[Api]:
 def taken(api: Api, body: dict[str, Any]) -> None:
     """Create the object in a dry run.
 
-    Raises RefusedError if the schema does not have a field, or does not allow a value.
+    Raises RefusedError for a field that the schema lacks, or a value that it does not allow.
     """
     path = f"/apis/monitoring.coreos.com/v1/namespaces/default/{PLURALS[body['kind']]}"
     body = deepcopy(body)
@@ -61,8 +64,7 @@ def monitoring_objects(*values: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, values: list[str]) -> None:
-    on = ("podMonitor.enabled=true", "prometheusRule.enabled=true")
-    objects = monitoring_objects(*values, *on)
+    objects = [*monitoring_objects(*values, *PODS), *monitoring_objects(*values, *SERVICES)]
     assert {body["kind"] for body in objects} == set(PLURALS)
     for body in objects:
         taken(operated, body)
@@ -70,11 +72,7 @@ def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, values: lis
 
 @pytest.mark.parametrize("kind", PLURALS)
 def test_the_operator_s_schema_refuses_unknown_fields(operated: Api, kind: str) -> None:
-    body = next(
-        one
-        for one in monitoring_objects("podMonitor.enabled=true", "prometheusRule.enabled=true")
-        if one["kind"] == kind
-    )
+    body = next(one for one in (*monitoring_objects(*PODS), *monitoring_objects(*SERVICES)) if one["kind"] == kind)
     body["spec"]["gangwatch"] = True
     with pytest.raises(RefusedError, match=r"unknown field .*gangwatch"):
         taken(operated, body)

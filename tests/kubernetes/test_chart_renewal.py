@@ -1,4 +1,4 @@
-"""Renewal of the chart's certificate on a real API server with its CronJob's rights; a running server reloads it."""
+"""Renewal of the chart's certificate with the rights of its CronJob; a running server loads the new certificate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRET = f"{PATHS['Secret']}/gangwatch-tls"
 
 @pytest.fixture
 def installed(plane: ControlPlane) -> Iterator[tuple[Api, Path]]:
-    """Create the chart's secrets and the renewal's account; return a kubeconfig of that account."""
+    """Create the chart's secrets and the CronJob's service account. Yield a kubeconfig of that account."""
     api = Api(plane.access())
     if api.find(f"/api/v1/namespaces/{NAMESPACE}") is None:
         api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
@@ -61,7 +61,7 @@ def renew(kubeconfig: Path, *options: str) -> str:
 
 
 def files_of(secret: Any, folder: Path) -> None:
-    """Write the secret as the kubelet does for pods that mount it."""
+    """Write the secret's files as the kubelet does for pods that mount it."""
     for name, text in secret["data"].items():
         temporary = folder / f".{name}"
         temporary.write_bytes(base64.b64decode(text))
@@ -97,7 +97,7 @@ def test_a_certificate_is_renewed_before_it_expires_and_clients_trust_the_new_on
 
 
 def _certificate(security: Security, trust: ssl.SSLContext) -> bytes:
-    """Return the certificate that a client of the authority gets in a handshake for an agent's name."""
+    """Return the certificate that an agent's server presents to a client that trusts the authority."""
     ours, theirs = socket.socketpair()
     context = security.context()
     assert context is not None

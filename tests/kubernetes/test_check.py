@@ -1,4 +1,4 @@
-"""`gangwatch check --kubernetes` on a real API server: results for an empty cluster and for a complete one."""
+"""`gangwatch check --kubernetes` on a real API server: output for an empty cluster and for a complete one."""
 
 from __future__ import annotations
 

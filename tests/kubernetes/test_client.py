@@ -1,9 +1,8 @@
-"""Requests to an API server, their responses, and the search for the server: against a server of a few lines."""
+"""Client of the API server: requests and responses, against a small HTTP server in this process."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -21,8 +20,6 @@ from scheduler_feedback.backends.kubernetes.api_server.client import (
     Client,
     RefusedError,
     UnreachableError,
-    from_kubeconfig,
-    in_cluster,
 )
 
 _anything = msgspec.json.Decoder()
@@ -33,7 +30,7 @@ _anything = msgspec.json.Decoder()
 
 @contextlib.asynccontextmanager
 async def serving(handler: Any) -> AsyncIterator[str]:
-    """Run a server with one handler on a free port; yield its URL."""
+    """Run a server that handles each request with `handler` on a free port. Yield its URL."""
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -48,7 +45,7 @@ async def serving(handler: Any) -> AsyncIterator[str]:
 
 
 def with_client(handler: Any, work: Any, **access: Any) -> Any:
-    """Run the work with a client of such a server; return its result."""
+    """Call `work` with a client of a server that runs `handler`. Return its result."""
 
     async def run() -> Any:
         async with serving(handler) as url, Client(Access(url, **access)) as client:
@@ -163,66 +160,6 @@ def test_lines_are_complete_for_any_chunks_and_a_refused_watch_raises() -> None:
     with pytest.raises(RefusedError) as caught:
         with_client(handler, refused_)
     assert caught.value.code == 410
-
-
-def kubeconfig(**user: Any) -> dict[str, Any]:
-    return {
-        "current-context": "b",
-        "contexts": [
-            {"name": "a", "context": {"cluster": "x", "user": "x"}},
-            {"name": "b", "context": {"cluster": "c", "user": "u", "namespace": "team"}},
-        ],
-        "clusters": [
-            {"name": "x", "cluster": {"server": "https://wrong"}},
-            {"name": "c", "cluster": {"server": "https://right/", "certificate-authority": "ca.pem"}},
-        ],
-        "users": [{"name": "x", "user": {"token": "wrong"}}, {"name": "u", "user": user}],
-    }
-
-
-def test_a_kubeconfig_s_current_context_gives_server_and_user(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("the ca")
-    path = tmp_path / "config"
-    key = base64.b64encode(b"the key").decode()
-    path.write_text(json.dumps(kubeconfig(token="t", **{"client-key-data": key})))
-    access = from_kubeconfig(path)
-    assert (access.url, access.token, access.ca, access.key, access.namespace) == (
-        "https://right", "t", "the ca", "the key", "team",
-    )  # fmt: skip
-    path.write_text(json.dumps(kubeconfig(tokenFile=str(tmp_path / "ca.pem"))))
-    assert from_kubeconfig(path).bearer() == "the ca"
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"users": []}, "users: u"),
-        ({"current-context": "c"}, "contexts: c"),
-        ({"clusters": None}, "not a valid kubeconfig"),
-        ({"users": [{"name": "u", "user": {"exec": {}}}]}, "only tokens and client certificates"),
-        ({"users": [{"name": "u", "user": {"client-key-data": "!"}}]}, "client-key"),
-    ],
-)
-def test_an_invalid_kubeconfig_is_named(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
-    (tmp_path / "ca.pem").write_text("the ca")
-    path = tmp_path / "config"
-    path.write_text(json.dumps(kubeconfig() | change))
-    with pytest.raises(ConfigError, match=expected):
-        from_kubeconfig(path)
-
-
-def test_a_pod_finds_its_own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_SERVICE_ACCOUNT", tmp_path)
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert in_cluster() is None
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    assert in_cluster() is None, "it has no token"
-    for name, text in (("token", "t"), ("ca.crt", "ca"), ("namespace", "ours\n")):
-        (tmp_path / name).write_text(text)
-    access = in_cluster()
-    assert access is not None
-    assert (access.url, access.bearer(), access.namespace) == ("https://[fd00::1]:443", "t", "ours")
 
 
 def test_an_invalid_certificate_is_named_and_without_tls_none_is_read() -> None:

@@ -1,4 +1,4 @@
-"""What the Kubernetes backends share, without a server: queues, agents, names of gangs and the policy."""
+"""Code that the Kubernetes backends share, without a server: queues, agents, names of gangs, and the policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICY = Policy(probe_command=("probe",), suspect_seconds=7.0)
 
 
 class Cycle:
-    """A cycle that records requests. error: what it answers with; None accepts them."""
+    """Cycle that records requests. error: exception with which it answers each request; None accepts all."""
 
     def __init__(self) -> None:
         self.requested: list[Event] = []

@@ -1,4 +1,4 @@
-"""The closed loop over a real API server: a verdict marks a node and moves a gang; budgets, preemption, queues."""
+"""Feedback over a real API server: a verdict marks a node and moves a gang; also budgets, preemption and queues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POLICY = Policy(
 
 
 def accuse(it: Running, gang: str, node: str, slowdown: float = 3.0) -> None:
-    """Report that the gang's member on that node is slow because of the node."""
+    """Publish a verdict that the gang's rank on the node is slow because of the node."""
     job = it.jobs()[gang]
     rank = next(record.rank for record in job.ranks if record.slot.node == node)
     verdict = Verdict(
@@ -73,7 +73,7 @@ def taints(cluster: Cluster, node: str) -> dict[str, str]:
 
 
 def condition_of(cluster: Cluster, node: str) -> str:
-    """Return our condition's message; '' if the node has none."""
+    """Return the message of gangwatch's condition on the node; '' if there is none."""
     found = object_of(cluster, node)["status"]["conditions"]
     return next((str(one["message"]) for one in found if one["type"] == CONDITION), "")
 
@@ -117,7 +117,7 @@ def probe_pods(cluster: Cluster) -> list[Any]:
 
 
 def condemn(it: Running, cluster: Cluster) -> str:
-    """Return a node that is out of use for a time, because of a verdict about the gang that it moved away from."""
+    """Accuse a node so that its gang moves away. Return the node, which is then out of use for a time."""
     wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
     slow = sorted(cluster.nodes_of("train").values())[0]
     accuse(it, "train", slow, slowdown=10.0)
@@ -272,7 +272,7 @@ def test_queue_usage_and_run_times_survive_controller_and_folder(
     policy = replace(POLICY, queues=(core.Queue("default"),), order=Order.FAIR, estimates=Estimates.HISTORY)
 
     def learned_state(it: Running) -> tuple[int, float]:
-        """Return since when usage is counted, and the number of jobs with a known run time."""
+        """Return (start time of the usage count, number of jobs with a known run time)."""
 
         def of(state: State) -> tuple[int, float]:
             return state.queue_use_ns, sum(state.history.get("", ())) + len(state.recently_ended)
@@ -280,7 +280,7 @@ def test_queue_usage_and_run_times_survive_controller_and_folder(
         return it.controller.cycle.ask(of).result(9)
 
     def used(it: Running) -> float:
-        """Return the usage in slot-seconds."""
+        """Return the usage of queue "default" in slot-seconds."""
         return it.controller.cycle.ask(lambda state: state.queue_use.get("default", 0.0)).result(9)
 
     with running(access, tmp_path / "first", policy, memory=memory) as it:

@@ -1,4 +1,4 @@
-"""Gangs on a real API server: started completely or not at all, in order, with reasons; and their later events."""
+"""Gangs on a real API server: all pods are bound or none, in order; reasons for waiting; and later events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, RefusedError
-from scheduler_feedback.backends.kubernetes.objects.translate import TIME_LIMIT
+from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
@@ -310,3 +310,21 @@ def test_an_invalid_queue_is_refused_by_the_api_server(cluster: Cluster, spec: d
     with pytest.raises(RefusedError, match=words) as caught:
         cluster.api.create("/apis/gangwatch.io/v1alpha1/queues", body)
     assert caught.value.code == 422
+
+
+def test_a_gang_leaves_a_drained_node(cluster: Cluster, access: Access, folder: Path, plane: ControlPlane) -> None:
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2", "n3", gpus=2)
+    cluster.add_job("train", 4, gpus=1, annotations={RESTARTABLE: "true"})
+    with running(access, folder):
+        wait_for("it is bound", lambda: cluster.bound("train") == 4)
+        drained = next(iter(cluster.nodes_of("train").values()))
+        taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+        cluster.api.patch(f"/api/v1/nodes/{drained}", {"spec": {"unschedulable": True, "taints": [taint]}})
+        victim = next(name for name, node in cluster.nodes_of("train").items() if node == drained)
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": victim, "namespace": "default"}}
+        cluster.api.create(f"/api/v1/namespaces/default/pods/{victim}/eviction", eviction)
+        wait_for(
+            "all pods are bound elsewhere",
+            lambda: cluster.bound("train") == 4 and drained not in cluster.nodes_of("train").values(),
+        )

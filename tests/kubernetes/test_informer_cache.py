@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles, dashed, is_agent
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, constraint_of
-from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Pod, Queue, StoredVolume
+from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Container, Pod, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.quantities import summed
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
 from scheduler_feedback.backends.kubernetes.objects.translate import (
@@ -31,6 +31,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API, UpstreamGroup, as_group
 from scheduler_feedback.backends.kubernetes.objects.volumes import claims_of, reached, users_of
 from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
+from scheduler_feedback.core.cluster import Limit
 from scheduler_feedback.core.job import JobState, Slot
 from scheduler_feedback.core.state import Policy
 from tests.kubernetes.makers import group, node, pod
@@ -334,6 +335,28 @@ def test_which_nodes_refuse_a_constraint_and_why() -> None:
     assert dict(cache.refusals(wanted)) == {"n2": "label kubernetes.io/hostname is not 'n1'"}
     cache.want(wanted)
     assert {name: one.refuses for name, one in seen(cache).items()} == {"n1": (), "n2": (wanted.name,)}
+
+
+def test_a_node_reports_for_how_many_pods_it_has_processors_now_and_without_gangs() -> None:
+    cache = cache_of("n1")
+    hungry = [{"name": "m", "resources": {"requests": {"cpu": "20", GPU: "1"}}}]
+    wanted = constraint_of(pod("a", 1, containers=hungry))
+    cache.want(wanted)
+    assert seen(cache)["n1"].limits == (Limit(wanted.name, 3, 3, 20 / 64),), "64 processors"
+    gang = pod("ours", 1, nodeName="n1", containers=hungry)
+    add(cache, gang, pod("other", 0, schedulerName="x", nodeName="n1"))
+    cache.hold(gang.metadata.uid, Place("j", 1, "n1", range(1)))
+    assert seen(cache)["n1"].limits == (Limit(wanted.name, 2, 3, 20 / 63),), "43 are free, and 63 without the gang"
+    greedy = pod("greedy", 0, schedulerName="x", nodeName="n1")
+    greedy.spec.containers = [msgspec.convert({"name": "m", "resources": {"requests": {"cpu": "44"}}}, Container)]
+    add(cache, greedy)
+    assert seen(cache)["n1"].refuses == (wanted.name,), "19 are left by pods of others"
+
+
+def test_a_constraint_that_slots_limit_more_has_no_limit() -> None:
+    cache = cache_of("n1")
+    cache.want(constraint_of(pod("a", 1)))
+    assert seen(cache)["n1"].limits == ()
 
 
 def test_a_node_with_two_kinds_of_device_has_slots_of_the_more_numerous_one() -> None:

@@ -1,4 +1,4 @@
-"""Leader election and recovery: two controllers, one killed at any moment, a broken watch, uninstallation."""
+"""Leader election and recovery: two controllers, one killed at a random moment; a broken watch; uninstallation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TAKEOVER_SECONDS = 15.0
 
 @contextmanager
 def controllers() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start controllers as separate processes; end them all after the test."""
+    """Yield a function that starts a controller as a separate process. All end after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(plane: ControlPlane, folder: Path) -> subprocess.Popen[bytes]:
@@ -72,9 +72,9 @@ def controllers() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def leading(start: Callable[[], subprocess.Popen[bytes]], folder: Path) -> subprocess.Popen[bytes]:
-    """Return a controller that leads.
+    """Start a controller, and return its process when it leads.
 
-    A controller that could not renew its lease in time exits and is restarted, as by its Deployment.
+    A controller that could not renew its lease in time exits; start it again, as its Deployment does.
     """
     began = [start()]
 
@@ -97,9 +97,9 @@ def holder(cluster: Cluster) -> str:
 
 
 def measured(folder: Path) -> list[str]:
-    """Return samples of a controller's /metrics.
+    """Return the lines of the controller's /metrics.
 
-    Its state file contains the address; a standby has it in its log only.
+    The address is in the leader's state file, but a standby only logs it.
     """
     record, log = folder / "controller.json", folder / "log" / "controller.log"
     if record.exists():
@@ -117,7 +117,7 @@ def measured(folder: Path) -> list[str]:
 
 
 def bound_once(kubelet: FakeKubelet) -> bool:
-    """Check that no pod was ever seen bound to two nodes."""
+    """Return whether each pod was bound to one node only."""
     places: dict[str, set[str]] = {}
     for _, uid, node in kubelet.binds:
         places.setdefault(uid, set()).add(node)
@@ -155,7 +155,7 @@ def test_one_of_two_controllers_acts_and_the_other_takes_over_in_time(
 def test_a_controller_killed_repeatedly_binds_every_gang_once_and_completely(
     cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    """Each time with its own journal, or with an empty folder, at random."""
+    """Each new controller randomly gets its old journal or an empty folder."""
     chance = random.Random(7)
     nodes = [f"n{number}" for number in range(16)]
     cluster.add_nodes(*nodes)

@@ -1,4 +1,4 @@
-"""Marks on nodes, written and read back; and the state that is rebuilt from the API's objects alone."""
+"""gangwatch's marks on nodes: written, read back, and the state that is rebuilt from the API's objects alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAD = cluster.Node(
 
 
 def patched(before: Node, body: dict[str, Any] | None, status: dict[str, Any] | None) -> Node:
-    """Return the node as the API server would store it after these patches."""
+    """Return the node as the API server stores it after these patches."""
     after = msgspec.convert(msgspec.to_builtins(before), Node)
     for key, target in (("labels", "labels"), ("annotations", "annotations")):
         values = dict(getattr(after.metadata, target) or {})

@@ -48,7 +48,7 @@ def test_written_marks_are_read_back() -> None:
 
 
 def test_a_node_with_an_unfinished_probe_is_probed_again_by_the_next_controller() -> None:
-    """The probe ends with its controller: the quarantine expires at once, and another probe begins."""
+    """A probe ends with its controller. The next controller ends the quarantine at once and starts another probe."""
     probed = cluster.Node("n0", 8, state=NodeState.QUARANTINE, since_ns=5, until_ns=9, probe_job="probe-1")
     marks = marks_of(probed)
     assert remembered(node(marks.memory, marks.state)).until_ns == 5

@@ -1,4 +1,4 @@
-"""Requests of a pod, by the rule of Kubernetes for init containers and sidecars. No API server.
+"""Resource requests of a pod, by Kubernetes' rule for init containers and sidecars. No API server.
 
 https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
 """
@@ -20,7 +20,7 @@ def container(cpu: str, **more: Any) -> dict[str, Any]:
 
 
 def cpu_of(containers: list[Any], init: list[Any], overhead: dict[str, str] | None = None) -> int:
-    """Return the thousandths of CPU that such a pod requests."""
+    """Return the CPU request of a pod with these containers, in thousandths."""
     spec = {"containers": containers, "initContainers": init, "overhead": overhead}
     return requests_of(msgspec.convert({"metadata": {"name": "p"}, "spec": spec}, Pod))["cpu"]
 

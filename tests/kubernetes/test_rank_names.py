@@ -1,4 +1,4 @@
-"""Renaming of the agents' frames: pods become ranks of exactly the gangs for which they were placed."""
+"""Renaming of pods to ranks in the agents' frames: only pods that were placed for a gang become its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that belongs to no single object: saved in a ConfigMap and restored."""
+"""Controller state that belongs to no Kubernetes object: it is saved in a ConfigMap and restored."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_unreadable_state_starts_empty(text: bytes) -> None:
 
 
 class ConfigMaps:
-    """The only ConfigMap of a server; `text` is its content, None if it does not exist."""
+    """API server with one ConfigMap. text: its content; None if it does not exist."""
 
     def __init__(self, text: str | None) -> None:
         self.text = text
@@ -132,7 +132,7 @@ def test_other_state_is_replaced_once_it_changes(text: str | None) -> None:
     ],
 )
 def test_invalid_values_of_any_release_do_not_break_a_cycle(changes: dict[str, Any]) -> None:
-    """Also content of a release with more or fewer kinds of similarity."""
+    """Include content of a release with more or fewer kinds of similarity between jobs."""
     state = State(now_ns=5)
     give_back(json.dumps({**json.loads(kept_of(state_of(20))), **changes}).encode(), state)
     count_ended_jobs(state)

@@ -1,4 +1,4 @@
-"""From a slow process to a moved gang without test events: real agents, frames, detectors and API server."""
+"""Real agents, frames, detectors and API server: a process becomes slow, and its gang is moved."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RANKS = 3
 
 
 def newest_step(it: Running, gang: str) -> int:
-    """Return the newest step that all ranks of the gang have finished according to the frames; 0 before the first."""
+    """Return the newest step that all ranks of the gang have finished, from the frames; 0 if there is none."""
     pace = it.controller.pace_of(gang)
     return 0 if pace is None or not len(pace.newest) else int(pace.newest[-1])
 

@@ -1,4 +1,4 @@
-"""Logins by Kubernetes: a real API server returns the user of a token, and its RBAC the role."""
+"""Login with Kubernetes tokens: the API server identifies the user, and its RBAC determines gangwatch's role."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Accounts:
         self._made: list[str] = []
 
     def account(self, name: str, role: str = "") -> str:
-        """Return its user's name. role: gangwatch's role that a ClusterRole grants; '' for none."""
+        """Create a service account, and return its user's name. role: gangwatch role that a ClusterRole grants it."""
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
         if self.api.find(f"{path}/{name}") is None:
             self.api.create(path, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
@@ -103,7 +103,7 @@ def test_the_api_server_gives_the_user_and_its_rbac_the_role(accounts: Accounts,
 
 
 def test_only_tokens_for_gangwatch_are_accepted(accounts: Accounts, access: Access) -> None:
-    """A pod's token for the API server, or for another service, must not open this controller."""
+    """A pod's token for the API server or for another service must be refused."""
     user = accounts.account("b-account", "operator")
     ours, servers, others = (accounts.token("b-account", *one) for one in ((AUDIENCE,), (), ("vault",)))
     found = review(access, ours, servers, others, audiences=(AUDIENCE,))

@@ -137,7 +137,7 @@ def test_a_gang_is_a_member_of_its_named_array_or_of_its_job_with_a_limit() -> N
 
 
 def lone_spec(one: Pod, declared: PodGroup) -> tuple[bool, bool]:
-    """Return whether a gang of this pod alone may be restarted and preempted."""
+    """Return whether a gang of only this pod may be (restarted, preempted)."""
     spec = gang_of(replace(declared, spec=replace(declared.spec, min_member=1)), [one]).spec
     assert spec is not None
     return spec.restartable, spec.preemptible

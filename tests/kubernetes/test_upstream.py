@@ -26,7 +26,7 @@ OPTIONS = ("--feature-gates=GenericWorkload=true", f"--runtime-config={API}=true
 
 
 def group_body(name: str, least: int | None, *topology: str) -> dict[str, Any]:
-    """Create a group. least: minimum of the policy gang; None: the policy basic."""
+    """Return a PodGroup. least: minimum of its gang policy; None: the policy is basic."""
     policy: dict[str, Any] = {"basic": {}} if least is None else {"gang": {"minCount": least}}
     spec: dict[str, Any] = {"schedulingPolicy": policy}
     if topology:
@@ -98,7 +98,7 @@ def test_upstream_gangs_are_bound_completely_explained_and_adopted_again(gangs: 
 
 
 def test_the_controller_uses_exactly_its_rights_to_upstream_groups(tmp_path: Path) -> None:
-    """Return the access of the chart's service account, with `controller.upstreamGroups`."""
+    """Use the chart with `controller.upstreamGroups`."""
     group = API.partition("/")[0]
     with ControlPlane(tmp_path / "plane", manager=False, audited=NAMESPACE, options=OPTIONS) as plane:
         api = Api(plane.access())

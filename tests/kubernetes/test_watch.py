@@ -1,4 +1,4 @@
-"""Watches and their connection: each change is reported once, and work on one key is serial."""
+"""Watches and their connection: each change is reported once, and changes of one object are handled in order."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def a_pod(name: str, version: int, **more: Any) -> dict[str, Any]:
 
 
 class FakeWatch:
-    """A watch of pods.
+    """Watch of pods with scripted responses.
 
-    pages: responses to lists, in order. streams: the lines of each watch, or an exception to raise. It ends when no
-    response is left.
+    pages: responses to list requests, in order. streams: for each watch, its lines or the exception to raise. The watch
+    ends when no response is left.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pages: list[Any], streams: list[Any], **watch: Any) -> None:
@@ -160,7 +160,7 @@ def test_kinds_that_were_not_listed_in_time_are_named(monkeypatch: pytest.Monkey
 
 
 class Listed:
-    """A watch that has listed its objects."""
+    """Watch that has listed its objects."""
 
     def __init__(self, synced: bool = True, ends: bool = False) -> None:
         self._listed, self._ends = synced, ends

@@ -1,4 +1,4 @@
-"""All writes of the controller to the API, part by part, against a fake API server of a few lines."""
+"""All writes of the controller to the API, kind by kind, against an in-memory API server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler_feedback.backends.kubernetes.attempts import gang_stop
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE, Probes, is_probe
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
-from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Pod
+from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
     PLACEMENT,
@@ -144,9 +144,9 @@ def test_releasing_clears_only_our_own_lease() -> None:
 
 
 def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None], clock: ManualClock) -> list[bool]:
-    """Return whether it may act after each try.
+    """Return whether the controller may act after each attempt to renew its lease.
 
-    Each try takes three seconds; the clock stops with the last response.
+    Each attempt takes three seconds. answers: result of each attempt, or an exception.
     """
     lost: list[bool] = []
     elector = Leadership(LittleApi().access, "ours", "main", "me", clock=clock, lost=lambda: lost.append(True))
@@ -237,7 +237,7 @@ def a_budget(allowed: int) -> dict[str, Any]:
 
 
 def stopped(api: LittleApi, *pods: Pod, gone: int = 0) -> list[str]:
-    """Stop the gang of these pods, of which the first ones have already ended."""
+    """Stop the gang of these pods, of which the first `gone` have already ended."""
     members = [member_of(one, over=number < gone) for number, one in enumerate(pods)]
     return asyncio.run(gang_stop.stop(api, members, pods))
 
@@ -246,16 +246,20 @@ def evictions(*names: str) -> list[tuple[str, str]]:
     return [("POST", f"{PODS}/{name}/eviction") for name in names]
 
 
-def test_pods_without_a_job_or_whose_job_ignores_disruptions_are_evicted() -> None:
-    api = LittleApi({f"{JOBS}/train": a_job(IGNORES)}, (BUDGETS,))
+PARENT = [{"kind": "JobSet", "name": "set", "uid": "s", "controller": True}]
+
+
+def test_pods_without_a_job_or_whose_job_of_another_controller_ignores_disruptions_are_evicted() -> None:
+    api = LittleApi({f"{JOBS}/train": a_job(IGNORES, ownerReferences=PARENT)}, (BUDGETS,))
     pods = [owned("a"), pod("b"), owned("c", "StatefulSet", "set", "set-1")]
     assert stopped(api, *pods) == []
     assert api.done == evictions("a", "b", "c")
     assert api.bodies[0]["deleteOptions"] == {"preconditions": {"uid": pods[0].metadata.uid}}
 
 
-def test_a_job_that_would_count_a_failure_is_suspended_instead_of_evicting_its_pods() -> None:
-    api = LittleApi({f"{JOBS}/train": a_job()}, (BUDGETS,))
+@pytest.mark.parametrize("spec", [{}, IGNORES], ids=["counts failures", "ignores disruptions"])
+def test_a_job_is_suspended_instead_of_evicting_its_pods(spec: dict[str, Any]) -> None:
+    api = LittleApi({f"{JOBS}/train": a_job(dict(spec))}, (BUDGETS,))
     assert stopped(api, owned("a"), pod("b")) == [f"{JOBS}/train"]
     assert api.done == [("PATCH", f"{JOBS}/train"), *evictions("b")]
     job = api.objects[f"{JOBS}/train"]
@@ -263,8 +267,7 @@ def test_a_job_that_would_count_a_failure_is_suspended_instead_of_evicting_its_p
 
 
 def test_a_job_owned_by_another_controller_is_not_suspended() -> None:
-    parent = [{"kind": "JobSet", "name": "set", "uid": "s", "controller": True}]
-    api = LittleApi({f"{JOBS}/train": a_job(ownerReferences=parent)}, (BUDGETS,))
+    api = LittleApi({f"{JOBS}/train": a_job(ownerReferences=PARENT)}, (BUDGETS,))
     with pytest.raises(
         BackendError, match="stopping it would count as a failure of Job train, which belongs to JobSet set"
     ):
@@ -378,7 +381,7 @@ class PublishedAdvice:
         self.advice = Advice(api, lambda gang, node: self.pods, devices=devices)
 
     def of(self, *findings: Accusation, most: int = 100) -> list[tuple[str, str]]:
-        """Return the writes for these accusations."""
+        """Publish these accusations with at most `most` writes. Return the (method, path) of each write."""
         before = len(self.api.done)
 
         async def run() -> None:
@@ -522,7 +525,7 @@ GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
 
 
 class Published:
-    """A publisher of these gangs, with the core's statuses from the test."""
+    """Publisher for these gangs, whose status in the core is set by the test."""
 
     def __init__(self, api: LittleApi, cache: InformerCache, *gangs: Gang) -> None:
         self.api, self.gangs = api, list(gangs)
@@ -536,7 +539,7 @@ class Published:
         return answer
 
     def once(self, now: float, **standings: GangStatus) -> list[tuple[str, str]]:
-        """Return the writes for gangs with these statuses, by the names in their keys."""
+        """Return the writes of one run. standings: status of each gang."""
         by_name = {gang.key.partition("/")[2]: gang.job_id for gang in self.gangs}
         published_advice = {by_name[name]: standing for name, standing in standings.items()}
         self.look = StateView({}, published_advice, round(now * SECOND))
@@ -579,12 +582,32 @@ def test_a_groups_status_is_written_with_an_event_for_a_new_reason() -> None:
     assert published.once(105, g=GangStatus(True, "Scheduled", "all of it")), "forgotten with the gang"
 
 
+def test_a_group_waits_since_its_condition_became_false_whatever_the_reason() -> None:
+    api, cache, gang = with_group()
+    old = {"type": "Scheduled", "status": "False", "reason": "Slots", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    waiting = msgspec.convert(
+        {**msgspec.to_builtins(cache.groups["default/g"]), "status": {"conditions": [old]}}, PodGroup
+    )
+    cache.group_changed("default/g", cache.groups["default/g"], waiting)
+    published = Published(api, cache, gang)
+    for now, status, since in (
+        (100, WAITS, "2026-01-02T03:04:05Z"),
+        (101, GangStatus(False, "Quota", "its queue's limit is reached"), "2026-01-02T03:04:05Z"),
+        (102, GangStatus(True, "Scheduled", "all of it"), None),
+    ):
+        published.once(now, g=status)
+        (condition,) = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]["conditions"]
+        assert (condition["lastTransitionTime"] == "2026-01-02T03:04:05Z") is (since is not None), status
+
+
 def test_a_single_pods_status_is_written_only_while_it_waits() -> None:
     one = pod("a", 1)
+    one.metadata.creation_timestamp = "2026-01-02T03:04:05Z"
     published = Published(LittleApi({f"{PODS}/a": msgspec.to_builtins(one)}), cache_of(), lone(one))
     assert published.once(100, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
     (condition,) = published.api.bodies[-1]["status"]["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
+    assert condition["lastTransitionTime"] == "2026-01-02T03:04:05Z", "it has waited since its creation"
     assert condition["message"].startswith("Slots: needs 8 slots")
     assert published.api.kinds[-1] == STRATEGIC_PATCH
     assert published.once(101, a=GangStatus(True, "Scheduled", "all")) == []

@@ -1,4 +1,4 @@
-"""Disturbance of a rank by an external process, without notice to gangwatch."""
+"""Slowdown of a rank by signals from a process outside gangwatch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopped_and_continued(pid: int, held: float = 0.3, free: float = 0.25) -> Iterator[None]:
-    """Send SIGSTOP and SIGCONT alternately, until the process or the block ends."""
+    """Send SIGSTOP and SIGCONT alternately, until the process or the ``with`` ends."""
     over = threading.Event()
 
     def disturb() -> None:

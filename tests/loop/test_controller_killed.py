@@ -1,8 +1,8 @@
-"""The controller is killed with SIGKILL at a hundred random times; no job is lost, run twice or left behind.
+"""The controller is killed with SIGKILL a hundred times at random; no job is lost, run twice or left behind.
 
-Rounds of five jobs are submitted while the controller is killed and restarted. Each kill comes at a random time after a
-start, so that some hit the replay, some the journal, some the starting and stopping of gangs. Every rank writes a line
-when it starts and one when it ends, so the file records which ranks really ran.
+Rounds of five jobs are submitted meanwhile. Each kill comes at a random time after a start, so some come during the
+replay, some while the journal is written, and some while gangs start or stop. Every rank writes a line when it starts
+and one when it ends, so the file records which ranks really ran.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ port = 0
 
 
 class KilledController:
-    """A controller that is killed and restarted."""
+    """Controller that is killed and restarted repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.state = folder / "state"
@@ -74,7 +74,7 @@ class KilledController:
         self.kills += 1
 
     def when_ready(self, ask: Callable[[], Any], seconds: float = 60) -> Any:
-        """Request until there is a response, and return it."""
+        """Send the request until there is a response. Return the response."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -124,7 +124,7 @@ def jobs_of_a_round(number: int, diary: Path, source: random.Random) -> list[dic
 
 
 def submit_until_accepted(killed: KilledController, specification: dict[str, Any]) -> None:
-    """Submit until the job is accepted; after a lost response look it up by name, as a user would."""
+    """Submit until the job is accepted. After a lost response, search for the job by its name, as a user would."""
 
     def ask() -> None:
         names = {job["name"] for job in killed.client.get("/api/jobs")}
@@ -135,7 +135,7 @@ def submit_until_accepted(killed: KilledController, specification: dict[str, Any
 
 
 def remaining_processes(folder: Path, controller: int) -> list[str]:
-    """Return command lines that name the folder, except the controller's: ranks name the diary, shims the attempt."""
+    """Return the command lines that name the folder, except the controller's: those of ranks and shims."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

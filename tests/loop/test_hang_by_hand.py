@@ -1,4 +1,4 @@
-"""A rank is stopped permanently on a real cluster: the training is restarted on other nodes and completes."""
+"""A rank of a real training is stopped permanently: the training is restarted on other nodes and completes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def begin(door: FrontDoor, folder: Path, name: str, ranks: int, *more: str) -> tuple[str, dict[str, Any]]:
-    """Start a training, wait for some steps, and return its id and document."""
+    """Start a training and wait for some steps. Return its id and document."""
     own = folder / name
     own.mkdir()
     job_id = door.submit("--ranks", str(ranks), "--time-limit", "30m", "--grace", "3s", "--restart-cost", "3s", *more,
@@ -42,8 +42,8 @@ def story(door: FrontDoor, job_id: str, kind: str) -> list[str]:
 def test_a_training_with_a_permanently_stopped_rank_is_restarted_elsewhere_and_ends(
     door: FrontDoor, tmp_path: Path
 ) -> None:
-    """A second job that did not declare itself restartable is left alone, with the reason. A job of a single rank that
-    is stopped as a whole and continued resumes where it was."""
+    """A second job that is not restartable stays, with the reason. A job of one rank that is stopped as a whole
+    resumes."""
     job_id, job = begin(door, tmp_path, "restartable", 2, "--restartable")
     other_id, other = begin(door, tmp_path, "kept", 1)
     victim, single = job["ranks"][1], other["ranks"][0]

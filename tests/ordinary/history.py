@@ -1,4 +1,4 @@
-"""A fabricated history: one call per fact of an hour, all correct until a test falsifies one of them."""
+"""History of a cluster that a test writes: one call for each fact, all correct until the test falsifies one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BEGIN = 1_800_000_000.0
 
 
 def at(seconds: float) -> Instant:
-    """Return the time this many seconds after the start, on an otherwise idle machine."""
+    """Return a reading this many seconds after the start, on a machine without other load."""
     return Instant(BEGIN + seconds, seconds)
 
 
 class History:
-    """Two nodes of two slots, and the jobs that a test puts on them."""
+    """Two nodes of two slots, and the jobs that a test records on them."""
 
     def __init__(self) -> None:
         self.facts = Facts()
@@ -48,7 +48,7 @@ class History:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def submit(self, job: str, ranks: int = 1, fails: bool = False, **request: Any) -> None:
-        """Record a job as accepted one second after the start and pending since."""
+        """Record that a job was accepted one second after the start and has been pending since."""
         self.facts.submitted(
             Submission(job, (job,), {"ranks": ranks, **request}, BEGIN + 0.5, BEGIN + 1.5, fails=fails)
         )
@@ -71,7 +71,7 @@ class History:
         self.queue["waiting"].append({"job": job})
 
     def start(self, job: str, *places: tuple[str, int], seconds: float = 2.0, size: int | None = None) -> None:
-        """Record all ranks as running, each with a process and its log line."""
+        """Record that all ranks run, each with a process and a line in its log."""
         document = self.jobs[job]
         document |= {"state": "running", "attempt": document["attempt"] + 1, "waiting_because": ""}
         document["attempt_started_ns"] = int((BEGIN + seconds - 0.1) * 1e9)
@@ -85,7 +85,7 @@ class History:
             self.processes.append(Process(self._pid, *key, node, True, BEGIN + seconds))
 
     def end(self, job: str, code: int = 0, seconds: float = 10.0) -> None:
-        """Record that all ranks write their end and exit, and that gangwatch reports it."""
+        """Record that all ranks wrote their end and exited, and that gangwatch reported it."""
         document = self.jobs[job]
         for rank in document["ranks"]:
             life = self.facts.lives[job, document["attempt"], rank["rank"]]
@@ -121,7 +121,7 @@ class History:
         )
 
     def state(self, source: str, job: str, **fields: Any) -> None:
-        """Record a statement about the job on the command line or page, between two readings of the API."""
+        """Record what the command line or the page says about the job between two readings of the API."""
         self.facts.statements.append(Statement(source, at(19.3), at(19.4), {job: fields}))
 
     def daemon_ends(self, name: str, touched: float | None = None) -> None:
@@ -130,7 +130,7 @@ class History:
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def judge(self, first: float = 19.0, last: float = 19.0, step: float = 1.0) -> list[Failure]:
-        """Return the failures of one evaluation or, with `last`, of evaluations every `step` until then."""
+        """Return the defects that the oracle reports at second `first`, and every `step` seconds until `last`."""
         seconds = first
         while True:
             reading = Reading(at(seconds), at(seconds + 0.1), self.jobs, self.nodes, self.queue, tuple(self.verdicts))

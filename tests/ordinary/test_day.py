@@ -1,4 +1,5 @@
-"""Whole days: five minutes of the real product, and one minute of a scheduler that books a slot twice."""
+"""Whole runs of the test "ordinary day": five minutes of the product, and one of a scheduler that books a slot
+twice."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ Plan.commit = _commit_and_forget_one
 
 
 def run_day(*arguments: str) -> tuple[int, dict[str, object]]:
-    """Run a day in a separate process; return its exit code and its report."""
+    """Run a day in a separate process. Return its exit code and its report."""
     command = [sys.executable, "-m", "benchmarks.ordinary", "--json", *arguments]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.stdout, done.stderr[-2000:]

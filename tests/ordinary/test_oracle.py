@@ -1,4 +1,4 @@
-"""The oracle detects each defect in a history that is correct except for that one defect."""
+"""The oracle of the ordinary day reports each defect in a history that is otherwise correct."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ordinary.history import BEGIN, History
 
 @pytest.fixture
 def history() -> History:
-    """Return a history without a defect: a gang of two, a finished job, a failed one, and a pending one."""
+    """Return a correct history: a running gang of two, a finished job, a failed job, and a pending job."""
     made = History()
     for job, ranks in (("j-000001", 2), ("j-000002", 1)):
         made.submit(job, ranks)
@@ -300,7 +300,8 @@ def test_a_head_job_that_waits_although_it_fits_is_caught(history: History) -> N
 
 
 def quota_history(straddles: bool = False) -> History:
-    """Return a history in which guests hold all four slots; their quota is two, and the owner's job waits for two."""
+    """Return a history in which queue guest holds all four slots with a quota of two, and an owner's job waits for
+    two."""
     made = History()
     made.facts.policy = {"order": "fair", "preempt": True, "min_run_seconds": 30.0}
     made.facts.queues = {"owner": {"name": "owner", "quota": 2}, "guest": {"name": "guest", "quota": 2}}

@@ -1,4 +1,4 @@
-"""The harness's process table rereads a process after it has called exec."""
+"""The ordinary day's process table reads a process again after the process has called exec."""
 
 from __future__ import annotations
 

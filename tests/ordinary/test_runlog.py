@@ -1,4 +1,4 @@
-"""Totals of a log of runs."""
+"""Totals of the log of ordinary days."""
 
 from __future__ import annotations
 

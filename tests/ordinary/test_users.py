@@ -1,4 +1,4 @@
-"""Counting of user activities."""
+"""Simulated users of the ordinary day: counts of what they do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_activity_of_a_user_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_day_cancels_every_job_without_an_end_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The API shows a command line to the job's user and to operators only: the day uses what it submitted itself."""
+    """The API shows a command line only to the job's user and to operators, so the day uses what it submitted."""
     clock = FairClock(tmp_path)
     try:
         cluster = Cluster(tmp_path, tmp_path, "mark", 2, 2, clock)

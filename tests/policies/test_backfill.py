@@ -1,4 +1,4 @@
-"""Backfill: candidates and their order, and that no slot is assigned twice."""
+"""Backfill: which jobs are candidates, in which order, and no slot is assigned twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cluster.makers import NOW_NS, SECOND, job_of
 
 
 def queue_of(**jobs: tuple[int, int]) -> WaitingLine:
-    """Return jobs of (ranks, expected seconds), in the order of their names."""
+    """Return a queue of jobs, each (ranks, expected seconds), in the order of their names."""
     line = WaitingLine()
     for name, (ranks, seconds) in jobs.items():
         line.add(name, (0, name), shape_of(job_of(name, ranks=ranks)), "q", seconds * SECOND)
@@ -132,7 +132,7 @@ def test_only_short_jobs_use_reserved_slots() -> None:
 
 
 def test_a_gang_with_placement_requirements_may_reserve_slow_nodes() -> None:
-    """Enough healthy slots in total do not imply enough within one domain."""
+    """Enough healthy slots in the cluster do not imply enough of them within one domain."""
     slow = Node("n2", 2, slowdown=2.0)
     slow.state = NodeState.SUSPECT
     plan = Plan([Node("n0", 2), Node("n1", 2), slow])

@@ -1,4 +1,4 @@
-"""The checkpoint command: when it runs, and its effect with real processes. It runs on rank 0's node before a stop."""
+"""Checkpoint command of a job: it runs on the node of rank 0 before a stop. When it runs, and what it does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
 
 
 def running(gangs: LocalGangs, folder: Path, ranks: int = 3) -> None:
-    """Start a gang on both nodes, in a separate folder."""
+    """Start a gang on both nodes, with its own folder."""
     folder.mkdir()
     gangs.start(RANK, ranks, working_directory=str(folder), environment={"GIVEN": "by its user"})
     gangs.wait_for(AttemptRunning)
@@ -150,7 +150,7 @@ def cluster(spec: JobSpec, **policy: object) -> State:
 
 
 def stop_for(state: State, why: StopReason) -> tuple[StopGang, str]:
-    """Stop the job for this reason; return the action and its log text."""
+    """Stop the job for this reason. Return the action and the text of the log entry."""
     index_of(state).stop(state.jobs["a"], why)
     outcome = cycle.run(state, [], BEGIN_NS + 3 * 10**9)
     (action,) = outcome.actions

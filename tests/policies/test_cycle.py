@@ -1,4 +1,4 @@
-"""The cycle, case by case: the states of a job, and the reasons."""
+"""Scheduling cycle, case by case: states of a job, and the reasons for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders, backfill and preemption under load: starvation, stops, and decisions after a restart of the controller.
+"""Scheduling orders, backfill and preemption under load: starvation, stops, and decisions after a restart.
 
 The state machine (``tests/cluster/state_machine.py``) checks the invariants of all policies.
 """
@@ -79,7 +79,7 @@ def test_a_cycle_that_defers_a_preemption_pass_is_journalled() -> None:
 
 
 def test_jobs_demoted_in_one_pass_are_ordered_by_their_start() -> None:
-    """An old index has them in the order of their start, a new index by id."""
+    """An updated index has them in the order of their start, and a rebuilt index in the order of their ids."""
     world = World({"n0": 4}, Policy(order=Order.LAS, preempt=True, las_thresholds=(20.0, 200.0)))
     for _ in range(3):
         world.submit(1, 100.0, restartable=True, preemptible=True)
@@ -130,7 +130,7 @@ def test_a_job_that_leaves_the_queue_lets_later_jobs_start_at_once(backfill: Bac
 @pytest.mark.parametrize("order", [Order.SJF, Order.SRTF, Order.SRSF, Order.LAS, Order.THEMIS, Order.FAIR])
 @pytest.mark.parametrize("preempt", [False, True])
 def test_no_job_waits_past_the_starvation_bound(order: Order, preempt: bool) -> None:
-    """A gang for the whole cluster, under a stream of small jobs that every rule prefers."""
+    """A gang needs the whole cluster, while a stream of small jobs arrives that every scheduling order prefers."""
     policy = Policy(
         order=order,
         estimates=Estimates.EXACT,
@@ -160,7 +160,8 @@ def _overdue(world: World) -> set[str]:
 
 
 def test_starved_jobs_go_first_only_within_their_share() -> None:
-    """Wide gangs that every pass would skip become overdue one by one: a quarter of eight slots is for them."""
+    """Wide gangs that every pass would skip become overdue one by one. A quarter of eight slots is reserved for
+    them."""
     policy = Policy(
         order=Order.FAIR,
         estimates=Estimates.EXACT,
@@ -207,7 +208,7 @@ def test_a_starved_job_wider_than_the_share_still_goes_first() -> None:
 
 
 def decisions_before_the_end(policy: Policy, true_seconds: float) -> list[Any]:
-    """Return all decisions and forecasts during the first job, for this true run time."""
+    """Return all decisions and forecasts while the first job runs. true_seconds: its actual run time."""
     world = World({"n0": 2, "n1": 2}, policy, round_trips=False)
     movable = {"restartable": True, "preemptible": True, "grace_seconds": 0.0, "restart_cost_seconds": 5.0}
     for number in range(6):

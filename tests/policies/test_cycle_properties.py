@@ -1,4 +1,4 @@
-"""The head of the queue and the jobs behind it: random jobs on a simulated cluster, many of them in one cycle.
+"""Start of the head and of the jobs behind it, for random jobs on a simulated cluster.
 
 The state machine (``tests/cluster/state_machine.py``) checks the other invariants.
 """
@@ -26,7 +26,7 @@ _JOBS = st.lists(
 def test_the_head_starts_no_later_than_its_earliest_reservation(
     nodes: dict[str, int], jobs: list[tuple[int, int, float, int]]
 ) -> None:
-    """True run times up to the limits: no backfilled job moves the reservation of the head back."""
+    """Jobs run at most as long as their limits. No backfilled job moves the head's reservation to a later time."""
     world = World(nodes, round_trips=False)
     promised: dict[str, int] = {}
 
@@ -63,7 +63,8 @@ def test_the_head_starts_no_later_than_its_earliest_reservation(
 def test_the_head_would_not_start_earlier_without_later_jobs(
     nodes: dict[str, int], jobs: list[tuple[int, int, float, int]]
 ) -> None:
-    """Run times equal the limits: the first job that must wait starts when it would have without the later jobs."""
+    """Jobs run exactly as long as their limits. The first job that must wait starts as it would without the later
+    jobs."""
 
     def head_and_start(only: int | None) -> tuple[int | None, int | None, int]:
         world = World(nodes, round_trips=False)

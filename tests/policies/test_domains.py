@@ -1,4 +1,4 @@
-"""Domains, islands and masks: nesting, repeated names, and unknown levels."""
+"""Network domains, islands and node masks: nesting, repeated names, and unknown levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintenance with a drain, and removed nodes: which gangs move, which stay, and which commands are refused."""
+"""Maintenance with drain, and removed nodes: which gangs move or stay, and which commands are refused."""
 
 from __future__ import annotations
 

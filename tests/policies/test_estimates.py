@@ -1,4 +1,4 @@
-"""Estimates of remaining run times, ends of running jobs, the cost of a slow member, and evaluation instants."""
+"""Estimates of remaining run times, ends of running jobs, cost of a slow rank, and times of the next evaluation."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_expected_end_follows_from_the_start_or_the_last_progress() -> None:
 
 @pytest.mark.parametrize(("over", "end"), [(-1.0, 1.0), (0.0, 30.0), (29.0, 1.0), (30.0, 30.0), (65.0, 25.0)])
 def test_the_expected_end_of_an_overrun_moves_in_steps(over: float, end: float) -> None:
-    """A tenth of 100 s is less than the minimum step of half a minute."""
+    """The step is half a minute, because a tenth of 100 s would be less."""
     job = running("j", 100.0 + over, time_limit_seconds=100.0)
     assert runtime_estimate.end_ns(LIMIT, job, None, NOW_NS) == NOW_NS + end * SECOND
 

@@ -1,4 +1,4 @@
-"""Jobs of another scheduler: its pending jobs decide whether a slow node is worth more in use."""
+"""External jobs: pending ones decide whether it pays to use a slow node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def verdict(slowdown: float = 1.6) -> Verdict:
 
 
 def run_with_demand(*events: Event) -> tuple[State, cycle.Outcome]:
-    """Start a gang of six on n0 to n2, of four nodes of two slots; n0 slows it. Report the given external demand."""
+    """Start a gang of six on n0 to n2, of four nodes of two slots, where n0 is slow. Then report the pending jobs."""
     state = State()
     spec = JobSpec("train", ("x",), 6, kind=JobKind.EXTERNAL, restartable=True, time_limit_seconds=2000.0)
     placement = tuple(Slot(f"n{number}", slot) for number in range(3) for slot in range(2))

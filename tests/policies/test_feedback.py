@@ -1,4 +1,4 @@
-"""Migration and quarantine: effects of verdicts, and scores of decisions."""
+"""Effects of verdicts: migration, quarantine, and scores of decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POLICY = Policy(quarantine_seconds=100.0, probation_seconds=50.0, suspect_secon
 
 
 def four_nodes(policy: Policy = _POLICY, **spec: Any) -> tuple[World, str]:
-    """Make four nodes of two slots, and a gang of four ranks that runs on n0 and n1."""
+    """Make four nodes of two slots. A gang of four ranks runs on n0 and n1."""
     world = World({f"n{i}": 2 for i in range(4)}, policy)
     job_id = world.submit(4, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0} | spec))
     world.running()
@@ -591,7 +591,7 @@ def test_a_released_node_is_not_accused_again_by_the_same_verdict() -> None:
 
 
 def test_a_gang_that_left_a_node_may_use_it_again_once_an_operator_has_released_it() -> None:
-    """Its reserved slots are lost, and three nodes of two slots are too few without the released node."""
+    """The gang's reserved slots are lost, and without the released node it has too few."""
     world = World({"n0": 2, "n1": 2, "n2": 2}, _POLICY)
     job_id = world.submit(4, 10_000.0, **_MOVABLE)
     world.running()
@@ -648,7 +648,7 @@ def test_an_elastic_gang_continues_with_its_healthy_members_without_a_target() -
 
 
 def test_the_option_with_the_largest_gain_is_taken_and_the_others_are_listed() -> None:
-    """With half its ranks the gang would take twice as long; a healthy place is free in 100 s."""
+    """With half its ranks the gang would take twice as long. A healthy place is free in 100 s."""
     policy = replace(_POLICY, expected_persistence_seconds=1e6)
     world, job_id = four_nodes(policy, min_ranks=2, time_limit_seconds=5000.0)
     world.submit(4, 10_000.0, time_limit_seconds=100.0)
@@ -697,7 +697,7 @@ def test_two_interfering_jobs_are_separated_by_moving_the_cheaper() -> None:
 
 
 def test_the_gain_of_a_move_is_a_mean_over_run_times_of_similar_jobs() -> None:
-    """By the usual run time alone, nearly all work of a gang in its first seconds would be left."""
+    """With only the usual run time, nearly all work of a gang in its first seconds would seem to remain."""
     history = replace(_POLICY, estimates=Estimates.HISTORY, expected_persistence_seconds=10_000.0)
     world = World({f"n{i}": 2 for i in range(4)}, history)
     for seconds in (20.0, 20.0, 20.0, 2000.0) * 10:
@@ -755,7 +755,7 @@ def test_a_bad_detector_cannot_empty_a_rack() -> None:
 
 
 def slow_node(slowdown: float, policy: Policy = _POLICY) -> World:
-    """Make four nodes of two slots; n0 is suspect with this slowdown; no job runs."""
+    """Make four nodes of two slots without jobs; n0 is suspect with this slowdown."""
     world = World({f"n{i}": 2 for i in range(4)}, policy)
     first = world.submit(1, 5.0)
     about = replace(world.verdict(first), gang="", attempt=0, rank=-1, verdict_id="v-n0", slowdown=slowdown)
@@ -789,10 +789,10 @@ def test_a_slow_node_gets_gangs_that_gain_from_it(slowdown: float, ranks: int, s
 
 @pytest.mark.parametrize(("seconds", "starts"), [(500.0, False), (2000.0, True)])
 def test_a_wide_gang_with_a_long_wait_uses_a_slow_node(seconds: float, starts: bool) -> None:
-    """Two of four slots are slow, 2.4 times; healthy slots become free later, and the gang runs for 2,000 s.
+    """Two of four slots are 2.4 times slower. Healthy slots become free later, and the gang runs for 2,000 s.
 
-    On the slow node it uses two more slots for 4,800 s. While it waits for four healthy slots for 2,000 s, no other job
-    can use the two slow ones.
+    On the slow node it uses two more slots for 4,800 s. If it waits 2,000 s for four healthy slots, no other job can
+    use the two slow ones.
     """
     world = slow_node(2.4)
     for _ in range(2):
@@ -804,7 +804,7 @@ def test_a_wide_gang_with_a_long_wait_uses_a_slow_node(seconds: float, starts: b
 
 
 def test_a_slow_node_returns_from_quarantine_for_a_gang_that_needs_it() -> None:
-    """Six healthy slots hold one gang of four at a time, and with the slow node's two as well."""
+    """Six healthy slots hold one gang of four at a time; with the slow node's two slots they hold two gangs."""
     world, name = quarantined()
     node = world.state.nodes[name]
     first = next(iter(world.state.jobs))
@@ -830,7 +830,7 @@ def test_a_slow_node_is_not_idle_while_jobs_need_its_slots() -> None:
 
 
 def test_a_slow_node_returns_from_quarantine_at_a_registered_timeout() -> None:
-    """A new job may start at once. At the next instant it is pending, and the slow node is wanted."""
+    """A new job may start at once. At the next cycle it is pending, so the slow node is needed."""
     world = World({"n0": 2, "n1": 2}, replace(_POLICY, quarantine_seconds=1000.0))
     slow = [world.submit(1, 10_000.0, time_limit_seconds=10_000.0) for _ in range(4)]
     world.running()
@@ -967,7 +967,7 @@ def test_gangs_on_quarantined_nodes_are_not_preempted() -> None:
 
 
 def two_on_one_node(level: str = "node") -> tuple[World, str]:
-    """Start two gangs of one rank on n0; one has a verdict about its node and ends. Return the other's id."""
+    """Start two gangs of one rank on n0. One has a verdict about its node and ends. Return the id of the other."""
     world = World({"n0": 2, "n1": 2}, _POLICY)
     accused = world.submit(1, 10_000.0)
     other = world.submit(1, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0}))
@@ -1023,7 +1023,7 @@ def test_a_gang_without_a_verdict_stays_once_the_node_has_recovered() -> None:
 
 
 def test_a_gang_stays_on_a_recovered_quarantined_node_until_it_is_slow_again() -> None:
-    """Verdicts about two of three gangs of one rank on n0 quarantine it, and the gangs stay."""
+    """Verdicts about two of three gangs of one rank on n0 quarantine it; the gangs stay."""
     world = World({"n0": 3, "n1": 3}, _POLICY)
     accused = [world.submit(1, 10_000.0) for _ in range(2)]
     other = world.submit(1, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0}))
@@ -1055,7 +1055,7 @@ def test_observe_mode_logs_once_what_it_would_do() -> None:
 
 
 def test_a_restarted_controller_evaluates_pending_jobs_the_same() -> None:
-    """Found by the state machine, seed 20079: a restored state lacked the record of evaluated jobs."""
+    """Found by the state machine, seed 20079: the restored state lacked the record of evaluated jobs."""
     world, job_id = four_nodes(replace(_POLICY, order=Order.FAIR))
     world.cycle(FreezeSet(True))
     world.submit(2, 10_000.0)

@@ -1,4 +1,4 @@
-"""Restarts of hanging gangs on other nodes: when they happen, and why not otherwise."""
+"""Restart of hanging gangs on other nodes: when it happens, and the reasons against it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_hanging_gang_is_restarted_after_its_cooldown() -> None:
 
 
 def test_a_hang_while_frozen_in_observe_mode_and_confirmed() -> None:
-    """The conditions of a move apply to a restart, and an operator's confirmation overrides them."""
+    """The conditions of a move apply to a restart too. An operator's confirmation overrides them."""
     world, job_id = four_nodes()
     world.cycle(FreezeSet(True, "ann"))
     assert not world.cycle(hang(world, job_id)).actions
@@ -162,7 +162,7 @@ def test_a_hanging_gang_waits_for_healthy_slots() -> None:
 
 
 def test_a_verdict_without_the_newer_field_is_read_and_a_newer_one_is_kept() -> None:
-    """Journals of earlier and later releases are read in the same way."""
+    """Include journals of earlier and later releases."""
     world, job_id = four_nodes()
     verdict = hang(world, job_id, longest_pause_seconds=12.0)
     assert decode_event(encode_event(verdict)) == verdict

@@ -1,4 +1,4 @@
-"""Costs of moves and faults, term by term; which gangs may be moved, when, and for which verdicts."""
+"""Cost of moves and faults, term by term; which gangs may be moved, when, and for which verdicts."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_wait_counts_from_the_end_of_the_last_attempt() -> None:
 
 
 def waiting(policy: Policy) -> tuple[World, Job]:
-    """Return a job that waits for a gang that ends in 500 s."""
+    """Return a job that waits for slots of a gang that ends in 500 s."""
     world = World({"n0": 2}, policy)
     world.submit(2, 500.0, time_limit_seconds=500.0)
     world.running()

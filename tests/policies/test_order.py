@@ -1,4 +1,4 @@
-"""Order: each rule on jobs of a state, and the keys that go before every rule."""
+"""Scheduling order: each rule on jobs of a state, and the keys that precede every rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def state_of(*jobs: Job, **policy: Any) -> State:
 
 
 def in_order(state: State) -> list[str]:
-    """Return all pending and running jobs, sorted by the whole key."""
+    """Return the ids of all pending and running jobs in scheduling order."""
     return sorted(state.jobs, key=lambda job_id: order.key_of(state, state.jobs[job_id]))
 
 
@@ -82,7 +82,7 @@ def test_without_a_bound_no_job_starves(rule: Order, bound: float) -> None:
 
 
 def test_a_running_gang_has_starved_if_it_had_when_it_started() -> None:
-    """Run time is not wait time: a job does not starve by running for long."""
+    """Run time is not wait time: a job does not become overdue by running long."""
     state = state_of(order=Order.SJF, starvation_seconds=5000.0)
     assert not order.has_starved(state, running("soon", 6000.0))
     assert order.has_starved(state, running("late", 4000.0))
@@ -114,7 +114,7 @@ def test_shortest_job_first_uses_the_limit_without_an_estimate() -> None:
 
 
 def test_shortest_job_first_uses_the_total_not_the_remaining_time() -> None:
-    """A job with 450 of 500 s done goes behind a job of 100 s; under SRTF it would not."""
+    """A job with 450 of 500 s done goes behind a job of 100 s. Under SRTF it would go first."""
     known: dict[str, Any] = {"estimates": Estimates.EXACT}
     nearly = running("nearly", 450.0, exact_seconds=500.0, submitted_ns=1)
     fresh = job_of("fresh", exact_seconds=100.0, submitted_ns=2)
@@ -373,7 +373,7 @@ def test_work_done_is_saved_work_plus_work_of_the_running_attempt() -> None:
 
 
 def test_the_rules_decide_who_starts_when_slots_come_free() -> None:
-    """Four jobs behind a full cluster start in the order of the queue."""
+    """Four jobs that wait for a full cluster start in the order of the rule."""
     first = {
         Order.FIFO: "j-000002",  # submitted first
         Order.SJF: "j-000003",  # 50 s

@@ -1,4 +1,4 @@
-"""Patience: a costly move is delayed while the fault may end soon."""
+"""Patience: the cycle delays a costly move, because the fault may end soon."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_older_and_worse_faults_lead_to_an_earlier_move() -> None:
 
 @pytest.mark.parametrize(("cost", "about"), [(40.0, 0.0), (100.0, 60.0), (300.0, 480.0)])
 def test_the_waits_match_the_scheduler_s_page(cost: float, about: float) -> None:
-    """The mean is half an hour, and steps take half as long again."""
+    """The mean duration of a fault is half an hour, and steps take half as long again."""
     moved = next(age for age in range(1, 4000) if wait(float(age), 1.5, cost) is None)
     assert moved == pytest.approx(about, rel=0.25, abs=2.0)
 
 
 def test_the_chosen_wait_is_the_cheapest() -> None:
-    """Compute the rule of the module directly: second by second, for each wait."""
+    """Compute the module's rule directly: second by second, for each wait."""
     for age, slowdown, cost in itertools.product((1.0, 60.0, 600.0), (1.2, 1.5, 2.5), (30.0, 300.0)):
         lasts_on, rate = fault_goes_on(age, 1800.0), 1 - 1 / slowdown
         lost, best = 0.0, cost
@@ -90,7 +90,7 @@ def test_a_gang_that_is_likely_to_end_first_is_not_moved() -> None:
 
 
 def costly(**policy: Any) -> tuple[World, str]:
-    """Return a gang of four on n0 and n1 of four nodes, whose move costs five minutes; it has run for 100 s."""
+    """Return a gang of four on n0 and n1, of four nodes. Its move costs five minutes; it has run for 100 s."""
     world = World({f"n{i}": 2 for i in range(4)}, replace(Policy(), **policy))
     job_id = world.submit(4, 100_000.0, **_COSTLY)
     world.running()
@@ -99,7 +99,7 @@ def costly(**policy: Any) -> tuple[World, str]:
 
 
 def moves_after(world: World, job_id: str) -> float:
-    """Return the seconds until the move, with cycles only at timeouts and without events."""
+    """Return the seconds until the gang moves, with cycles only at registered timeouts."""
     began_ns = world.now_ns
     while world.state.jobs[job_id].stop_reason is None:
         wake_ns = cycle.next_wake_ns(world.state)

@@ -1,4 +1,4 @@
-"""Placement, reservation, admission: pure rules on small clusters."""
+"""Placement, reservation and admission: single functions on small clusters."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ def test_a_reservation_is_not_before_the_job_s_next_try() -> None:
 
 
 def test_short_jobs_may_use_reserved_slots_and_long_ones_only_others() -> None:
-    """Three nodes of two slots, two held for 100 s.
+    """Three nodes of two slots; two slots are held for 100 s.
 
-    Five slots are reserved for the head then, so one slot is not.
+    Five slots are then reserved for the head, so one slot is not.
     """
     world = World({"a": 2, "b": 2, "c": 2})
     world.submit(2, time_limit_seconds=100.0)
@@ -177,7 +177,7 @@ def test_short_jobs_may_use_reserved_slots_and_long_ones_only_others() -> None:
     ],
 )
 def test_jobs_submitted_in_one_cycle_never_share_a_slot(jobs: tuple[tuple[int, float], ...]) -> None:
-    """Long jobs next to the reservation and short ones on it take from the same free slots, in one pass."""
+    """Long jobs get unreserved slots and short jobs reserved ones, from the same set of free slots in one pass."""
     world = World({"a": 4, "b": 4})
     world.submit(3, time_limit_seconds=100.0)
     world.submit(6, time_limit_seconds=100.0)

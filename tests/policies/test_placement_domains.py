@@ -195,7 +195,7 @@ def test_the_fewest_nodes_are_used_in_an_empty_cluster(ranks: int) -> None:
 
 
 def test_the_fastest_free_type_is_used_and_scales_the_estimate() -> None:
-    """The speed comes from the policy's matrix for the workload, or from the job's own value, which has precedence."""
+    """The speed of a node type is the job's own value, or else the policy's value for the workload."""
     matrix = {"bert": {"A100": 1.0, "V100": 0.5}}
     state = State(policy=Policy(estimates=Estimates.EXACT, throughput=matrix))
     nodes = [NodeSeen("n0", 2, gpu_type="V100"), NodeSeen("n1", 2, gpu_type="A100")]

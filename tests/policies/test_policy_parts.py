@@ -1,4 +1,4 @@
-"""Unit tests of the policies: hangs, stops, scores, spares, uplinks, the queue, metrics."""
+"""Single functions of the policies: hangs, stops, scores, spares, uplinks, the queue, metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HANG: dict[str, Any] = {"kind": Kind.HANG, "confidence": 0.95, "longest_pause_s
 def hang_is_kept(
     policy: Policy | None = None, job: Job | None = None, confirmed: bool = False, **verdict: Any
 ) -> tuple[str, int | None] | None:
-    """Return why a gang with a hang of a minute is not restarted, as (code, end)."""
+    """Return why a gang that has hung for a minute is not restarted: (code, end of the reason's validity)."""
     found = verdict_of(first_wall_ns=NOW_NS - 60 * SECOND, **(_HANG | verdict))
     job = job or running("j", 900.0, restartable=True)
     kept = hang_restart.why_not_restarted(policy or Policy(), job, found, confirmed, NOW_NS)
@@ -247,7 +247,7 @@ def test_each_domain_has_its_own_spares() -> None:
 
 
 def test_a_known_failure_rate_determines_the_number_of_spares() -> None:
-    """On average 2 of 100 nodes are out of use; the chance that more than five are is below 2 % (Poisson)."""
+    """On average 2 of 100 nodes are out of use. The probability that more than five are is below 2 % (Poisson)."""
     policy = Policy(spare_failures_per_day=0.02, spare_repair_seconds=86400.0, spare_risk_fraction=0.02)
     assert spares.count(policy, 100) == 5
     assert spares.count(changed(policy, spare_risk_fraction=0.01), 100) == 6
@@ -275,7 +275,7 @@ def test_a_gang_crosses_the_uplinks_of_domains_with_part_of_its_nodes() -> None:
     plan = two_racks()
 
     def names(*nodes: str) -> int:
-        """Return their number."""
+        """Return the number of the nodes' names."""
         return len(uplink_loss.crossed(plan, [Slot(name, 0) for name in nodes]))
 
     assert names("n0") == names("n0", "n0") == 0
@@ -437,8 +437,8 @@ _ELASTIC: dict[str, Any] = {"restartable": True, "min_ranks": 2, "max_ranks": 8,
 def elastic_world(policy: Policy, *, waiting: bool, **spec: Any) -> World:
     """Return a cluster of eight slots with two elastic gangs.
 
-    One has its maximum of four slots; the other has two. Two slots are idle or, if a job waits for four, do not help
-    it.
+    One has its maximum of four slots; the other has two. Two slots are idle. waiting: a job for four slots waits, which
+    the idle slots cannot help.
     """
     world = World({"n0": 8}, changed(policy, migration_cooldown_seconds=0.0))
     world.submit(4, 5000.0, **(_ELASTIC | {"max_ranks": 4} | spec))
@@ -639,7 +639,7 @@ def test_a_gang_with_slots_of_its_own_quota_is_stopped_last_at_any_loss() -> Non
 
 
 def test_a_gang_whose_slots_do_not_help_continues_even_with_the_least_loss() -> None:
-    """A job needs four slots of one node; the cheapest gang shares its node with one that is not preemptible."""
+    """A job needs four slots of one node. The cheapest gang shares its node with one that is not preemptible."""
     world = guests()
     bound = world.submit(2, 86400.0, **(_GUEST | {"preemptible": False}))
     cheap = world.submit(2, 86400.0, **(_GUEST | {"restart_cost_seconds": 0.0}))
@@ -674,7 +674,7 @@ def test_a_job_in_its_retry_pause_preempts_no_gang() -> None:
 
 
 def test_slots_of_an_unavailable_node_are_not_counted_as_capacity() -> None:
-    """A gang of four on a node in maintenance frees no slots, so it is not preempted for a shorter one."""
+    """A gang of four on a node in maintenance would free no usable slots, so it is not preempted for a shorter one."""
     policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, preempt=True)
     world = World({"n0": 4, "n1": 4, "n2": 4}, policy)
     long = [world.submit(4, 9000.0, exact_seconds=9000.0, **_MOVABLE) for _ in range(3)]
@@ -801,7 +801,7 @@ def test_a_command_without_effect_is_not_logged_and_a_removal_is_always_done() -
     world = World({"n0": 2, "n1": 2})
 
     def commanded(command: NodeCommand, drain: bool = False) -> int:
-        """Return the number of entries that the event adds."""
+        """Return the number of log entries that the event adds."""
         before = len(world.entry_kinds("node:n0"))
         world.cycle(NodeCommanded("n0", command, "eve", drain=drain))
         return len(world.entry_kinds("node:n0")) - before
@@ -869,6 +869,17 @@ def test_a_dependency_that_can_no_longer_be_met_is_explained() -> None:
         f"it waits until {first} completes, but {first} was cancelled",
         f"it waits until {second} fails, but {second} completed",
     ]
+
+
+def test_a_chain_of_dependencies_ends_in_the_cycle_in_which_its_first_job_is_cancelled() -> None:
+    world = World({"n0": 1})
+    first = world.submit(1, 10.0)
+    second = world.submit(1, after=(Dependency(first),))
+    third = world.submit(1, after=(Dependency(second),))
+    fourth = world.submit(1, after=(Dependency(third),))
+    world.cycle(CancelRequested(first))
+    world.end(first, 143, signalled=True)
+    assert [world.job_state(job_id) for job_id in (second, third, fourth)] == [JobState.CANCELLED] * 3
 
 
 def test_a_drain_moves_running_restartable_gangs_without_a_stop_reason() -> None:

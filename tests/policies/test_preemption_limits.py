@@ -1,4 +1,4 @@
-"""Preemption passes respect queue limits: jobs of a full queue neither preempt gangs nor delay other jobs."""
+"""Preemption and queue limits: jobs of a full queue neither preempt gangs nor delay other jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preemption passes count only slots of nodes in use."""
+"""Preemption counts only slots of nodes in use."""
 
 from __future__ import annotations
 

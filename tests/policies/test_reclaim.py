@@ -1,4 +1,4 @@
-"""Reclaim: a queue below its quota gets borrowed slots back from preemptible gangs."""
+"""Reclaim: a queue below its quota gets slots back that other queues have borrowed, from preemptible gangs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import CancelRequested
 from scheduler_feedback.core.job import JobState, StopReason
-from scheduler_feedback.core.state import Estimates, Mode, Order, Policy, Queue
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.cycle_world import SECOND, World
 
@@ -25,7 +25,7 @@ _GUEST: dict[str, Any] = {"queue": "guest", "restartable": True, "preemptible": 
 
 
 def full(policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str]]:
-    """Return a cluster of six slots, all held by three gangs of two of the guest's queue, which may hold two."""
+    """Return a cluster of six slots, all held by three gangs of queue guest, whose quota is two."""
     world = World({"n0": 2, "n1": 2, "n2": 2}, policy)
     guests = [world.submit(2, 1000.0, **(_GUEST | spec)) for _ in range(3)]
     world.running()
@@ -57,9 +57,8 @@ def test_no_queue_is_reduced_below_its_quota() -> None:
 
 
 def partly_borrowed(*sizes: int, policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str]]:
-    """Return a cluster of sixteen slots, held by gangs of the guest's queue; owner and guest have a quota of eight
-    each.
-    """
+    """Return a cluster of sixteen slots held by gangs of queue guest. Queues owner and guest have a quota of eight
+    each."""
     queues = (Queue("owner", quota=8), Queue("guest", quota=8))
     world = World({f"n{i}": 4 for i in range(4)}, replace(policy, queues=queues))
     guests = [world.submit(ranks, 1000.0, **(_GUEST | spec)) for ranks in sizes]
@@ -170,7 +169,7 @@ def test_observe_mode_logs_a_preemption_once() -> None:
 
 
 def test_pending_jobs_follow_the_order_of_their_queues() -> None:
-    """The queue with the most usage is last from the next update on, with all its pending jobs."""
+    """From the next update on, all jobs of the queue with the most usage are last."""
     world = World({"n0": 2}, replace(_POLICY, queues=(Queue("a"), Queue("b")), preempt=False))
     world.submit(2, 100_000.0, queue="a")
     world.running()
@@ -184,3 +183,35 @@ def test_pending_jobs_follow_the_order_of_their_queues() -> None:
     for _ in range(4):
         world.advance(900.0)  # the world compares the queue with that of a new controller
     assert waiting() == ["b", "a"]
+
+
+def quota_beside_free_slots(priority: int = 0, quota: int = 2) -> tuple[World, str, str]:
+    """Return a cluster of four slots, two of them free. A gang of four is pending, then one of two in queue guest."""
+    queues = (Queue("owner", quota=2), Queue("guest", quota=quota))
+    policy = replace(_POLICY, backfill=Backfilling.CONSERVATIVE, estimates=Estimates.LIMIT, queues=queues)
+    world = World({"n0": 4}, policy)
+    world.submit(2, 1000.0, queue="owner", time_limit_seconds=1000.0)
+    world.running()
+    wide = world.submit(4, 10.0, priority=priority, time_limit_seconds=10.0)
+    return world, wide, world.submit(2, 5000.0, queue="guest", time_limit_seconds=5000.0)
+
+
+def test_a_gang_within_its_quota_does_not_wait_for_slots_reserved_for_others() -> None:
+    world, wide, guest = quota_beside_free_slots()
+    assert world.job_state(guest) is JobState.STARTING
+    assert world.job_state(wide) is JobState.PENDING
+    started = [entry.text for entry in world.entries if entry.kind == "started" and entry.subject == guest]
+    assert "queue guest is below its quota" in started[0]
+
+
+def test_a_higher_priority_goes_before_a_quota() -> None:
+    world, wide, guest = quota_beside_free_slots(priority=1)
+    assert world.job_state(guest) is JobState.PENDING
+    world.end(next(job.job_id for job in world.state.jobs.values() if job.spec.queue == "owner"), 0)
+    assert world.job_state(wide) is JobState.STARTING and world.job_state(guest) is JobState.PENDING
+
+
+def test_a_gang_beyond_its_quota_keeps_its_place_in_the_queue() -> None:
+    world, wide, _ = quota_beside_free_slots(quota=1)
+    assert not [job for job in world.state.jobs.values() if job.spec.queue == "guest" and job.state.holds_slots]
+    assert world.job_state(wide) is JobState.PENDING

@@ -1,4 +1,4 @@
-"""Freeing slots: elastic gangs grow and shrink, and gangs move so that another fits, each only if it pays."""
+"""Making room: elastic gangs grow and shrink, and gangs move so that another fits, each only if it pays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOVABLE: dict[str, Any] = {"restartable": True, "grace_seconds": 4.0, "restart_
 
 
 def restart(world: World, job_id: str) -> StartGang:
-    """Let the gang save and exit; return the start that follows."""
+    """Let the gang save and exit. Return the action that starts it again."""
     (start,) = [a for a in world.end(job_id, 75, signalled=True).actions if a.job_id == job_id]
     assert isinstance(start, StartGang)
     world.running()
@@ -51,7 +51,7 @@ def test_an_elastic_gang_alone_starts_with_its_maximum() -> None:
 
 
 def test_an_elastic_gang_soon_after_a_wait_starts_with_its_requested_ranks() -> None:
-    """A restart costs more than idle slots are worth if another job may need them soon."""
+    """If another job may soon need the idle slots, they are not worth a restart."""
     world = World({"n0": 8}, _POLICY)
     full = world.submit(8, 100.0, time_limit_seconds=100.0)
     world.running()
@@ -70,7 +70,7 @@ def test_an_elastic_gang_soon_after_a_wait_starts_with_its_requested_ranks() -> 
 
 
 def two_gangs(policy: Policy = _POLICY, **spec: Any) -> tuple[World, str, str]:
-    """Return eight slots, all in use: a gang of four, and an elastic one that got only four."""
+    """Return eight slots, all in use: a gang of four, and an elastic gang that got only four."""
     world = World({"n0": 4, "n1": 4}, policy)
     other = world.submit(4, 200.0, time_limit_seconds=200.0)
     elastic = world.submit(4, 10_000.0, **(_ELASTIC | spec))
@@ -305,9 +305,8 @@ def test_no_gang_moves_if_it_does_not_pay_or_is_not_configured(policy: Policy, s
 
 
 def test_racks_are_cleared_too_and_the_cheapest_gangs_go() -> None:
-    """Two racks of two nodes of two slots: two costly gangs in one, two cheap ones in the other; one slot is free on
-    each node.
-    """
+    """Two racks have two nodes of two slots each; one slot on each node is free. One rack has costly gangs, the
+    other cheap."""
     world = World({f"n{i}": 2 for i in range(4)}, _POLICY, racks=2)
     gangs: dict[str, list[str]] = {"dear": [], "cheap": [], "short": []}
     for kind, cost in (("dear", 90.0), ("dear", 90.0), ("cheap", 6.0), ("cheap", 6.0)):

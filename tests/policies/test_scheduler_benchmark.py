@@ -1,4 +1,4 @@
-"""The scheduler's benchmark, at a small size: both schedulers decide about the same gangs, and limits are stated."""
+"""The scheduler's benchmark at a small size: both schedulers get the same gangs, and the limits are printed."""
 
 from __future__ import annotations
 

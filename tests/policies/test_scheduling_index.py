@@ -1,4 +1,4 @@
-"""Scheduling index: each method that changes the state updates the index, and no other code assigns such fields."""
+"""Scheduling index: each method that changes the state updates the index, and no other code changes these fields."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOVABLE = JobSpec(
 
 
 def world_of() -> World:
-    """Return two racks, three running gangs, and two pending ones."""
+    """Return two racks with three running gangs and two pending ones."""
     policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, uplink_slowdown=0.1, min_run_seconds=5.0)
     world = World({f"n{i}": 2 for i in range(4)}, policy, racks=2)
     for ranks in (3, 2, 1, 8, 4):
@@ -229,7 +229,7 @@ _CHANGING = frozenset({"pop", "popitem", "clear", "update", "setdefault"})
 
 
 def assigned(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and name of each assigned attribute of another object than self."""
+    """Yield (line, name) of each assignment to an attribute of an object other than self."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             target = node
@@ -248,7 +248,7 @@ def assigned(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def places() -> Iterator[tuple[str, list[str]]]:
-    """Yield the modules that decide or keep the state, with their assignments of fields that the index depends on."""
+    """Yield each module that decides or stores state, with its assignments to fields on which the index depends."""
     fields = JOB_FIELDS | NODE_FIELDS | STATE_FIELDS
     for path in sorted(PRODUCT.rglob("*.py")):
         name = path.relative_to(PRODUCT).as_posix()

@@ -1,4 +1,4 @@
-"""The slot plan, a transaction over free slots, compared with a plain set."""
+"""Slot plan (a transaction on free slots), compared with a plain set."""
 
 from __future__ import annotations
 

@@ -141,8 +141,6 @@ def test_the_reason_says_that_only_spares_could_hold_the_gang() -> None:
     [(32, 0.0, 0), (32, 0.01, 2), (32, 0.05, 5), (1, 0.01, 0)],
 )
 def test_the_number_of_spares_follows_from_the_failure_rate(nodes: int, rate: float, spares: int) -> None:
-    """Values of the Poisson distribution: means 0.32, 1.6 and 0.01; more nodes are out of use in at most 1 % of the
-    time.
-    """
+    """Poisson distributions with means 0.32, 1.6 and 0.01: more nodes are out of use in at most 1 % of the time."""
     policy = Policy(spare_failures_per_day=rate, spare_repair_seconds=86400.0, spare_risk_fraction=0.01)
     assert count(policy, nodes) == spares

@@ -1,4 +1,4 @@
-"""A few steps of the state machine of invariants; ``python -m benchmarks.invariants`` runs millions."""
+"""A few steps of the state machine that checks invariants; ``python -m benchmarks.invariants`` runs millions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Timeouts: a decision that becomes possible by time alone is made without any other event.
+"""Timeouts: a decision that becomes possible only because time passes is made without another event.
 
-In these tests only time passes, and cycles run only at registered timeouts (``at_timeouts``).
-``tests/cluster/state_machine.py`` (``wait``) checks that no decision in random worlds lacks its timeout.
+Cycles run only at registered timeouts (``at_timeouts``). ``tests/cluster/state_machine.py`` (``wait``) checks that no
+decision in random clusters lacks its timeout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _GUEST: dict[str, Any] = {
 
 
 def at_timeouts(world: World, seconds: float) -> float | None:
-    """Let time pass with a cycle at each registered timeout only; return when a gang is first stopped."""
+    """Let time pass with a cycle at each registered timeout only. Return when a gang is first stopped; None if
+    never."""
     began_ns = world.now_ns
     while (wake_ns := cycle.next_wake_ns(world.state, world.now_ns)) is not None:
         if wake_ns - began_ns > seconds * SECOND:
@@ -45,7 +46,7 @@ def at_timeouts(world: World, seconds: float) -> float | None:
 
 
 def borrowed(policy: Policy, *sizes: int, **spec: Any) -> World:
-    """Return a cluster of sixteen slots, all held by gangs of the guest's queue, whose quota is eight."""
+    """Return a cluster of sixteen slots, all held by gangs of queue guest, whose quota is eight."""
     world = World({f"n{i}": 4 for i in range(4)}, policy)
     for ranks in sizes:
         world.submit(ranks, 86400.0, **(_GUEST | spec))
@@ -108,7 +109,7 @@ def test_gangs_move_together_for_a_wait_that_has_become_long_enough() -> None:
 
 
 def test_a_deferred_preemption_pass_is_run_later() -> None:
-    """A short job is submitted 20 s after the last pass, and passes are 60 s apart: the long gang stops 40 s later."""
+    """A short job is submitted 20 s after the last pass. Passes are 60 s apart, so the long gang stops 40 s later."""
     policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, preempt=True, replan_seconds=60.0)
     spec: dict[str, Any] = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
     world = World({"n0": 4}, policy)
@@ -122,7 +123,7 @@ def test_a_deferred_preemption_pass_is_run_later() -> None:
 
 
 def test_a_gang_past_its_usual_run_time_is_preempted_without_an_event() -> None:
-    """All of its kind ran for about 100 s; the longer it runs, the more it is expected to need."""
+    """All jobs of its kind ran for about 100 s. The longer it runs, the longer it is expected to need."""
     policy = replace(FAIR_POLICY, min_run_seconds=0.0, replan_seconds=0.0, preempt_gain=3.0)
     world = World({"n0": 4}, policy)
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""Uplinks: gangs that must cross uplinks use those of least cost; without known costs nothing changes."""
+"""Uplinks: a gang that must cross uplinks uses those of least cost. Without known costs nothing changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays, dependencies, queue limits, conservative backfill, preemption, and explanations of pending jobs."""
+"""Arrays, dependencies, queue limits, conservative backfill, preemption, and reasons why a job is pending."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_a_queue_at_its_limit_blocks_no_other() -> None:
 
 
 def test_a_queue_just_below_its_limit_blocks_no_other() -> None:
-    """Two more ranks would exceed the limit of three: they get no reservation, and six of another queue start."""
+    """Two more ranks would exceed the queue's limit of three. They get no reservation, and six of another queue
+    start."""
     world = World({"n0": 8}, Policy(queues=(Queue("a", limit=3), Queue("b"))))
     world.submit(2, 1000.0, queue="a", time_limit_seconds=1000.0)
     held_back = world.submit(2, 1000.0, queue="a", time_limit_seconds=1000.0)
@@ -136,7 +137,7 @@ def test_slots_are_freed_for_the_first_job_below_its_queue_s_limit() -> None:
 def test_a_job_that_never_fits_its_queue_is_refused_and_given_no_start(
     queues: tuple[Queue, ...], ranks: int, words: str
 ) -> None:
-    """A submission is refused. An already pending job, as after a reload, has the reason and no expected start."""
+    """A new job is refused. A job that is already pending, as after a reload, has the reason and no expected start."""
     world = World({"n0": 8}, Policy())
     other = world.submit(8, 1000.0, time_limit_seconds=1000.0)
     world.running()
@@ -238,7 +239,7 @@ def test_a_shorter_gang_takes_the_slots_of_a_longer_one_and_that_resumes_where_i
 
 
 def test_among_too_many_victims_the_one_with_the_largest_loss_is_spared() -> None:
-    """Five slots are needed from gangs of two, one and four: with the four, either of the others suffices."""
+    """Five slots are needed, from gangs of two, one and four. With the gang of four, either of the others suffices."""
     policy = Policy(order=Order.FAIR, estimates=Estimates.LIMIT, preempt=True)
     world = World({"n0": 7}, policy)
     spec: dict[str, Any] = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
@@ -301,7 +302,7 @@ def _spec(workload: str, ranks: int = 1) -> JobSpec:
 
 
 def test_unused_history_is_bounded() -> None:
-    """Under FIFO with limits, ended jobs are never counted, so their list must be bounded."""
+    """Under FIFO with limits ended jobs are never counted, so the list of them must be bounded."""
     world = World({"n0": 8})
     ended = runtime_history.MOST_RECENT * 2 + 500
     for number in range(ended):
@@ -329,7 +330,7 @@ def test_the_longer_a_job_of_wide_spread_has_run_the_more_it_is_expected_to_need
 
 
 def test_the_mean_remaining_time_is_cut_at_a_bound() -> None:
-    """Half of the jobs of the kind end within a minute, half run for a day: a bound of an hour cuts the latter."""
+    """Half of the similar jobs end within a minute and half run for a day: a bound of an hour cuts the latter."""
     state = state_with_history(*[("w", 1, 40.0), ("w", 1, 86_400.0)] * 60)
     spread = runtime_history.answers_of(state).spread(_spec("w"))
     assert runtime_history.yet_within(spread, 0.0, 3600.0) == pytest.approx(0.5 * 40 + 0.5 * 3600, rel=0.15)
@@ -378,7 +379,7 @@ def test_a_running_gang_has_no_binding_constraint() -> None:
 
 
 def test_the_head_s_reservation_is_on_nodes_that_it_will_use() -> None:
-    """A free slow node would cost the wide gang more than it gains: its reservation is on healthy nodes."""
+    """A free slow node would cost the wide gang more than it gains, so its reservation is on healthy nodes."""
     world = World({f"n{i}": 2 for i in range(4)}, Policy(quarantine_slowdown=10.0))
     world.submit(4, time_limit_seconds=1000.0)
     long = world.submit(2, 5000.0, time_limit_seconds=5000.0)

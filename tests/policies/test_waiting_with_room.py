@@ -1,4 +1,4 @@
-"""The reason of a job that waits despite enough free slots does not claim that slots are missing."""
+"""A job that waits despite enough free slots: its reason does not claim that slots are missing."""
 
 from __future__ import annotations
 

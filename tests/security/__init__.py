@@ -1,1 +1,1 @@
-"""Attacks and faults: what tenants, nodes and networks can do, and the damage that must not follow."""
+"""Attacks by tenants, nodes and networks, and faults; and the damage that they must not cause."""

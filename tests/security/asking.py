@@ -1,4 +1,4 @@
-"""Requests to a controller by users with roles."""
+"""Requests to a controller by users with different roles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEOPLE = {"vic": "viewer", "ana": "submitter", "bob": "submitter", "boss": "oper
 
 
 class People:
-    """A controller, and users with tokens for it."""
+    """Controller, and users with tokens for it."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site, self.folder = site, folder
@@ -31,7 +31,7 @@ class People:
         self.write()
 
     def write(self, *more: TokenEntry) -> None:
-        """Write the token file as `gangwatch token` does: replace the old file by a new one."""
+        """Replace the token file by a new one with these further entries, as `gangwatch token` does."""
         path = self.folder / OWN_TOKENS
         temporary = path.with_name("tokens.new")
         temporary.write_bytes(write_entries([*self.entries, *more]))
@@ -39,11 +39,11 @@ class People:
         temporary.replace(path)
 
     def reset_wrong_tokens(self) -> None:
-        """Reset the counts of wrong tokens, because all tests come from one address."""
+        """Reset the counts of wrong tokens. All tests come from one address, so the limit would soon apply to all."""
         self.site.controller.access.attempts = Attempts()
 
     def ask(self, who: str, method: str, path: str, body: object = None, **headers: str | None) -> Answer:
-        """Send a request. who: a name, '' for anonymous, 'state' for the token of the state folder."""
+        """Send a request. who: a user's name, '' for anonymous, 'state' for the token in the state folder."""
         token = {"": None, "state": self.site.token}.get(who, self.tokens.get(who))
         given: dict[str, str | None] = {"Authorization": f"Bearer {token}" if token else None}
         return self.site.ask(method, path, {} if body is None and method == "POST" else body, **(given | headers))
@@ -54,7 +54,7 @@ class People:
         return str(answer.document["job"])
 
     def audit(self) -> list[dict[str, Any]]:
-        """Return the lines of the audit log, oldest first."""
+        """Return the entries of the audit log, oldest first."""
         path = self.site.controller.audit.path
         assert path is not None
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -67,7 +67,7 @@ def people(folder: Path, access: Authentication | None = None) -> Iterator[Peopl
 
 
 class Browser:
-    """Browser state for one site: its cookie, and the CSRF token of its pages."""
+    """Browser with the cookie of one server, and the CSRF token of its pages."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.port, self.host = port, host
@@ -116,13 +116,13 @@ class Browser:
         return answer
 
     def load(self, path: str) -> str:
-        """Load a page, and keep its CSRF token for later posts."""
+        """Load a page, and store its CSRF token for later posts."""
         text = self.ask("GET", path).content.decode()
         found = re.search(r'<meta name="csrf" content="([^"]+)">', text)
         self.csrf = found[1] if found is not None else ""
         return text
 
     def post(self, path: str, body: object = None, **headers: str | None) -> Answer:
-        """Post as a button of the page does."""
+        """Send a POST as a button of the page does."""
         given: dict[str, str | None] = {"Content-Type": "application/json", "X-Gangwatch-Csrf": self.csrf}
         return self.ask("POST", path, json.dumps({} if body is None else body), **(given | headers))

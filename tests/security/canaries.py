@@ -1,4 +1,7 @@
-"""Canaries: a unique text in every field that a user can set, taken from the schema, and where each may appear."""
+"""Canaries: a unique text in each field that a user can set, and the rules for where each may appear.
+
+The fields are taken from the types, so that new ones are included.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _numbers = itertools.count()
 
 
 def holds_text(hint: object) -> bool:
-    """Return whether a value of this type can hold user-chosen text, not counting nested structures."""
+    """Return whether a value of this type can hold text of a user. Nested structures do not count."""
     if hint is str:
         return True
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -34,7 +37,7 @@ def holds_text(hint: object) -> bool:
 
 
 def structures(hint: object) -> Iterator[type]:
-    """Yield the structs and dataclasses that a type is or contains."""
+    """Yield the structs and dataclasses that the type is or contains."""
     if isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or dataclasses.is_dataclass(hint)):
         yield hint
     for one in get_args(hint):
@@ -42,7 +45,7 @@ def structures(hint: object) -> Iterator[type]:
 
 
 def text_fields(*roots: type) -> dict[str, type]:
-    """Return every text field of these structures and of nested ones: "JobSpec.name" and its owner type."""
+    """Return {"JobSpec.name": type that has the field} for every text field of these types and of nested ones."""
     found: dict[str, type] = {}
     seen: set[type] = set()
     left = list(roots)
@@ -60,7 +63,7 @@ def text_fields(*roots: type) -> dict[str, type]:
 
 @dataclass(frozen=True)
 class Canary:
-    """A planted text that appears nowhere else. rule: of the field; key: planted in a mapping's key, not its value."""
+    """Unique text in one field. rule: where the field may appear. key: the text is a mapping's key, not its value."""
 
     text: str
     field: str
@@ -68,7 +71,7 @@ class Canary:
     key: bool = False
 
     def allowed_in_documents(self, owner: bool) -> bool:
-        """Return whether documents may show it. owner: whether the reader is the job's user or an operator."""
+        """Return whether documents may contain the text. owner: the reader is the job's user or an operator."""
         if self.key and self.rule.documents is Audience.NOBODY:
             return False
         return self.rule.documents is Audience.ANYONE or (owner and self.rule.documents is Audience.OWNER)
@@ -87,7 +90,7 @@ class Canary:
 
 
 class Planter:
-    """Builder of request bodies with canaries."""
+    """Builder of request bodies with canaries in their fields."""
 
     def __init__(self) -> None:
         self.planted: list[Canary] = []
@@ -98,7 +101,7 @@ class Planter:
         return form.format(canary)
 
     def fill(self, body: type, table: type, valid: dict[str, Any]) -> dict[str, Any]:
-        """Return a body with a canary in each text field except those in `valid`. table: the type whose rules apply."""
+        """Return a body with a canary in each text field that is not in `valid`. table: type whose rules apply."""
         filled: dict[str, Any] = {}
         for name, hint in get_type_hints(body).items():
             if name in valid:
@@ -128,7 +131,7 @@ def job_fields() -> set[str]:
 
 
 class Sink:
-    """An OTLP receiver that keeps the unpacked bodies."""
+    """OTLP receiver that keeps the decompressed bodies."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The control plane of tests/kubernetes, for faults between it and a controller."""
+"""Fixtures: the control plane of tests/kubernetes, for faults between it and a controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A FUSE file whose server answers everything except FLUSH, so that closing it blocks (fuse(4), root only).
+"""FUSE file whose server does not answer FLUSH, so that closing the file blocks (fuse(4); needs root).
 
 The protocol is that of the kernel's include/uapi/linux/fuse.h, version 7.31. Each request has a header of 40 bytes,
 each response one of 16.
@@ -21,13 +21,13 @@ _MNT_DETACH = 2
 
 
 def _attributes(node: int) -> bytes:
-    """Return a struct fuse_attr: the root is a folder, node 2 is a file."""
+    """Return a struct fuse_attr. node: 1 is the root folder, 2 is the file."""
     mode = 0o40755 if node == 1 else 0o100644
     return struct.pack("<QQQQQQIIIIIIIIII", node, 0, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
 class HungFuse:
-    """Mount on `folder` inside the ``with``; ``open`` returns its file. ``answer`` ends the blocked closes."""
+    """FUSE mount on `folder` inside the ``with``. ``open`` opens its file; ``answer`` ends all blocked closes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class HungFuse:
         return os.open(self._folder / "file", os.O_RDONLY | os.O_CLOEXEC)
 
     def answer(self) -> None:
-        """Answer every FLUSH, including later ones."""
+        """Answer all waiting and later FLUSH requests."""
         flushes, self._flushes = self._flushes, []
         self.flushing.clear()
         self._answering = True

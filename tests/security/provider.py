@@ -1,4 +1,4 @@
-"""A small OpenID provider on loopback that signs whatever a test requests."""
+"""OpenID provider on loopback that signs any token that a test requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENT = "gangwatch-test"
 
 
 class Provider:
-    """Issuer, keys and endpoints; serves while entered."""
+    """OpenID provider: issuer, keys and endpoints. It serves inside the ``with``."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Provider:
         return keys
 
     def authorize(self, address: str, **claims: Any) -> dict[str, str]:
-        """Return the query with which the provider redirects the browser back after its user has logged in."""
+        """Return the query with which the provider redirects the browser back after the user has logged in."""
         query = {key: one[0] for key, one in parse_qs(urlsplit(address).query).items()}
         assert query["response_type"] == "code" and query["client_id"] == CLIENT
         code = f"code-{len(self.codes)}"
@@ -128,7 +128,7 @@ class Provider:
 
 
 def raw_token(header: dict[str, Any], body: dict[str, Any], signature: bytes = b"") -> str:
-    """Return a token with any header and body, including combinations that a library refuses to sign."""
+    """Return a token with this header and body, even if a library would refuse to sign them."""
 
     def encoded(content: bytes) -> str:
         return base64.urlsafe_b64encode(content).rstrip(b"=").decode()

@@ -1,4 +1,4 @@
-"""A TCP relay whose line can be cut in one direction: data sent there is accepted and never delivered."""
+"""TCP relay that can drop all data of one direction without an error for the sender."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _READ_BYTES = 65536
 
 
 class Relay:
-    """Forwards TCP connections to a port of this machine; listens on `port` while entered.
+    """Relay of TCP connections to a port of this machine. It listens on `port` inside the ``with``.
 
-    requests, answers: whether data to the server, or from it, is delivered. While one of them is off, connections stay
-    open and new ones are accepted, so neither side gets an error. A connection that lost data in a direction delivers
-    nothing more in that direction, as behind a firewall that dropped its state.
+    requests, answers: whether data to the server, or from it, is delivered. While one is off, connections stay open and
+    new ones are accepted, so neither side gets an error. A connection that has lost data in a direction delivers
+    nothing more in that direction, like behind a firewall that has dropped its state.
     """
 
     def __init__(self, to_port: int) -> None:
@@ -41,7 +41,7 @@ class Relay:
 
     @contextlib.contextmanager
     def cut(self, *, requests: bool = False, answers: bool = False) -> Iterator[None]:
-        """Deliver none of the named directions inside the ``with``."""
+        """Drop data of the named directions inside the ``with``."""
         self.requests, self.answers = not requests, not answers
         try:
             yield

@@ -1,7 +1,7 @@
-"""A cluster in virtual time with one rogue agent: honest agents, all detectors, and the scheduling cycle.
+"""Simulated cluster with one rogue agent: honest agents, all detectors, and the scheduling cycle, in virtual time.
 
-The same cluster exists with each kind of gang names: those of the local backend, of pods, and of steps of Slurm jobs.
-Frames of honest agents are bit-identical with and without the rogue agent.
+The cluster exists with the gang names of each backend: local, Kubernetes and Slurm. The frames of honest agents are
+bit-identical with and without the rogue agent.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PLACEMENT = {"victim": ("n0", "n1", "n2", "n3"), TOUCHABLE: ("n4", ROGUE), "othe
 
 
 class Cluster:
-    """Eight nodes of one slot, and three jobs, one of which has a rank on the rogue node."""
+    """Eight nodes of one slot each, and three jobs. One of the jobs has a rank on the rogue node."""
 
     def __init__(self, kind: Kind, folder: Path, seed: int = 1) -> None:
         self.kind = kind
@@ -92,7 +92,7 @@ class Cluster:
     # --- placement ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Place three jobs, each pinned to its nodes: all other nodes are in maintenance while it starts."""
+        """Place three jobs on chosen nodes: while a job starts, all other nodes are in maintenance."""
         for name, nodes in PLACEMENT.items():
             job_id = self.world.submit(len(nodes), true_seconds=1e6, restartable=True, time_limit_seconds=1e6)
             job = self.world.state.jobs[job_id]
@@ -136,7 +136,7 @@ class Cluster:
         return f"{job_id}-{rank:04d}"
 
     def poll_slurm(self) -> None:
-        """Record a new poll of Slurm that found no change."""
+        """Record a poll of Slurm that found no change."""
         snapshot = self._backend._snapshot
         assert snapshot is not None
         self._backend._snapshot = Snapshot(self.clock.monotonic_ns(), snapshot.nodes, snapshot.jobs)
@@ -144,7 +144,7 @@ class Cluster:
     # --- frames that agents send --------------------------------------------------------------------------------------
 
     def member(self, job_id: str, rank: int) -> Member:
-        """Return the rank with the name that the agent of its node uses."""
+        """Return the rank under the name that the agent of its node reports."""
         if self.kind == "local":
             return Member(job_id, 1, rank)
         if self.kind == "kubernetes":
@@ -152,11 +152,11 @@ class Cluster:
         return Member(f"{job_id}.0", 0, rank)
 
     def gang(self, name: str) -> str:
-        """Return the name that the fleet uses for a job."""
+        """Return the job's name in the fleet."""
         return f"{self.jobs[name]}.0" if self.kind == "slurm" else self.jobs[name]
 
     def honest(self, node: str) -> Iterator[tuple[Layout, Frame]]:
-        """Yield this second's frame of an honest agent."""
+        """Yield the current second's frame of a node's honest agent."""
         at_ns = self.clock.monotonic_ns()
         members: list[Member] = []
         records: list[Record] = []
@@ -178,7 +178,7 @@ class Cluster:
         self._record_seq[node] += len(records)
 
     def send(self, layout: Layout, frame: Frame) -> None:
-        """Hand a received frame to the fleet."""
+        """Pass a received frame to the fleet."""
         received: tuple[AnyLayout, Frame] = (layout, frame)
         if self._naming is not None:
             received = self._naming(*received)
@@ -187,7 +187,8 @@ class Cluster:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def run(self, seconds: int, rogue: Callable[[Cluster], Sequence[tuple[Layout, Frame]]] | None = None) -> None:
-        """Advance the time. rogue: returns the rogue node's frames of each second, which replace its real ones."""
+        """Run for some seconds. rogue: returns the frames that the rogue node sends in each second instead of its
+        honest ones."""
         for _ in range(seconds):
             self._second += 1
             sent: list[tuple[Layout, Frame]] = []
@@ -215,17 +216,17 @@ class Cluster:
         return [action for outcome in self.world.outcomes for action in outcome.actions if isinstance(action, StopGang)]
 
     def jobs_with_actions(self) -> set[str]:
-        """Return the names of the jobs that an action concerns."""
+        """Return the names of the jobs for which the cycle has requested an action."""
         names = {job_id: name for name, job_id in self.jobs.items()}
         return {names[action.job_id] for action in self.actions()} - {TOUCHABLE}
 
     def unhealthy_nodes(self) -> set[str]:
-        """Return the nodes that are not healthy, except the rogue one."""
+        """Return the nodes that are not healthy, without the rogue one."""
         nodes = self.world.state.nodes.values()
         return {node.name for node in nodes if node.state is not NodeState.HEALTHY} - {ROGUE}
 
     def recorded_data(self) -> dict[str, Any]:
-        """Return all recorded data of the gangs without a rank on the rogue node, and of their nodes."""
+        """Return all recorded data about gangs without a rank on the rogue node, and about these gangs' nodes."""
         fleet, found = self.watch._fleet, {}
         for name in PLACEMENT:
             if name != TOUCHABLE:
@@ -254,7 +255,7 @@ def gpu_of(node: str) -> str:
 
 
 def layout_of(node: str, members: Sequence[Member], gpu: str | None = None, states: bool = True) -> Layout:
-    """Return a layout with each rank's process counters, steps, state, GPU and place. gpu: None for the node's own."""
+    """Return a layout with counters, steps, state, GPU and place of each rank. gpu: UUID; None for the node's GPU."""
 
     def whose(member: Member, **more: str) -> tuple[tuple[str, str], ...]:
         fields = {"attempt": str(member.attempt), "gang": member.gang, "rank": str(member.rank), **more}
@@ -276,7 +277,7 @@ def layout_of(node: str, members: Sequence[Member], gpu: str | None = None, stat
 def frame_of(
     layout: Layout, seq: int, at_ns: int, records: Sequence[Record], boot: str = "", **changes: object
 ) -> Frame:
-    """Return a frame of the current time whose counters grow with time."""
+    """Return a frame of the current time. Its counters grow with time."""
     tiers, _, counters = layout.sizes
     values = np.array([float(column.metric == "gangwatch_rank_process_state") for column in layout.gauges])
     frame = Frame(
@@ -291,8 +292,8 @@ EVENTS = ("xid", "gpu_lost", "nic_link", "recovery-action", "device-lost", "link
 
 
 class Rogue:
-    """Generator of frames with false content in every part. Each frame names its own node, because the feed refuses all
-    others (tests/feed/test_feed.py)."""
+    """Frames with false content in every part. Each names the rogue node, because the feed refuses other names
+    (tests/feed/test_feed.py)."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

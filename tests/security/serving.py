@@ -1,4 +1,4 @@
-"""A server like the controller's in this process, with short deadlines, and misbehaving clients."""
+"""Server like the controller's in this process, with short time limits, and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TOKEN = "the token"
 
 @dataclass
 class Served:
-    """A running server and its port."""
+    """Running server with its port."""
 
     server: Server
     port: int
 
     def connect(self, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
-        """Open a connection from this address, and send these bytes."""
+        """Connect from this address, and send these bytes."""
         client = socket.socket()
         client.settimeout(20)
         client.bind((source, 0))
@@ -38,7 +38,7 @@ class Served:
         return client
 
     def ask(self, path: str = "/", token: bool = False, method: str = "GET", body: bytes | None = None) -> int:
-        """Send one well-formed request, and return the status."""
+        """Send one well-formed request. Return the status."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}"} if token else {})
@@ -50,7 +50,7 @@ class Served:
 
     @property
     def refused(self) -> dict[str, float]:
-        """Return the counts of refusals by reason."""
+        """Return {reason: number of refusals}."""
         return {
             labels[0][1]: value
             for name, labels, value in self.server.measures()
@@ -58,12 +58,11 @@ class Served:
         }
 
     def open(self) -> int:
-        """Return the number of open connections."""
         return int(next(value for name, _, value in self.server.measures() if name == "gangwatch_http_connections"))
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer / at once, /big with 8 MB, /wait never, and a POST once its body has arrived."""
+    """ASGI application: / answers at once, /big with 8 MB, /wait never, and a POST once its body has arrived."""
     if scope["type"] == "lifespan":
         while True:
             kind = (await receive())["type"]
@@ -88,7 +87,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def served(bounds: Limits | None = None, security: Security | None = None, of: App = app) -> Iterator[Served]:
-    """Run a server inside the ``with``."""
+    """Run the application `of` in a server inside the ``with``."""
     server, listener = create_server(
         of, "127.0.0.1", 0, security=security, limits=bounds, holds_token=lambda header: header == f"Bearer {TOKEN}"
     )
@@ -105,14 +104,13 @@ def served(bounds: Limits | None = None, security: Security | None = None, of: A
 
 @pytest.fixture
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set all deadlines to half a second or less."""
+    """Set all time limits of the server to half a second or less."""
     for name, seconds in (("HEAD_SECONDS", 0.5), ("BODY_SECONDS", 0.5), ("SEND_SECONDS", 0.5), ("LINGER_SECONDS", 0.3)):
         monkeypatch.setattr(limits, name, seconds)
     monkeypatch.setattr(gate, "LOOK_SECONDS", 0.1)
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
@@ -120,7 +118,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def read_response(client: socket.socket) -> bytes:
-    """Read one complete response of `app`."""
+    """Read one complete response."""
     received = b""
     while not received.endswith(b"hello"):
         data = client.recv(65536)
@@ -130,7 +128,7 @@ def read_response(client: socket.socket) -> bytes:
 
 
 def read_until_closed(client: socket.socket) -> bytes:
-    """Read until the server closes the connection, and return the data."""
+    """Return all data until the server closes the connection."""
     received = b""
     try:
         while data := client.recv(65536):

@@ -1,4 +1,4 @@
-"""A node whose clock is wrong by minutes: its jobs get the same verdicts as on any other node."""
+"""Node whose clock is wrong by minutes: its jobs get the same verdicts as jobs on other nodes."""
 
 from __future__ import annotations
 

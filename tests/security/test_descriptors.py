@@ -1,4 +1,4 @@
-"""Daemons without free file descriptors recover: the limit of real daemons is lowered to what they have open."""
+"""Daemons recover from a lack of file descriptors. The test lowers the limit of real daemons to their open files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 3.0
 
 @contextmanager
 def exhausted(daemon: Daemon, left: int = 0) -> Iterator[None]:
-    """Let the daemon open only this many more files inside the ``with``."""
+    """Limit the daemon to its open files plus `left` inside the ``with``."""
     pid = daemon.process.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     # Recently closed connections must not count as open.
@@ -33,7 +33,7 @@ def exhausted(daemon: Daemon, left: int = 0) -> Iterator[None]:
 
 
 def answers(daemon: Daemon, path: str, seconds: float = 20.0) -> object:
-    """Poll until there is a response, and return it."""
+    """Send requests until the daemon responds. Return the response."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Disk faults under a real controller: full, read-only, an fsync that fails once, an fsync that does not return."""
+"""Faults of a real controller's disk: full, read-only, an fsync that fails once, an fsync that never returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLEEP = ("--", sys.executable, "-I", "-c", "import time; time.sleep(3600)")
 
 @pytest.fixture
 def faults(tmp_path: Path) -> Path:
-    """Make the folder through which a test requests faults of the journal's disk."""
+    """Create the folder of files by which a test switches faults of the journal's disk on."""
     folder = tmp_path / "faults"
     folder.mkdir()
     return folder
@@ -107,7 +107,7 @@ def test_a_blocked_fsync_is_reported_and_ends_no_job(door: FrontDoor, faults: Pa
 
 
 def filled(folder: Path) -> Path:
-    """Fill the file system, and return the file that fills it."""
+    """Fill the file system with one file. Return the file's path."""
     ballast = folder / "ballast"
     with ballast.open("ab", buffering=0) as file:
         for size in (65536, 4096, 1):
@@ -150,7 +150,7 @@ def test_a_full_disk_stops_only_decisions(tmp_path: Path) -> None:
 
 
 def test_a_read_only_disk_stops_only_decisions(door: FrontDoor, faults: Path) -> None:
-    """Simulate an ext4 remount after an error by preloading, because the kernel refuses it while files are open."""
+    """Simulate an ext4 remount after an error with a preloaded library: the kernel refuses it while files are open."""
     door.environment["GANGWATCH_BAD_DISK_OF"] = str(door.state)
     door.up()
     running = door.submit(*SLEEP)

@@ -1,4 +1,4 @@
-"""Faults between a controller and the API server: a paused leader, a cut or slow line, a stopped etcd."""
+"""Faults between a controller and the API server: a paused leader, a cut or slow connection, a stopped etcd."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_a_client_that_lost_the_lease_writes_nothing(cluster: Cluster, access: A
 def test_a_started_stop_is_not_finished_after_the_lease_is_lost(
     cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop keeps requesting until the API server answers; by then another controller may be the leader."""
+    """Stopping a gang repeats its requests until the API server answers; by then another controller may be the
+    leader."""
     leads = [True]
     cluster.add_nodes("n1", "n2")
     cluster.add_gang("kept", 2)
@@ -125,7 +126,7 @@ def etcd(plane: ControlPlane, number: signal.Signals) -> None:
 def test_after_an_etcd_outage_nothing_is_lost_or_bound_twice(
     cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, kubelet: FakeKubelet
 ) -> None:
-    """The API server gives no response, or only 'etcdserver: request timed out', while etcd is stopped."""
+    """While etcd is stopped, the API server gives no response, or only 'etcdserver: request timed out'."""
     cluster.add_nodes("n1", "n2", "n3")
     cluster.add_gang("before", 1)
     with running(access, folder) as it:
@@ -164,7 +165,7 @@ def answered(cluster: Cluster) -> bool:
 def test_a_slow_api_server_only_delays_binding(
     cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, kubelet: FakeKubelet
 ) -> None:
-    """Stop the server for about a third of every second, at random points of its requests."""
+    """The API server is stopped for about a third of every second."""
     nodes = [f"n{number}" for number in range(8)]
     cluster.add_nodes(*nodes)
     server = plane.process_id("kube-apiserver")

@@ -1,4 +1,4 @@
-"""Lines cut in one direction: between a controller and its agents, and between it and the API server."""
+"""Connections that lose the data of one direction: from a controller to its agents, and to the API server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_an_agent_behind_a_half_cut_line_is_reported_and_received_again(tmp_path
 def test_bindings_with_lost_responses_are_made_once(
     cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The API server executes the request and its response is lost; the controller must neither repeat nor undo it."""
+    """The API server binds the pod and its response is lost. The controller must neither repeat nor undo the
+    binding."""
     monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.watch._SILENCE_SECONDS", 8.0)
     chance = random.Random(seed)
     port = urlsplit(access.url).port

@@ -1,4 +1,4 @@
-"""Inputs with which `python -m benchmarks.fuzz` made a parser fail, unchanged."""
+"""Inputs that made a parser fail in `python -m benchmarks.fuzz`, unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_too_many_digits_are_not_a_number() -> None:
 
 
 def test_an_infinite_duration_is_refused(tmp_path: Path) -> None:
-    """The duration was infinite, and `gangwatch config` printed `null`, which is not valid TOML."""
+    """An infinite duration was accepted, and `gangwatch config` printed `null`, which is not valid TOML."""
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration("9" * 400)
     file = tmp_path / "gangwatch.toml"
@@ -87,7 +87,7 @@ def test_a_deeply_nested_rank_file_is_ignored(tmp_path: Path) -> None:
 
 
 def test_a_head_request_with_a_malformed_body_gets_a_response_without_body(caplog: pytest.LogCaptureFixture) -> None:
-    """uvicorn wrote a body, which h11 refuses: each such request logged a traceback."""
+    """uvicorn wrote a body, which h11 refuses, so each such request logged a traceback."""
     with served() as site:
         sent = b"HEAD /wait HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
         answer = read_until_closed(site.connect(sent + b"GET / HTTP/1.1\r\n\r\n"))
@@ -98,6 +98,6 @@ def test_a_head_request_with_a_malformed_body_gets_a_response_without_body(caplo
 
 @pytest.mark.parametrize("port", ["9" * 5003, "65536", "-1", "٣", "", "0x10"])
 def test_an_invalid_port_is_refused_with_its_key(port: str) -> None:
-    """Python converts at most 4,300 digits (sys.set_int_max_str_digits), and raised ValueError."""
+    """Python converts at most 4,300 digits (sys.set_int_max_str_digits); more raised ValueError."""
     with pytest.raises(ConfigError, match=r"^agent\.listen: expected HOST:PORT"):
         parse_listen(f"127.0.0.1:{port}", "agent.listen")

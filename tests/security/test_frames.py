@@ -1,6 +1,6 @@
-"""A frame counts only for its own node: a rogue agent reports no other node's ranks, and no verdict moves their jobs.
+"""Frames of a rogue agent: it can report ranks of its own node only, and no verdict moves the jobs of other nodes.
 
-Each of these attacks worked once; SECURITY.md lists what they must no longer do.
+Each of these attacks worked once; SECURITY.md lists them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.core.telemetry import membership
+from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.fleet_records import HELD_NS, WAITS_NS
+from scheduler_feedback.core.telemetry.membership import Membership
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Attest, Placed, Placements, Refusal
 from scheduler_feedback.core.telemetry.telemetry_update import Look
@@ -61,7 +63,7 @@ SECONDS = 40
 
 @cache
 def undisturbed(kind: Kind) -> dict[str, Any]:
-    """Return the final data of a run in which the rogue node's agent sends nothing."""
+    """Return all recorded data after a run in which the rogue node's agent sends nothing."""
     return after(kind, lambda _: ()).recorded_data()
 
 
@@ -78,7 +80,7 @@ def after(kind: Kind, rogue: Any) -> Cluster:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_rogue_agent_changes_nothing_about_other_nodes_and_their_jobs(kind: Kind, seed: int) -> None:
-    """Steps, consumption, process states, stories and clocks are bit-identical."""
+    """Steps, usage, process states, stories and clocks are bit-identical with and without its frames."""
     cluster = after(kind, Rogue(seed))
     assert cluster.jobs_with_actions() == set()
     assert cluster.unhealthy_nodes() == set()
@@ -94,7 +96,7 @@ def job_of(job_id: str, *nodes: str, attempt: int = 1, state: JobState = JobStat
 
 
 class Bed:
-    """A fleet with the placement of some jobs."""
+    """Fleet that has the placement of some jobs."""
 
     def __init__(self, *jobs: Job, attest: Attest | None = None) -> None:
         self.placements = Placements(attest)
@@ -113,7 +115,7 @@ class Bed:
         records: Sequence[Record] | None = None,
         record_seq: int | None = None,
     ) -> None:
-        """Send a frame of the node in which each of these ranks has finished a step and begun the next."""
+        """Send a frame of the node. Each of these ranks has finished step `step` and begun the next."""
         self.now_ns += SECOND // 100
         duration_ns = round(seconds * SECOND)
         made: list[Record] = []
@@ -212,7 +214,7 @@ def test_late_frames_after_a_jobs_end_or_move_are_not_logged_as_an_attack(caplog
 
 
 def test_open_collectives_of_an_ended_attempt_are_refused() -> None:
-    """Unchanged records are not checked one by one."""
+    """The records equal those of the previous frame, and unchanged records are not checked one by one."""
     bed = Bed(job_of("j-1", "n0"))
     member = Member("j-1", 1, 0)
     opened = (OpenRecord(member, "collective", 7, bed.now_ns),)
@@ -293,7 +295,7 @@ def test_the_names_and_ranks_of_one_node_are_bounded() -> None:
 
 
 class Slurm:
-    """State of Slurm, as the backend keeps it."""
+    """Slurm's jobs in the form in which the Slurm backend keeps them."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, tuple[int, tuple[str, ...]]] = {}
@@ -326,6 +328,26 @@ def test_records_of_a_slurm_job_wait_for_the_poll_that_lists_it() -> None:
     assert bed.where("slurm-7.0") == {0: "n0", 1: "n1"}
     assert bed.fleet.first_steps()[0][:3] == ("slurm-7.0", 0, 1)
     assert set(bed.refused("evil")) == {"not-placed"}
+
+
+def test_backend_decides_once_a_second_for_all_ranks_of_a_node() -> None:
+    asked: list[str] = []
+    slurm = Slurm()
+    slurm.jobs["slurm-7"] = 0, ("n0",)
+
+    def attest(node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
+        asked.append(gang)
+        return slurm.attest(node, gang, came_ns)
+
+    ranks = [(("attempt", "0"), ("gang", "slurm-7.0"), ("rank", str(rank))) for rank in range(8)]
+    columns = [Column("gangwatch_rank_steps_total", labels) for labels in ranks]
+    layout = make_layout("n0", (Tier("t", 1.0),), (), columns)
+    membership = Membership(Placements(attest), Parts(lambda _: 0))
+    for at_ns in (0, SECOND // 2, SECOND):
+        assert membership.layout_of(layout, at_ns) is layout
+    assert asked == ["slurm-7.0"] * 2
+    slurm.jobs.clear()
+    assert membership.layout_of(layout, 2 * SECOND) is not layout, "a refused rank stayed in the layout"
 
 
 def test_records_of_a_job_that_slurm_never_lists_are_bounded_and_dropped() -> None:
@@ -363,7 +385,7 @@ def test_a_rank_of_a_slurm_job_stays_with_the_node_that_reports_it() -> None:
 
 
 def test_restarts_counted_by_a_launcher_are_mapped_to_the_schedulers_attempts() -> None:
-    """torchrun counts its own restarts, which Slurm does not count; each node counts for itself."""
+    """torchrun counts restarts that Slurm does not count, and each node counts for itself."""
     slurm = Slurm()
     slurm.jobs["slurm-7"] = 1, ("n0", "n1")
     bed = Bed(attest=slurm.attest)

@@ -1,4 +1,4 @@
-"""Thousands of malformed inputs for every parser of foreign data; `python -m benchmarks.fuzz` runs a million."""
+"""Thousands of malformed inputs for every parser of external data; `python -m benchmarks.fuzz` runs a million."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Absurd numbers and nesting in Kubernetes annotations, which any user can write, affect only their own object."""
+"""Kubernetes annotations with extreme numbers or nesting, which any user can write, affect only their own object."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_time_beyond_the_calendar_is_ignored() -> None:
 
 
 def test_an_unusable_object_is_skipped_alone() -> None:
-    """Previously such an object ended the watch, which listed everything again and failed on it again."""
+    """Such an object used to end the watch. The watch then listed all objects again and failed again."""
     seen: list[str] = []
 
     def on_change(key: str, _: Pod | None, after: Pod | None) -> None:

@@ -1,4 +1,4 @@
-"""Attacks on the controller's HTTP server: partial, slow, malformed or excessive input affects only its sender."""
+"""Attacks on the controller's HTTP server: incomplete, slow, malformed or too much input affects only its sender."""
 
 from __future__ import annotations
 
@@ -311,7 +311,8 @@ def test_a_remote_peer_is_identified_by_address() -> None:
 
 
 def test_connections_are_shared_by_max_min_fairness() -> None:
-    """A peer with fewer places than the largest always gets one, and gives none up to a larger peer."""
+    """A peer with fewer connections than the largest peer can always open one, and is never closed in favour of a
+    larger."""
     chance = random.Random(18)
     for _ in range(50):
         most, each = chance.randrange(2, 20), chance.randrange(1, 12)

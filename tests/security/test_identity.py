@@ -1,4 +1,4 @@
-"""Node identity: what the authority signs, which node a certificate identifies, revocation, and access to frames."""
+"""Identity of nodes: which certificates the authority signs, which node each one identifies, and revocation."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_times_of_a_peers_certificate_are_read_as_openssl_writes_them() -> None:
 
 
 class Site:
-    """An authority, and an agent of node n0 behind TLS whose requests are counted."""
+    """Certificate authority, and an agent of node n0 behind TLS that counts its requests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.agents = folder, folder / "agents"
@@ -294,7 +294,7 @@ class Site:
         return file
 
     def agent(self, shown: Path, revoked: Path | None = None, **more: Any) -> ThreadedServer:
-        """Return an agent that uses this certificate."""
+        """Return an agent's server with the certificate `shown`."""
         layout = structs.replace(small_layout(), node="n0")
         layout = make_layout("n0", layout.tiers, layout.gauges, layout.counters)
         made = layout, structs.replace(small_frame(layout), node="n0", layout_id=layout.layout_id)
@@ -307,7 +307,7 @@ class Site:
         return Credentials(self.authority.path / "authority.crt", *files, **more)
 
     def ask(self, server: ThreadedServer, path: str, own: Path | None = None, password: str = "") -> int:
-        """Return the status of a request by a scraper or an intruder; 0 if the handshake is refused."""
+        """Return the status of a request with the certificate `own`; 0 if the TLS handshake is refused."""
         context = ssl.create_default_context(cafile=str(self.authority.path / "authority.crt"))
         context.check_hostname = False
         if own is not None:
@@ -366,7 +366,7 @@ def test_the_feed_accepts_an_agent_with_its_own_nodes_certificate(site: Site) ->
     "whose", ["n1", "strangers", "*.node.gangwatch.internal", "gangwatch-agents.gangwatch.svc", "localhost", CONTROLLER]
 )
 def test_the_feed_exchanges_nothing_with_a_wrong_certificate(site: Site, whose: str) -> None:
-    """Refuse even if the frames name the dialled node."""
+    """The feed must refuse even if the frames name the node that it has dialled."""
     controller = site.issue("controller")
     credentials = site.credentials(controller)
     if whose == "n1":

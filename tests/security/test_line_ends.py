@@ -1,4 +1,6 @@
-"""Only "\\n" ends a line: user-chosen names can contain U+2028, form feeds and carriage returns."""
+"""Only "
+" ends a line: names chosen by users can contain U+2028, form feeds and carriage returns.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_a_cgroup_name_attests_no_other_job(separator: str) -> None:
 
 
 def test_the_product_never_calls_splitlines() -> None:
-    """str.splitlines() splits at eleven line ends; foreign text must be split at one only."""
+    """str.splitlines() splits at eleven characters; external text must be split at "
+    " only.
+    """
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for package in ("agent", "exporter", "scheduler_feedback", "gangwatch", "dashboards")

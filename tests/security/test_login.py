@@ -1,4 +1,4 @@
-"""Logins by the page, by an identity provider and by Kubernetes, and the attacks on them."""
+"""Login with a token, with an identity provider and with Kubernetes; and attacks on each."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_without_a_login_the_page_shows_only_public_data(site: People, browser: 
 
 
 def _begin(browser: Browser, path: str) -> str:
-    """Return a page, or the data of a stream until it pauses."""
+    """Return a page; of a stream, the data until it pauses."""
     connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=10)
     cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
     connection.request("GET", path, headers={"Cookie": cookie} if cookie else {})
@@ -113,7 +113,7 @@ def test_actions_of_the_page_are_recorded_for_the_logged_in_user(site: People, b
 
 
 def test_a_cross_site_request_changes_nothing(site: People, browser: Browser) -> None:
-    """A browser may send its cookie with requests of other pages, if SameSite does not prevent it."""
+    """A browser sends its cookie with requests from other sites, unless SameSite prevents it."""
     browser.log_in(site.tokens["boss"])
     job = site.submit("ana")
     path, evil = f"/api/jobs/{job}/cancel", "http://evil.example"
@@ -155,7 +155,7 @@ def test_another_site_cannot_log_a_user_in(site: People, browser: Browser) -> No
 
 
 def test_a_planted_session_is_not_taken_over_by_a_login(site: People, browser: Browser) -> None:
-    """Session fixation: an attacker who plants a cookie must not share the session that the victim opens."""
+    """Session fixation: an attacker who plants a cookie must not share the victim's session."""
     name = f"gangwatch-{site.site.port}"
     browser.cookies = {name: "planted"}
     browser.log_in(site.tokens["ana"])
@@ -283,7 +283,7 @@ def test_a_login_without_a_valid_form_is_refused_with_a_message(site: People, br
 
 
 def test_guesses_are_limited_without_locking_users_out(site: People, browser: Browser) -> None:
-    """A guesser gets ten answers, then one per second; a valid token is accepted always, also from the same address."""
+    """A client gets ten answers to wrong tokens, then one per second. A valid token is always accepted."""
     statuses = [browser.log_in(make_token()).status for _ in range(40)]
     assert statuses[:AT_ONCE] == [401] * AT_ONCE and statuses.count(401) <= AT_ONCE + 2
     refused = browser.log_in("wrong")
@@ -296,7 +296,7 @@ def test_guesses_are_limited_without_locking_users_out(site: People, browser: Br
 
 
 def test_a_guessable_token_is_not_checked_beyond_the_limit(site: People, browser: Browser) -> None:
-    """With a short token in the state folder, guesses are strictly limited, including correct ones."""
+    """If the token in the state folder is short, the limit on attempts also applies to correct tokens."""
     file, before = site.folder / "token", site.site.token
     file.write_text("hunter2")
     try:
@@ -330,7 +330,7 @@ def test_login_attempts_are_bounded_in_memory_and_counted_by_network() -> None:
 
 @contextmanager
 def behind_tls(folder: Path, web: str = "") -> Iterator[tuple[People, Callable[..., tuple[int, Any, bytes]]]]:
-    """Run a controller that is reachable over TLS, where every request must authenticate."""
+    """Run a controller behind TLS where every request must authenticate."""
     state = folder / "state"
     authority = Authority(folder)
     certificate, key = authority.sign("server")
@@ -494,7 +494,7 @@ def raw_signed(provider: Provider, header: dict[str, Any], body: dict[str, Any])
 
 
 def forged_tokens(provider: Provider, stranger: Provider) -> dict[str, str]:
-    """Return tokens that must be refused."""
+    """Return tokens that must be refused, by what is wrong with them."""
     import hashlib
     import hmac
 
@@ -657,7 +657,7 @@ def test_a_browser_logs_in_through_the_provider(federated: People, provider: Pro
 
 
 def test_a_login_started_by_another_browser_is_refused(federated: People, provider: Provider) -> None:
-    """Login CSRF: an attacker sends a victim's browser to the callback with a code of the attacker's own."""
+    """Login CSRF: an attacker sends a victim's browser to the callback with the attacker's own code."""
     attacker, victim = Browser(federated.site.port), Browser(federated.site.port)
     begun = attacker.ask("GET", "/login/oidc")
     back = provider.authorize(begun.headers["location"], sub="attacker")

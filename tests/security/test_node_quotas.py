@@ -1,4 +1,4 @@
-"""Quotas of tenants at the agent of a node: each tenant is limited, and the others keep their share."""
+"""Quotas of tenants at a node's agent: each tenant is limited, and other tenants keep their share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def open_descriptors() -> int:
 
 
 class Bench:
-    """A collector whose agent sees this process in the control group that the test selects."""
+    """Steps collector that finds this process in a control group that the test selects."""
 
     def __init__(self, folder: Path, **quotas: float) -> None:
         self.path = str(folder / "run" / "n.sock")
@@ -63,14 +63,13 @@ class Bench:
         self.use_cgroup("/")
 
     def use_cgroup(self, cgroup: str) -> None:
-        """Pretend that this process is in that control group."""
         self.tree.add(os.getpid(), cgroup, start_time=1)
 
     def use_pod(self, uid: str) -> None:
         self.use_cgroup(f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-{'ab' * 32}.scope")
 
     def register(self, rank: int, slots: int = rings.MIN_SLOTS, **claim: object) -> str:
-        """Register a rank; return '' or the reason of the refusal. An accepted connection stays open."""
+        """Register a rank. Return '' or the reason for the refusal. An accepted connection stays open."""
         descriptor = ring_file(slots)
         client = connect(self.path)
         send(client, message(rank=rank, **claim), [descriptor])
@@ -87,7 +86,7 @@ class Bench:
         wait_until(lambda: all(one.closed for one in self.collector._socket.registered()), "connections remain")
 
     def gangs(self) -> dict[str, int]:
-        """Return the number of ranks with published series, by gang."""
+        """Return {gang: number of ranks with published series}."""
         found: dict[str, int] = {}
         for column in self.collector.collect().gauge_columns:
             if column.metric == "gangwatch_rank_step":
@@ -96,7 +95,7 @@ class Bench:
         return found
 
     def refused(self) -> dict[str, int]:
-        """Return the values of the metric by reason, without zeros."""
+        """Return {reason: refusals}, without zeros."""
         block = self.collector.collect()
         return {
             dict(column.labels)["reason"]: int(value)
@@ -195,7 +194,7 @@ def test_series_of_a_tenant_are_bounded_although_its_ranks_change(make: Callable
 
 
 def test_a_tenants_column_changes_are_rate_limited(make: Callable[..., Bench]) -> None:
-    """Each change gives every subscriber a new layout and rewrites the exposition."""
+    """Each change makes a new layout for every subscriber, and a new exposition."""
     bench = make()
     bench.use_pod(PODS[0])
     bench.register(0)
@@ -234,7 +233,7 @@ def test_series_over_the_rate_limit_are_published_later() -> None:
 
 
 def test_a_refused_reporter_is_not_recorded_as_a_rank(make: Callable[..., Bench]) -> None:
-    """The process was taken for the claimed rank before the agent detected that the rank belongs to another process."""
+    """The refused process was recorded as the rank before the agent saw that the rank belongs to another process."""
     bench = make()
     bench.use_pod(PODS[0])
     assert bench.register(0) == ""
@@ -358,7 +357,7 @@ def test_partial_messages_with_descriptors_leave_none_open(make: Callable[..., B
 def test_a_reporter_refused_before_its_first_message_gets_the_reason(
     make: Callable[..., Bench], tmp_path: Path
 ) -> None:
-    """Our own reporter shows the reason, although the connection was closed when it sent its message."""
+    """The agent closes the connection before the reporter's first message. The reporter must still show the reason."""
     from gangwatch import steps
 
     bench = make(reporters=2, reporters_unattested=0)
@@ -375,7 +374,7 @@ def test_a_reporter_refused_before_its_first_message_gets_the_reason(
 
 @pytest.mark.parametrize("unread", [False, True], ids=["as the ring", "unread in the queue"])
 def test_a_descriptor_whose_close_blocks_delays_no_tenant(unread: bool, make: Callable[..., Bench]) -> None:
-    """A TCP socket that lingers for an hour: previously the step socket's thread closed it and blocked that long."""
+    """Close of a TCP socket can block for an hour (SO_LINGER). The step socket's thread used to close it."""
     bench = make()
     own = Closer("test")  # the test's own close may be the last one and block too
     held = []
@@ -399,7 +398,7 @@ def test_a_descriptor_whose_close_blocks_delays_no_tenant(unread: bool, make: Ca
 
 
 def test_a_file_of_a_hung_fuse_server_blocks_only_its_sender(make: Callable[..., Bench], tmp_path: Path) -> None:
-    """No signal ends such a close: the step socket's thread would have blocked until the server answers."""
+    """No signal ends such a close. It would block the step socket's thread until the FUSE server answers."""
     folder = tmp_path / "fuse"
     folder.mkdir()
     with HungFuse(folder) as fuse:
@@ -428,7 +427,7 @@ def test_a_file_of_a_hung_fuse_server_blocks_only_its_sender(make: Callable[...,
 
 
 def test_descriptors_of_a_tenant_are_received_one_message_at_a_time(make: Callable[..., Bench], tmp_path: Path) -> None:
-    """A message can carry 253 descriptors: unclosable ones of one tenant must not fill the agent's table."""
+    """A message can carry 253 descriptors. Those that cannot be closed must not fill the agent's table."""
     folder = tmp_path / "fuse"
     folder.mkdir()
     with HungFuse(folder) as fuse:
@@ -451,7 +450,7 @@ def test_descriptors_of_a_tenant_are_received_one_message_at_a_time(make: Callab
 
 
 def test_an_uninterruptible_close_blocks_only_its_tenants_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a FUSE server that does not answer FLUSH: close returns only when the other side allows it."""
+    """Simulate a FUSE server that does not answer FLUSH: close returns only when the test allows it."""
     gate, closed = {}, []
     true_close = os.close
 
@@ -576,7 +575,7 @@ def test_the_tenant_with_the_least_use_is_served_first(
 
 
 def write_steps(descriptor: int, first: int, count: int, slots: int = 16384) -> None:
-    """Write steps `first` to `first + count` into the ring, as its writer does."""
+    """Write steps `first` to `first + count` into the ring, as a reporter does."""
     now_ns = time.monotonic_ns()
     for index in range(first, first + count):
         sequence = index + 1
@@ -612,7 +611,7 @@ def test_a_tenant_that_floods_its_rings_loses_only_its_own_records(
 def test_rings_of_disconnected_ranks_are_read_once_within_the_budget(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Previously a full ring at each end of a connection was read at once: sixteen cost a second of CPU time."""
+    """Each closed connection used to have its full ring read at once; sixteen of them cost a second of CPU time."""
     monkeypatch.setattr(module, "FEWEST_RECORDS", 2048)
     monkeypatch.setattr(module, "MOST_RECORDS", 2048)
     bench = make()
@@ -690,7 +689,7 @@ def test_any_order_of_events_keeps_the_accounts_consistent(events: list[tuple[st
 
 
 def connect_all(accounts: Accounts, tenant: Tenant, count: int) -> int:
-    """Return how many of `count` connections are accepted."""
+    """Open `count` connections of the tenant. Return how many are accepted."""
     accepted = 0
     for _ in range(count):
         with contextlib.suppress(ReporterError):
@@ -712,7 +711,7 @@ def test_waiting_connections_are_bounded_per_tenant_for_unattested_and_in_total(
 
 
 def test_unread_rings_count_toward_their_tenants_quota() -> None:
-    """Otherwise a tenant that registers and leaves repeatedly would make the agent hold more and more of its files."""
+    """Otherwise a tenant that registers and disconnects repeatedly could fill the agent's table of files."""
     accounts, tenant = Accounts(Quotas(reporters_per_pod=3, registrations_per_second=1000)), Tenant("pod", "a")
     for _ in range(3):
         accounts.register(tenant, 256, 0.0)

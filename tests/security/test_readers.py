@@ -1,4 +1,4 @@
-"""Readers of any number get responses from a snapshot, in rotation, and never delay a cycle."""
+"""HTTP readers: any number gets responses from a snapshot in fair order, and none delays a scheduling cycle."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_read_thread_pauses_as_long_as_it_works() -> None:
 
 
 def test_a_cycle_does_not_wait_for_readers(site: Site) -> None:
-    """An endless response delays other readers, but neither a cycle nor a command."""
+    """An endless response may delay other readers, but no cycle and no command."""
     going, ended = threading.Event(), threading.Event()
 
     def endless(_: object) -> None:

@@ -1,4 +1,4 @@
-"""Readiness: a controller that is stuck reports it, releases its lease, and is restarted."""
+"""Readiness: a controller that is stuck reports it, releases its Lease, and is restarted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_thread_without_cycles_is_late_and_one_that_does_not_loop_is_stuck() -
 
 
 def test_readiness_reports_a_journal_fsync_that_never_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an earlier release /readyz stayed at 200 for the 45 s that an fsync took."""
+    """In an earlier release /readyz answered 200 for the 45 s that an fsync took."""
     monkeypatch.setattr("scheduler_feedback.controller.progress.LATE_SECONDS", 3.0)
     monkeypatch.setattr("scheduler_feedback.controller.progress.STUCK_SECONDS", 5.0)
     free = threading.Event()

@@ -1,4 +1,4 @@
-"""Step rings cost the agent no memory and no time, whatever the reporter does with the memory file."""
+"""Step rings: a reporter cannot make the agent use memory or time by what it does with the memory file."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def blocks(descriptor: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process, including mapped files of other processes."""
+    """Return the memory of this process in bytes, including mapped files of other processes."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
 
 def punch_hole(descriptor: int, offset: int, size: int) -> None:
-    """Call fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, which no seal on the size forbids."""
+    """Call fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, which seals on the size do not forbid."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.fallocate(descriptor, 0x2 | 0x1, ctypes.c_long(offset), ctypes.c_long(size)) == 0
 
@@ -72,7 +72,7 @@ def test_reading_a_hole_allocates_nothing() -> None:
 
 
 def test_sparse_rings_do_not_grow_the_agents_memory(tmp_path: Path) -> None:
-    """Several ranks in a row have a ring that is full by its count but has no pages."""
+    """Some ranks have a ring that is full by its count but has no memory pages."""
     path = str(tmp_path / "run" / "n.sock")
     collector = StepCollector(path, Attribution(None), quotas=Quotas(registrations_per_second=1000))
     descriptors = [ring_file(16384, 16384) for _ in range(48)]
@@ -115,7 +115,7 @@ def test_holes_punched_during_a_read_cost_only_records() -> None:
 
 
 def reopened(flags: int) -> Callable[[], int]:
-    """Return a maker of another open file of the same memory, with these flags."""
+    """Return a function that opens the same memory file with these flags."""
 
     def make() -> int:
         descriptor = ring_file()
@@ -205,7 +205,7 @@ def record(index: int, number: int) -> bytes:
 
 
 def test_a_count_torn_upward_reads_no_record_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may copy eight bytes one by one: 0x00ff that becomes 0x0100 may be read as 0x01ff."""
+    """The kernel may copy eight bytes one by one: a change from 0x00ff to 0x0100 may be read as 0x01ff."""
     descriptor = ring_file(1024)
     with opened(descriptor) as ring:
         for index in range(0x100):
@@ -256,7 +256,7 @@ print(index)
 
 
 def test_records_overwritten_during_a_read_are_dropped() -> None:
-    """A writer overtakes the reader repeatedly; every record that the reader accepts must be intact."""
+    """The writer overwrites records repeatedly. Every record that the reader returns must be intact."""
     descriptor = ring_file(256)
     os.set_inheritable(descriptor, True)
     with (

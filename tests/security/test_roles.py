@@ -1,4 +1,4 @@
-"""Roles: permitted actions of each authenticated user, and the audit log."""
+"""Roles: actions that each authenticated user may request, and the audit log."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_only_owner_and_operators_see_logs_and_command_lines(site: People) -> No
 
 
 def test_a_cached_response_is_not_served_to_a_reader_with_fewer_rights(site: People) -> None:
-    """Responses are cached while the state is unchanged, by request and by the reader's rights."""
+    """Responses are cached while the state is unchanged, separately for each request and the reader's rights."""
     job = site.submit("ana", command=["python", "--key=x"])
     site.ask("boss", "POST", "/api/freeze", {})
     try:
@@ -313,7 +313,7 @@ def test_the_audit_log_names_user_and_action(site: People) -> None:
 
 
 def test_changes_that_cannot_be_audited_are_refused(site: People, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk changes are refused, except a freeze; reads continue, and so do changes once there is room."""
+    """On a full disk changes are refused, except a freeze. Reads continue, and changes resume when there is room."""
     jobs = len(site.ask("", "GET", "/api/jobs").document)
 
     def full(*_: object) -> int:

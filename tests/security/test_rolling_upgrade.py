@@ -1,4 +1,4 @@
-"""Rolling upgrade and downgrade with the wheel of an older commit: mixed daemons, and jobs that continue."""
+"""Rolling upgrade and downgrade with the wheel of an older commit: daemons of both releases; jobs continue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("front-door"), pytest.ma
 
 @pytest.fixture(scope="session")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with the installed old wheel; it uses our dependencies."""
+    """Return the folder in which the old wheel is installed. It uses the current dependencies."""
     folder = tmp_path_factory.mktemp("old")
     git = needs.component("git", "git")
     archive = subprocess.run([git, "-C", str(ROOT), "archive", OLD], capture_output=True)
@@ -59,7 +59,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TwoReleases(FrontDoor):
-    """One state folder, used with commands of either release."""
+    """State folder that commands of either release use."""
 
     def __init__(self, folder: Path, old: Path) -> None:
         super().__init__(folder)
@@ -109,7 +109,7 @@ def metrics_of(door: FrontDoor) -> str:
 
 
 def value(text: str, series: str) -> float:
-    """Return the sum of the series with this name (and first labels)."""
+    """Return the sum of the series whose text begins with `series`: a name, perhaps with some labels."""
     found = re.findall(rf"^{re.escape(series)}[^\n ]* (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
 
@@ -160,7 +160,7 @@ def test_upgrade_and_downgrade_end_no_job(door: TwoReleases) -> None:
 
 @pytest.mark.parametrize("agents", ["old", "new"])
 def test_a_controller_receives_agents_of_another_release(door: TwoReleases, agents: str) -> None:
-    """In the middle of a rollout `up` adopts the running agents and starts the controller of the new release."""
+    """In the middle of a rollout, `up` adopts the running agents and starts the controller of the new release."""
     first, then = (door.use_old, door.use_new) if agents == "old" else (door.use_new, door.use_old)
     first()
     up(door)
@@ -179,7 +179,7 @@ def test_a_controller_receives_agents_of_another_release(door: TwoReleases, agen
 
 
 def paced(door: FrontDoor, job: str) -> bool:
-    """Return whether the controller knows the job's pace, so that steps read by the agents have arrived."""
+    """Return whether the controller knows the job's step time, which needs steps from the agents."""
     record = door.state.controller()
     try:
         with urllib.request.urlopen(f"{record.url}/api/jobs/{job}/pace", timeout=20) as answer:  # type: ignore[union-attr]

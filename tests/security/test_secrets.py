@@ -1,4 +1,4 @@
-"""User-set values appear only where the table of core/disclosure.py allows them: canaries in all fields."""
+"""Text set by users appears only where core/disclosure.py allows it. The tests put a unique text in each field."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ REFUSED = ("/api/journal", "/api/jobs/{}/logs?rank=0")
 
 
 class Planted:
-    """A gangwatch whose jobs have canaries in all fields, and all of its outputs."""
+    """gangwatch with a canary in every field of its jobs, and all outputs to search."""
 
     def __init__(self, door: FrontDoor, planter: Planter, sink: Sink, folder: Path) -> None:
         self.door, self.planter, self.sink = door, planter, sink
@@ -88,7 +88,7 @@ class Planted:
         return self.planter.planted
 
     def ask(self, method: str, path: str, reader: str = "", body: Any = None, url: str = "") -> tuple[int, bytes]:
-        """Return status and body; of a stream, its first chunks."""
+        """Send a request as this reader. Return (status, body); of a stream, its beginning."""
         record = self.door.state.controller()
         assert record is not None
         connection = http.client.HTTPConnection(urlsplit(url or record.url).netloc, timeout=15)

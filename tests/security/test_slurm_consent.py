@@ -1,6 +1,6 @@
-"""Owners can withdraw consent, which covers one job only: the backend reads it again right before it acts on a job.
+"""Owners can withdraw consent, for one job each: the Slurm backend reads it again right before it acts on a job.
 
-The backend is the real one with its thread. The queue changes between the poll and the action.
+The backend is the real one with its thread. The queue changes between the backend's poll and its action.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def stop(why: StopReason = StopReason.MIGRATE) -> StopGang:
 
 
 def audited(folder: Path) -> str:
-    """Return the outcome of the first audit line about job 7."""
+    """Return the outcome in the first audit entry about job 7."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         found = [line.outcome for line in lines(folder / "slurm-actions.jsonl") if line.target == "7"]

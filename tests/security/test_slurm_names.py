@@ -1,7 +1,6 @@
 """Slurm prints text of users: job names, comments, folders and accounts must not forge a field or hide a job.
 
-`benchmarks.slurm.printed` prints as Slurm 22.05.8 does; tests/slurm/test_hostile_names.py does the same with real
-daemons.
+`benchmarks.slurm.printed` prints as Slurm 22.05.8 does; tests/slurm/test_hostile_names.py uses real daemons.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ SEPARATORS = (b"\n", "\u2028".encode(), "\x85".encode(), b"\x0c", b"\x0b", b"\x1
 
 
 def forged_line() -> bytes:
-    """Return the line that a rival forges for the victim: it has opted in, and is killed."""
+    """Return a line of Slurm's output that an attacker forges for the victim's job: opted in, and killed."""
     return as_text([replace(VICTIM, comment=b"gangwatch:restartable,signal=KILL,grace=0")]).rstrip()
 
 
 def rivals() -> list[Printed]:
-    """Return jobs of one user, each with another way to imitate Slurm's own output."""
+    """Return one user's jobs. Each imitates Slurm's own output in another way."""
     rest = as_text([Printed(0)]).split(b" UserId=", 1)[1].rstrip()
     ways: list[dict[str, bytes]] = []
     for separator in SEPARATORS:
@@ -53,7 +52,7 @@ def rivals() -> list[Printed]:
 
 
 def listed(jobs: list[Printed], text: bool) -> dict[int, SlurmJob]:
-    """Return the jobs after enough listings to request the GPUs of every job."""
+    """Return the jobs by id, after enough polls to request the GPUs of each job."""
 
     async def ask() -> dict[int, SlurmJob]:
         commands = PrintedCommands(Queue(jobs), text)

@@ -1,12 +1,12 @@
-"""Run of AccaSim's EASYBackfilling in a separate environment; imports nothing of gangwatch.
+"""Program that runs AccaSim's EASYBackfilling in a separate environment. It imports nothing of gangwatch.
 
 Standard input: {"nodes", "slots", "jobs": [[id, submit second, run seconds, ranks], ...], "reservation": bool}.
 Standard output: {id: second of its start}. AccaSim (Galleguillos, Kiziltan, Netti, Soto, 2020; PyPI accasim 1.1.3, MIT)
 was written for Python 3.5, which still had `collections.Mapping`.
 
-reservation: pass the scheduler's reserved nodes to its allocator. The published release passes an empty list
-(scheduler_class.py line 499), so every job that fits is backfilled and the reservation has no effect. Release 1.0.0
-still passed the nodes.
+reservation: whether the allocator gets the nodes that the scheduler reserves. The published release passes an empty
+list (scheduler_class.py line 499), so every job that fits is backfilled and the reservation has no effect. Release
+1.0.0 passed the nodes.
 """
 
 import collections
@@ -30,8 +30,6 @@ question = json.load(sys.stdin)
 
 
 class Jobs(Reader):
-    """Reader of the jobs on standard input, in order."""
-
     def __init__(self, factory):
         super().__init__(factory)
         self._jobs = iter(question["jobs"])
@@ -53,7 +51,7 @@ class Jobs(Reader):
 
 
 class Allocator(FirstFit):
-    """First fit, which gets the scheduler's reserved nodes if `reservation` is set."""
+    """First-fit allocator. If `reservation` is set, it gets the nodes that the scheduler reserves."""
 
     def allocating_method(self, es, cur_time, skip=False, reserved_time=None, reserved_nodes=None):
         if question["reservation"] and reserved_time is not None:

@@ -1,6 +1,6 @@
-"""Short independent implementation of the rules of Muri's published runs, as a reference for the simulator.
+"""Independent implementation of the rules in Muri's published runs, as a reference for the simulator.
 
-It follows Rivendile/Muri, simulator/run_sim.py. It shares no code with that file, the simulator or the cycle.
+It follows Rivendile/Muri, simulator/run_sim.py, and shares no code with that file, the simulator or the cycle.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read(path: Path) -> list[_Job]:
 
 
 def run(path: Path, order: str, gpus: int = 64) -> dict[str, tuple[float, float]]:
-    """Return (submission, end) of each job in seconds. order: 'srtf', 'srsf' or 'las'."""
+    """Return {job: (submission, end)} in seconds. order: 'srtf', 'srsf' or 'las'."""
     coming, live, done = read(path), list[_Job](), dict[str, tuple[float, float]]()
     ends_at = falls_at = NEVER
     levels: list[list[_Job]] = [[], [], []]

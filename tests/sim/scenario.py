@@ -1,4 +1,4 @@
-"""Small simulations with results that can be computed by hand."""
+"""Small simulations whose results can be computed by hand."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ FIFO_EASY = Policy(order=Order.FIFO, backfill=Backfilling.EASY, estimates=Estima
 
 
 def job(job_id: str, at: float, ranks: int, run_seconds: float, **specification: Any) -> TraceJob:
-    """Return a job that arrives `at` seconds after the start."""
+    """Return a job that is submitted `at` seconds after the start of the simulation."""
     spec = JobSpec(job_id, SIMULATED_COMMAND, ranks, **specification)
     return TraceJob(job_id, 0, round(at * 1e9), run_seconds, spec)
 
 
 def simulation(jobs: Iterable[TraceJob], nodes: int, slots: int, **settings: Any) -> Simulation:
-    """Return a simulation, by default with FIFO, EASY backfilling and exact estimates."""
+    """Return a simulation; by default with FIFO order, EASY backfill and exact run time estimates."""
     settings.setdefault("policy", FIFO_EASY)
     return Simulation(Trace("scenario", tuple(jobs)), grid(nodes, slots), spans=True, **settings)
 
 
 def starts(engine: Engine) -> dict[str, float]:
-    """Return the first start of each job, in seconds after the start of the simulation."""
+    """Return each job's first start, in seconds after the start of the simulation."""
     return {
         job_id: (course.first_start_ns - engine.first_ns) / 1e9
         for job_id, course in engine.courses.items()
@@ -37,7 +37,7 @@ def starts(engine: Engine) -> dict[str, float]:
 
 
 def ends(engine: Engine) -> dict[str, float]:
-    """Return the end of each job, in seconds after the start of the simulation."""
+    """Return each job's end, in seconds after the start of the simulation."""
     return {
         job_id: (course.ended_ns - engine.first_ns) / 1e9
         for job_id, course in engine.courses.items()

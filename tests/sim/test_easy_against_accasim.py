@@ -1,14 +1,14 @@
-"""EASY backfilling compared with AccaSim's implementation, on a thousand jobs of Philly at a time.
+"""EASY backfill compared with AccaSim's implementation, on a thousand jobs of the Philly trace at a time.
 
-Estimates are exact and there is no topology: 8 GPUs a node, any of them for any gang. The tests explain each single
-difference by a property of AccaSim:
+Estimates are exact and there is no topology: 8 GPUs a node, any of them for any gang. The tests explain each difference
+between the two schedules by a property of AccaSim:
 
 * Published release 1.1.3 backfills every job that fits: its allocator never gets the reserved nodes (accasim_run.py).
 * With the reservation, it backfills only jobs that end before the head's start. EASY as described by Lifka (1995) and
-  by Mu'alem and Feitelson (2001) also starts jobs of any length that do not need the head's nodes.
+by Mu'alem and Feitelson (2001) also starts jobs of any length that do not need the head's nodes.
 
-A single difference would change the whole later schedule. To compare decision by decision, the cycle follows AccaSim's
-schedule: at every instant it gets AccaSim's state, decides, and then has to apply AccaSim's decision.
+One different decision would change all later ones. So the cycle follows AccaSim's schedule: at every instant it gets
+AccaSim's state and decides; then AccaSim's decision is applied.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENVIRONMENT = Path(__file__).resolve().parents[2] / ".cache" / "accasim" / "bin
 
 @dataclass(frozen=True)
 class Piece:
-    """Piece of the trace, mostly a thousand jobs, on a cluster that is too small for them."""
+    """Part of the trace, mostly a thousand jobs, and the size of a cluster that is too small for them."""
 
     first: int
     nodes: int
@@ -71,7 +71,7 @@ def jobs_of(piece: Piece) -> tuple[TraceJob, ...]:
 
 @cache
 def accasim(piece: Piece, reservation: bool) -> dict[str, int]:
-    """Return the start of each job in seconds, from AccaSim."""
+    """Return each job's start in AccaSim's schedule, in seconds."""
     if not _ENVIRONMENT.exists():
         needs.absent("AccaSim is absent: packaging/accasim.sh python3 (or make components)")
     jobs = [[job.job_id, job.submitted_ns // SECOND, int(job.run_seconds), job.spec.ranks] for job in jobs_of(piece)]
@@ -86,7 +86,7 @@ def accasim(piece: Piece, reservation: bool) -> dict[str, int]:
 
 
 def ours(piece: Piece) -> dict[str, int]:
-    """Return the start of each job in seconds, from gangwatch's simulator."""
+    """Return each job's start in the schedule of gangwatch's simulator, in seconds."""
     trace = replace(_philly(), jobs=jobs_of(piece))
     engine = Simulation(trace, grid(piece.nodes, piece.slots), FIFO_EASY).engine()
     engine.run()
@@ -113,10 +113,10 @@ def test_every_job_starts_at_the_same_second(piece: Piece) -> None:
 
 @dataclass(frozen=True)
 class Instant:
-    """State at one instant, AccaSim's decision, and the cycle's decision.
+    """State at one instant, with the decisions of AccaSim and of gangwatch's cycle.
 
-    left: free slots before the decision. busy: (end, ranks) of each gang that continues to run. waiting: pending jobs
-    in order. mine, theirs: ids of the started jobs.
+    left: free slots before the decision. busy: (end, ranks) of each running gang. waiting: pending jobs in order. mine,
+    theirs: ids of the jobs that the cycle and AccaSim start.
     """
 
     at: int
@@ -128,7 +128,7 @@ class Instant:
 
 
 def along(piece: Piece, theirs: dict[str, int]) -> Iterator[Instant]:
-    """Make the cycle follow AccaSim's schedule, and yield every instant with pending jobs."""
+    """Make the cycle follow AccaSim's schedule. Yield every instant with pending jobs. theirs: AccaSim's starts."""
     jobs = {job.job_id: job for job in jobs_of(piece)}
     arrivals: dict[int, list[TraceJob]] = {}
     ends: dict[int, list[TraceJob]] = {}
@@ -176,7 +176,7 @@ def along(piece: Piece, theirs: dict[str, int]) -> Iterator[Instant]:
 
 
 def head_start(instant: Instant, head: TraceJob, started: list[TraceJob]) -> int:
-    """Return when the head could start if these jobs started now, by the number of slots only."""
+    """Return when enough slots for the head are free if the jobs in `started` start now."""
     free = instant.left - sum(job.spec.ranks for job in started)
     ends = sorted([*instant.busy, *((instant.at + int(job.run_seconds), job.spec.ranks) for job in started)])
     at = instant.at
@@ -188,7 +188,7 @@ def head_start(instant: Instant, head: TraceJob, started: list[TraceJob]) -> int
 
 
 def reasons(instant: Instant) -> Iterator[str]:
-    """Yield the reason for each job that only one of the two started."""
+    """Yield the reason why AccaSim and the cycle start different jobs, for each of these jobs."""
     if instant.mine == instant.theirs:
         return
     by_id = {job.job_id: job for job in instant.waiting}

@@ -1,4 +1,4 @@
-"""Engine: simulations computed by hand, and properties of every simulation."""
+"""Simulation engine: results computed by hand, and properties of arbitrary simulations."""
 
 from __future__ import annotations
 
@@ -110,3 +110,11 @@ def test_load_scales_the_arrivals() -> None:
     jobs = [job("a", 0, 1, 10), job("b", 100, 1, 10)]
     assert simulation(jobs, 1, 1).run().makespan_seconds == 110
     assert simulation(jobs, 1, 1, load=4.0).run().makespan_seconds == 35
+
+
+@pytest.mark.parametrize("backfill", list(Backfilling))
+def test_a_job_without_run_time_ends_at_its_start(backfill: Backfilling) -> None:
+    jobs = [job("long", 0, 2, 100), job("wide", 1, 4, 50), job("empty", 2, 1, 0)]
+    engine = simulation(jobs, 2, 2, policy=replace(FIFO_EASY, backfill=backfill)).engine()
+    assert engine.run().unfinished == 0
+    assert ends(engine)["empty"] == starts(engine)["empty"]

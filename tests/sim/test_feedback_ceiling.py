@@ -1,4 +1,4 @@
-"""Ceiling of feedback: the computed best result without foresight is optimal and agrees with drawn fault durations."""
+"""Best possible result of feedback without foresight: it is optimal, and it agrees with randomly drawn faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIFE = Life(600.0, 1.5)
 
 
 def test_the_duration_law_agrees_with_drawn_durations() -> None:
-    """Integrate in steps: E min(L, t) is the area under the survival probability."""
+    """Integrate numerically: E min(L, t) is the area below the survival function."""
     steps = [2.0 ** (step / 64) for step in range(-640, 64 * 24)]
     area = steps[0]
     for low, high in itertools.pairwise(steps):
@@ -56,7 +56,7 @@ def test_a_gang_that_ends_before_the_end_of_the_wait_stays() -> None:
 
 
 def test_witnessed_hits_explain_all_losses_without_feedback() -> None:
-    """Use thirty gangs on separate nodes that all start at once, so that no gang starts on a slow node."""
+    """Start thirty gangs at once on separate nodes, so that none starts on a slow node."""
     trace = Trace("thirty", tuple(job(str(number), 0.0, 16, 36_000.0) for number in range(30)))
     hits, lost_seconds = witnessed(trace, 3)
     assert len(hits) >= 5

@@ -1,4 +1,4 @@
-"""`--preset muri` gives the published figures, and those of an independent reference on resampled traces."""
+"""`--preset muri` gives the published figures and, on resampled traces, those of an independent implementation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_reference_gives_the_published_figures(order: str) -> None:
 
 
 def resampled(path: Path, seed: int, jobs: int) -> None:
-    """Write a resampled trace: jobs drawn with replacement, arrivals from its intervals."""
+    """Write a resampled trace: jobs drawn with replacement, with arrival intervals drawn from the original ones."""
     with needs.data("jobs", "muri-trace1.csv").open() as file:
         rows = list(csv.DictReader(file))
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The default policy with estimates from history does not use the true run time of a running job."""
+"""The default policy with run time estimates from history does not use the true run time of a running job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ def _changed(trace: Trace, number: int, factor: float) -> Trace:
 
 
 def _first_difference(trace: Trace, policy: Policy, number: int, factor: float) -> tuple[int | None, int]:
-    """Return the instant of the first different decision, and the first end of the changed job in either run."""
+    """Run the trace unchanged, and with the run time of job `number` multiplied by `factor`.
+
+    Return the time of the first different decision (None: no difference), and the job's end in the run where it ends
+    first.
+    """
     one, before = _undisturbed(trace, policy)
     other, after = _run(_changed(trace, number, factor), policy)
     job_id = trace.jobs[number].job_id

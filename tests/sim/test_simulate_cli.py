@@ -1,4 +1,4 @@
-"""Tests of `gangwatch simulate`: its output, its page, and its errors."""
+"""`gangwatch simulate`: its output, its HTML page, and its errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEYS = [
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
-    """Write sixty jobs of two queues: one with a name that would end a script, one larger than the cluster."""
+    """Write sixty jobs of two queues, whose workload name contains HTML, and one job that exceeds the cluster."""
     path = tmp_path / "jobs.jsonl"
     lines = [
         {
@@ -261,7 +261,10 @@ def test_simulation_beyond_the_year_2200_is_refused(tmp_path: Path) -> None:
 
 
 def on_a_terminal(*arguments: str | Path, stdout_too: bool = False) -> tuple[str, str]:
-    """Run it with standard error, or both, on a terminal. Returns (piped standard output, terminal output)."""
+    """Run the command with standard error on a terminal. Return (standard output, terminal output).
+
+    stdout_too: connect standard output to the terminal as well.
+    """
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "gangwatch", "simulate", *map(str, arguments)]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}

@@ -1,4 +1,4 @@
-"""Tests of the trace formats, and of invalid files."""
+"""Formats of job traces, and errors for invalid files."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_random_bytes_raise_trace_error(file: Path) -> None:
 
 
 def test_invalid_utf8_affects_only_its_own_cell(file: Path) -> None:
-    """Invalid UTF-8 can be printed, written to a journal, and distinguished from valid text."""
+    """Text with invalid UTF-8 can be printed, written to a journal, and distinguished from valid text."""
     trace = read(file, PHILLY.encode() + b"2017-10-09 07:01:55,5,1,0,a\xff\n2017-10-09 07:01:55,5,1,0,\xc3\xa9\n")
     assert [job.spec.queue for job in trace.jobs] == ["a\\xff", "é"]
     assert not trace.refused

@@ -1,9 +1,10 @@
-"""Agents of many nodes of the test bed in one process: the agent's own node, collectors and server for each of them.
+"""Program that runs the agents of many nodes of the test Slurm cluster in one process.
 
     agents.py STATE_FOLDER NODE...
 
-One process a node would do the same with thirty times the memory and start-up time. Only the collectors of hardware
-that this machine does not have are missing. Slurm's own step daemons attest ranks and their processes.
+Each node has the agent's own node, collectors and server. One process a node would need thirty times the memory and
+start-up time. Only the collectors of hardware that this machine lacks are missing. Slurm's step daemons attest ranks
+and their processes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A test bed: a whole Slurm on this machine in its own folder: munged, slurmctld and one slurmd a node.
+"""Test cluster: a whole Slurm on this machine in its own folder, with munged, slurmctld and one slurmd for each node.
 
-Debian's packages, real daemons and real srun ranks. Only the GPUs are not real: they are character devices like
-/dev/null, which Slurm counts, binds and assigns as any other. The bed touches nothing outside the folder except TCP
-ports on loopback, and on leaving it ends every process that it started, jobs included. It needs root: Slurm's daemons
-start steps as other users, and mknod(2) makes devices.
+It runs Debian's packages with real daemons and real srun ranks. Only the GPUs are fake: character devices like
+/dev/null, which Slurm counts, binds and assigns like GPUs. The cluster touches nothing outside the folder except TCP
+ports on loopback. At its end it ends every process that it started, jobs included. It needs root: Slurm's daemons start
+steps as other users, and mknod(2) makes devices.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AbsentError(RuntimeError):
 
 
 def find() -> None:
-    """Raise AbsentError if the bed cannot be made here."""
+    """Raise AbsentError if a test cluster cannot run on this machine."""
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
             raise AbsentError(f"{program} is absent: apt-get install {package}")
@@ -62,10 +62,10 @@ def find() -> None:
 
 
 class Bed:
-    """A running Slurm. Enter it to start it.
+    """Test Slurm cluster that runs inside the ``with``.
 
-    nodes: their number. environment: further variables of every rank (a TaskProlog exports them), with '{node}' for the
-    node's name.
+    nodes: number of nodes. environment: additional variables of every rank, exported by a TaskProlog; '{node}' is
+    replaced by the node's name.
     """
 
     def __init__(self, nodes: int = 64, environment: Mapping[str, str] | None = None, gpus: int = GPUS) -> None:
@@ -109,11 +109,12 @@ class Bed:
         self.export(self._environment)
 
     def export(self, environment: Mapping[str, str]) -> None:
-        """Set the further variables of all ranks; '{node}' is replaced by the node's name."""
+        """Set additional variables of all ranks; '{node}' is replaced by the node's name."""
         lines = (f'echo "export {name}={value}"' for name, value in environment.items())
-        task_prolog = self.folder / "task_prolog"
-        task_prolog.write_text("#!/bin/sh\n" + "\n".join(lines).replace("{node}", "$SLURMD_NODENAME") + "\n")
-        task_prolog.chmod(0o755)
+        new = self.folder / "task_prolog.new"
+        new.write_text("#!/bin/sh\n" + "\n".join(lines).replace("{node}", "$SLURMD_NODENAME") + "\n")
+        new.chmod(0o755)
+        new.rename(self.folder / "task_prolog")  # a script that a rank is just starting cannot be written
 
     def _all(self) -> str:
         return f"gpu[001-{self.count:03d}]"
@@ -198,7 +199,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return [path for path in paths if path.exists()]
 
     def _end(self) -> None:
-        """End slurmctld first, because it would restart jobs, then everything else; a bed saves nothing."""
+        """End slurmctld first, because it would restart jobs, then all else. No state is saved."""
         for daemon in reversed(self._daemons.values()):
             daemon.kill()
             daemon.wait()
@@ -206,7 +207,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _kill_steps(self) -> None:
-        """Kill every process with this bed's slurm.conf in its environment: step daemons and their children."""
+        """Kill every process whose environment has this cluster's slurm.conf: step daemons and their children."""
         mark = f"SLURM_CONF={self.folder}/".encode()
         for path in Path("/proc").iterdir():
             if path.name.isdigit() and int(path.name) != os.getpid():
@@ -231,7 +232,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return {**os.environ, "SLURM_CONF": str(self.configuration)}
 
     def start_controller(self) -> None:
-        """Start slurmctld from its state folder."""
+        """Start slurmctld, which reads the state that an earlier one saved."""
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.configuration))
         self._wait("slurmctld", self._answers)
 
@@ -239,7 +240,6 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return subprocess.run(["scontrol", "ping"], env=self.environment, capture_output=True).returncode == 0
 
     def kill_controller(self) -> None:
-        """Send SIGKILL to slurmctld."""
         daemon = self._daemons.pop("slurmctld")
         daemon.kill()
         daemon.wait()
@@ -248,7 +248,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         self._start(name, "slurmd", "-D", "-N", name, "-f", str(self.configuration))
 
     def kill_node(self, name: str) -> None:
-        """Send SIGKILL to a slurmd; its step daemons and the ranks survive."""
+        """Send SIGKILL to a node's slurmd. Its step daemons and ranks survive."""
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()
@@ -257,7 +257,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return self._daemons["slurmctld"].pid
 
     def reset(self) -> None:
-        """Remove all jobs and return every node to the idle state of slurm.conf."""
+        """Remove all jobs, and make every node idle as in slurm.conf."""
         if numbers := self.ask("squeue", "--noheader", "--format=%A").split():
             for options in (("--state=PENDING",), ("--signal=KILL", "--full"), ()):
                 subprocess.run(["scancel", *options, *numbers], env=self.environment, capture_output=True)
@@ -277,7 +277,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         self.wait_for("every node idle", self._all_idle)
 
     def _all_idle(self) -> bool:
-        """Return whether all nodes are idle; a resumed node may not respond to slurmctld at once."""
+        """Return whether all nodes are idle and respond. A resumed node may respond to slurmctld only later."""
         if drained := self.nodes_in("drain", "down"):
             command = ["scontrol", "update", f"NodeName={','.join(drained)}", "State=RESUME"]
             subprocess.run(command, env=self.environment, capture_output=True)
@@ -287,7 +287,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
     # --- queries -----------------------------------------------------------------------------------------------------
 
     def ask(self, *command: str, given: str | None = None) -> str:
-        """Return the output of one of Slurm's commands. Raises RuntimeError if it fails."""
+        """Return the output of a Slurm command. Raises RuntimeError if it fails."""
         done = subprocess.run(
             command, env=self.environment, input=given, capture_output=True, text=True, cwd=self.folder, timeout=60
         )
@@ -300,19 +300,19 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return sorted(set(output.split()))
 
     def submit(self, script: str, *options: str) -> str:
-        """Submit a batch script and return its job number."""
+        """Submit a batch script. Return its job number."""
         output = self.ask("sbatch", "--parsable", "--output=/dev/null", *options, given=f"#!/bin/sh\n{script}\n")
         return output.strip().partition(";")[0]
 
     def job(self, number: str) -> dict[str, str]:
-        """Return the output of `scontrol show job`, by key."""
+        """Return the fields of `scontrol show job`."""
         return fields(self.ask("scontrol", "--oneliner", "show", "job", number))
 
     def node(self, name: str) -> dict[str, str]:
         return fields(self.ask("scontrol", "--oneliner", "show", "node", name))
 
     def wait_for(self, what: str, done: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait for the condition. Raises TimeoutError with its name and the end of slurmctld's log."""
+        """Wait for the condition. Raises TimeoutError with `what` and the end of slurmctld's log."""
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:
@@ -322,7 +322,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def fields(line: str) -> dict[str, str]:
-    """Parse the KEY=VALUE words of one line; a word without '=' belongs to the value before it."""
+    """Return the KEY=VALUE pairs of a line. A word without '=' belongs to the value before it."""
     found: dict[str, str] = {}
     newest = ""
     for word in line.split():

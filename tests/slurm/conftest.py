@@ -1,4 +1,4 @@
-"""One Slurm for the whole session; its tests run in one worker, one after another."""
+"""Fixtures: one test Slurm cluster for the session. Its tests run in one worker, one after another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def running_bed() -> Iterator[Bed]:
 
 @pytest.fixture
 def bed(running_bed: Bed) -> Iterator[Bed]:
-    """An empty bed with all nodes idle, and again empty afterwards."""
+    """Test cluster without jobs, whose nodes are idle. Its jobs are removed after the test."""
     yield running_bed
     running_bed.export({})
     running_bed.reset()
@@ -34,7 +34,7 @@ def bed(running_bed: Bed) -> Iterator[Bed]:
 
 @pytest.fixture
 def site(bed: Bed, request: pytest.FixtureRequest) -> Iterator[Site]:
-    """A site with its own state folder; the ranks of the bed get its agents' sockets."""
+    """gangwatch with its own state folder on the test cluster. The ranks get the sockets of its agents."""
     folder = bed.folder / f"site{len(list(bed.folder.glob('site*')))}"
     folder.mkdir(mode=0o700)
     bed.export({"GANGWATCH_SOCKET": f"{folder}/run/{{node}}.sock"})
@@ -45,7 +45,7 @@ def site(bed: Bed, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 @pytest.fixture
 def work(bed: Bed) -> Path:
-    """A folder for the ranks of a job: checkpoints, sockets, process ids."""
+    """Folder for the files of a job's ranks: checkpoints, sockets, process ids."""
     folder = bed.folder / f"work{len(list(bed.folder.glob('work*')))}"
     folder.mkdir()
     return folder

@@ -1,10 +1,10 @@
-"""One rank of a gang, started by srun: it computes for a moment, waits for all others, and reports its steps.
+"""Rank of a training gang, started by srun: it computes, waits for all other ranks, and reports its steps.
 
 rank.py FOLDER STEP_SECONDS STEPS [SLOW_FOLDER]
 
-All ranks connect to a unix socket of the first rank in FOLDER; a step ends when the slowest rank has arrived. On
-SIGUSR1 a rank writes its step number and exits with 0, and the next attempt continues from there. SLOW_FOLDER: the file
-with the node's name contains the factor by which a step takes longer on that node.
+All ranks connect to a unix socket of rank 0 in FOLDER. A step ends when the slowest rank has arrived. On SIGUSR1 a rank
+writes its step number and exits with 0; the next attempt continues from there. SLOW_FOLDER: its file with the node's
+name contains the factor by which steps take longer on that node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gangwatch import steps
 
 
 def meet(folder: Path, rank: int, size: int) -> tuple[socket.socket | None, list[socket.socket]]:
-    """Return the connection to the first rank; on the first rank, return the connections to all others."""
+    """Return the connection to rank 0; on rank 0, the connections to all other ranks."""
     path = folder / f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.socket"
     if rank == 0:
         hub = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""A site: the test bed, agents of some of its nodes, and `gangwatch controller` as an operator would run it."""
+"""gangwatch on the test Slurm cluster: agents of some nodes, and `gangwatch controller` as an operator runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLICY = {
 
 
 class Site:
-    """gangwatch on the bed. folder: of its state."""
+    """gangwatch on the test Slurm cluster. folder: its state folder."""
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed = bed
@@ -100,7 +100,7 @@ class Site:
             return answer.read().decode()
 
     def command(self, *arguments: str) -> str:
-        """Return the output of a gangwatch command for this state folder."""
+        """Run a gangwatch command for this state folder. Return its output."""
         done = subprocess.run(
             [sys.executable, "-P", "-m", "gangwatch", *arguments, "--state", str(self.folder)],
             capture_output=True, text=True, timeout=60,
@@ -111,13 +111,13 @@ class Site:
     # --- results -----------------------------------------------------------------------------------------------------
 
     def audit(self, *actions: str) -> list[dict[str, Any]]:
-        """Return the audit's lines; only those of the given actions, if any."""
+        """Return the audit log's entries. actions: only entries of these actions; all if none is given."""
         path = self.folder / "slurm-actions.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line for line in lines if not actions or line["action"] in actions]
 
     def wait_for(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> None:
-        """Wait as the bed does, and add the controller's output to an error."""
+        """Wait for the condition. An error contains the controller's output."""
         try:
             self.bed.wait_for(what, lambda: bool(done()), seconds)
         except TimeoutError as error:
@@ -130,7 +130,7 @@ class Site:
 
 @contextmanager
 def agents(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Run agents of these nodes."""
+    """Run agents of these nodes inside the ``with``."""
     with (folder / "agents.out").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, str(AGENTS), str(folder), *names], stdout=output, stderr=output, start_new_session=True,
@@ -150,7 +150,7 @@ def agents(folder: Path, names: Sequence[str]) -> Iterator[None]:
 
 
 class Brake:
-    """Slow a process down: stop and continue it many times a second."""
+    """Slow a process down by stopping and continuing it many times a second."""
 
     CODE = """
 import os, signal, sys, time
@@ -181,13 +181,13 @@ except ProcessLookupError:
 
 
 def gang_script(folder: Path, step_seconds: float, steps: int, slow: Path | None = None) -> str:
-    """Return a batch script whose ranks train together and connect in `folder`."""
+    """Return a batch script of a training gang, whose ranks connect through sockets in `folder`."""
     words = [sys.executable, str(RANK), str(folder), str(step_seconds), str(steps), *([str(slow)] if slow else [])]
     root = Path(__file__).resolve().parents[2]
     return f"export PYTHONPATH={root}\nsrun --kill-on-bad-exit=0 {' '.join(words)}"
 
 
 def place_of(folder: Path, number: str, rank: int) -> tuple[int, str]:
-    """Return process and node of a rank of the newest attempt."""
+    """Return (pid, node) of a rank of the newest attempt."""
     pid, node = (folder / f"{number}.{rank}.pid").read_text().split()
     return int(pid), node

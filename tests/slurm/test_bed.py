@@ -1,4 +1,4 @@
-"""The test bed itself."""
+"""Test Slurm cluster: tests of the cluster itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow, pytest.mark.ti
 
 
 def test_two_beds_at_once_are_independent(bed: Bed) -> None:
-    """A second bed may belong to another worker or another checkout."""
+    """The other cluster may belong to another pytest worker or another checkout."""
     with Bed(2) as other:
         number = other.submit("sleep 60", "--nodes=2")
         other.wait_for("its job", lambda: other.job(number)["JobState"] == "RUNNING")

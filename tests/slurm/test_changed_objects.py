@@ -1,4 +1,4 @@
-"""The record of changes to be undone in Slurm: it is read completely, or nothing is changed."""
+"""Record of the changes that gangwatch must undo in Slurm. If it cannot be read completely, nothing is changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_record_of_changes_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_record_of_a_newer_release_is_refused(tmp_path: Path) -> None:
-    """It may contain changes that this release would never undo."""
+    """It may contain changes that this release cannot undo."""
     path = tmp_path / "slurm-touched.json"
     path.write_text('{"drained": {"n1": "1"}, "licences": {"n1": 3}, "minimum_reader": "9.0.0"}')
     before = path.read_bytes()

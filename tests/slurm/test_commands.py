@@ -1,4 +1,4 @@
-"""Slurm's commands as processes: the caller gets a result for any output and any end of the process."""
+"""Runs of Slurm's commands: the caller gets a result for any output, and however the process ends."""
 
 from __future__ import annotations
 

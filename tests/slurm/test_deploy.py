@@ -1,4 +1,4 @@
-"""The installation on a Slurm cluster: prolog and epilog under a real slurmd, the unit, the sample configuration."""
+"""Installation on a Slurm cluster: prolog and epilog under a real slurmd, systemd unit, sample configuration."""
 
 from __future__ import annotations
 

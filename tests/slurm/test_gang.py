@@ -1,4 +1,4 @@
-"""The whole backend on a real Slurm: 16 real ranks, one of them really slowed, and gangwatch's reaction."""
+"""Slurm backend on a real Slurm: 16 real ranks, one of which is slowed down, and gangwatch's reaction."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def submit_gang(bed: Bed, work: Path, nodes: int) -> str:
 
 
 def warm_up(bed: Bed, work: Path, number: str) -> None:
-    """Wait until the detector has learned the gang's steps; they may take long on a busy machine."""
+    """Wait until the detector has completed the gang's warm-up, which may take long on a busy machine."""
     progress = work / f"{number}.progress"
     bed.wait_for("steps", lambda: progress.exists() and progress.read_text() != "")
     begun = int(progress.read_text())
@@ -42,7 +42,7 @@ def warm_up(bed: Bed, work: Path, number: str) -> None:
 
 
 def state_of(bed: Bed, *, comments: bool = False) -> dict[str, dict[str, str]]:
-    """Return Slurm's nodes and jobs without values that change on their own, and optionally without node comments."""
+    """Return Slurm's nodes and jobs without fields that change on their own. comments: include the nodes' comments."""
     lines = bed.ask("scontrol", "--oneliner", "show", "nodes").splitlines()
     lines += bed.ask("scontrol", "--oneliner", "show", "jobs").splitlines()
     found: dict[str, dict[str, str]] = {}

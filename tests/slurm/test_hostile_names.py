@@ -1,4 +1,4 @@
-"""A real slurmctld prints hostile names, comments and folders unchanged; the backend reads its jobs correctly."""
+"""A real slurmctld prints hostile job names, comments and folders unchanged; the backend reads its jobs correctly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORGED = (
 
 
 def submit(bed: Bed, folder: bytes, *options: bytes) -> int:
-    """Submit as the user nobody; names are bytes. Raises CalledProcessError if Slurm refuses them."""
+    """Submit a job as user "nobody". Raises CalledProcessError if Slurm refuses the bytes."""
     done = subprocess.run(
         [b"sbatch", b"--parsable", b"--output=/dev/null", b"--uid=nobody", b"--chdir=" + folder, *options],
         env=bed.environment, input=SCRIPT, capture_output=True, check=True,

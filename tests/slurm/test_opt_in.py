@@ -1,4 +1,4 @@
-"""Only a job that declares that it can be restarted is signalled, requeued or kept off a node. No Slurm needed.
+"""Only a job whose owner declares it restartable is signalled, requeued or kept off a node. No Slurm needed.
 
 The backend is real; its commands return the output of Slurm 22.05.8.
 """
@@ -33,7 +33,7 @@ NUMBER = 1
 
 
 class OneJob(PrintedCommands):
-    """Slurm with one job that runs on two nodes. comment, script, facts: of that job."""
+    """Slurm with one job that runs on two nodes. comment, script, facts: of the job."""
 
     def __init__(self, comment: str, script: str = "", facts: dict[str, Any] | None = None, text: bool = True) -> None:
         job = Printed(
@@ -61,7 +61,7 @@ def asked(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Callable[[OneJob], SlurmBackend]]:
-    """Start a backend with these commands, and with a cycle that can be queried."""
+    """Start a backend with these commands and a cycle."""
     started: list[SlurmBackend] = []
 
     def start(commands: OneJob) -> SlurmBackend:
@@ -82,7 +82,7 @@ def move() -> StopGang:
 
 
 def seen(backend: SlurmBackend) -> Hosted:
-    """Return the running job as reported to the cycle."""
+    """Return the running job as the backend reported it to the cycle."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for event in backend.observe(()):

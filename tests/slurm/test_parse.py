@@ -1,6 +1,6 @@
-"""Output of Slurm's commands: recorded from 22.05.8, in the forms of later releases, and damaged. No Slurm needed.
+"""Output of Slurm's commands: recorded from 22.05.8, converted to later releases' formats, and damaged.
 
-Later releases could not be run. Their documents are made here from the recorded ones, according to SchedMD's sources
+Later releases could not be run. Their documents are made from the recorded ones according to SchedMD's sources
 (src/plugins/data_parser/v0.0.39 and v0.0.40, parsers.c: UINT32_NO_VAL and TIMESTAMP_NO_VAL as objects of set, infinite
 and number; states as lists of flags; lists for CSV_STRING).
 """
@@ -79,7 +79,7 @@ def _optional(value: Any) -> dict[str, Any]:
 
 
 def as_later(document: dict[str, Any], states_are_lists: bool) -> bytes:
-    """Return a recorded document in the form of data_parser v0.0.39 (job states plain) or v0.0.40 (lists)."""
+    """Return a recorded document in the format of data_parser v0.0.39 (job states are text) or v0.0.40 (lists)."""
     for job in document.get("jobs", ()):
         for key in ("time_limit", "priority", "start_time", "eligible_time", "node_count", "array_task_id"):
             job[key] = _optional(job[key])

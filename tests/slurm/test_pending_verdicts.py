@@ -1,4 +1,4 @@
-"""Detector results about Slurm's jobs, held until the cycle can judge them. No Slurm needed."""
+"""Verdicts on Slurm's jobs wait until the cycle has the job. No Slurm needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_verdict_waits_for_a_later_listing_of_the_whole_queue() -> None:
 
 
 def test_results_of_one_gang_keep_their_order() -> None:
-    """A verdict that is cleared at once must not arrive after its end: it would stay active forever."""
+    """If the end of a verdict arrived before the verdict, the verdict would stay active forever."""
     pending = PendingVerdicts()
     assert pending.take([verdict()], KNOWN, 10.0) == []
     cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "runs at normal speed")

@@ -1,4 +1,4 @@
-"""The plan of changes in Slurm from one snapshot. No Slurm needed."""
+"""Plan of changes in Slurm, computed from one snapshot of its state. No Slurm needed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_nothing_changes_while_frozen_and_advise_only_reports() -> None:
 
 @given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.floats(0, 1))
 def test_the_plan_converges(bad: set[str], theirs: set[str], share: float) -> None:
-    """After the plan is carried out, the next one is empty; nodes drained by others are never in a plan."""
+    """After a plan is carried out, the next one is empty. No plan contains nodes that others have drained."""
     goals = [goal(name, NodeState.QUARANTINE) for name in sorted(bad)]
     drained = [node(name, states=frozenset({"DOWN", "DRAIN"}), reason="theirs") for name in sorted(theirs)]
     touched = Touched()

@@ -1,4 +1,4 @@
-"""A probe of a drained node, step by step, against a fake Slurm of a few lines. No Slurm needed."""
+"""Probe of a drained node, step by step, against a fake Slurm. No Slurm needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PASSED = SlurmJob(42, "COMPLETED", exit_code=0)
 
 
 class ProbingSlurm(Commands):
-    """A fake Slurm that records the commands and returns the job's states in order.
+    """Fake Slurm that records all commands and returns the job's states in order.
 
     fails: first words of commands that fail.
     """
@@ -79,7 +79,7 @@ def audited_commands(folder: Path, slurm: ProbingSlurm) -> AuditedCommands:
 
 
 def probed(folder: Path, slurm: ProbingSlurm, touched: Touched | None = None) -> tuple[Probe, Touched]:
-    """Run the probe; return it and the remaining record of changes."""
+    """Run the probe. Return it and the record of changes that must still be undone."""
     commands = audited_commands(folder, slurm)
     if touched is not None:
         commands.touched = touched

@@ -1,4 +1,4 @@
-"""Moves of jobs and updates of nodes, step by step, against a fake Slurm of a few lines. No Slurm needed.
+"""Moves of jobs and updates of nodes, step by step, against a fake Slurm. No Slurm needed.
 
 Every error path is forced here; test_troubles.py tests the behaviour of the real Slurm.
 """
@@ -49,9 +49,9 @@ OPTED = OptIn(True, "USR1", grace_seconds=0.3)
 
 
 class FakeSlurm(Commands):
-    """A fake Slurm with one job, and its commands.
+    """Fake Slurm with one job.
 
-    fails: first words of failing commands, whether they run or not (`done_all_the_same`).
+    fails: first words of commands that return an error. done_all_the_same: whether these commands take effect.
     """
 
     def __init__(self, job: SlurmJob | None = JOB) -> None:
@@ -122,7 +122,7 @@ def moved(
     place: tuple[str, ...] = ("n2", "n3"), frozen: Callable[[], Awaitable[bool]] = never, attempt: int = 0,
     consent: Consent | None = None,
 ) -> str:  # fmt: skip
-    """Run the move and return its result in words."""
+    """Move the job. Return the result as text."""
     requeued = Requeue(
         audited_commands(folder, slurm), 7, attempt, who(JOB), consent or always_declares(opted), lambda: NODES, frozen,
         "n1 is slow",
@@ -263,7 +263,7 @@ def test_a_job_moves_even_if_its_nodes_cannot_be_reserved(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("requeued", [True, False])
 def test_moves_of_an_earlier_controller_are_continued(tmp_path: Path, requeued: bool) -> None:
-    """The job is saved once and requeued once, whichever of the two controllers does it."""
+    """The job is saved once and requeued once, by either controller."""
     slurm = FakeSlurm()
     if requeued:
         slurm.job_now = dataclasses.replace(

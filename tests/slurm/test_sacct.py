@@ -1,4 +1,4 @@
-"""The gain that feedback would have had, from a dump of sacct. No Slurm needed."""
+"""Report of the time that feedback would have saved, from a dump of sacct. No Slurm needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = "JobID|JobName|User|Partition|Submit|Start|End|ElapsedRaw|TimelimitRaw|
 
 
 def dump(folder: Path, jobs: int = 60) -> Path:
-    """Return a made dump: gangs of four nodes, one after another, every second of which has opted in."""
+    """Write a dump of gangs of four nodes, one after another. Every second gang has opted in."""
     lines = [HEADER]
     for number in range(jobs):
         at = f"2026-10-{1 + number // 24:02d}T{number % 24:02d}:00:00"
@@ -82,7 +82,7 @@ def test_feedback_off_and_on_are_compared_on_the_same_dump(tmp_path: Path) -> No
 def test_in_a_full_cluster_two_slow_nodes_are_worth_more_in_use(
     tmp_path: Path, slowdown: float, estimates: str
 ) -> None:
-    """Eight nodes filled by gangs of four: without the two slow ones, one gang runs at a time instead of two."""
+    """Gangs of four fill eight nodes. Without the two slow nodes only one gang can run at a time."""
     path, faults = dump(tmp_path), slow_nodes(tmp_path, 8, slowdown)
     off = simulated(path, faults, 8, "--estimates", estimates)
     on = simulated(path, faults, 8, "--estimates", estimates, "--feedback", "on", "--restartable")

@@ -1,4 +1,4 @@
-"""The small parts of the Slurm backend, one by one: parsers, commands, records and queries. No Slurm needed."""
+"""Single functions of the Slurm backend: parsers, commands, records and queries. No Slurm needed."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_variants_of_a_record_of_columns(changed: dict[str, str], expected: dict
 
 
 def test_a_record_without_its_last_column_is_read() -> None:
-    """squeue 26.05 prints nothing, not even blanks, for the exit code of a job without one."""
+    """squeue 26.05 prints nothing, not even blanks, as the exit code of a job that has none."""
     short = columns_of().rstrip(b"\n")[: -columns.COLUMNS[-1][1]] + b"\n"
     both = columns.records(short + columns_of(jobid="8") + short)
     assert [(record[:12].strip(), len(record)) for record in both] == [

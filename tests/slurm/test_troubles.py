@@ -1,7 +1,7 @@
-"""Failures around a move: killed daemons, commands that hang or print nonsense, lost jobs. On a real Slurm.
+"""Failures during a move on a real Slurm: killed daemons, commands that hang or print garbage, lost jobs.
 
-The backend is real; the cycle is a state with a desired state. Failing commands are scripts in a folder of the test,
-which precedes Slurm's own on PATH.
+The backend is real. Instead of a cycle there is a state with the desired state. Failing commands are scripts in a
+folder before Slurm's own on PATH.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTED_IN = "--comment=gangwatch:restartable,signal=USR1,grace=3"
 
 
 class World:
-    """A backend on the bed, and the events that it has reported. programs: folder of its commands."""
+    """Backend on the test cluster, and the events that it has reported. programs: folder of replaced commands."""
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed, self.folder = bed, folder
@@ -80,7 +80,7 @@ class World:
         path.symlink_to(found)
 
     def replace_command(self, name: str, script: str) -> None:
-        """Replace the command by this shell script; $REAL is Slurm's own."""
+        """Replace a Slurm command by this shell script, in which $REAL is the path of the real command."""
         real = shutil.which(name)
         new = self.programs / f".{name}"
         new.write_text(f"#!/bin/sh\nREAL={real}\n{script}\n")
@@ -90,7 +90,7 @@ class World:
     # --- observed events ---------------------------------------------------------------------------------------------
 
     def look(self) -> list[Event]:
-        """Process the backend's events as the loop would. Raises BackendError."""
+        """Process the backend's events as the product's loop does. Raises BackendError."""
         assert self.backend is not None
         events = list(self.backend.observe(self.holding))
         for event in events:
@@ -102,7 +102,7 @@ class World:
         return events
 
     def look_quietly(self) -> str:
-        """As ``look``, but return the error in words."""
+        """Like ``look``, but return the error as text."""
         try:
             self.look()
         except BackendError as error:
@@ -129,7 +129,7 @@ class World:
         )
 
     def submit(self, *options: str) -> str:
-        """Start a gang of four that exits on its save signal; return once it runs and the backend has reported it."""
+        """Start a gang of four that exits on its save signal. Return when it runs and the backend has reported it."""
         script = "srun sh -c 'trap \"exit 0\" USR1; while :; do sleep 0.1; done'"
         number = self.bed.submit(script, "--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--time=60", *options)
         self.bed.wait_for("it runs", lambda: self.bed.job(number)["JobState"] == "RUNNING")
@@ -273,7 +273,7 @@ def test_a_killed_slurmd_takes_its_node_out_of_use_and_its_job_moves(world: Worl
 
 
 def test_no_other_job_starts_on_the_nodes_of_a_moving_job(world: World) -> None:
-    """Between its exit and its next start its nodes are free, and a pending gang would fit on three of them."""
+    """Between the job's exit and its next start its nodes are free. A pending gang would fit on three of them."""
     bed = world.bed
     bed.submit("sleep 300", "--nodes=59", "--gpus-per-node=8", "--nodelist=gpu[006-064]", "--time=60")
     bed.wait_for("the cluster is full", lambda: len(bed.nodes_in("idle")) == 5)

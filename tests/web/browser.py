@@ -43,8 +43,8 @@ def page_of(
 ) -> Iterator[Page]:
     """Open a page. The test fails if the page logs or raises an error, or sends a request to another server.
 
-    allow_eval: bypass the page's content security policy for the test's own script, as axe-core needs. refused: an HTTP
-    status that the server may respond with, and that the browser logs.
+    allow_eval: bypass the page's content security policy for the test's own script, as axe-core needs. refused: HTTP
+    status of an expected error, which the browser logs.
     """
     errors: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the pages: a shared browser, and sites."""
+"""Fixtures for the tests of the pages: a shared browser, and controllers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts and frames to show on pages."""
+"""Verdicts and frames that tests show on pages."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def step_frames(
     own_seconds: float = 0.3,
     first: int = 0,
 ) -> list[tuple[Layout, Frame]]:
-    """Return one frame per node of the job, with the last `steps` steps of its ranks, one after the other.
+    """Return one frame per node of the job. The frames have the last `steps` steps of the job's ranks.
 
-    From step slow_from on, slow_rank takes 1.7 times as long as the others; all ranks wait for the slowest. stops: by
+    From step slow_from on, slow_rank takes 1.7 times as long as all others; all ranks wait for the slowest. stops: by
     step, the seconds for which slow_rank is stopped in it. ended_seconds: age of the last step.
     """
     noise = random.Random(7 + first)

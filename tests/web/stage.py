@@ -1,4 +1,4 @@
-"""A real cluster on this machine: daemons and jobs, with a straggler, a reservation and a backfilled job."""
+"""Real cluster on this machine: daemons and jobs, with a straggler, a reservation and a backfilled job."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ PACE_SECONDS = 0.2
 
 
 class Stage:
-    """A cluster of four nodes with two slots each."""
-
     def __init__(self, door: FrontDoor, folder: Path) -> None:
         self.door = door
         self.client = Client(door.state)
@@ -31,7 +29,7 @@ class Stage:
         return record.url
 
     def train(self, name: str, ranks: int, minutes: float, restartable: bool = False) -> str:
-        """Submit a real training job that makes steps until it is cancelled; return its id."""
+        """Submit a real training that makes steps until it is cancelled. Return its id."""
         work = self._folder / name
         work.mkdir()
         submission = {
@@ -47,12 +45,11 @@ class Stage:
         return str(self.client.post("/api/jobs", submission)["job"])
 
     def wait(self, job_id: str) -> None:
-        """Wait until the job runs."""
         wait_until(lambda: self.client.get(f"/api/jobs/{job_id}")["state"] == "running", self.door.logs)
 
     @contextmanager
     def disturbed(self, job_id: str, rank: int) -> Iterator[None]:
-        """Stop and continue one rank of the job from a process that gangwatch does not know about."""
+        """Stop and continue one rank of the job inside the ``with``, from a process outside gangwatch."""
         (place,) = (one for one in self.client.get(f"/api/jobs/{job_id}")["ranks"] if one["rank"] == rank)
         disturbance = [sys.executable, "-m", "gangwatch.demo.disturbance", "--slot", str(place["slot"])]
         ranks_folder = self.door.state.path / "ranks" / place["node"]

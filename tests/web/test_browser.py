@@ -1,4 +1,4 @@
-"""The pages in a real Chromium: by keyboard, on a phone, in dark mode, by axe-core, logged in and logged out.
+"""Pages in a real Chromium: by keyboard, on a phone, in dark mode, with axe-core, logged in and logged out.
 
 GANGWATCH_UPDATE_IMAGES=1 rewrites the pictures in docs/images.
 """
@@ -32,7 +32,7 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 @pytest.fixture
 def url(site: Site) -> str:
-    """Run a site with a job of each kind: with a verdict, pending with a reservation, ended, and backfilled."""
+    """Run a controller with four jobs: with a verdict, pending with a reservation, ended, and backfilled."""
     site.grow(NodeSeen("n2", 2, (), "m"))
     ended = site.submit(name="ended")
     site.wait(ended, "running")
@@ -54,7 +54,7 @@ PATHS = ("/", "/jobs", "/jobs/j-000002", "/jobs/j-000003", "/jobs/j-000001", "/n
 
 def _live(page: Page, address: str) -> None:
     page.goto(address)
-    expect(page.locator("#liveness")).to_have_text("live")
+    expect(page.locator("#liveness")).to_have_text("live", timeout=30_000)
 
 
 @pytest.mark.parametrize(("scheme", "paths"), [("light", PATHS), ("dark", ("/", "/jobs/j-000002", "/nodes"))])
@@ -79,7 +79,7 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(url: str, browser: 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """Return a site's address and a job with a straggler: two minutes of steps exist, and more arrive."""
+    """Return a controller's address and the id of a job with a straggler, which has made steps for two minutes."""
     _quick(monkeypatch)
     with serving(tmp_path, _small_world()) as site:
         training = site.submit(name="llama-8b", ranks=8, time_limit_seconds=900, user="ada")
@@ -234,7 +234,7 @@ def test_pictures_of_the_pages(scene: tuple[str, str], browser: Browser) -> None
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """Return the address of a site with 500 nodes in 32 racks, and a job of 3,000 ranks, one of them with a verdict."""
+    """Return the address of a controller with 500 nodes in 32 racks, and a job of 3,000 ranks, one with a verdict."""
     _quick(monkeypatch)
     nodes = [NodeSeen(f"node-{n:04d}", 8, (), f"m{n}", rack=f"r{n // 16:02d}") for n in range(500)]
     with serving(tmp_path, World(nodes)) as site:
@@ -324,7 +324,7 @@ def test_the_pages_work_with_the_keyboard_alone(url: str, browser: Browser) -> N
 
 
 def _tab_to(page: Page, selector: str) -> None:
-    """Press Tab until the element has the focus; fail after 60 times."""
+    """Press Tab until the element has the focus. Fail after 60 times."""
     for _ in range(60):
         page.keyboard.press("Tab")
         if page.evaluate("selector => document.activeElement.matches(selector)", selector):
@@ -356,7 +356,7 @@ def test_updates_are_announced_to_screen_readers(site: Site, url: str, browser: 
 
 
 def _log_in(page: Page, url: str, token: str, path: str = "/") -> None:
-    """Log in with the form, starting from a page and returning to it."""
+    """Log in with the form, starting from the page `path` and returning to it."""
     page.goto(f"{url}{path}")
     page.get_by_role("link", name="Log in").first.click()
     page.get_by_label("Token").fill(token)
@@ -422,7 +422,7 @@ def test_a_login_shows_the_command_and_a_logout_hides_it(site: Site, url: str, b
 
 
 def test_the_login_page_is_accessible(url: str, browser: Browser) -> None:
-    """Check it with axe-core, on a phone."""
+    """Check it with axe-core on a phone."""
     with page_of(browser, width=400, height=800, allow_eval=True) as page:
         page.goto(f"{url}/login")
         assert serious_findings(Axe().run(page)) == []

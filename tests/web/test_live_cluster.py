@@ -1,4 +1,4 @@
-"""The pages of a real cluster: daemons, training jobs, and a rank that an external process stops repeatedly."""
+"""Pages of a real cluster: daemons, training jobs, and a rank that an external process stops repeatedly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTICES = """() => {
 
 @dataclass(frozen=True)
 class Scene:
-    """A straggler that was detected while a page was open."""
+    """Straggler that was detected while a page was open."""
 
     stage: Stage
     training: str
@@ -52,7 +52,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterato
             loads: list[object] = []
             page.on("load", lambda loaded: loads.append(loaded))
             page.goto(f"{cluster.url}/")
-            expect(page.locator("#liveness")).to_have_text("live")
+            expect(page.locator("#liveness")).to_have_text("live", timeout=30_000)
             expect(page.locator(f"#row-{training} [data-label=Step]")).not_to_have_text("–")  # its steps are received
             time.sleep(12)  # the detector learns the usual step time: thirty steps
             page.evaluate(NOTICES)
@@ -117,10 +117,10 @@ def test_pages_in_dark_mode_and_on_a_phone(scene: Scene, browser: Browser) -> No
     for path in ("/", f"/jobs/{scene.training}"):
         with page_of(browser, scheme="dark", allow_eval=True) as page:
             page.goto(f"{scene.stage.url}{path}")
-            expect(page.locator("#liveness")).to_have_text("live")
+            expect(page.locator("#liveness")).to_have_text("live", timeout=30_000)
             assert serious_findings(Axe().run(page)) == []
         with page_of(browser, width=400, height=800, allow_eval=True) as page:
             page.goto(f"{scene.stage.url}{path}")
-            expect(page.locator("#liveness")).to_have_text("live")
+            expect(page.locator("#liveness")).to_have_text("live", timeout=30_000)
             assert page.evaluate("() => document.scrollingElement.scrollWidth") <= 400
             assert serious_findings(Axe().run(page)) == []

@@ -1,4 +1,4 @@
-"""HTTP responses of the pages: contents, refusals, and escaping of text that users choose."""
+"""HTTP responses of the pages: content, refusals, and escaping of text that users choose."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_progress_of_a_job(
 
 
 class Stream:
-    """A reader of server-sent events."""
+    """Reader of server-sent events."""
 
     def __init__(self, site: Site, path: str) -> None:
         self._connection = HTTPConnection("127.0.0.1", site.port, timeout=20)

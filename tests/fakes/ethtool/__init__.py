@@ -1,4 +1,4 @@
-"""Fake of the kernel's SIOCETHTOOL at the level of the call: it writes the response into the caller's buffer.
+"""Fake of the kernel's call SIOCETHTOOL, which writes the response into the caller's buffer.
 
 ``FakeDriver`` replaces ``agent.sources.rdma.ethtool.SystemCall``. The buffers are those of
 include/uapi/linux/ethtool.h; names and numbers are invented.
@@ -17,7 +17,7 @@ from agent.sources.rdma.ethtool import GET_SET_INFO, GET_STATISTICS, GET_STRINGS
 
 @dataclass
 class FakeDriver:
-    """Driver with names and values by interface in ``statistics``, which a test may change at any time."""
+    """Network driver. statistics: names and values by interface, which a test may change at any time."""
 
     statistics: dict[str, Mapping[str, int]] = field(default_factory=dict)
     fails: int = 0

@@ -20,7 +20,7 @@ NESTED = 0x8000
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """Return one attribute, padded to four bytes."""
+    """Return an encoded attribute, padded to four bytes."""
     raw = struct.pack("=HH", 4 + len(payload), kind) + payload
     return raw + bytes(-len(raw) % 4)
 
@@ -30,7 +30,7 @@ def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
 
 
 def statistics(counters: Sequence[tuple[str, int]], index: int = 0, port: int = 1, *, padded: bool = False) -> bytes:
-    """Return the payload of a STAT_GET response. padded: with padding attributes, for machines that need alignment."""
+    """Return the payload of a STAT_GET response. padded: add padding attributes, for machines that need alignment."""
     entries = b"".join(
         attribute(
             netlink.COUNTER | NESTED,
@@ -48,7 +48,7 @@ def statistics(counters: Sequence[tuple[str, int]], index: int = 0, port: int = 
 
 
 def device(name: str, index: int) -> bytes:
-    """Return the payload of one message of the GET dump."""
+    """Return the payload of a device's message in a response to GET."""
     return attribute(netlink.DEVICE_INDEX, struct.pack("=I", index)) + attribute(
         netlink.DEVICE_NAME, name.encode() + b"\0"
     )
@@ -60,7 +60,7 @@ def error(code: int, request: bytes) -> bytes:
 
 @dataclass
 class FakeRdma:
-    """Fake RDMA kernel. counters: of each port, by device name. silent: never respond. refuses: errno of all calls."""
+    """Fake RDMA kernel. counters: of each port, by device. silent: never respond. refuses: errno of every call."""
 
     counters: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     silent: bool = False

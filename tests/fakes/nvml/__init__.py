@@ -1,1 +1,1 @@
-"""Fake NVML library with the real interface; build.py compiles the C code, control.py controls it."""
+"""Fake NVML library with the real interface: C code that build.py compiles and control.py controls."""

@@ -1,4 +1,4 @@
-"""Compilation of the fake NVML. ``python -m tests.fakes.nvml.build DIRECTORY`` prints the library's path."""
+"""Build of the fake NVML library. ``python -m tests.fakes.nvml.build DIRECTORY`` prints the library's path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SONAME = "libnvidia-ml.so.1"
 
 
 def build(directory: Path, hidden: Sequence[str] = (), compiler: str = "gcc") -> Path:
-    """Compile into ``directory`` and return the library's path.
+    """Compile the library into ``directory``. Return its path.
 
     hidden: symbols to leave out, as in an older driver.
     Raises subprocess.CalledProcessError if compilation fails, FileNotFoundError if there is no compiler.

@@ -76,7 +76,8 @@ static void fill(struct control *into, const char *board_name)
     into->board = board_named(board_name);
     into->gpus = ALL;
     into->driver_loaded = 1;
-    into->default_pid = 1;
+    const char *processes = getenv("GANGWATCH_FAKE_NVML_PROCESSES");
+    into->default_pid = processes && !strcmp(processes, "0") ? 0 : 1;
     into->event_head = events;
     into->epoch_us = (u64)now.tv_sec * 1000000;
     for (int gpu = 0; gpu < GPUS; gpu++)

@@ -1,4 +1,4 @@
-"""Controls of the fake NVML, for the process that loaded it or another one that maps the same control file."""
+"""Controls of the fake NVML library, for the process that loaded it or one that maps the same control file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BOARDS = ("h100", "a100", "b200", "h100-mig", "geforce", "a100-bridge", "gh200")
 
 
 class FakeNvml:
-    """Controls of the fake, one method each. GPUs are numbered from 0, in the order of the board.
+    """Controls of the fake NVML library. GPUs are numbered from 0, in the order of the server model (board).
 
-    control_file: the file in GANGWATCH_FAKE_NVML_CONTROL of the process under test; None controls the library that
-    this process has loaded. Raises OSError if the library or the file cannot be opened.
+    control_file: the file in GANGWATCH_FAKE_NVML_CONTROL of the process under test; None controls the library that this
+    process has loaded. Raises OSError if the library or the file cannot be opened.
     """
 
     def __init__(self, library: Path, control_file: Path | None = None) -> None:
@@ -41,14 +41,14 @@ class FakeNvml:
             raise OSError(f"{control_file}: cannot be mapped")
 
     def reset(self, board: str = "h100") -> None:
-        """Restore the initial state, with this board."""
+        """Restore the initial state, with this server model."""
         self._c.fake_reset(board.encode())
 
     def is_initialized(self) -> bool:
         return bool(self._c.fake_is_initialized())
 
     def call_count(self, symbol: str, gpu: int = SYSTEM) -> int:
-        """Return how often this process has called the symbol for the GPU."""
+        """Return how often this process has called the function for the GPU."""
         return int(self._c.fake_asked(symbol.encode(), gpu))
 
     def gpm_samples(self) -> int:
@@ -56,7 +56,7 @@ class FakeNvml:
         return int(self._c.fake_gpm_samples())
 
     def set_clock(self, seconds: float) -> None:
-        """Freeze counters at their values this long after the start; 0 lets them advance with the clock."""
+        """Freeze all counters at their values this long after the start; 0 lets them advance with the real clock."""
         self._c.fake_set_clock_us(round(seconds * 1e6))
 
     def set_pattern(self, on: bool = True) -> None:
@@ -70,27 +70,29 @@ class FakeNvml:
         self._c.fake_set_init_code(code)
 
     def set_delay(self, seconds: float) -> None:
-        """Delay every call by this time."""
         self._c.fake_set_delay_us(round(seconds * 1e6))
 
     def set_gpu_code(self, gpu: int, code: int) -> None:
-        """Make every call on the GPU return this code."""
+        """Make every call on the GPU return this NVML code."""
         self._c.fake_set_gpu_code(gpu, code)
 
     def set_call(self, symbol: str, code: int, gpu: int = ALL, delay: float = 0.0) -> None:
-        """Make the call return this code after the delay in seconds; SUCCESS without delay resets it."""
+        """Make the call return this NVML code after `delay` seconds; SUCCESS without delay resets it."""
         if self._c.fake_set_call(symbol.encode(), gpu, code, round(delay * 1e6)):
             raise ValueError(f"no room for a rule on {symbol}")
 
     def set_reading(self, symbol: str, value: int, gpu: int = ALL) -> None:
-        """Make the call return this number: PCIe generation or width, temperature, clock reasons, power state,
-        utilisation; for nvmlDeviceGetGpuFabricInfoV it is the health mask."""
+        """Make the call return this number.
+
+        Possible: PCIe generation or width, temperature, clock reasons, power state, utilisation; for
+        nvmlDeviceGetGpuFabricInfoV it is the health mask.
+        """
         if self._c.fake_set_reading(symbol.encode(), gpu, value):
             raise ValueError(f"no room for a rule on {symbol}")
 
     def set_field(self, field: int, value: int = 0, *, gpu: int = ALL, scope: int = ALL, code: int = SUCCESS,
                   kind: int = UNSIGNED_LONG_LONG) -> None:  # fmt: skip
-        """Set the field's value (64 bits; kind is NVML's value type) or its code."""
+        """Set the field's value (64 bits) or its NVML code. kind: NVML's value type."""
         if self._c.fake_set_field(gpu, field, scope, code, kind, value & 0xFFFFFFFFFFFFFFFF):
             raise ValueError(f"no room for a rule on field {field}")
 
@@ -108,7 +110,7 @@ class FakeNvml:
         self._c.fake_push_event(gpu, kind, data, instance)
 
     def set_event_code(self, code: int) -> None:
-        """Make waits for events return this code at once."""
+        """Make waits for events return this NVML code at once."""
         self._c.fake_set_event_code(code)
 
     def set_mig(self, gpu: int, layout: int) -> None:
@@ -116,11 +118,11 @@ class FakeNvml:
         self._c.fake_set_mig(gpu, layout)
 
     def set_driver_loaded(self, loaded: bool) -> None:
-        """Unload or load the driver; older handles and initialisations become invalid."""
+        """Unload or load the driver. Older handles and initialisations become invalid."""
         self._c.fake_set_driver_loaded(int(loaded))
 
     def set_default_pid(self, pid: int) -> None:
-        """Set the process that each GPU has until another is added; 0 for none."""
+        """Set the pid on each GPU until a test adds another process; 0 for none."""
         self._c.fake_set_default_pid(pid)
 
     def add_process(self, gpu: int, pid: int, memory_bytes: int, sm_percent: int = 0, memory_percent: int = 0,

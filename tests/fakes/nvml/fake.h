@@ -4,8 +4,8 @@
  * It is not a recording. A board (boards.c) defines the hardware; values change with time as on a machine in training.
  * Tests override values in `struct control`, which may be in a file that another process maps too
  * (GANGWATCH_FAKE_NVML_CONTROL), so that a test can inject faults into a running agent. Layouts and codes follow the
- * documentation in nvml.h 12.9 and 13.5; those that callers depend on are compared with pynvml's in
- * tests/agent/test_nvml_interface.py.
+ * documentation in nvml.h 12.9 and 13.5. Callers use the structures of pynvml, so a difference between the two layouts
+ * changes the values in tests/agent/golden.
  */
 
 #ifndef FAKE_NVML_H

@@ -1,1 +1,1 @@
-"""Synthesised /sys and /proc of a training node. All values are invented; nothing was recorded on a machine."""
+"""Fake /sys and /proc of a training node. All values are invented; nothing was recorded on a machine."""

@@ -63,7 +63,7 @@ LOSSLESS_PRIORITY = 3
 
 
 def mlx5_statistics() -> tuple[str, ...]:
-    """Return the 200 ``ethtool -S`` names of a ConnectX-7 port with flow control on one priority, and four queues."""
+    """Return the 200 names that ``ethtool -S`` prints for a ConnectX-7 port with flow control and four queues."""
     names = ["rx_packets", "rx_bytes", "tx_packets", "tx_bytes", "tx_queue_stopped", "rx_out_of_buffer"]
     names += ["rx_vport_rdma_unicast_packets", "rx_vport_rdma_unicast_bytes"]
     names += ["tx_vport_rdma_unicast_packets", "tx_vport_rdma_unicast_bytes"]

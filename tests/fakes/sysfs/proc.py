@@ -1,4 +1,4 @@
-"""Synthesised /proc of the node: the system files that the host collector reads, without processes."""
+"""Fake /proc of a node: the system files that the host collector reads, without processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROCESSORS = 4
 
 
 class ProcTree:
-    """Writer of the files, which advances their counts."""
+    """Writer of the files. It also advances their counters."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -26,6 +26,9 @@ class ProcTree:
         (self._root / "loadavg").write_text("2.21 2.37 2.39 3/719 19737\n")
         (self._root / "meminfo").write_text(
             "MemTotal:       2113421824 kB\nMemFree:        1913421824 kB\nMemAvailable:   2013421824 kB\n"
+            "Buffers:           1048576 kB\nCached:          104857600 kB\nSwapCached:              0 kB\n"
+            "Active:           62914560 kB\nInactive:         52428800 kB\nShmem:             2097152 kB\n"
+            "Slab:              8388608 kB\nSReclaimable:      4194304 kB\n"
         )
         (self._root / "self/mountstats").write_text(
             "device /dev/nvme0n1p2 mounted on / with fstype ext4\n"
@@ -87,7 +90,7 @@ class ProcTree:
             self._replace(path, header + table)
 
     def _replace(self, path: str, lines: Sequence[str]) -> None:
-        """Write in place, because the agent keeps its descriptors open."""
+        """Write the file in place, because the agent keeps its descriptors open."""
         file = self._root / path
         text = ("\n".join(lines) + "\n").encode()
         with file.open("r+b" if file.exists() else "w+b") as opened:

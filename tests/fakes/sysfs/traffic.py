@@ -18,7 +18,8 @@ WRITE_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Traffic:
-    """Traffic of one NIC. load: share of the rate; congestion: share of marked packets, 0 to 1. Both may be changed."""
+    """Traffic of one NIC. load: share of the full rate; congestion: share of marked packets, 0 to 1. Both may be
+    changed."""
 
     rate_bytes_per_second: float
     load: float = 0.5
@@ -26,7 +27,7 @@ class Traffic:
     totals: dict[str, float] = field(default_factory=dict)
 
     def advance(self, seconds: float) -> dict[str, int]:
-        """Advance by this time. Return the new value of every changed counter, by name of the file or statistic."""
+        """Advance by this time. Return the new value of each changed counter, by name of the file or statistic."""
         sent = self.rate_bytes_per_second * self.load * (1 - 0.4 * self.congestion) * seconds
         packets = sent / PACKET_BYTES
         marked = packets * self.congestion * 0.05

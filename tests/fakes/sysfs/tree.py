@@ -1,8 +1,8 @@
-"""Builder of a synthesised node: PCI topology with rails, GPUs, RDMA NICs with all counter files, and /proc.
+"""Builder of a fake node: PCI topology with rails, GPUs, RDMA NICs with all counter files, and /proc.
 
 It follows the kernel's documented formats and a DGX H100: one PCIe switch for each GPU and its NIC, four switches per
 socket. ``build`` writes the node, ``Tree.advance`` advances its counters. The agent runs on it with ``--sysfs-root ROOT
---proc-root ROOT``. Tests that need more than a file system (EINVAL, hangs) must add that themselves.
+--proc-root ROOT``. Tests that need more than files (EINVAL, hangs) must add that themselves.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Node that ``build`` wrote. root contains both /sys and /proc, whose names do not collide."""
+    """Fake node that ``build`` wrote. root contains both /sys and /proc, whose names do not collide."""
 
     root: Path
     gpus: tuple[str, ...]
@@ -88,9 +88,9 @@ class Tree:
         return next(nic for nic in self.nics if nic.name == name)
 
     def remove_nic(self, name: str) -> None:
-        """Remove a NIC from the bus, with its folder and the links to it.
+        """Remove a NIC with its folder and the links to it.
 
-        Open files of the NIC read as empty here; a kernel would return ENODEV.
+        Open files of the NIC read as empty; a kernel would return ENODEV.
         """
         nic = self.nic(name)
         shutil.copytree(nic.device, self.root / f"removed-{nic.name}", symlinks=True)
@@ -102,7 +102,6 @@ class Tree:
             (self.root / link).unlink(missing_ok=True)
 
     def return_nic(self, name: str) -> None:
-        """Restore a NIC that ``remove_nic`` removed."""
         nic = self.nic(name)
         shutil.move(self.root / f"removed-{nic.name}", nic.device)
         _link_nic(self.root, nic)
@@ -137,7 +136,7 @@ def build(
 ) -> Tree:
     """Write a node. gpu_buses: PCI bus of each GPU, two hexadecimal digits, at least 06; NICs get adjacent buses.
 
-    management_nics: NVSwitch management functions, as on HGX B200; the agent must not read them.
+    management_nics: number of NVSwitch management functions, as on HGX B200, which the agent must not read.
     """
     root.mkdir(parents=True, exist_ok=True)
     places = max(gpus, nics)
@@ -170,7 +169,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _switch(root: Path, bus: str) -> Path:
-    """Return the folder of the switch's upstream port, below a root port; callers add downstream ports."""
+    """Return the folder of a switch's upstream port below a root port; callers add downstream ports."""
     number = int(bus, 16)
     return (
         root / "devices" / f"pci0000:{number - 6:02x}" / f"0000:{number - 6:02x}:01.0" / f"0000:{number - 5:02x}:00.0"
@@ -262,7 +261,7 @@ def _link_nic(root: Path, nic: Nic) -> None:
 
 
 def _management_nic(root: Path, index: int) -> None:
-    """Write a ConnectX function that manages NVLink switches: an InfiniBand controller with a mark in its VPD."""
+    """Write a ConnectX function that manages NVLink switches: an InfiniBand controller marked in its VPD."""
     device = root / "devices" / "pci0000:00" / "0000:00:02.0" / f"0000:02:00.{index % 8}"
     _pci(root, device, 0, "0x020700", "0x15b3", "0x1021", "32.0 GT/s PCIe")
     (device / "vpd").write_bytes(b"\x82\x10\x00NVLink switch\x90\x20\x00V3\x0bSMDL=SW_MNG\x78")

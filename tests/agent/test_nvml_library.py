@@ -1,16 +1,20 @@
-"""Structures and constants, compared with the vendor's bindings; opening and closing of the library."""
+"""NVML library: opening, sharing, closing, names of its error codes, and the list of GPUs."""
 
 from __future__ import annotations
 
-import ctypes
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pynvml
 import pytest
 
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources.nvml import nvml_interface as ours
-from agent.sources.nvml.nvml import Library, LibraryDeadError, growing_list, pci_address
+from agent.sources.nvml import PYNVML_FLOOR
+from agent.sources.nvml.nvml import Library, LibraryDeadError, growing_list, kernel_address, pci_address
+from agent.sources.nvml.nvml_codes import code_text
 from agent.sources.nvml.nvml_enumeration import find_devices
 from tests import needs
 from tests.fakes.nvml.build import build
@@ -24,77 +28,44 @@ from tests.fakes.nvml.control import (
     FakeNvml,
 )
 
-THEIRS = {
-    ours.Utilization: pynvml.c_nvmlUtilization_t,
-    ours.Memory: pynvml.c_nvmlMemory_v2_t,
-    ours.Bar1: pynvml.c_nvmlBAR1Memory_t,
-    ours.Temperature: pynvml.c_nvmlTemperature_v1_t,
-    ours.Margin: pynvml.c_nvmlMarginTemperature_v1_t,
-    ours.Pci: pynvml.nvmlPciInfo_t,
-    ours.FieldValue: pynvml.c_nvmlFieldValue_t,
-    ours.Sample: pynvml.c_nvmlSample_t,
-    ours.SramErrors: pynvml.c_nvmlEccSramErrorStatus_v1_t,
-    ours.RemapHistogram: pynvml.c_nvmlRowRemapperHistogramValues,
-    ours.ProcessInfo: pynvml.c_nvmlProcessInfo_v2_t,
-    ours.ProcessSample: pynvml.c_nvmlProcessUtilizationSample_t,
-    ours.EventData: pynvml.c_nvmlEventData_t,
-    ours.Attributes: pynvml.c_nvmlDeviceAttributes,
-    ours.FabricV2: pynvml.c_nvmlGpuFabricInfo_v2_t,
-    ours.FabricV3: pynvml.c_nvmlGpuFabricInfo_v3_t,
-    ours.GpmMetric: pynvml.c_nvmlGpmMetric_t,
-    ours.GpmSupport: pynvml.c_nvmlGpmSupport_t,
-}
+
+def test_codes_have_the_names_of_nvml_h() -> None:
+    assert code_text(pynvml.NVML_ERROR_GPU_IS_LOST) == "NVML_ERROR_GPU_IS_LOST (15)"
+    assert code_text(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH) == "NVML_ERROR_ARGUMENT_VERSION_MISMATCH (25)"
+    assert code_text(12345) == "error (12345)"
 
 
-@pytest.mark.parametrize("structure", THEIRS, ids=lambda one: one.__name__)
-def test_structures_have_the_layout_of_the_vendors(structure: type[ctypes.Structure]) -> None:
-    vendors = THEIRS[structure]
-    assert ctypes.sizeof(structure) == ctypes.sizeof(vendors)
-    assert [getattr(structure, name).offset for name, *_ in structure._fields_] == [
-        getattr(vendors, name).offset for name, *_ in vendors._fields_
-    ]
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("raise ImportError('no pynvml here')", "no pynvml here"),
+        ("NVML_SUCCESS = 0", "pynvml.py is too old"),
+        ("NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN = 251", "pynvml.py is too old"),
+    ],
+)
+def test_the_agent_runs_without_gpus_if_pynvml_is_missing_or_too_old(content: str, reason: str, tmp_path: Path) -> None:
+    """The abandoned distribution "pynvml" has a package of the same name, which Python imports instead."""
+    (tmp_path / "pynvml.py").write_text(content)
+    program = (
+        "from agent.collectors import Machine, make_collectors\n"
+        "from agent.rank_attribution import Attribution\n"
+        "from gangwatch.health.machine import find_gpus\n"
+        "made, left_out = make_collectors(Machine(Attribution(None), kubelet_socket=None))\n"
+        "print(find_gpus(), any(one.name == 'host' for one in made))\n"
+        "print(*(reason for reason in left_out if reason.startswith('NVML')))\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    first, why = shown.stdout.splitlines()
+    assert first == "() True"
+    assert reason in why and f"install nvidia-ml-py>={PYNVML_FLOOR}" in why
 
 
-def test_a_gpu_instance_has_the_layout_of_the_vendors() -> None:
-    vendors = pynvml.c_nvmlGpuInstanceInfo_t
-    assert ctypes.sizeof(ours.GpuInstanceInfo) == ctypes.sizeof(vendors)
-    assert ours.GpuInstanceInfo.profile.offset == vendors.profileId.offset
-    assert ours.GpuInstanceInfo.start.offset == vendors.placement.offset
-
-
-def test_a_profiling_request_has_room_for_all_metrics_of_the_bindings() -> None:
-    assert ours.GPM_METRICS >= pynvml.NVML_GPM_METRIC_MAX
-    assert ours.GpmRequest.metrics.offset == pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
-
-
-def test_versions_equal_those_of_the_vendor() -> None:
-    assert ours.Memory().version == pynvml.nvmlMemory_v2
-    assert ours.Temperature().version == pynvml.nvmlTemperature_v1
-    assert ours.Margin().version == pynvml.nvmlMarginTemperature_v1
-    assert ours.SramErrors().version == pynvml.nvmlEccSramErrorStatus_v1
-    assert ours.FabricV2().version == pynvml.nvmlGpuFabricInfo_v2
-    assert ours.FabricV3().version == pynvml.nvmlGpuFabricInfo_v3
-
-
-def test_codes_equal_those_of_the_vendor() -> None:
-    lost = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND}
-    assert lost == ours.LOST
-    dead = {
-        pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-    }
-    assert dead == ours.DEAD
-    never = {
-        pynvml.NVML_ERROR_INVALID_ARGUMENT,
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_NO_PERMISSION,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-    }
-    assert never == ours.NEVER
-    assert ours.code_text(15) == "GPU is lost (15)"
-    assert ours.code_text(12345) == "error (12345)"
+def test_the_floor_of_pynvml_is_the_declared_one() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert f"nvidia-ml-py>={PYNVML_FLOOR}" in project["dependencies"]
 
 
 # --- open and close --------------------------------------------------------------------------------------------------
@@ -119,7 +90,7 @@ def test_a_missing_driver_is_unsupported(nvml_library: Path, nvml: FakeNvml, cod
 
 def test_other_driver_errors_are_failures(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_init_code(UNKNOWN)
-    with pytest.raises(SourceError, match="Unknown") as failed:
+    with pytest.raises(SourceError, match="NVML_ERROR_UNKNOWN") as failed:
         Library(str(nvml_library))
     assert not isinstance(failed.value, UnsupportedError)
 
@@ -128,7 +99,7 @@ def test_close_releases_the_driver_and_later_calls_fail(nvml_library: Path, nvml
     library = Library(str(nvml_library))
     assert nvml.is_initialized()
     assert library.function("nvmlNothingOfThatName") is None
-    assert library.call("nvmlNothingOfThatName") == 13
+    assert library.call("nvmlNothingOfThatName") == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
     assert library.missing == {"nvmlNothingOfThatName"}
     library.close()
     library.close()
@@ -152,6 +123,30 @@ def test_a_library_is_unmapped_unless_a_call_is_still_running(tmp_path: Path) ->
     with library.using():
         library.close()
         assert mapped(), "a running call will return into this code"
+
+
+def test_users_of_pynvml_in_the_process_share_the_library_and_outlive_its_close(nvml_library: Path) -> None:
+    """A plug-in imports pynvml as usual. By the SONAME it gets the library that the agent has loaded."""
+    program = (
+        "import sys, pynvml\n"
+        "from agent.sources.nvml.nvml import Library\n"
+        "from agent.sources.nvml.nvml_enumeration import find_devices\n"
+        "library = Library(sys.argv[1])\n"
+        "pynvml.nvmlInit()\n"
+        "uuids = [device.uuid for device in find_devices(library)]\n"
+        "library.close()\n"
+        "handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]\n"
+        "assert [pynvml.nvmlDeviceGetUUID(handle) for handle in handles] == uuids, uuids\n"
+        "again = Library(sys.argv[1])\n"
+        "pynvml.nvmlShutdown()\n"
+        "assert [device.uuid for device in find_devices(again)] == uuids\n"
+        "again.close()\n"
+        "print(len(uuids), [line for line in open('/proc/self/maps') if sys.argv[1] in line] != [])\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, str(nvml_library)], capture_output=True, text=True, check=False
+    )
+    assert (shown.returncode, shown.stdout) == (0, "8 True\n"), shown.stderr
 
 
 def test_gpus_are_identified_and_a_lost_gpu_is_left_out(nvml_library: Path, nvml: FakeNvml) -> None:
@@ -183,6 +178,14 @@ def test_bus_ids_have_the_format_of_the_kernel() -> None:
     assert pci_address("00010000:A1:00.0") == "10000:a1:00.0"
 
 
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [(b"00000000:3B:00.0", "0000:3b:00.0"), (b"", ""), (b"\xff\xfe", ""), (b"no address", "")],
+)
+def test_text_of_the_driver_that_is_no_bus_id_gives_no_address(written: bytes, address: str) -> None:
+    assert kernel_address(pynvml.nvmlPciInfo_t(busId=written)) == address
+
+
 def test_a_list_that_outgrows_its_buffer_is_requested_again(nvml_library: Path, nvml: FakeNvml) -> None:
     for pid in range(40):
         nvml.add_process(0, 1000 + pid, 1 << 20)
@@ -190,6 +193,6 @@ def test_a_list_that_outgrows_its_buffer_is_requested_again(nvml_library: Path, 
     device = find_devices(library)[0]
     function = library.function("nvmlDeviceGetComputeRunningProcesses_v3")
     assert function is not None
-    code, entries = growing_list(function, ours.ProcessInfo, device.handle)
+    code, entries = growing_list(function, pynvml.c_nvmlProcessInfo_v3_t, device.handle)
     assert (code, len(entries)) == (0, 40)
     library.close()

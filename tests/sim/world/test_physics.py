@@ -14,7 +14,7 @@ from tests import needs
 
 
 def finished(stages: int, microbatches: int, forward: float, backward: float, transfer: float = 0.0) -> float:
-    """Return when an even pipeline ends."""
+    """Return the end of a pipeline whose stages all take the same time."""
     ones = np.ones((1, 1, stages))
     done = pipeline.finish(
         forward * ones,

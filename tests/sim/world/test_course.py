@@ -1,4 +1,4 @@
-"""Jobs over time: effects of faults, unaffected values, and reproducibility by seed."""
+"""Simulated jobs over time: effects of faults, values that faults do not change, and reproduction by seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_fault(one: Course, disorder: str, severity: float = 0.2, form: Form = "
 
 
 def ratios(one: Course) -> tuple[np.ndarray, np.ndarray]:
-    """Return (start of each step, its length divided by its length without faults)."""
+    """Return (start of each step, length of each step divided by its length without faults)."""
     begin = np.concatenate([block.begin for block in one.blocks])
     ratio = np.concatenate([(block.end - block.begin) / block.without for block in one.blocks])
     return begin, ratio

@@ -1,4 +1,4 @@
-"""Inferred iteration time of jobs that report no steps: from counters, compared with the simulated world."""
+"""Iteration time inferred from counters, for jobs that report no steps, compared with the simulated truth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS: tuple[tuple[plan.Workload, float], ...] = (
 
 @pytest.fixture(scope="module")
 def inferred() -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Return (inferred period, seconds of every step) by job. The detector does not get the steps."""
+    """Return {job: inferred period} and {job: seconds of each step}. The detector does not get the steps."""
     random = np.random.default_rng(11)
     courses = []
     for number, (workload, step_seconds) in enumerate(JOBS):

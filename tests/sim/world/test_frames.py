@@ -1,4 +1,4 @@
-"""Exact exit of the simulated world: frames as agents send them, which the product's fleet accepts."""
+"""Output of the simulated world as frames that agents send: the product's fleet accepts them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler_feedback.sim.world.outputs.device_counters import COUNTS
 from scheduler_feedback.sim.world.outputs.frame_output import FrameExit, Path, Sent
 from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 from scheduler_feedback.sim.world.plan import Workload
-from tests.world.test_course import LENGTH, course, with_fault
+from tests.sim.world.test_course import LENGTH, course, with_fault
 
 
 def column(layout: Layout, metric: str, **labels: str) -> int:
@@ -135,7 +135,7 @@ def test_a_slow_link_shows_in_the_frames_counters() -> None:
 
 
 def test_frames_contain_every_input_of_the_detectors() -> None:
-    """Frames must contain all that the fast exit contains; else an evaluation would give detectors extra input."""
+    """Compare with the fast output, which skips the frames: an evaluation must not give detectors any other input."""
     fleet = Fleet()
     for at, layout, frame in FrameExit([course(workload="long-context")], 1).until(30.0):
         fleet.observe(layout, frame, round(at * NS))

@@ -1,4 +1,4 @@
-"""Telemetry of the simulated world: consistent rates, real losses, and no ground truth."""
+"""Simulated telemetry: rates are consistent, lost samples occur as in reality, and no value reveals the fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler_feedback.sim.world.fault import Fault
 from scheduler_feedback.sim.world.outputs.array_output import PERFECT, ROUGH, Delivery, World
 from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 from scheduler_feedback.sim.world.physics.step_timing import local_replicas
-from tests.world.test_course import LENGTH, ONSET, course, with_fault
+from tests.sim.world.test_course import LENGTH, ONSET, course, with_fault
 
 
 def observed(world: World, seconds: float, tick: float = 10.0) -> list[Telemetry]:

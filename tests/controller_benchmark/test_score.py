@@ -1,0 +1,89 @@
+"""Score of the controller's benchmark, compared with hand-computed values, and one small benchmark run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.controller.__main__ import Settings, measure
+from benchmarks.controller.score import Window, largest_in_time, score, score_responses, score_verdicts
+from benchmarks.ingest.timeline import Run
+from tests.needs import component
+
+SECOND = 1_000_000_000
+WINDOW = Window(10 * SECOND, 20 * SECOND)
+
+
+def nanoseconds(*rows: tuple[float, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    return (np.array(rows) * SECOND).astype(np.int64)
+
+
+def recorded() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+    """Return records of four ticks: two in the measured time, one before it and one after it."""
+    judged = np.array([9, 12, 12, 19, 20], np.int64) * SECOND
+    return {
+        "judged_ns": judged,
+        "made_ns": judged - np.array([50, 1, 1, 4, 50], np.int64) * SECOND,
+        # start, end, and CPU time of the thread
+        "ticks": nanoseconds((8.0, 9.0, 1.0), (11.9, 12.0, 2.0), (18.7, 19.0, 5.5), (19.0, 20.0, 9.0)),
+        "cycles": nanoseconds((9.0, 9.9), (10.0, 10.25), (19.9, 20.5)),
+        "verdict_ns": np.array([11, 16, 17], np.int64) * SECOND,
+        "verdict_gang": np.array(["slurm-1.0", "slurm-2", "slurm-2"]),
+        "missed": np.array(3),
+    }
+
+
+def test_only_the_window_counts() -> None:
+    found = score(recorded(), WINDOW)
+    assert found["frames_a_second"] == 0.3
+    assert (found["frame_age_seconds_p50"], found["frame_age_seconds_p99"]) == (1.0, 3.94)
+    assert (found["tick_ms_p50"], found["tick_ms_p99"]) == (200.0, 298.0)
+    assert found["cycle_ms_p99"] == 250.0
+    assert found["feed_cpu_cores"] == 0.5, "3.5 s of CPU time in the 7 s between the two ticks"
+    assert found["lost_frames"] == 3
+
+
+def test_a_run_without_ticks_has_no_figures_and_is_not_in_time() -> None:
+    found = score(recorded(), Window(30 * SECOND, 40 * SECOND))
+    assert found["frame_age_seconds_p99"] is None and found["tick_ms_p99"] is None and found["feed_cpu_cores"] is None
+    assert largest_in_time({"20": found}) is None
+
+
+def test_the_scrape_is_no_response_of_the_api() -> None:
+    responses = [
+        ("/", 9 * SECOND, 10 * SECOND),
+        ("/metrics", 10 * SECOND, 15 * SECOND),
+        ("/", 10 * SECOND, 20 * SECOND),
+    ]
+    found = score_responses(responses, WINDOW)
+    assert found == {"api_ms_p99": 1000.0, "responses": 1, "scrape_ms_p50": 5000.0}
+
+
+def run(number: int, disturbed_seconds: float, slow: frozenset[int] = frozenset({0})) -> Run:
+    return Run(number, 0, 1, 0, 100 * SECOND, SECOND, int(disturbed_seconds * SECOND), slow)
+
+
+def test_a_verdict_counts_from_the_disturbance_of_its_job() -> None:
+    runs = [
+        run(1, 12.0),  # its verdict came before the disturbance: a false alarm is no detection
+        run(2, 13.0),  # found after 3 s
+        run(3, 13.0),  # not found
+        run(4, 9.0),  # disturbed before the window
+        run(5, 13.0, frozenset()),  # not disturbed
+    ]
+    found = score_verdicts(recorded(), runs, WINDOW)
+    assert found == {"disturbed_jobs": 3, "verdicts": 1, "verdict_seconds_p50": 3.0}
+
+
+def test_the_largest_size_in_time() -> None:
+    ages = {"1000": 0.5, "5000": 2.0, "12500": 2.1}
+    assert largest_in_time({nodes: {"frame_age_seconds_p99": age} for nodes, age in ages.items()}) == 5000
+
+
+def test_a_small_run_measures_the_whole_controller() -> None:
+    component("openssl", "openssl")
+    found = measure(Settings(nodes=20, warm_seconds=1.0, seconds=6.0, lifetime_seconds=5.0, seed=1))
+    assert found["lost_frames"] == 0 and found["failed_responses"] == 0
+    assert float(found["frames_a_second"] or 0) > 0
+    for name in ("frame_age_seconds_p99", "tick_ms_p99", "cycle_ms_p99", "api_ms_p99", "cpu_cores", "rss_mib"):
+        assert (found[name] or 0) > 0, name
+    assert (found["jobs_started"] or 0) > 0

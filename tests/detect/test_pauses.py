@@ -1,0 +1,111 @@
+"""Recorded jobs with one very long step: `gangwatch detect` notes the pause and accuses no rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.detect.traces import detect, of_kind
+
+LATE = 5
+PAUSE = 100
+
+
+def pauses(path: Path, own: np.ndarray, *, late: int | None = LATE, waits: bool = True) -> list[dict[str, object]]:
+    """Run `gangwatch detect` on a job with these compute times [steps, 8]. Return its notes about pauses."""
+    with path.open("w") as file:
+        for step, times in enumerate(own):
+            for rank, mine in enumerate(times):
+                row = {"step": step, "rank": rank, "seconds": times.max() + 0.1}
+                if waits:
+                    row["wait_seconds"] = times.max() + 0.1 - mine
+                file.write(json.dumps(row) + "\n")
+    found = detect(path)
+    assert not of_kind(found, "straggler")
+    assert not of_kind(found, "hang")
+    return [one for one in of_kind(found, "unknown") if "then the job went on" in one["evidence"][0]["against"]]
+
+
+def usual(scale: float = 1.0) -> np.ndarray:
+    return scale * np.random.default_rng(5).lognormal(0.0, 0.01, (160, 8))
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_long_step_is_noted_with_the_rank_for_which_the_others_waited(tmp_path: Path, scale: float) -> None:
+    own = usual(scale)
+    own[PAUSE, LATE] = 600.0
+    (note,) = pauses(tmp_path / "steps.jsonl", own)
+    assert (note["rank"], note["detected_step"]) == (LATE, PAUSE)
+
+
+def test_no_rank_is_named_without_waits(tmp_path: Path) -> None:
+    own = usual()
+    own[PAUSE, LATE] = 600.0
+    (note,) = pauses(tmp_path / "steps.jsonl", own, waits=False)
+    assert note["rank"] is None
+    assert "waits are unknown" in str(note["evidence"])
+
+
+def test_no_rank_is_named_if_all_are_busy(tmp_path: Path) -> None:
+    own = usual()
+    own[PAUSE] = 600.0
+    (note,) = pauses(tmp_path / "steps.jsonl", own)
+    assert note["rank"] is None
+    assert "8 of 8 ranks" in str(note["evidence"])
+
+
+def test_recurring_pauses_are_noted_once(tmp_path: Path) -> None:
+    own = usual()
+    own[40::40] += 90.0
+    assert len(pauses(tmp_path / "steps.jsonl", own)) == 1
+
+
+def test_long_first_step_and_usually_long_steps_are_no_pause(tmp_path: Path) -> None:
+    own = usual(60.0)
+    own[0] = 900.0
+    own[PAUSE, LATE] = 200.0
+    assert not pauses(tmp_path / "steps.jsonl", own)
+
+
+def hangs(path: Path, own: np.ndarray) -> list[dict[str, object]]:
+    """Run `gangwatch detect` on a job with these compute times [steps, 8], four ranks a node. Return hang verdicts."""
+    with path.open("w") as file:
+        for step, times in enumerate(own):
+            for rank, mine in enumerate(times):
+                seconds = times.max() + 0.1
+                row = {"step": step, "rank": rank, "node": f"n{rank // 4}", "seconds": seconds}
+                file.write(json.dumps(row | {"wait_seconds": seconds - mine}) + "\n")
+    return of_kind(detect(path), "hang")
+
+
+def test_a_pause_of_half_an_hour_for_one_rank_is_a_hang(tmp_path: Path) -> None:
+    own = usual()
+    own[PAUSE, LATE] = 1800.0
+    (hang,) = hangs(tmp_path / "steps.jsonl", own)
+    assert (hang["rank"], hang["detected_step"], hang["last_step"]) == (LATE, PAUSE, PAUSE)
+    assert float(str(hang["confidence"])) >= 0.9
+    (cut,) = hangs(tmp_path / "cut.jsonl", own[: PAUSE + 1])
+    assert cut["confidence"] == hang["confidence"]
+
+
+def test_a_pause_of_half_an_hour_for_a_node_is_a_hang_of_its_ranks(tmp_path: Path) -> None:
+    own = usual()
+    own[PAUSE, 4:7] = 1800.0
+    (hang,) = hangs(tmp_path / "steps.jsonl", own)
+    assert hang["ranks"] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("busy", [[0, 5], list(range(8)), [0, 1, 2, 4, 5]])
+def test_a_long_pause_of_several_nodes_is_no_hang(tmp_path: Path, busy: list[int]) -> None:
+    own = usual()
+    own[PAUSE, busy] = 1800.0
+    assert not hangs(tmp_path / "steps.jsonl", own)
+
+
+def test_a_rank_that_waited_for_some_of_the_time_is_not_accused(tmp_path: Path) -> None:
+    own = usual()
+    own[PAUSE, LATE], own[PAUSE, 2] = 1800.0, 600.0
+    assert not hangs(tmp_path / "steps.jsonl", own), "another rank was busy for a third of the time"

@@ -1,0 +1,170 @@
+"""Confidence without a known cause: healthy ranks whose work changes look faulty for a while; real faults last."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.verdict import Abstention, Verdict
+from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
+from scheduler_feedback.detectors.straggler.gang_state import Spell, rest
+from scheduler_feedback.detectors.straggler.persistence import spell_period
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from tests.detectors.alone import alone
+from tests.detectors.gang_windows import shape_of, table_of
+
+RANKS, STEPS, WARM_UP = 16, 320, 40
+OF_NODE = (8, 9, 10, 11)
+
+
+def own_times(*slow: tuple[int, int, int, float]) -> FloatArray:
+    """Return compute seconds with 1 % noise. slow: (rank, first step, number of steps, factor)."""
+    own = np.exp(np.random.default_rng(5).normal(0.0, 0.01, (STEPS, RANKS)))
+    for rank, first, count, factor in slow:
+        own[first : first + count, rank] *= factor
+    return own
+
+
+def results(
+    own: FloatArray, experts: bool = False, tokens: FloatArray | None = None, upto: int = STEPS
+) -> list[Verdict | Abstention]:
+    """Return all verdicts with their updates, and abstentions, for a recorded trace with four ranks a node."""
+    shape = shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)])
+    if experts:
+        object.__setattr__(shape, "expert", np.arange(RANKS) % 8)
+    table = table_of(own[:upto], tokens=None if tokens is None else tokens[:upto])
+    detector, found = alone(StragglerDetector(timed=False), False), []
+    for k in range(upto):
+        step = rest(upto_row(table, k + 1), k)
+        found += detector.tick(Telemetry(int(step.end_ns.max()), (JobTelemetry(shape, step),), no_counters(RANKS)))
+    return [one for one in found if isinstance(one, Verdict | Abstention)]
+
+
+def verdicts(
+    own: FloatArray, experts: bool = False, tokens: FloatArray | None = None, upto: int = STEPS
+) -> list[Verdict]:
+    return [one for one in results(own, experts, tokens, upto) if isinstance(one, Verdict)]
+
+
+def upto_row(table: StepTable, count: int) -> StepTable:
+    arrays = (getattr(table, name) for name in StepTable.__slots__)
+    return StepTable(*(None if array is None else array[:count] for array in arrays))
+
+
+def sure(found: list[Verdict]) -> set[int]:
+    ranks = set[int]()
+    for one in found:
+        if one.confidence >= ACTING_CONFIDENCE:
+            ranks |= set(one.ranks) or {one.rank}
+    return ranks
+
+
+def reasons(found: list[Verdict | Abstention]) -> str:
+    return " ".join(item.against for one in found for item in one.evidence if item.measure == "windows_of_slowness")
+
+
+HEALTHY = {
+    "recompilations": own_times((3, 80, 4, 4.0), (7, 120, 3, 2.0), (3, 200, 4, 1.5)),
+    "stalls of a node's data loader": own_times(
+        *((rank, first, 8, 2.0) for rank in OF_NODE for first in (80, 96, 112, 200, 213))
+    ),
+    "asynchronous checkpoints": own_times(*((0, first, 8, 1.4) for first in range(60, STEPS, 60))),
+}
+
+
+@pytest.mark.parametrize("work", HEALTHY)
+def test_work_of_a_healthy_rank_is_no_confident_verdict(work: str) -> None:
+    found = results(HEALTHY[work])
+    assert not sure([one for one in found if isinstance(one, Verdict)])
+    assert "looks the same until it ends" in reasons(found), "the verdict or abstention says why it is not certain"
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.5, 3.0])
+def test_a_lasting_fault_becomes_a_confident_verdict_within_a_dozen_steps(factor: float) -> None:
+    found = verdicts(own_times((5, 150, STEPS, factor)))
+    assert sure(found) == {5}
+    first = next(one for one in found if one.confidence >= ACTING_CONFIDENCE)
+    assert 160 <= first.detected_step <= 164
+    assert found[0].detected_step <= 153, "it is reported before, with less confidence"
+    assert found[0].confidence < ACTING_CONFIDENCE and found[0].verdict_id == first.verdict_id
+    assert sure(verdicts(own_times((5, 150, STEPS, factor)), upto=first.detected_step + 1)) == {5}
+
+
+def test_a_fault_that_returns_irregularly_becomes_a_confident_verdict() -> None:
+    assert sure(verdicts(own_times((5, 100, 9, 1.5), (5, 131, 14, 1.5), (5, 170, 20, 1.5)))) == {5}
+    brief = [(5, first, 3, 1.5) for first in range(100, 200, 5)]
+    assert sure(verdicts(own_times(*brief))) == {5}, "three of five steps, for a hundred steps"
+
+
+def test_short_stalls_of_a_whole_node_stay_uncertain_however_often_they_return() -> None:
+    stalls = [(rank, first, 3, 1.5) for rank in OF_NODE for first in range(100, 200, 5)]
+    assert not sure(verdicts(own_times(*stalls)))
+
+
+def test_two_stalls_of_a_node_without_a_pause_are_no_fault() -> None:
+    stalls = [(rank, first, count, 2.0) for rank in OF_NODE for first, count in ((80, 7), (120, 6), (126, 6))]
+    assert not verdicts(own_times(*stalls))
+    lasting = own_times(*stalls, *((rank, 200, STEPS, 1.3) for rank in OF_NODE))
+    assert sure(verdicts(lasting)) == set(OF_NODE)
+
+
+def test_stalls_of_a_node_that_leave_one_rank_alarmed_between_them_are_no_fault() -> None:
+    """Rank 9 is slightly slow between the stalls, so that its CUSUM does not fall to zero."""
+    stalls = [(rank, first, count, 2.0) for rank in OF_NODE for first, count in ((80, 7), (112, 6), (118, 6))]
+    assert not verdicts(own_times(*stalls, (9, 87, 25, 1.04)))
+
+
+def test_a_rank_in_doubt_is_unknown_if_ranks_were_slow_before_and_recovered() -> None:
+    first, again, other = (5, 80, 6, 1.5), (5, 140, 6, 1.5), (11, 200, 6, 1.5)
+    assert verdicts(own_times(first)), "the first time it gets a verdict with a low confidence"
+    assert max(one.detected_step for one in verdicts(own_times(first, again, other))) < 100
+
+
+def test_periodic_work_of_a_rank_is_recognised_by_its_third_spell() -> None:
+    long = own_times(*((0, first, 18, 1.4) for first in (60, 120, 180, 240)))
+    found = results(long)
+    assert not [one for one in found if isinstance(one, Verdict) and one.detected_step >= 180]
+    assert "about every 60 steps" in reasons(found)
+
+
+def test_a_rank_must_be_slow_for_longer_than_another_rank_that_recovered() -> None:
+    after = verdicts(own_times((3, 60, 30, 1.4), (7, 150, 20, 1.4)))
+    assert sure(after) == {3}, "nothing shows that the first one would end"
+    assert sure(verdicts(own_times((3, 60, 30, 1.4), (7, 150, 60, 1.4)))) == {3, 7}
+
+
+def test_a_popular_expert_is_not_accused_without_tokens() -> None:
+    popular = own_times((3, 100, 70, 1.4))
+    assert sure(verdicts(popular)) == {3}
+    assert not sure(verdicts(popular, experts=True))
+    assert sure(verdicts(own_times((3, 100, STEPS, 1.4)), experts=True)) == {3}, "it stays slow for a hundred steps"
+    tokens = np.random.default_rng(6).uniform(500.0, 1500.0, (STEPS, RANKS))
+    faulty = own_times((3, 100, 70, 1.4)) * (0.2 + 0.8 * tokens / 1000.0)
+    assert sure(verdicts(faulty, experts=True, tokens=tokens)) == {3}, "the tokens do not explain it"
+
+
+def spells(*begins: int, window_steps: int = 1) -> list[Spell]:
+    return [Spell(number, number, begin, window_steps, 5) for number, begin in enumerate(begins)]
+
+
+@pytest.mark.parametrize(
+    ("begins", "period"),
+    [
+        ((60, 120), 0),  # two may be chance
+        ((60, 120, 180), 60),
+        ((60, 121, 180), 59),  # noise hides the first slow step now and then
+        ((60, 120, 240), 60),  # one was missed
+        ((60, 120, 200), 0),
+        ((10, 17, 24), 0),  # too short for checkpoints
+        ((60, 120, 90), 0),  # the job went back to a checkpoint
+    ],
+)
+def test_period_of_spells(begins: tuple[int, ...], period: int) -> None:
+    assert spell_period(spells(*begins)) == period
+
+
+def test_period_of_spells_is_measured_by_whole_windows() -> None:
+    assert spell_period(spells(60, 125, 180, window_steps=5)) == 55
+    assert spell_period(spells(60, 95, 130, window_steps=5)) == 0, "windows are too long for this period"

@@ -1,0 +1,195 @@
+"""gangwatch in the life of a real cluster: monitoring, restarts of kubelet and containerd, drains and upgrades.
+
+All tests share one cluster of three nodes, and leave it as they found it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.harness import Api, wait_for
+from tests.kubernetes.real_kubelets import NAMESPACE, Samples, scrape
+from tests.kubernetes.real_site import NODES, SCRAPE_SECONDS, Prometheus, Site, real_site, running_prometheus
+
+pytestmark = [pytest.mark.xdist_group("real-kubelets"), pytest.mark.timeout(900), pytest.mark.slow]
+
+COMPONENT = "app.kubernetes.io/component"
+UP = 'up{component="agent"} == 1'
+IGNORES = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with real_site() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def prometheus(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with running_prometheus(site, tmp_path_factory.mktemp("prometheus")) as started:
+        yield started
+
+
+@pytest.fixture
+def gang(site: Site, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Name of a gang for the test, which is deleted afterwards. The test creates it."""
+    name = re.sub("[^a-z]+", "-", request.node.name)[-20:].strip("-")
+    yield name
+    site.clear(name)
+
+
+def pods(api: Api, component: str) -> list[dict[str, Any]]:
+    found = api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+    return [pod for pod in found if pod["metadata"]["labels"].get(COMPONENT) == component]
+
+
+# --- installation and monitoring -------------------------------------------------------------------------------------
+
+
+def test_the_chart_runs_on_three_real_kubelets_and_its_agents_are_scraped(site: Site) -> None:
+    api = site.api
+    infos = {node["metadata"]["name"]: node["status"]["nodeInfo"] for node in api.get("/api/v1/nodes")["items"]}
+    assert infos.keys() == set(NODES)
+    assert all(info["containerRuntimeVersion"].startswith("containerd://") for info in infos.values())
+    agents = {pod["spec"]["nodeName"]: pod["status"]["podIP"] for pod in pods(api, "agent")}
+    assert agents.keys() == set(NODES)
+    for node, address in agents.items():
+        agent_is_served(api, node, address)
+    controllers = [pod["status"]["podIP"] for pod in pods(api, "controller")]
+    wait_for("the leader receives frames of all agents", lambda: receives_frames(api, controllers))
+
+
+def agent_is_served(api: Api, node: str, address: str) -> None:
+    """Check that an agent serves all metrics of its node, including the kubelet's, and only with the password."""
+    name = f"{node}.node.gangwatch.internal"
+    assert scrape(api, name, address, 9400, password=False)[0] == 401
+
+    def kubelet_is_read() -> bool:
+        status, samples = scrape(api, name, address, 9400)
+        assert status == 200
+        hosted = Counter(pod["spec"].get("nodeName") for pod in api.get("/api/v1/pods")["items"])
+        success = value(samples, "gangwatch_collector_success", collector="kubelet", node=node)
+        return success == 1 and value(samples, "gangwatch_kubelet_pods", node=node) == hosted[node]
+
+    wait_for(f"{node}'s agent reads the pods of the kubelet", kubelet_is_read)
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    return samples.get((name, frozenset(labels.items())))
+
+
+def receives_frames(api: Api, addresses: list[str]) -> bool:
+    """Return whether the leader, one of these controllers, receives frames of all agents."""
+    for address in addresses:
+        try:
+            _, samples = scrape(api, "controller.gangwatch.internal", address, 9402)
+        except ConnectionRefusedError:
+            continue  # only the leader listens
+        if all((value(samples, "gangwatch_feed_frames_total", node=node) or 0) > 0 for node in NODES):
+            return True
+    return False
+
+
+def test_prometheus_discovers_agents_and_controllers_by_their_pods(prometheus: Prometheus) -> None:
+    wait_for("Prometheus scrapes every agent over TLS", lambda: prometheus.nodes(UP) == set(NODES))
+    wait_for("and the controllers", lambda: prometheus.query("sum(gangwatch_leads) == 1"))
+    wait_for("their series have the node", lambda: prometheus.nodes("gangwatch_kubelet_pods > 0") == set(NODES))
+
+
+# --- restarts of a node's programs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["kubelet", "containerd"])
+def test_a_restart_of(program: str, site: Site, gang: str) -> None:
+    """A gang runs on without a new attempt, and later gangs use the node again."""
+    site.add_job(gang, 3)
+    wait_for("it runs", lambda: len(site.running(gang)) == 3)
+    before = site.running(gang)
+    node = next(iter(before.values()))
+    ended = site.kill(node, program)
+    wait_for(f"{program} runs again", lambda: site.pid_of(node, program) not in (0, ended))
+    wait_for("the node is ready, with its GPUs", lambda: site.is_ready(node) and site.allocatable(node) == "3")
+    site.add_job(f"{gang}-2", 6)
+    try:
+        wait_for("another gang fills all nodes", lambda: len(site.running(f"{gang}-2")) == 6)
+        assert site.running(gang) == before, "the same pods run on the same nodes"
+        assert attempts(site, gang) == {1}
+    finally:
+        site.clear(f"{gang}-2")
+
+
+def attempts(site: Site, gang: str) -> set[int]:
+    return {int(pod["metadata"]["annotations"]["gangwatch.io/attempt"]) for pod in site.gangs.pods(gang)}
+
+
+# --- maintenance -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_ignores_disruptions_is_moved_at_once(site: Site, gang: str) -> None:
+    """The Job controller delays new pods after failures, for up to ten minutes with a large gang."""
+    site.add_job(gang, 4, podFailurePolicy=IGNORES, backoffLimit=0)
+    wait_for("it runs", lambda: len(site.running(gang)) == 4)
+    node = next(iter(site.running(gang).values()))
+    site.gangwatch("node", "maintenance", node, "--drain", "--timeout=60s", "--reason=test")
+    try:
+        moved = wait_for("it runs elsewhere", lambda: whole(site.running(gang, 2), 4), 40)
+        assert node not in moved.values()
+        assert not site.api.get(f"/apis/batch/v1/namespaces/default/jobs/{gang}")["status"].get("failed")
+    finally:
+        site.gangwatch("node", "release", node)
+
+
+def whole(running: dict[str, str], ranks: int) -> dict[str, str]:
+    return running if len(running) == ranks else {}
+
+
+def test_kubectl_drain_moves_a_gang_and_the_node_is_used_again(site: Site, gang: str, prometheus: Prometheus) -> None:
+    site.add_job(gang, 4)
+    wait_for("it runs", lambda: len(site.running(gang)) == 4)
+    node = Counter(site.running(gang).values()).most_common(1)[0][0]
+    site.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
+    try:
+        moved = wait_for("it runs elsewhere", lambda: whole(site.running(gang), 4), 90)
+        assert node not in moved.values()
+        assert prometheus.nodes(UP) == set(NODES), "its agent still reports"
+    finally:
+        site.kubectl("uncordon", node)
+    site.add_job(f"{gang}-2", 5)
+    try:
+        wait_for("the node is used again", lambda: node in site.running(f"{gang}-2").values())
+    finally:
+        site.clear(f"{gang}-2")
+
+
+# --- upgrades --------------------------------------------------------------------------------------------------------
+
+
+def test_a_rolling_update_of_the_agents_loses_two_scrapes_at_most(site: Site, prometheus: Prometheus) -> None:
+    wait_for("all agents are scraped", lambda: prometheus.nodes(UP) == set(NODES))
+    time.sleep(2 * SCRAPE_SECONDS)
+    began = time.time()
+    before = {pod["metadata"]["uid"] for pod in pods(site.api, "agent")}
+    site.kubectl(f"--namespace={NAMESPACE}", "rollout", "restart", "daemonset/gangwatch-agent")
+    site.kubectl(f"--namespace={NAMESPACE}", "rollout", "status", "daemonset/gangwatch-agent", "--timeout=120s")
+    assert not before & {pod["metadata"]["uid"] for pod in pods(site.api, "agent")}
+    since = round(time.time() - began) + 2 * SCRAPE_SECONDS
+    expression = f"gangwatch_kubelet_pods[{since + 3 * SCRAPE_SECONDS}s]"
+    wait_for("all new agents are scraped", lambda: prometheus.nodes(UP) == set(NODES))
+    times: dict[str, set[float]] = defaultdict(set)
+    for row in prometheus.query(expression):  # a new pod has another address, and so a series of its own
+        times[row["metric"]["node"]] |= {float(sample[0]) for sample in row["values"]}
+    gaps = {node: longest_gap(sorted(each)) for node, each in times.items()}
+    assert gaps.keys() == set(NODES)
+    assert max(gaps.values()) <= 3.2 * SCRAPE_SECONDS, gaps  # two scrapes are missing between two samples
+
+
+def longest_gap(times: list[float]) -> float:
+    """Return the longest time in seconds between two samples."""
+    return max((later - earlier for earlier, later in pairwise(times)), default=float("inf"))

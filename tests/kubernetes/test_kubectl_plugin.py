@@ -1,0 +1,78 @@
+"""kubectl plug-in: which command it runs in which pod. A script that answers from a file replaces kubectl.
+
+`kubectl exec` needs a real kubelet; test_demo_kubernetes.py has some.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).resolve().parents[2] / "deploy" / "kubectl" / "kubectl-gangwatch"
+KUBECTL = """#!/bin/sh
+case "$*" in
+*"get lease missing"*) echo 'Error: leases "missing" not found' >&2; exit 1 ;;
+*"get lease idle"*) ;;
+*"get lease"*) printf 'gangwatch-controller-abc-x1_0123456789ab' ;;
+*"get podgroups.scheduling.x-k8s.io train "*) printf 'team.train.1234567890-abcd' ;;
+*"get pod lone "*) printf 'default.lone.feedbeef99-abcd' ;;
+*" exec "*) echo "$@" ;;
+esac
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = folder / "kubectl"
+    program.write_text(KUBECTL)
+    program.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "KUBECTL": str(program)}
+    command = [str(PLUGIN), *arguments]
+    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "inside"),
+    [
+        ("explain train", "explain team.train.12345678"),
+        ("story train -n team --json", "story team.train.12345678 --json"),
+        ("story lone", "story default.lone.feedbeef"),
+        ("story node:gpu-7", "story node:gpu-7"),
+        ("explain team.train.12345678", "explain team.train.12345678"),
+        ("top --once", "top --once"),
+        ("nodes", "nodes"),
+    ],
+)
+def test_a_command_runs_in_the_leader_with_the_gang_s_id(arguments: str, inside: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *arguments.split())
+    assert done.returncode == 0, done.stderr
+    where = "--namespace gangwatch exec --stdin gangwatch-controller-abc-x1 --container controller"
+    assert done.stdout == f"{where} -- gangwatch {inside} --state /var/lib/gangwatch/controller\n"
+
+
+def test_options_name_the_cluster_and_the_release(tmp_path: Path) -> None:
+    done = run(tmp_path, "--context=prod", "top", "--release", "gw", "--release-namespace=monitoring")
+    assert done.stdout.startswith("--context=prod --namespace monitoring exec "), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("explain other", "no PodGroup and no pod other"),
+        ("explain", "needs the name of a PodGroup or pod"),
+        ("top --release missing", "the lease missing cannot be read in namespace gangwatch"),
+        ("top --release idle", "no controller leads"),
+        ("explain train -n", "-n needs a value"),
+    ],
+)
+def test_wrong_input_is_named_and_runs_nothing(arguments: str, words: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *arguments.split())
+    assert done.returncode == 1 and words in done.stderr and not done.stdout
+
+
+def test_without_a_command_it_shows_its_usage(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 2 and "kubectl gangwatch explain NAME" in done.stderr
+    assert "kubectl gangwatch explain NAME" in run(tmp_path, "--help").stdout

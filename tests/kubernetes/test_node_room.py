@@ -1,0 +1,69 @@
+"""CPU, memory and other resources of nodes as limits of placement, on a real API server.
+
+Each node has 8 GPUs and 64 processors, so that gangs with few GPUs and many processors fill it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
+from scheduler_feedback.backends.kubernetes.objects.translate import TIME_LIMIT
+from tests.kubernetes.harness import Cluster, running, wait_for
+
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
+
+
+def container(gpus: int, cpu: int) -> list[dict[str, Any]]:
+    resources = {"cpu": str(cpu), "memory": "1Gi", "nvidia.com/gpu": str(gpus)}
+    return [{"name": "main", "image": "none", "resources": {"requests": resources, "limits": resources}}]
+
+
+def test_a_gang_is_spread_over_nodes_if_its_processors_do_not_fit_on_one(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2")
+    cluster.add_gang("wide", 2, containers=container(1, 40))
+    with running(access, folder):
+        wait_for("it is bound", lambda: cluster.bound("wide") == 2, 30)
+        assert set(cluster.nodes_of("wide").values()) == {"n1", "n2"}
+
+
+def test_a_gang_that_waits_for_processors_is_not_overtaken_by_longer_gangs(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1")
+    cluster.add_gang("runs", 1, annotations={TIME_LIMIT: "600"}, containers=container(4, 40))
+    with running(access, folder) as it:
+        wait_for("the first is bound", lambda: cluster.bound("runs") == 1)
+        cluster.add_gang("head", 1, annotations={TIME_LIMIT: "600"}, containers=container(4, 40))
+        wait_for("slots are reserved", lambda: it.controller.cycle.ask(lambda state: state.reserved_for).result(9))
+        for number in range(4):
+            cluster.add_gang(f"later-{number}", 1, annotations={TIME_LIMIT: "7200"}, containers=container(1, 6))
+        condition = wait_for("the head says why", lambda: cluster.condition("head"))
+        assert condition["reason"] != "Capacity", "it fits once the first has ended"
+        wait_for("the last one says why", lambda: cluster.condition("later-3"))
+        cluster.finish("runs")
+        wait_for("the head is bound when the processors are free", lambda: cluster.bound("head") == 1)
+
+
+def test_long_gangs_on_free_slots_leave_the_processors_that_the_head_needs(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1")
+    cluster.add_gang("runs", 1, annotations={TIME_LIMIT: "600"}, containers=container(4, 30))
+    with running(access, folder) as it:
+        wait_for("the first is bound", lambda: cluster.bound("runs") == 1)
+        cluster.add_gang("head", 1, annotations={TIME_LIMIT: "600"}, containers=container(4, 40))
+        wait_for("slots are reserved", lambda: it.controller.cycle.ask(lambda state: state.reserved_for).result(9))
+        later = [f"later-{number}" for number in range(3)]
+        for name in later:  # two fit now, beside the first; one fits beside the head
+            cluster.add_gang(name, 1, annotations={TIME_LIMIT: "7200"}, containers=container(1, 16))
+        wait_for("one is backfilled", lambda: sum(cluster.bound(name) for name in later) == 1)
+        wait_for("the last one says why", lambda: cluster.condition(later[-1]))
+        assert sum(cluster.bound(name) for name in later) == 1
+        cluster.finish("runs")
+        wait_for("the head is bound when the first has ended", lambda: cluster.bound("head") == 1)

@@ -1,0 +1,1 @@
+"""Tests of the benchmark that runs real processes under real faults."""
