@@ -1,8 +1,7 @@
 """Griffe extension: docstrings of this project as Markdown (mkdocs.yml).
 
 A docstring describes parameters and fields in prose: "Return the step. tokens: tokens of this rank." The site shows
-each as an item of a list. A name counts only if it is one of the function's parameters or of the class's members. A
-line that ends with ``::`` introduces code, as in reStructuredText.
+each parameter or field as an item of a list. A line that ends with ``::`` introduces code, as in reStructuredText.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _SEPARATE = re.compile(r"(?:^|(?<=[.;)] )|(?<=\n))(?P<names>\w+(?:, \w+)*)(?P<no
 
 
 def as_markdown(text: str, names: set[str]) -> str:
-    """Return the docstring with a list item for each described name, and with Markdown's form of code blocks."""
+    """Return the docstring as Markdown, with a list item for each name in `names` that it describes."""
     blocks = re.sub(r"(?m)^::\n+|:(?=:$)", "", text).split("\n\n")
     return "\n\n".join(block if block.startswith("    ") else _with_list(block, names) for block in blocks)
 
@@ -35,7 +34,7 @@ def _with_list(block: str, names: set[str]) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites each docstring once it is loaded."""
+    """Griffe extension that converts each loaded docstring to Markdown."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         self._rewrite(func, {parameter.name for parameter in func.parameters})

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): pages from outside of docs/, and folders in the navigation."""
+"""MkDocs hooks of the documentation site: they add pages from outside docs/, and folders to the navigation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINK = re.compile(r"(?<=\]\()(?!\w+:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Replace each name of a folder in the navigation by the folder's pages."""
+    """Replace each folder in the navigation by the folder's pages."""
     config.nav = _expanded(config.nav, Path(config.docs_dir))
     return config
 
@@ -41,23 +41,23 @@ def _expanded(nav: Any, docs: Path) -> Any:
 
 
 def _contents(folder: Path) -> str:
-    """Return a list of links to the numbered pages of a folder, by their titles."""
+    """Return a Markdown list of links to the numbered pages of a folder, with their titles."""
     pages = sorted(folder.glob("0*.md"))
     titles = [page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for page in pages]
     return "\n".join(f"- [{title}]({page.name})" for page, title in zip(pages, titles, strict=True))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside of docs/."""
+    """Add README.md and other pages from outside docs/ to the site."""
     for source, name in ADDED.items():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Change links between docs/ and the rest of the repository: to the page on the site, else to the repository.
+    """Rewrite links from a page to other files of the repository: to the file's page on the site, else to its source.
 
-    The index of decisions also gets a list of them.
+    The index of decisions (ADRs) also gets a list of them.
     """
     if page.file.src_uri == "adr/README.md":
         markdown += f"\n{_contents(Path(config.docs_dir) / 'adr')}\n"
