@@ -118,6 +118,13 @@ def _scheduler(config: pytest.Config, log: Any, folder: Path) -> Any:
     return Groups(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In a run of the serial tests alone, leave out files without the word: their collection takes a minute."""
+    if config.option.markexpr != "serial" or collection_path.suffix != ".py":
+        return None
+    return None if "serial" in collection_path.read_text() else True
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Worker(Path(config.workerinput[_INPUT])), "gangwatch-worker")

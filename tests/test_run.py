@@ -114,6 +114,15 @@ def test_up_to_three_unsteady_tests_are_allowed_and_recorded(project: Path, coun
     assert (project / ".cache" / "unsteady-tests.txt").read_text() == ""
 
 
+def test_the_serial_part_does_not_collect_other_files(project: Path) -> None:
+    line = "import pathlib\n\nwith pathlib.Path('imports').open('a') as file:\n    file.write(__name__ + '\\n')\n"
+    for name in ("test_fine.py", "test_serial.py"):
+        (project / name).write_text(line + (project / name).read_text())
+    code, output = run(project)
+    assert code == 0, output
+    assert sorted((project / "imports").read_text().split()) == ["test_fine", "test_serial", "test_serial"]
+
+
 def test_both_parts_share_one_budget(project: Path) -> None:
     (project / "test_unsteady.py").write_text(UNSTEADY.format(count=2))
     alone = UNSTEADY.format(count=2).replace("seen-", "alone-")
