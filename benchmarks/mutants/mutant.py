@@ -108,7 +108,7 @@ def apply(mutant: Mutant, root: Path) -> Applied:
         tree = ast.parse(mutated)
     except SyntaxError as error:
         raise NotApplicableError(f"{mutant.place}: no Python any more: {error}") from None
-    if ast.dump(tree) == ast.dump(_parsed(source)):
+    if ast.dump(tree) == _dumped(source):
         raise NotApplicableError(f"{mutant.place}: the edit changes nothing that runs: {mutant.old!r}")
     _check_names(mutant, source, tree)
     return Applied(path, mutated, isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -118,6 +118,22 @@ def apply(mutant: Mutant, root: Path) -> Applied:
 def _parsed(source: str) -> ast.Module:
     """Return the syntax tree of a module. It is cached, so callers must not change it."""
     return ast.parse(source)
+
+
+@lru_cache(16)
+def _dumped(source: str) -> str:
+    """Return the syntax tree of a module as text."""
+    return ast.dump(_parsed(source))
+
+
+@lru_cache(16)
+def _read_names(source: str) -> frozenset[str]:
+    """Return the names that a module reads."""
+    return frozenset(_names(_parsed(source), ast.Load))
+
+
+def _names(tree: ast.AST, kind: type[ast.expr_context]) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, kind)}
 
 
 def _node(tree: ast.AST, name: str) -> ast.AST | None:
@@ -159,12 +175,10 @@ def _span(source: str, node: ast.AST) -> tuple[int, int]:
 
 def _check_names(mutant: Mutant, source: str, tree: ast.AST) -> None:
     """Raise NotApplicableError if the mutant uses an undefined name: a NameError would make any test fail."""
-
-    def names(of: ast.AST, kinds: tuple[type[ast.expr_context], ...]) -> set[str]:
-        return {node.id for node in ast.walk(of) if isinstance(node, ast.Name) and isinstance(node.ctx, kinds)}
-
-    fresh = names(tree, (ast.Load,)) - names(_parsed(source), (ast.Load,))
-    bound = names(tree, (ast.Store,)) | set(dir(builtins))
+    fresh = _names(tree, ast.Load) - _read_names(source)
+    if not fresh:
+        return
+    bound = _names(tree, ast.Store) | set(dir(builtins))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             bound.add(node.name)
