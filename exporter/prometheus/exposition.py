@@ -222,6 +222,7 @@ class Exposition:
         if lines is None or not fits or changes is not None:
             # Once more when it is known which families change: they are then together, in fewer parts of the text.
             self._arranged = changes is not None
+            self._lines = lines = None  # release the memory of the old lines first
             view = View(layout, lambda source: not np.isnan(frame.gauges[source]))
             families, self._left_out = plan_families(view, self._settings, self._memory, self._renamed, changes)
             self._report(view.unknown)
