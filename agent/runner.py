@@ -61,6 +61,16 @@ class Sample(NamedTuple):
     sampled_ns: int
 
 
+def sample_of(block: Block, sampled_ns: int) -> Sample:
+    """Return a sample with copies of the values. Empty arrays, which most blocks have, are not copied."""
+    gauges, counters, valid = block.gauges, block.counters, block.counters_valid
+    if block.gauge_columns:
+        gauges = gauges.copy()
+    if block.counter_columns:
+        counters, valid = counters.copy(), valid.copy()
+    return Sample(block, gauges, counters, valid, sampled_ns)
+
+
 class ErrorLog:
     """Log of one collector's errors. Each distinct error is logged once, and again after REPEAT_LOG_NS."""
 
@@ -156,9 +166,7 @@ class Runner:
         self.running_since_ns = began_ns
         try:
             block = self.collector.collect()
-            self.sample = Sample(
-                block, block.gauges.copy(), block.counters.copy(), block.counters_valid.copy(), began_ns
-            )
+            self.sample = sample_of(block, began_ns)
             self.succeeded = True
         except UnsupportedError as error:
             log.info("collector %s is not supported on this machine and was removed: %s", self.name, error)

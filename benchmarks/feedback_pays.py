@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
+from scipy.stats import sem, t
+
 from benchmarks.policies import POLICIES, RESTART_COST_SECONDS, data_folder
 from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.simulated_feedback import DetectorModel
@@ -40,18 +42,13 @@ LEAST_SHARE = 0.9
 MOST_HARM = 0.01
 """Maximum cost of false verdicts, as a share of the average job completion time."""
 
-# Student's t, two-sided 95 %, by degrees of freedom (any table of it); beyond 30 the normal's.
-_T = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the mean and half the width of its 95 % interval. The width is infinite for a single value."""
+    """Return the mean and half the width of its 95 % interval (Student's t), which is infinite for a single value."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.inf
-    freedom = len(values) - 1
-    t = _T[freedom] if freedom < len(_T) else 2.0
-    return mean, t * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, float(t.ppf(0.975, len(values) - 1) * sem(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ import json
 import os
 import random
 import resource
+import statistics
 import sys
 import tempfile
 import time
@@ -158,7 +159,7 @@ def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
         "decide_us_an_event": round(cycle_seconds / events * 1e6, 1),
         "write_us_a_cycle": round(write_seconds / cycles * 1e6, 1),
         "snapshots": len(snapshots),
-        "snapshot_ms": round(snapshots[len(snapshots) // 2] * 1e3, 2) if snapshots else 0.0,
+        "snapshot_ms": round(statistics.median(snapshots) * 1e3, 2) if snapshots else 0.0,
         "snapshot_ms_worst": round(snapshots[-1] * 1e3, 2) if snapshots else 0.0,
         "bytes_an_event": round(path.stat().st_size / events, 1),
     }
@@ -198,7 +199,7 @@ def measure(most: int, processes: int = 1, keep: Path | None = None) -> dict[str
         "restart_seconds": round(restart_seconds, 3),
         "restart_cycles": recovered.cycles,
         "restarted_alike": restarted_alike,
-        "past_seconds": {"median": round(past[len(past) // 2], 2), "worst": round(past[-1], 2)},
+        "past_seconds": {"median": round(statistics.median(past), 2), "worst": round(past[-1], 2)},
         "read_seconds": round(read_seconds, 2),
         "replay_parts": parts,
         "replay_processes": processes,

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue, as_text
 from scheduler_feedback.backends.backend import RunningCycle
@@ -83,10 +85,6 @@ def hostile(victims: list[Printed]) -> list[Printed]:
     return made
 
 
-def _percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
 def _resident_mib() -> float:
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -141,8 +139,8 @@ def names(name: str, text: bool) -> Result:
         "name": name,
         "survived": survived,
         "rss_growth_mib": round(_resident_mib() - resident, 1),
-        "p99_ms_of_others": round(_percentile(attacked.took or [float("inf")], 0.99), 2),
-        "p99_ms_of_others_quiet": round(_percentile(quiet.took or [0.0], 0.99), 2),
+        "p99_ms_of_others": round(float(np.percentile(attacked.took or [np.inf], 99)), 2),
+        "p99_ms_of_others_quiet": round(float(np.percentile(quiet.took or [0.0], 99)), 2),
         "lost": len(wrong),
         "wrong_actions": opted_in,
     }
@@ -206,7 +204,7 @@ def changed(name: str, change: dict[str, Any]) -> Result:
         "name": name,
         "survived": survived,
         "rss_growth_mib": round(_resident_mib() - resident, 1),
-        "p99_ms_of_others": round(_percentile(took, 0.99), 2),
+        "p99_ms_of_others": round(float(np.percentile(took, 99)), 2),
         "lost": sum(job.number not in touched for job in jobs[MOVES:]),
         "wrong_actions": sum(number in turned for number in touched),
     }

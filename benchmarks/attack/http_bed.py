@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 START_SECONDS = 60.0
 """Maximum seconds until a daemon has started, or responds while it is attacked. A shared machine may be slow."""
 
@@ -140,8 +142,7 @@ def scrape(daemon: Daemon) -> None:
 
 def percentile(waits: Sequence[float], share: float) -> float:
     """Return a percentile of the durations in milliseconds. waits: durations in seconds. share: 0 to 1."""
-    ordered = sorted(waits)
-    return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+    return 1000 * float(np.quantile(waits, share))
 
 
 def for_seconds(seconds: float) -> Callable[[], bool]:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit, logit
 from scipy.stats import binomtest, chi2
+
+FloatArray = npt.NDArray[np.float64]
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float] | None:
@@ -100,23 +105,22 @@ def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int =
 
 
 def platt(confidences: Sequence[float], right: Sequence[bool], weight: float = 4.0) -> tuple[float, float] | None:
-    """Return (slope, intercept) of the logistic map from reported to true log odds (Platt 1999), by Newton's method.
+    """Return (slope, intercept) of the logistic map from reported to true log odds (Platt 1999).
 
     A prior with the weight of `weight` verdicts pulls the fit towards the identity (1, 0), so that a few wrong
     verdicts do not dominate it. None without verdicts.
     """
     if not confidences:
         return None
-    stated = np.clip(np.asarray(confidences, float), 1e-4, 1.0 - 1e-4)
-    x = np.stack([np.log(stated / (1.0 - stated)), np.ones(len(stated))], axis=1)
-    y, usual = np.asarray(right, float), np.array([1.0, 0.0])
-    found = usual.copy()
-    for _ in range(50):
-        p = 1.0 / (1.0 + np.exp(-(x @ found)))
-        slope = x.T @ (y - p) - weight * (found - usual)
-        bend = (x * (p * (1.0 - p))[:, None]).T @ x + weight * np.eye(2)
-        step = np.linalg.solve(bend, slope)
-        found = found + step
-        if float(np.abs(step).max()) < 1e-9:
-            break
-    return float(found[0]), float(found[1])
+    stated = logit(np.clip(np.asarray(confidences, float), 1e-4, 1.0 - 1e-4))
+    x, y = np.stack([stated, np.ones(len(stated))], axis=1), np.asarray(right, float)
+    identity = np.array([1.0, 0.0])
+
+    def loss(at: FloatArray) -> tuple[float, FloatArray]:
+        """Return the negative log likelihood with the prior, and its gradient."""
+        odds, off = x @ at, at - identity
+        likelihood = log_expit(odds).sum() - ((1.0 - y) * odds).sum()
+        return weight * (off @ off) / 2 - likelihood, weight * off - x.T @ (y - expit(odds))
+
+    slope, intercept = minimize(loss, identity, jac=True, tol=1e-9).x
+    return float(slope), float(intercept)

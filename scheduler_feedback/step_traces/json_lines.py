@@ -106,7 +106,7 @@ def read(path: Path, progress: Callable[[int], None] = lambda _: None) -> tuple[
                     if len(rows) != lines:
                         raise ValueError
                     _take(jobs, rows, path.stem)
-                except (ValueError, OverflowError, RecursionError):
+                except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
                     rows = _checked_rows(jobs, block.removesuffix(b"\n").split(b"\n"), number, path)
                     if rows:
                         _take(jobs, rows, path.stem)

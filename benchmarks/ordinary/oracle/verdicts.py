@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from benchmarks.ordinary.oracle.facts import Disturbance, Document, Doubt, Facts, Instant
@@ -78,7 +79,7 @@ def _starved(facts: Facts, verdict: Document) -> bool:
     mine = shares.get(verdict["rank"])
     if mine is None:
         return not shares  # it has ended, so there is no more evidence
-    middle = sorted(shares.values())[(len(shares) - 1) // 2]
+    middle = statistics.median_low(shares.values())
     return mine > STARVED_SHARE and mine > STARVED_TIMES * middle
 
 
@@ -140,5 +141,5 @@ def _clearly_starved(facts: Facts, one: Disturbance) -> bool:
     mine = shares.pop(one.rank, None)
     if mine is None or not shares:
         return False
-    middle = sorted(shares.values())[len(shares) // 2]
+    middle = statistics.median_high(shares.values())
     return mine > CLEARLY_SHARE and mine > CLEARLY_TIMES * middle

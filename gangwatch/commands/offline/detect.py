@@ -76,14 +76,17 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
 
 
 def _judged(path: Path, format_name: str | None) -> list[JobReport]:
-    """Read a file and run the detectors over it, with progress bars on a terminal."""
+    """Read a file and run the detectors over it, with progress bars if standard error is a terminal."""
     from rich.console import Console
-    from rich.progress import Progress
 
     from scheduler_feedback.step_traces.judging import judge
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    if not console.is_terminal:  # older releases of rich end even a disabled bar with a blank line
+        return judge(step_traces.read(path, format_name))
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True) as bars:
         size = path.stat().st_size if path.is_file() else 0
         reading = bars.add_task(f"read {path.name}", total=size or None)
         recording = step_traces.read(path, format_name, lambda count: bars.advance(reading, count))

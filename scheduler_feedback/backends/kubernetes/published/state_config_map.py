@@ -95,7 +95,7 @@ def needed_release(text: bytes) -> str:
     try:
         needed = _needs.decode(text).minimum_reader
         return needed if needed and version_key(needed) > version_key(FORMATS.newest) else ""
-    except (ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # in msgspec 0.19, its errors are no ValueErrors
         return ""  # the content is damaged and may be overwritten
 
 
