@@ -180,30 +180,6 @@ def test_recorded_statistics_are_read(tmp_path: Path) -> None:
         recorded.read("rail0")
 
 
-def test_a_recording_that_changes_is_read_as_if_it_were_new(tmp_path: Path) -> None:
-    file = tmp_path / "class/net/rail0/ethtool_statistics"
-    file.parent.mkdir(parents=True)
-    recorded, names = RecordedEthtool(str(tmp_path)), []
-    for text in (
-        b"NIC statistics:\n     rx: 5\n     odd: name: 7\n",
-        b"NIC statistics:\n     rx: 18446744073709551615\n     odd: name: 8\n",  # the same names: other values only
-        b"NIC statistics:\n     rx: 5\n     tx: 7\n",
-        b"NIC statistics:\n     rx: 6\n     tx: 7\n     more: 8\n",
-        b"NIC statistics:\n     rx: 6\n     tx:\n     more: 8\n",
-        b"rx: 1\nrx: 2\n",
-        b"rx: 3\nrx: 4\n",
-    ):
-        file.write_bytes(text)
-        found = recorded.read("rail0")
-        assert dict(zip(found.names, found.values.tolist(), strict=True)) == parse_recorded(text)
-        names.append(found.names)
-    assert names[0] is names[1], "readers compare names by identity"
-    for text in (b"rx: 18446744073709551616\nrx: 4\n", b"rx: -3\nrx: 4\n"):
-        file.write_bytes(text)
-        with pytest.raises(SourceError):
-            recorded.read("rail0")
-
-
 def test_names_end_at_their_terminator() -> None:
     assert parse_names(b"a".ljust(32, b"\0") + b"b" * 32 + b"c\0d".ljust(32, b"\0"), 3) == ("a", "b" * 32, "c")
     with pytest.raises(SourceError):

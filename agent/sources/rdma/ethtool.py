@@ -12,7 +12,6 @@ import errno
 import fcntl
 import mmap
 import os
-import re
 import socket
 import struct
 from collections.abc import Callable
@@ -188,44 +187,25 @@ def parse_recorded(data: bytes) -> dict[str, int]:
     return found
 
 
-_VALUE = re.compile(rb": *([0-9]{1,20})$", re.MULTILINE)
-"""End of a line of a recording: the value of a statistic."""
-
-
-class _Known(NamedTuple):
-    """The last recording of an interface that was parsed line by line."""
-
-    names: tuple[str, ...]
-    form: bytes
-    """The recording without its values. Another recording of the same form has the same names."""
-
-
 class RecordedEthtool:
     """Source of statistics from files of a recorded or generated copy of sysfs."""
 
     def __init__(self, sys_root: str) -> None:
         self._sys_root = sys_root
-        self._known: dict[str, _Known] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
 
     def read(self, interface: str) -> Statistics:
         path = f"{self._sys_root}/class/net/{interface}/{RECORDED}"
         try:
-            data = read_file(path)
+            recorded = parse_recorded(read_file(path))
         except FileNotFoundError:
             raise UnsupportedError(f"{path}: no such file") from None
         except OSError as error:
             raise SourceError(f"{path}: {error.strerror}") from None
-        known = self._known.get(interface)
-        if known is not None and _VALUE.sub(b":", data) == known.form:
-            numbers = list(map(int, _VALUE.findall(data)))
-            if len(numbers) == len(known.names) and max(numbers, default=0) < 1 << 64:
-                return Statistics(known.names, np.array(numbers, np.uint64))
-        recorded = parse_recorded(data)
         names = tuple(recorded)
-        if known is not None and names == known.names:
-            names = known.names
-        self._known[interface] = _Known(names, _VALUE.sub(b":", data))
-        return Statistics(names, np.array(list(recorded.values()), np.uint64))
+        if names != self._names.get(interface):
+            self._names[interface] = names
+        return Statistics(self._names[interface], np.array(list(recorded.values()), np.uint64))
 
     def close(self) -> None:
         """Do nothing: the source holds no resources."""
