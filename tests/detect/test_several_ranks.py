@@ -118,13 +118,30 @@ def test_stages_that_change_by_different_factors_are_the_jobs_own_doing(tmp_path
     assert not of_kind(detected(tmp_path / "t.jsonl", own, ranks_a_stage=4), "straggler")
 
 
-def test_a_slow_stage_that_is_one_node_has_no_confident_cause(tmp_path: Path) -> None:
-    """Without counters, more work of the stage and a slow node look the same."""
+def test_a_slow_first_stage_that_is_one_node_has_no_confident_cause(tmp_path: Path) -> None:
+    """Without counters, missing input of the first stage and a slow node look the same."""
     own = own_times(32)
-    own[80:, 8:16] *= 1.5
+    own[80:, :8] *= 1.5
     found = detected(tmp_path / "t.jsonl", own, ranks_a_stage=8)
-    assert of_kind(found, "stage_imbalance")
+    assert of_kind(found, "workload")
     assert all(one["confidence"] < 0.9 for one in found["verdicts"])
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(("last", "accused"), [(STEPS, True), (88, False)])
+def test_a_later_stage_that_is_one_node_and_stays_slow_is_a_slow_node(
+    tmp_path: Path, stage: int, last: int, accused: bool
+) -> None:
+    """Only the first stage reads input. The work of a later stage does not change during a run."""
+    ranks = list(range(8 * stage, 8 * stage + 8))
+    own = own_times(32)
+    own[80:last, ranks] *= 1.5
+    found = detected(tmp_path / "t.jsonl", own, ranks_a_stage=8)
+    of_node = of_kind(found, "straggler")
+    assert [(one["node"], one["ranks"], one["confidence"] >= 0.9) for one in of_node] == [
+        (f"n{stage}", ranks, True)
+    ] * accused
+    assert not accused or not of_kind(found, "stage_imbalance"), "the same ranks are not also the job's own work"
 
 
 def test_an_offset_far_from_all_others_may_be_slow_hardware(tmp_path: Path) -> None:

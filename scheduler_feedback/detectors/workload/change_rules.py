@@ -163,10 +163,11 @@ def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
 
 
 def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
-    """Return a claim that a node is slow, if several whole stages are on it and on no other node, and all of them have
-    become slower by about the same factor, but no other stage has; else None.
+    """Return a claim that a node is slow, if whole stages are on it and on no other node, and all of them have become
+    slower by about the same factor, but no other stage has; else None.
 
-    Work seldom changes by the same factor in exactly the stages of one node. A stall of the node's data loader looks
+    Work seldom changes by the same factor in exactly the stages of one node. The first stage alone is not accused: it
+    may wait for input. The other stages get their input from the stage before. A stall of the node's data loader looks
     the same until it ends: the stages must be slow in nearly all of the newest LEAST_WINDOWS steps. If counters are
     known, they decide instead: they show whether the node is slow, or its stages have more work.
     """
@@ -179,7 +180,10 @@ def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
     worst = int(by_node.argmax())
     there = where.index == worst
     inside = [members for members in where.roles if there[members].all()]
-    if len(inside) < 2 or sum(map(len, inside)) < int(there.sum()) or there.all():
+    if not inside or sum(map(len, inside)) < int(there.sum()) or there.all():
+        return None
+    stages = course.shape.coordinate("stage")
+    if len(inside) == 1 and (len(inside[0]) < LEAST_OF_STAGE or stages[there].min() == stages.min()):
         return None
     of_stage = [float(np.median(shift[members])) for members in inside]
     others = float(np.abs(shift[~there]).max())
