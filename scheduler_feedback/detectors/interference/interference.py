@@ -32,6 +32,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import ALARM
+from scheduler_feedback.detectors.interference.rivals import RIVAL_CORRELATION, Series, equal_rivals, not_distinguished
 from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, SENDING, Resources, Sharing, ranks_of
 from scheduler_feedback.detectors.interference.unreported_victim import LEAST_WAIT, Unreported
 from scheduler_feedback.detectors.interference.victim_steps import (
@@ -105,6 +106,8 @@ class _Course:
     """Loss of the job in each of its steps. Used to find correlations if a step covers several windows."""
     step: int = -1
     unknown_reported: bool = False
+    rivals: frozenset[str] = frozenset()
+    """Names of the neighbours that were reported as not distinguishable."""
     unreported: Unreported | None = None
     """State for a job that reports no steps and shares a resource; else None."""
 
@@ -347,6 +350,7 @@ class InterferenceDetector:
             return over + self._clear(name, telemetry.now_ns)
         best: _Correlated | None = None
         others: list[str] = []
+        rivals: list[Series] = []
         for (kind, place), members in resources.items():
             if name not in members:
                 continue
@@ -358,10 +362,14 @@ class InterferenceDetector:
                 sent = np.array(self._courses[aggressor].sent[kind, place])
                 if inferred is not None:
                     sent = inferred.averaged_load(sent)
-                found = _sure(correlate(victim, sent, *enough))
-                if found is None and long is not None:
-                    seconds = telemetry.counters.seconds
-                    found = self._by_steps(long, aggressor, (kind, place), members[name], seconds)
+                series = Series(aggressor, victim, sent)
+                tried = correlate(victim, sent, *enough)
+                if _sure(tried) is None and long is not None:
+                    series = self._by_steps(long, aggressor, (kind, place), members[name], telemetry.counters.seconds)
+                    tried = correlate(series.lost, series.load, LEAST_WINDOWS, LEAST_STATE, series.late)
+                if tried is not None and tried[0] >= RIVAL_CORRELATION:
+                    rivals.append(series)
+                found = _sure(tried)
                 if found is None:
                     continue
                 correlation, chance, cost = found
@@ -375,11 +383,20 @@ class InterferenceDetector:
                     continue
                 others.append(aggressor)
                 if best is None or correlation > best.correlation:
+                    of_best = series
                     best = _Correlated(aggressor, (kind, place), len(members[name]), correlation, chance, cost)
         over += self._clear(name, telemetry.now_ns, others)
         if best is None:
+            course.rivals = frozenset()
             return over + self._unknown(job, course, telemetry)
-        return over + self._report(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+        equal = equal_rivals(of_best, rivals)
+        if not equal:
+            return over + self._report(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+        names = frozenset((best.aggressor, *equal))
+        if names <= course.rivals or any((name, one) in self._active for one in names):
+            return over
+        course.rivals |= names
+        return [*over, not_distinguished(job, sorted(names), telemetry.now_ns, self.name)]
 
     def _at_ease(self, shape: Shape, ranks: IntArray, cost: float) -> bool:
         """Return whether the ranks wait for CPUs too little to explain the job's loss.
@@ -394,10 +411,9 @@ class InterferenceDetector:
 
     def _by_steps(
         self, steps: Steps, aggressor: str, resource: tuple[str, str], ranks: IntArray, window_seconds: float
-    ) -> tuple[float, float, float] | None:
-        """Correlate the victim's loss in each of its steps with the neighbour's mean load during the step.
+    ) -> Series:
+        """Return the victim's loss in each of its steps, and the neighbour's mean load during the step.
 
-        Return the correlation, its probability by chance, and the loss; None if they do not suffice for a verdict.
         ranks: ranks of the victim on the resource. If these ranks have congestion marks, the two series may be shifted
         by a few steps: a neighbour sends less once both jobs are slowed.
         """
@@ -408,8 +424,7 @@ class InterferenceDetector:
         load = steps.during(sent, np.fromiter(ends, np.int64, len(ends)), round(long_ns))
         marked = kind in SENDING and steps.marks is not None and steps.marks.more(ranks)
         late = round(GUARD_SHARE * len(load)) if marked else 0
-        lost = steps.values(place if kind == "host" else "")
-        return _sure(correlate(lost, load, LEAST_WINDOWS, LEAST_STATE, late))
+        return Series(aggressor, steps.values(place if kind == "host" else ""), load, late)
 
     def _report(
         self,
