@@ -159,3 +159,37 @@ def test_a_fault_that_becomes_slow_again_at_a_period_and_stays_slow_is_accused(t
     found = of_kind(detected(tmp_path / "t.jsonl", own), "straggler")
     (verdict,) = [one for one in found if one["confidence"] >= 0.9]
     assert {one["rank"] for one in found} == {5} and verdict["detected_step"] >= 165
+
+
+@pytest.mark.parametrize("count", [4, 9, 25])
+def test_only_a_slowdown_that_lasted_is_accused_after_its_end(tmp_path: Path, count: int) -> None:
+    own = own_times(8)
+    own[80 : 80 + count, 5] *= 1.5
+    found = detected(tmp_path / "t.jsonl", own)
+    assert [one["rank"] for one in of_kind(found, "straggler")] == [5] * (count >= 9)
+    if count < 9:
+        (note,) = of_kind(found, "unknown")
+        assert (note["rank"], note["first_step"], note["last_step"]) == (5, 80, 79 + count)
+        cut = detected(tmp_path / "t.jsonl", own[: note["detected_step"] + 1])
+        assert of_kind(cut, "unknown") == [note | {"last_step": 79 + count}], "a file that ends there has the same"
+
+
+def test_a_node_that_is_slow_from_the_start_may_be_of_another_model(tmp_path: Path) -> None:
+    own = own_times(16)
+    own[:, 8:] *= 1.5
+    found = detected(tmp_path / "t.jsonl", own)
+    assert not of_kind(found, "straggler")
+    assert "of another model" in str(of_kind(found, "unknown"))
+    own = own_times(16)
+    own[:, 9] *= 1.5
+    (verdict,) = of_kind(detected(tmp_path / "t.jsonl", own, ranks_a_stage=16), "straggler")
+    assert verdict["rank"] == 9, "a single rank is still accused"
+
+
+@pytest.mark.parametrize(("count", "accused"), [(16, False), (60, True)])
+def test_a_whole_node_must_stay_slow_for_longer_than_one_rank(tmp_path: Path, count: int, accused: bool) -> None:
+    """Several stalls of its data loader in a row slow all ranks of a node for sixteen steps."""
+    own = own_times(32)
+    own[80 : 80 + count, :8] *= 1.5
+    found = of_kind(detected(tmp_path / "t.jsonl", own), "straggler")
+    assert bool([one for one in found if one["confidence"] >= 0.9]) == accused

@@ -51,6 +51,7 @@ LEAST_CORRELATION = 0.35
 """A verdict needs at least this correlation. A correlation of a third explains only a tenth of the variance of the
 victim's loss."""
 
+
 @dataclass(slots=True)
 class Means:
     """Mean of the values in each window. Contains the newest KEPT_WINDOWS windows, newest last."""

@@ -39,12 +39,14 @@ UNEASY_SCORE = ALARM / 3
 """A period of slowness continues while the CUSUM of a rank (running sum of its excess) is at least this value: a third
 of the alarm threshold."""
 
-UNSURE_CONFIDENCE = 0.6
+UNSURE_CONFIDENCE = 0.8
 """Upper limit of the confidence of a verdict without a known cause while its rank may still be healthy
-(persistence.py). It is too low to move a running job: most such ranks have work of their own."""
+(persistence.py). It is too low to move a running job. It is the share of faults among the first reports on such ranks:
+``python -m benchmarks.traces.fit --seed 35000 --runs 300``."""
 
-LEAST_FAULT_WINDOWS = 12
-"""A slowdown without a known cause that ends sooner, in windows, was more likely the job's own work than a fault."""
+LEAST_FAULT_WINDOWS = 9
+"""A slowdown without a known cause that ends sooner, in windows, was more likely the job's own work than a fault. Source:
+``python -m benchmarks.traces.fit --seed 35000 --runs 300``."""
 
 OWN_WORK_CONFIDENCE = 0.2
 """Used instead of UNSURE_CONFIDENCE if the job's own work is more likely than a fault (persistence.py) and no counters

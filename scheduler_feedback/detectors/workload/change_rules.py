@@ -200,8 +200,11 @@ def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
         Evidence("slow_stages_of_the_node", float(len(inside)), float(len(where.roles)), "stages",
                  f"all stages; all stages of {where.names[worst]} grew alike, and no other stage grew", 2.0),
     )  # fmt: skip
+    kept = np.log(np.array(course.normal)[:, there] / usual.normal[there])
+    usual_steps = np.flatnonzero(np.median(kept, axis=1) < min(of_stage) / 2)
+    first_step = course.numbers[int(usual_steps[-1]) + 1 if len(usual_steps) and usual_steps[-1] + 1 < len(kept) else 0]
     return Claim(f"{NODE}-{where.names[worst]}", Kind.STRAGGLER, Cause.UNKNOWN, ranks[0], ranks,
-                 usual.seconds, evidence, node=where.names[worst])  # fmt: skip
+                 usual.seconds, evidence, first_step, node=where.names[worst])  # fmt: skip
 
 
 def _has_pressure(course: Course) -> bool:
