@@ -1,7 +1,7 @@
-"""``python -m benchmarks.traces.diagram RESULTS FILE.svg``: reliability diagrams of a result file, one for each class.
+"""``python -m benchmarks.traces.diagram RESULTS FILE.svg``: reliability diagrams of a result file, by class.
 
-Each point is a bin of confidence: its height is the share of right verdicts, its bar the 95 % interval (Wilson). Points on
-the diagonal are calibrated. Verdicts about a job's own work that are equal count once per trace.
+Each point is a bin of confidence: its height is the share of right verdicts, its bar the 95 % interval (Wilson). Points
+on the diagonal are calibrated. Verdicts about a job's own work that are equal count once per trace.
 """
 
 from __future__ import annotations

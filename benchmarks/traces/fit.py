@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agent.schema.verdicts.kinds import OF_OWN_JOB
 from benchmarks.detection.statistics import wilson
 from benchmarks.traces.__main__ import collect
 from benchmarks.traces.campaign import CLASSES, Row, tasks
@@ -36,8 +37,7 @@ PRIOR_WEIGHT = 1.0
 """Weight of the prior, in verdicts: one right and one wrong verdict at each end of the range of log odds. Otherwise
 groups without a wrong verdict would have an infinite slope."""
 
-GROUPS = {"straggler": "straggler", "workload": "own job", "stage_imbalance": "own job", "sequence_imbalance": "own job",
-          "hang": "hang"}  # fmt: skip
+GROUPS = {"straggler": "straggler", "hang": "hang"} | dict.fromkeys(OF_OWN_JOB, "own job")
 """Group of each kind of verdict. Each group has its own line."""
 
 

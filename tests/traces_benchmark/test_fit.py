@@ -54,7 +54,7 @@ def test_held_out_classes_and_early_verdicts_do_not_count() -> None:
 
 
 def test_the_least_duration_separates_faults_from_own_work() -> None:
-    ended = tuple((steps, False) for steps in (3, 4, 4, 8)) + ((11, True), (12, True))
+    ended = (*((steps, False) for steps in (3, 4, 4, 8)), (11, True), (12, True))
     assert fit.least_windows([row(ended=ended)]) == {"ended": 6, "faults": 2, "least": 10, "errors": 0}
     assert fit.least_windows([row()])["least"] is None
 

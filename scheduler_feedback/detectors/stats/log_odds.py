@@ -1,7 +1,7 @@
 """Confidence in a verdict: computed from the weights of its evidence, each of which is bounded.
 
-The weights are DEVELOPMENT VALUES. They were set by hand on synthetic gangs, so that a clean fault is near certain and a
-borderline fault is not. For slow ranks without counters, a line is fitted that turns the sum of the weights into the
+The weights are DEVELOPMENT VALUES. They were set by hand on synthetic gangs, so that a clean fault is near certain and
+a borderline fault is not. For slow ranks without counters, a line is fitted that turns the sum of the weights into the
 log odds of a right verdict (WITHOUT_COUNTERS). Verdicts with counters use the sum itself: with them, the confidence
 ranks verdicts correctly, but it is not a measured frequency. It will be fitted to confirmed and rejected verdicts
 (``gangwatch verdict confirm | reject``) once there are enough.

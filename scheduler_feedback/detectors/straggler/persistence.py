@@ -16,7 +16,7 @@ from scheduler_feedback.detectors.steps.shared_sequences import mates
 from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows
 from scheduler_feedback.detectors.straggler.alarm_checks import OWN_PERIOD_HITS, OWN_PERIOD_STEPS
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, GangState, Spell
-from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS
+from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS, NODE_WINDOWS
 from scheduler_feedback.detectors.workload.attempt_history import OFFSET_STEPS
 
 RETURNING_WINDOWS = 2 * INTERVAL_WINDOWS
@@ -25,10 +25,6 @@ RETURNING_WINDOWS = 2 * INTERVAL_WINDOWS
 TIMES_THE_EARLIER = 2
 """If several ranks of a node are slow again, they are accused only after this many times the windows of their longest
 earlier spell: stalls of a data loader come back."""
-
-NODE_WINDOWS = 2 * LEAST_WINDOWS
-"""Used instead of LEAST_WINDOWS if all ranks of a node are slow and no counters are known. The ranks of a node share
-its data loader, disks and caches, whose stalls last longer than work of single ranks."""
 
 KEPT_SPELLS = 8
 """Number of newest spells that are kept for each rank."""

@@ -45,8 +45,8 @@ UNSURE_CONFIDENCE = 0.8
 ``python -m benchmarks.traces.fit --seed 35000 --runs 300``."""
 
 LEAST_FAULT_WINDOWS = 9
-"""A slowdown without a known cause that ends sooner, in windows, was more likely the job's own work than a fault. Source:
-``python -m benchmarks.traces.fit --seed 35000 --runs 300``."""
+"""A slowdown without a known cause that ends sooner, in windows, was more likely the job's own work than a fault.
+Source: ``python -m benchmarks.traces.fit --seed 35000 --runs 300``."""
 
 OWN_WORK_CONFIDENCE = 0.2
 """Used instead of UNSURE_CONFIDENCE if the job's own work is more likely than a fault (persistence.py) and no counters

@@ -22,7 +22,7 @@ from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS
-from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS
+from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, NODE_WINDOWS
 from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
 from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, NODE, slow_node
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
@@ -168,13 +168,13 @@ def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
 
     Work seldom changes by the same factor in exactly the stages of one node. The first stage alone is not accused: it
     may wait for input. The other stages get their input from the stage before. A stall of the node's data loader looks
-    the same until it ends: the stages must be slow in nearly all of the newest LEAST_WINDOWS steps. If counters are
+    the same until it ends: the stages must be slow in nearly all of the newest NODE_WINDOWS steps. If counters are
     known, they decide instead: they show whether the node is slow, or its stages have more work.
     """
     where = course.where
-    if not where.layout_known or _has_pressure(course) or course.taken < WARM_UP_STEPS + LEAST_WINDOWS:
+    if not where.layout_known or _has_pressure(course) or course.taken < WARM_UP_STEPS + NODE_WINDOWS:
         return None
-    newest = np.log(np.array(list(course.normal)[-LEAST_WINDOWS:]) / usual.normal)
+    newest = np.log(np.array(list(course.normal)[-NODE_WINDOWS:]) / usual.normal)
     shift = column_medians(newest)
     by_node = np.array([float(np.median(shift[where.index == node])) for node in range(len(where.names))])
     worst = int(by_node.argmax())
