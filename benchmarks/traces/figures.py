@@ -31,7 +31,8 @@ def _verdicts(rows: Sequence[Row]) -> list[Row]:
 def counted(rows: Sequence[Row], least: float = 0.0) -> list[Row]:
     """Return the verdicts with a confidence of at least `least`.
 
-    Equal verdicts about a job's own work count once per trace. Otherwise a job with 40 ranks of more work would have 40 right verdicts, which would hide wrong accusations.
+    Equal verdicts about a job's own work count once per trace. Otherwise a job with 40 ranks of more work would have 40
+    right verdicts, which would hide wrong accusations.
     """
     found = []
     for row in rows:
