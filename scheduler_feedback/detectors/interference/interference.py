@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import (
     FEATURE,
     Float32Array,
@@ -348,55 +348,63 @@ class InterferenceDetector:
             growth = max(grown(long.values(key), LEAST_WINDOWS, LEAST_STATE) for key in long.lost)
         if growth < LEAST_COST:
             return over + self._clear(name, telemetry.now_ns)
-        best: _Correlated | None = None
-        others: list[str] = []
-        rivals: list[Series] = []
-        for (kind, place), members in resources.items():
-            if name not in members:
-                continue
-            own = course.excess.get(place) if kind == "host" else course.communication
-            if own is None:
-                continue
-            victim = own.values() if lost is None else lost
-            for aggressor in sorted(members.keys() - {name}):  # ties: the first by name
-                sent = np.array(self._courses[aggressor].sent[kind, place])
-                if inferred is not None:
-                    sent = inferred.averaged_load(sent)
-                series = Series(aggressor, victim, sent)
-                tried = correlate(victim, sent, *enough)
-                if _sure(tried) is None and long is not None:
-                    series = self._by_steps(long, aggressor, (kind, place), members[name], telemetry.counters.seconds)
-                    tried = correlate(series.lost, series.load, LEAST_WINDOWS, LEAST_STATE, series.late)
-                if tried is not None and tried[0] >= RIVAL_CORRELATION:
-                    rivals.append(series)
-                found = _sure(tried)
-                if found is None:
-                    continue
-                correlation, chance, cost = found
-                if (
-                    kind == "host"
-                    and (name, aggressor) not in self._active
-                    and self._at_ease(job.shape, members[name], cost)
-                ):
-                    continue
-                if inferred is not None and not inferred.witnessed((kind, place), sent, victim, cost):
-                    continue
-                others.append(aggressor)
-                if best is None or correlation > best.correlation:
-                    of_best = series
-                    best = _Correlated(aggressor, (kind, place), len(members[name]), correlation, chance, cost)
+        tried = list(self._neighbours(job, course, resources, telemetry, lost, long))
+        sure = [(found, series) for found, series in tried if found is not None]
+        others = tuple(dict.fromkeys(found.aggressor for found, _ in sure))
         over += self._clear(name, telemetry.now_ns, others)
-        if best is None:
+        if not sure:
             course.rivals = frozenset()
             return over + self._unknown(job, course, telemetry)
-        equal = equal_rivals(of_best, rivals)
+        best, of_best = max(sure, key=lambda one: one[0].correlation)  # ties: the first by name
+        equal = equal_rivals(of_best, [series for _, series in tried])
         if not equal:
-            return over + self._report(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+            return over + self._report(job, course, best, others, telemetry)
         names = frozenset((best.aggressor, *equal))
         if names <= course.rivals or any((name, one) in self._active for one in names):
             return over
         course.rivals |= names
         return [*over, not_distinguished(job, sorted(names), telemetry.now_ns, self.name)]
+
+    def _neighbours(
+        self,
+        job: JobTelemetry,
+        course: _Course,
+        resources: Resources,
+        telemetry: Telemetry,
+        lost: FloatArray | None,
+        long: Steps | None,
+    ) -> Iterator[tuple[_Correlated | None, Series]]:
+        """Yield the job's neighbours whose load correlates with its loss, in the order of their names for each resource.
+
+        The first value is None if the correlation is too low for a verdict. lost: loss of a job that reports no
+        steps; else None. long: the job's steps if there are enough long ones; else None.
+        """
+        name, inferred, seconds = job.shape.job, course.unreported, telemetry.counters.seconds
+        for (kind, place), members in resources.items():
+            own = course.excess.get(place) if kind == "host" else course.communication
+            if name not in members or own is None:
+                continue
+            victim = own.values() if lost is None else lost
+            for aggressor in sorted(members.keys() - {name}):
+                sent = np.array(self._courses[aggressor].sent[kind, place])
+                if inferred is not None:
+                    sent = inferred.averaged_load(sent)
+                series, tried = Series(aggressor, victim, sent), correlate(victim, sent, *least(seconds))
+                if _sure(tried) is None and long is not None:
+                    series = self._by_steps(long, aggressor, (kind, place), members[name], seconds)
+                    tried = correlate(series.lost, series.load, LEAST_WINDOWS, LEAST_STATE, series.late)
+                if tried is None or tried[0] < RIVAL_CORRELATION:
+                    continue
+                if _sure(tried) is None:
+                    yield None, series
+                    continue
+                correlation, chance, cost = tried
+                known = (name, aggressor) in self._active
+                if kind == "host" and not known and self._at_ease(job.shape, members[name], cost):
+                    continue
+                if inferred is None or inferred.witnessed((kind, place), sent, victim, cost):
+                    ranks = len(members[name])
+                    yield _Correlated(aggressor, (kind, place), ranks, correlation, chance, cost), series
 
     def _at_ease(self, shape: Shape, ranks: IntArray, cost: float) -> bool:
         """Return whether the ranks wait for CPUs too little to explain the job's loss.
