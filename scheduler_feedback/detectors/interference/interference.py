@@ -376,8 +376,8 @@ class InterferenceDetector:
     ) -> Iterator[tuple[_Correlated | None, Series]]:
         """Yield the job's neighbours whose load correlates with its loss, in the order of their names for each resource.
 
-        The first value is None if the correlation is too low for a verdict. lost: loss of a job that reports no
-        steps; else None. long: the job's steps if there are enough long ones; else None.
+        The first value is None if the correlation is too low for a verdict. lost: loss of a job that has no step
+        reports; else None. long: the job's steps if there are enough long ones; else None.
         """
         name, inferred, seconds = job.shape.job, course.unreported, telemetry.counters.seconds
         for (kind, place), members in resources.items():
