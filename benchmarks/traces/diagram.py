@@ -63,7 +63,7 @@ def panel(title: str, of: Sequence[Bin], left: float, top: float) -> list[str]:
 
 def diagrams(rows: Sequence[Row]) -> str:
     """Return one SVG document: a diagram of all accusations, one of all other verdicts, and one of each class."""
-    verdicts = {"accusations": [], "own work": []} | {row["truth"]["name"]: [] for row in rows}  # type: ignore[var-annotated]
+    verdicts = {"accusations": [], "own work": []} | {row["truth"]["name"]: [] for row in rows}
     for row in rows:
         for verdict in counted([row]):
             verdicts[row["truth"]["name"]].append(verdict)

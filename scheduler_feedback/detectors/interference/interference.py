@@ -374,7 +374,7 @@ class InterferenceDetector:
         lost: FloatArray | None,
         long: Steps | None,
     ) -> Iterator[tuple[_Correlated | None, Series]]:
-        """Yield the job's neighbours whose load correlates with its loss, in the order of their names for each resource.
+        """Yield the neighbours whose load correlates with the job's loss, ordered by name for each resource.
 
         The first value is None if the correlation is too low for a verdict. lost: loss of a job that has no step
         reports; else None. long: the job's steps if there are enough long ones; else None.
