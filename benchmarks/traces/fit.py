@@ -26,8 +26,8 @@ import numpy as np
 from agent.schema.verdicts.kinds import OF_OWN_JOB
 from benchmarks.detection.statistics import wilson
 from benchmarks.traces.__main__ import collect
-from benchmarks.traces.campaign import CLASSES, Row, tasks
-from benchmarks.traces.figures import counted
+from benchmarks.traces.campaign import CLASSES, Row, read_results, tasks
+from benchmarks.traces.figures import BINS, calibration, counted
 from benchmarks.traces.model import FloatArray
 
 HELD_OUT = ("gradual", "slow-node")
@@ -121,6 +121,33 @@ def fitted(rows: Sequence[Row]) -> Row:
             "ended": least_windows(used)}  # fmt: skip
 
 
+def with_line(rows: Sequence[Row], offset: float, slope: float) -> list[Row]:
+    """Return the verdicts on slow ranks that are not early, with the confidence that the line gives them.
+
+    Each has the class of its trace as "class". Verdicts below .5 are left out: they are reported as unknown.
+    """
+    found = []
+    for row in rows:
+        for verdict in row["outcome"]["verdicts"]:
+            if verdict["kind"] == "straggler" and not verdict["early"]:
+                confidence = 1.0 / (1.0 + math.exp(-(offset + slope * verdict["log_odds"])))
+                found.append(verdict | {"confidence": confidence, "class": row["truth"]["name"]})
+    return [verdict for verdict in found if verdict["confidence"] >= BINS[0]]
+
+
+def check(rows: Sequence[Row], line: Row) -> Row:
+    """Return the calibration of the line on other traces: of all verdicts, of held-out classes, and of each class."""
+    verdicts = with_line(rows, line["offset"], line["slope"])
+    names = sorted({verdict["class"] for verdict in verdicts})
+    by_class = {name: calibration([v for v in verdicts if v["class"] == name]) for name in names}
+    return {
+        "traces": len(rows),
+        "all": calibration(verdicts),
+        "held_out": calibration([v for v in verdicts if v["class"] in HELD_OUT]),
+        "classes": by_class,
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the traces, fit, and print the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.traces.fit", description=__doc__.partition("\n")[0])
@@ -129,10 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-ranks", type=int, default=64, help="largest job (default 64)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--out", type=Path, help="result file (JSON lines) to continue")
+    parser.add_argument("--check", type=Path, help="result file of other seeds: show the calibration of the line on it")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     options = parser.parse_args(arguments)
     todo = tasks(options.seed, options.runs, CLASSES, options.most_ranks, waits="known")
     found = {"seed": options.seed, **fitted(collect(todo, options.jobs, options.out))}
+    if options.check:
+        found["check"] = check(read_results(options.check), found["lines"]["straggler"])
     print(json.dumps(found, indent=2 if options.json else None))
     return 0
 

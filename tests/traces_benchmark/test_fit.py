@@ -53,6 +53,14 @@ def test_held_out_classes_and_early_verdicts_do_not_count() -> None:
     assert found["early"]["share"] == 1.0
 
 
+def test_a_line_is_checked_on_other_traces() -> None:
+    rows = [row((4.0, True), (4.0, False)), row((4.0, True), name="gradual"), row((-9.0, False), name="hang")]
+    found = fit.check(rows, {"offset": 0.0, "slope": 0.5})
+    assert found["all"]["bins"][0]["verdicts"] == 3, "a confidence below .5 is no verdict"
+    assert found["held_out"]["expected_calibration_error"] == pytest.approx(1 - 1 / (1 + np.exp(-2.0)), abs=1e-3)
+    assert sorted(found["classes"]) == ["gradual", "one-rank"]
+
+
 def test_the_least_duration_separates_faults_from_own_work() -> None:
     ended = (*((steps, False) for steps in (3, 4, 4, 8)), (11, True), (12, True))
     assert fit.least_windows([row(ended=ended)]) == {"ended": 6, "faults": 2, "least": 10, "errors": 0}
