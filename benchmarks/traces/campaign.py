@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.traces.generate import CLASSES, generate
+from benchmarks.traces.job import Waits
 from benchmarks.traces.score import score
 from benchmarks.traces.trace_file import write
 from benchmarks.traces.workloads import HEALTHY
@@ -36,10 +37,15 @@ class Task:
     """Largest number of ranks that may be chosen."""
     cut: bool = False
     """Whether to detect again in the file cut off at each detection."""
+    waits: Waits | None = None
+    """How the file reports waits; None: at random."""
 
 
-def tasks(seed: int, runs: int, names: Sequence[str], most_ranks: int, cut: bool = False) -> list[Task]:
+def tasks(
+    seed: int, runs: int, names: Sequence[str], most_ranks: int, cut: bool = False, waits: Waits | None = None
+) -> list[Task]:
     """Return `runs` tasks, alternately of healthy and faulty classes. names: classes. cut: also test truncated files.
+    waits: how all files report waits; None: at random.
 
     More runs only add tasks at the end.
     """
@@ -48,7 +54,7 @@ def tasks(seed: int, runs: int, names: Sequence[str], most_ranks: int, cut: bool
     found = []
     for number in range(runs):
         group = groups[number % len(groups)]
-        found.append(Task(seed + number, group[number // len(groups) % len(group)], most_ranks, cut))
+        found.append(Task(seed + number, group[number // len(groups) % len(group)], most_ranks, cut, waits))
     return found
 
 
@@ -81,7 +87,7 @@ def _same(one: Row, other: Row) -> bool:
 
 def run(task: Task) -> Row:
     """Generate, detect and score one trace."""
-    job = generate(task.seed, task.name, most_ranks=task.most_ranks)
+    job = generate(task.seed, task.name, most_ranks=task.most_ranks, waits=task.waits)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         write(job, path)
@@ -89,6 +95,7 @@ def run(task: Task) -> Row:
         row: Row = {
             "seed": task.seed,
             "most_ranks": task.most_ranks,
+            "waits": task.waits,
             "truth": job.truth.as_dict(),
             "outcome": score(full, job.truth).as_dict(),
         }

@@ -28,17 +28,18 @@ def _verdicts(rows: Sequence[Row]) -> list[Row]:
     return [verdict for row in rows for verdict in row["outcome"]["verdicts"]]
 
 
-def _counted_once(rows: Sequence[Row]) -> list[Row]:
-    """Return the confident verdicts. Equal verdicts about a job's own work count once per trace.
+def counted(rows: Sequence[Row], least: float = 0.0) -> list[Row]:
+    """Return the verdicts with a confidence of at least `least`.
 
-    Otherwise a job with 40 ranks of more work would have 40 right verdicts, which would hide wrong accusations.
+    Equal verdicts about a job's own work count once per trace. Otherwise a job with 40 ranks of more work would have 40
+    right verdicts, which would hide wrong accusations.
     """
     found = []
     for row in rows:
         seen = set()
         for verdict in row["outcome"]["verdicts"]:
             claim = (verdict["kind"], verdict["cause"], verdict["mark"])
-            if verdict["confidence"] >= CONFIDENT and (verdict["accuses"] or claim not in seen):
+            if verdict["confidence"] >= least and (verdict["accuses"] or claim not in seen):
                 found.append(verdict)
                 seen.add(claim)
     return found
@@ -105,7 +106,7 @@ def figures(rows: Sequence[Row]) -> Row:
     local = [row for row in costly if row["truth"]["localisable"]]
     known = [row for row in local if row["truth"]["waits"] == "known"]
     unknown = [row for row in local if row["truth"]["waits"] != "known"]
-    sure = _counted_once([*healthy, *costly])
+    sure = counted([*healthy, *costly], CONFIDENT)
     accused = [v for v in sure if v["accuses"]]
     own = [v for v in sure if not v["accuses"]]
     marks = Counter(v["mark"] for v in accused)

@@ -20,6 +20,12 @@ CONFIDENT = 0.9
 
 OFFSET = "standing-offset"
 
+EARLY = "windows_of_slowness"
+"""Measure in the evidence about a rank that has not been slow for long."""
+
+ENDS = 12
+"""A slowdown that lasts until so many steps before the end of the trace may not have ended."""
+
 NOTE_STEPS = 20
 """A note about a single long step is in time for so many steps after it."""
 
@@ -46,6 +52,22 @@ class Marked:
     """Whether the verdict blames a node, a device or another job."""
     mark: Mark
     """Whether it is right, and otherwise how it is wrong."""
+    log_odds: float = 0.0
+    """Sum of the weights of its evidence."""
+    early: bool = False
+    """Whether it is about a rank that had not been slow for long."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """A slowdown that ended before its verdict was certain."""
+
+    steps: int
+    """Steps from its first to its last slow step."""
+    right: bool
+    """Whether it was the fault."""
+    kept: bool
+    """Whether the report still accuses the rank."""
 
 
 @dataclass(slots=True)
@@ -66,6 +88,8 @@ class Outcome:
     """All verdicts but "unknown"."""
     contradicted: bool = False
     """Whether a culprit is also among the ranks of a verdict about the job's own work."""
+    ended: list[Ended] = field(default_factory=list)
+    """Slowdowns that were reported and ended before their verdict was certain."""
     gain_reported: float | None = None
     """Part of the mean step that the report attributes to its suspects."""
 
@@ -90,8 +114,8 @@ def _names_culprits(ranks: list[int], verdict: dict[str, Any], truth: Truth) -> 
 def _mark(verdict: dict[str, Any], truth: Truth) -> Mark:
     ranks, kind, cause = _named(verdict), verdict["kind"], verdict["cause"]
     if kind in OF_OWN_JOB:
-        if set(truth.culprits).intersection(ranks):
-            return "wrong_kind"
+        if set(truth.culprits).intersection(ranks) and verdict["detected_step"] >= truth.onset:
+            return "wrong_kind"  # a report from before the fault cannot be about it
         true = cause in truth.own_causes or kind in truth.own_causes
         if cause == OFFSET:
             true = bool(ranks) and set(truth.standing).issuperset(ranks)
@@ -111,21 +135,31 @@ def _mark(verdict: dict[str, Any], truth: Truth) -> Mark:
 
 def score(document: dict[str, Any], truth: Truth) -> Outcome:
     """Score the output of `gangwatch detect --json` for the trace."""
-    marked, noted, contradicted = [], False, False
+    marked, ended, noted, contradicted = [], [], False, False
     for verdict in document["verdicts"]:
         ranks = _named(verdict)
         noted = noted or _is_note(verdict["detected_step"], truth)
+        early = EARLY in [one["measure"] for one in verdict.get("evidence", [])]
+        if early and verdict["last_step"] > verdict["first_step"]:
+            right = not truth.healthy and verdict["first_step"] >= truth.onset - 1
+            right = right and _names_culprits(ranks, verdict, truth)
+            steps = verdict["last_step"] - verdict["first_step"] + 1
+            if verdict["last_step"] < truth.steps - ENDS:
+                ended.append(Ended(steps, right, verdict["kind"] != "unknown"))
         if verdict["kind"] == "unknown":
             continue
         own = verdict["kind"] in OF_OWN_JOB
         contradicted = contradicted or (own and bool(set(truth.culprits).intersection(ranks)))
         detected, confidence = int(verdict["detected_step"] or 0), float(verdict["confidence"])
         blames, mark = verdict["kind"] in BLAMING, _mark(verdict, truth)
-        marked.append(Marked(verdict["kind"], verdict["cause"], ranks, confidence, detected, blames, mark))
+        weight = sum(one["log_likelihood_ratio"] for one in verdict.get("evidence", []))
+        marked.append(
+            Marked(verdict["kind"], verdict["cause"], ranks, confidence, detected, blames, mark, weight, early)
+        )
     sure = [one for one in marked if one.confidence >= CONFIDENT]
     right = [one for one in sure if one.accuses and one.mark == "right"]
     wrong = any(one.accuses and one.mark in ("wrong_rank", "innocent") for one in sure)
-    outcome = Outcome("missed", noted=noted, verdicts=marked, contradicted=contradicted)
+    outcome = Outcome("missed", noted=noted, verdicts=marked, contradicted=contradicted, ended=ended)
     if wrong:
         outcome.outcome = "wrong_rank"
     elif truth.healthy or right:

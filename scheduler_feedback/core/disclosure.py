@@ -148,6 +148,7 @@ RULES: dict[str, Rule] = {
     "Cleared.verdict_id": NAME,
     "Cleared.gang": NAME,
     "Cleared.reason": NAME,
+    "Cleared.explained_by": NAME,
     "Abstention.gang": NAME,
     "Abstention.reason": NAME,
     "Abstention.detector": NAME,

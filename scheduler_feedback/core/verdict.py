@@ -109,6 +109,11 @@ class Cleared:
     """Why the verdict ended, in words."""
     last_step: int = -1
     """Last step that still showed the fault; -1 if the job reports no steps."""
+    explained_by: str = ""
+    """Id of the verdict that explains the slowdown better; '' if the slowdown ended."""
+    confirmed: bool = True
+    """False if the slowdown ended so soon, without a known cause, that it was more likely the job's own work than a
+    fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,4 +317,5 @@ def _withdrawal(one: Active, accepted: Mapping[str, Active], now_ns: int) -> Cle
     same_attempt = (other for other in accepted.values() if _attempt(other) == _attempt(one))
     better = next(other.verdict for other in same_attempt if one.overlaps(other))
     reason = f"a verdict of kind {better.kind} explains the slowdown better: {better.verdict_id}"
-    return Cleared(one.verdict.verdict_id, one.verdict.gang, now_ns, reason, one.verdict.last_step)
+    over = one.verdict
+    return Cleared(over.verdict_id, over.gang, now_ns, reason, over.last_step, explained_by=better.verdict_id)

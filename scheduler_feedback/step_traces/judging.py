@@ -20,6 +20,9 @@ from scheduler_feedback.step_traces.counterfactual import longest_of, slowdown_t
 from scheduler_feedback.step_traces.operation_replay import Replay
 from scheduler_feedback.step_traces.step_trace import Trace
 
+SHORT = "the slowdown was short, and work of its own, such as a recompilation or a checkpoint, looks the same"
+"""Reason to report an ended slowdown as unknown."""
+
 
 @dataclass(slots=True)
 class JobReport:
@@ -35,13 +38,14 @@ class JobReport:
     """Remarks of the reader, for example about ignored data."""
     verdicts: list[Verdict] = field(default_factory=list)
     """All verdicts, each as reported at its detected_step: when it was first reported, or, if its confidence was then
-    too low to act on, when it first was high enough. A recording that ends at this step has the same verdict."""
+    too low to act on, when it first was high enough. A recording that ends at this step has the same verdict. Verdicts
+    that a better verdict replaced, and those that ended unconfirmed, are not included."""
     latest: dict[str, Verdict] = field(default_factory=dict)
     """Newest version of each verdict, by id."""
     cleared: set[str] = field(default_factory=set)
     """Ids of the verdicts that ended within the recording."""
     unknown: list[Verdict] = field(default_factory=list)
-    """Abstentions of the detectors, as verdicts of kind UNKNOWN."""
+    """Abstentions of the detectors, and verdicts that ended unconfirmed, as verdicts of kind UNKNOWN."""
     number: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Number of each step: int64 [k]."""
     seconds: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -100,9 +104,7 @@ def _take(report: JobReport, finding: Finding, step: int) -> None:
     if isinstance(finding, Verdict):
         _take_verdict(report, finding, step)
     elif isinstance(finding, Cleared):
-        report.cleared.add(finding.verdict_id)
-        if finding.last_step >= 0:
-            _set_last_step(report, finding.verdict_id, finding.last_step)
+        _take_cleared(report, finding, step)
     else:
         report.unknown.append(_as_verdict(finding, step))
 
@@ -122,6 +124,25 @@ def _take_verdict(report: JobReport, newer: Verdict, step: int) -> None:
         report.verdicts[index] = replace(newer, detected_step=step)
     else:
         report.verdicts[index] = replace(reported, first_step=newer.first_step, last_step=newer.last_step)
+
+
+def _take_cleared(report: JobReport, finding: Cleared, step: int) -> None:
+    """End a verdict. Remove it if a better verdict explains the slowdown, or if it was never confirmed: then it is
+    reported as unknown."""
+    report.cleared.add(finding.verdict_id)
+    if finding.last_step >= 0:
+        _set_last_step(report, finding.verdict_id, finding.last_step)
+    over = report.latest.get(finding.verdict_id)
+    if over is None or (finding.confirmed and not finding.explained_by):
+        return
+    del report.latest[finding.verdict_id]
+    report.verdicts = [one for one in report.verdicts if one.verdict_id != finding.verdict_id]
+    if not finding.explained_by:
+        ended = Evidence("reason", float("nan"), float("nan"), "", f"{finding.reason}: {SHORT}")
+        evidence = (ended, *over.evidence)
+        report.unknown.append(
+            replace(over, kind=Kind.UNKNOWN, confidence=0.0, evidence=evidence, suspects=(), detected_step=step)
+        )
 
 
 def _set_last_step(report: JobReport, verdict_id: str, step: int) -> None:

@@ -63,3 +63,20 @@ def test_clearing_sets_the_last_step() -> None:
     report = reported((14, FIRST), (40, replace(FIRST, first_step=8, last_step=38)), (50, Cleared("v", "j", 2, "", 44)))
     verdict = values(report)
     assert (verdict["first_step"], verdict["last_step"]) == (8, 44)
+
+
+def test_a_verdict_that_ends_unconfirmed_is_unknown() -> None:
+    """A short slowdown that ended looks like a recompilation or a checkpoint. The public trace pai-job2 has one."""
+    doubtful = replace(FIRST, confidence=0.6)
+    report = reported((14, doubtful), (50, Cleared("v", "j", 2, "it recovered", 17, confirmed=False)))
+    verdict = values(report)
+    assert (verdict["kind"], verdict["confidence"], verdict["ranks"]) == ("unknown", 0.0, [2, 3])
+    assert (verdict["first_step"], verdict["last_step"], verdict["detected_step"]) == (10, 17, 50)
+    assert "it recovered: the slowdown was short" in str(verdict["evidence"])
+    assert values(reported((14, doubtful), (50, Cleared("v", "j", 2, "", 17))))["kind"] == "straggler"
+
+
+def test_a_verdict_that_a_better_one_replaced_is_not_reported() -> None:
+    own = replace(FIRST, verdict_id="own", kind=Kind.WORKLOAD)
+    report = reported((12, own), (14, FIRST), (14, Cleared("own", "j", 2, "", explained_by="v")))
+    assert values(report)["kind"] == "straggler"

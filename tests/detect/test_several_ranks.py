@@ -118,13 +118,30 @@ def test_stages_that_change_by_different_factors_are_the_jobs_own_doing(tmp_path
     assert not of_kind(detected(tmp_path / "t.jsonl", own, ranks_a_stage=4), "straggler")
 
 
-def test_a_slow_stage_that_is_one_node_has_no_confident_cause(tmp_path: Path) -> None:
-    """Without counters, more work of the stage and a slow node look the same."""
+def test_a_slow_first_stage_that_is_one_node_has_no_confident_cause(tmp_path: Path) -> None:
+    """Without counters, missing input of the first stage and a slow node look the same."""
     own = own_times(32)
-    own[80:, 8:16] *= 1.5
+    own[80:, :8] *= 1.5
     found = detected(tmp_path / "t.jsonl", own, ranks_a_stage=8)
-    assert of_kind(found, "stage_imbalance")
+    assert of_kind(found, "workload")
     assert all(one["confidence"] < 0.9 for one in found["verdicts"])
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(("last", "accused"), [(STEPS, True), (88, False)])
+def test_a_later_stage_that_is_one_node_and_stays_slow_is_a_slow_node(
+    tmp_path: Path, stage: int, last: int, accused: bool
+) -> None:
+    """Only the first stage reads input. The work of a later stage does not change during a run."""
+    ranks = list(range(8 * stage, 8 * stage + 8))
+    own = own_times(32)
+    own[80:last, ranks] *= 1.5
+    found = detected(tmp_path / "t.jsonl", own, ranks_a_stage=8)
+    of_node = of_kind(found, "straggler")
+    assert [(one["node"], one["ranks"], one["confidence"] >= 0.9) for one in of_node] == [
+        (f"n{stage}", ranks, True)
+    ] * accused
+    assert not accused or not of_kind(found, "stage_imbalance"), "the same ranks are not also the job's own work"
 
 
 def test_an_offset_far_from_all_others_may_be_slow_hardware(tmp_path: Path) -> None:
@@ -142,3 +159,37 @@ def test_a_fault_that_becomes_slow_again_at_a_period_and_stays_slow_is_accused(t
     found = of_kind(detected(tmp_path / "t.jsonl", own), "straggler")
     (verdict,) = [one for one in found if one["confidence"] >= 0.9]
     assert {one["rank"] for one in found} == {5} and verdict["detected_step"] >= 165
+
+
+@pytest.mark.parametrize("count", [4, 9, 25])
+def test_only_a_slowdown_that_lasted_is_accused_after_its_end(tmp_path: Path, count: int) -> None:
+    own = own_times(8)
+    own[80 : 80 + count, 5] *= 1.5
+    found = detected(tmp_path / "t.jsonl", own)
+    assert [one["rank"] for one in of_kind(found, "straggler")] == [5] * (count >= 9)
+    if count < 9:
+        (note,) = of_kind(found, "unknown")
+        assert (note["rank"], note["first_step"], note["last_step"]) == (5, 80, 79 + count)
+        cut = detected(tmp_path / "t.jsonl", own[: note["detected_step"] + 1])
+        assert of_kind(cut, "unknown") == [note | {"last_step": 79 + count}], "a file that ends there has the same"
+
+
+def test_a_node_that_is_slow_from_the_start_may_be_of_another_model(tmp_path: Path) -> None:
+    own = own_times(16)
+    own[:, 8:] *= 1.5
+    found = detected(tmp_path / "t.jsonl", own)
+    assert not of_kind(found, "straggler")
+    assert "of another model" in str(of_kind(found, "unknown"))
+    own = own_times(16)
+    own[:, 9] *= 1.5
+    (verdict,) = of_kind(detected(tmp_path / "t.jsonl", own, ranks_a_stage=16), "straggler")
+    assert verdict["rank"] == 9, "a single rank is still accused"
+
+
+@pytest.mark.parametrize(("count", "accused"), [(16, False), (60, True)])
+def test_a_whole_node_must_stay_slow_for_longer_than_one_rank(tmp_path: Path, count: int, accused: bool) -> None:
+    """Several stalls of its data loader in a row slow all ranks of a node for sixteen steps."""
+    own = own_times(32)
+    own[80 : 80 + count, :8] *= 1.5
+    found = of_kind(detected(tmp_path / "t.jsonl", own), "straggler")
+    assert bool([one for one in found if one["confidence"] >= 0.9]) == accused

@@ -11,6 +11,7 @@ import pytest
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.detectors.interference.interference import _sure
+from scheduler_feedback.detectors.interference.rivals import RIVAL_CORRELATION, Series, equal_rivals
 from scheduler_feedback.detectors.interference.shared_resources import Sharing, ranks_of
 from scheduler_feedback.detectors.interference.unreported_victim import Unreported
 from scheduler_feedback.detectors.interference.victim_steps import BLOCK_WINDOWS, LEAST_MARKS, Blocks, Marks, Steps
@@ -43,6 +44,54 @@ def bursts(seed: int, windows: int = 400) -> FloatArray:
 
 def noise(seed: int, windows: int = 400, size: float = 0.02) -> FloatArray:
     return np.random.default_rng(1000 + seed).normal(0.0, size, windows)
+
+
+# --- several neighbours ----------------------------------------------------------------------------------------------
+
+
+def rival_of(busy: FloatArray, seed: int, same: float) -> FloatArray:
+    """Return the load of a neighbour that is busy at the same times in this share of the bursts."""
+    random = np.random.default_rng(seed)
+    found, other = busy.copy(), bursts(3000 + seed, len(busy))
+    for part in np.split(np.arange(len(busy)), np.flatnonzero(np.diff(busy)) + 1):
+        if random.random() > same:
+            found[part] = other[part]
+    return found
+
+
+def named(seed: int, same: float, windows: int) -> str:
+    """Return which neighbour is named when the newest of so many windows arrives: "culprit", "rival" or ""."""
+    random = np.random.default_rng(50 + seed)
+    busy = bursts(seed, windows)
+    loads = {"culprit": busy, "rival": rival_of(busy, seed, same), "other": bursts(9000 + seed, windows)}
+    lost = 0.1 * busy + random.normal(0.0, 0.06, windows)
+    found = {}
+    for name, load in loads.items():
+        sent = 1e9 * (1 + 8 * load) * np.exp(random.normal(0.0, 0.1, windows))
+        found[name] = (correlate(lost, sent, *ENOUGH), Series(name, lost, sent))
+    sure = [name for name, (result, _) in found.items() if _sure(result) is not None]
+    if not sure:
+        return ""
+    best = max(sure, key=lambda name: found[name][0][0])  # type: ignore[index]
+    tried = [series for result, series in found.values() if result is not None and result[0] >= RIVAL_CORRELATION]
+    return "" if equal_rivals(found[best][1], tried) else best
+
+
+@pytest.mark.parametrize(("same", "least"), [(0.0, 0.9), (0.6, 0.7), (0.9, 0.1), (1.0, 0.0)])
+def test_the_right_neighbour_is_named_or_none(same: float, least: float) -> None:
+    """The more bursts of a rival coincide with the culprit's, the more often none is named. The rival never is."""
+    results = [named(seed, same, 400) for seed in range(100)]
+    assert results.count("rival") + results.count("other") <= 1
+    assert results.count("culprit") >= least * len(results)
+
+
+def test_neighbours_with_the_same_load_are_not_distinguished() -> None:
+    busy = bursts(3)
+    lost = 0.3 * busy + noise(3)
+    one, same = Series("a", lost, busy), Series("b", lost, busy)
+    assert equal_rivals(one, [one, same]) == ("b",)
+    assert equal_rivals(one, [one, Series("c", lost, bursts(77))]) == ()
+    assert equal_rivals(one, [one]) == ()
 
 
 # --- two series ------------------------------------------------------------------------------------------------------

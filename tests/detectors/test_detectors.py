@@ -342,6 +342,16 @@ def test_the_neighbour_with_the_higher_correlation_is_reported(names: tuple[str,
         assert found[0].suspects == (f"job:{rival}",), "the other one is listed, so there was a choice"
 
 
+def test_of_two_neighbours_with_the_same_bursts_none_is_reported() -> None:
+    jobs = neighbours(UPLINK)
+    jobs.append(Job("same", sharing=UPLINK))
+    jobs[-1].sends = jobs[1].sends
+    found = [one for _, one in course(alone(InterferenceDetector()), jobs, 400)]
+    assert not [one for one in found if isinstance(one, Verdict)]
+    (note,) = [one for one in found if isinstance(one, Abstention) and one.gang == "victim"]
+    assert "jobs loud, same" in note.reason, "it is reported once, with both names"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_harmless_neighbours_are_not_reported(seed: int) -> None:
     assert not verdicts(course(make_detection(), neighbours(UPLINK, disturbs=False), 250, seed=seed))

@@ -1158,7 +1158,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.persistence:doubt",
-        "slow < LEAST_SHARE * LEAST_WINDOWS",
+        "slow < LEAST_SHARE * least",
         "slow < LEAST_SHARE",
         ("tests/detectors/test_persistence.py",),
     ),

@@ -29,7 +29,7 @@ MUTANTS = (
         "policies.queue.waiting_reasons:paused", "if job.not_before_ns > now_ns:", "if False:", ("tests/policies/test_cycle.py",),
     ),
     Mutant(
-        "detectors.interference.interference:InterferenceDetector", "correlation > best.correlation", "correlation < best.correlation",
+        "detectors.interference.interference:InterferenceDetector", "max(sure, key=lambda one: one[0].correlation)", "min(sure, key=lambda one: one[0].correlation)",
         ("tests/detectors/test_detectors.py",),
     ),
     Mutant(

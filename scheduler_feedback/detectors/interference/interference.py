@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import (
     FEATURE,
     Float32Array,
@@ -32,6 +32,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import ALARM
+from scheduler_feedback.detectors.interference.rivals import RIVAL_CORRELATION, Series, equal_rivals, not_distinguished
 from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, SENDING, Resources, Sharing, ranks_of
 from scheduler_feedback.detectors.interference.unreported_victim import LEAST_WAIT, Unreported
 from scheduler_feedback.detectors.interference.victim_steps import (
@@ -105,6 +106,8 @@ class _Course:
     """Loss of the job in each of its steps. Used to find correlations if a step covers several windows."""
     step: int = -1
     unknown_reported: bool = False
+    rivals: frozenset[str] = frozenset()
+    """Names of the neighbours that were reported as not distinguishable."""
     unreported: Unreported | None = None
     """State for a job that reports no steps and shares a resource; else None."""
 
@@ -345,41 +348,63 @@ class InterferenceDetector:
             growth = max(grown(long.values(key), LEAST_WINDOWS, LEAST_STATE) for key in long.lost)
         if growth < LEAST_COST:
             return over + self._clear(name, telemetry.now_ns)
-        best: _Correlated | None = None
-        others: list[str] = []
+        tried = list(self._neighbours(job, course, resources, telemetry, lost, long))
+        sure = [(found, series) for found, series in tried if found is not None]
+        others = tuple(dict.fromkeys(found.aggressor for found, _ in sure))
+        over += self._clear(name, telemetry.now_ns, others)
+        if not sure:
+            course.rivals = frozenset()
+            return over + self._unknown(job, course, telemetry)
+        best, of_best = max(sure, key=lambda one: one[0].correlation)  # ties: the first by name
+        equal = equal_rivals(of_best, [series for _, series in tried])
+        if not equal:
+            return over + self._report(job, course, best, others, telemetry)
+        names = frozenset((best.aggressor, *equal))
+        if names <= course.rivals or any((name, one) in self._active for one in names):
+            return over
+        course.rivals |= names
+        return [*over, not_distinguished(job, sorted(names), telemetry.now_ns, self.name)]
+
+    def _neighbours(
+        self,
+        job: JobTelemetry,
+        course: _Course,
+        resources: Resources,
+        telemetry: Telemetry,
+        lost: FloatArray | None,
+        long: Steps | None,
+    ) -> Iterator[tuple[_Correlated | None, Series]]:
+        """Yield the neighbours whose load correlates with the job's loss, ordered by name for each resource.
+
+        The first value is None if the correlation is too low for a verdict. lost: loss of a job that has no step
+        reports; else None. long: the job's steps if there are enough long ones; else None.
+        """
+        name, inferred, seconds = job.shape.job, course.unreported, telemetry.counters.seconds
         for (kind, place), members in resources.items():
-            if name not in members:
-                continue
             own = course.excess.get(place) if kind == "host" else course.communication
-            if own is None:
+            if name not in members or own is None:
                 continue
             victim = own.values() if lost is None else lost
-            for aggressor in sorted(members.keys() - {name}):  # ties: the first by name
+            for aggressor in sorted(members.keys() - {name}):
                 sent = np.array(self._courses[aggressor].sent[kind, place])
                 if inferred is not None:
                     sent = inferred.averaged_load(sent)
-                found = _sure(correlate(victim, sent, *enough))
-                if found is None and long is not None:
-                    seconds = telemetry.counters.seconds
-                    found = self._by_steps(long, aggressor, (kind, place), members[name], seconds)
-                if found is None:
+                series, tried = Series(aggressor, victim, sent), correlate(victim, sent, *least(seconds))
+                if _sure(tried) is None and long is not None:
+                    series = self._by_steps(long, aggressor, (kind, place), members[name], seconds)
+                    tried = correlate(series.lost, series.load, LEAST_WINDOWS, LEAST_STATE, series.late)
+                if tried is None or tried[0] < RIVAL_CORRELATION:
                     continue
-                correlation, chance, cost = found
-                if (
-                    kind == "host"
-                    and (name, aggressor) not in self._active
-                    and self._at_ease(job.shape, members[name], cost)
-                ):
+                if _sure(tried) is None:
+                    yield None, series
                     continue
-                if inferred is not None and not inferred.witnessed((kind, place), sent, victim, cost):
+                correlation, chance, cost = tried
+                known = (name, aggressor) in self._active
+                if kind == "host" and not known and self._at_ease(job.shape, members[name], cost):
                     continue
-                others.append(aggressor)
-                if best is None or correlation > best.correlation:
-                    best = _Correlated(aggressor, (kind, place), len(members[name]), correlation, chance, cost)
-        over += self._clear(name, telemetry.now_ns, others)
-        if best is None:
-            return over + self._unknown(job, course, telemetry)
-        return over + self._report(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+                if inferred is None or inferred.witnessed((kind, place), sent, victim, cost):
+                    ranks = len(members[name])
+                    yield _Correlated(aggressor, (kind, place), ranks, correlation, chance, cost), series
 
     def _at_ease(self, shape: Shape, ranks: IntArray, cost: float) -> bool:
         """Return whether the ranks wait for CPUs too little to explain the job's loss.
@@ -394,10 +419,9 @@ class InterferenceDetector:
 
     def _by_steps(
         self, steps: Steps, aggressor: str, resource: tuple[str, str], ranks: IntArray, window_seconds: float
-    ) -> tuple[float, float, float] | None:
-        """Correlate the victim's loss in each of its steps with the neighbour's mean load during the step.
+    ) -> Series:
+        """Return the victim's loss in each of its steps, and the neighbour's mean load during the step.
 
-        Return the correlation, its probability by chance, and the loss; None if they do not suffice for a verdict.
         ranks: ranks of the victim on the resource. If these ranks have congestion marks, the two series may be shifted
         by a few steps: a neighbour sends less once both jobs are slowed.
         """
@@ -408,8 +432,7 @@ class InterferenceDetector:
         load = steps.during(sent, np.fromiter(ends, np.int64, len(ends)), round(long_ns))
         marked = kind in SENDING and steps.marks is not None and steps.marks.more(ranks)
         late = round(GUARD_SHARE * len(load)) if marked else 0
-        lost = steps.values(place if kind == "host" else "")
-        return _sure(correlate(lost, load, LEAST_WINDOWS, LEAST_STATE, late))
+        return Series(aggressor, steps.values(place if kind == "host" else ""), load, late)
 
     def _report(
         self,

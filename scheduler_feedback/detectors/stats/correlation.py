@@ -133,6 +133,28 @@ def correlate(
     return here, chance, cost
 
 
+def explains_better(victim: FloatArray, one: FloatArray, other: FloatArray, late: int = LATE) -> bool:
+    """Return whether the load `one` explains the victim's loss better than the load `other`, beyond chance.
+
+    The loss is correlated with the difference of both loads, each in standard deviations and at the delay at which it
+    correlates best. Chance is measured by circular shifts. All series have one value for each window, newest last; NaN
+    if unknown. late: as in `correlate`.
+    """
+    length = min(len(victim), len(one), len(other))
+    series = np.stack([values[len(values) - length :] for values in (victim, one, other)])
+    series = series[:, np.isfinite(series).all(axis=0)]
+    if series.shape[1] < LEAST_WINDOWS or (series.std(axis=1) <= 1e-9 * np.abs(series).max(axis=1)).any():
+        return False
+    series[0] = np.minimum(series[0], np.quantile(series[0], 0.98))
+    loss, *loads = (series - series.mean(axis=1, keepdims=True)) / series.std(axis=1, keepdims=True)
+    lags = range(-late // 2, late + 1)
+    best, rival = (max((np.roll(load, lag) for lag in lags), key=lambda moved: float(moved @ loss)) for load in loads)
+    shifted = np.fft.irfft(np.fft.rfft(loss) * np.conj(np.fft.rfft(best - rival)), len(loss))
+    guard = max(2, round(GUARD_SHARE * len(loss)))
+    null = shifted[guard : len(loss) - guard]
+    return bool(shifted[0] > 0.0) and float((1 + np.sum(null >= shifted[0])) / (1 + len(null))) < CHANCE
+
+
 def pauses(sent: FloatArray) -> tuple[int, int]:
     """Return the number of windows since the neighbour was last busy, and its longest pause in windows.
 

@@ -104,7 +104,7 @@ def judge(case: Case) -> Judgement:
         slowdown=measured.slowdown,
         step_seconds=measured.step_seconds,
         cause=measured.split.cause,
-        confidence=log_odds.confidence(evidence),
+        confidence=log_odds.confidence(evidence, *(() if measured.split.known else log_odds.WITHOUT_COUNTERS)),
         evidence=evidence,
         counters=measured.split.known,
         refusal=refusal.reason,
@@ -159,6 +159,11 @@ def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
     """Refuse a rank that was slow from the start if more work can explain its slowness."""
     if not measured.from_start or case.baseline.role_known:
         return None
+    if measured.of_node and not measured.split.known:
+        return Refusal(
+            f"{len(measured.of_node) + 1} ranks of its node have been slower than their peers from the start: they may "
+            "be of another model or have more work"
+        )
     times = measured.compute / measured.usual
     if np.log(times) < (LARGER_PART_OF_ROLE if case.where.layout_known else LARGER_PART):
         return Refusal(

@@ -16,7 +16,7 @@ from scheduler_feedback.detectors.steps.shared_sequences import mates
 from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows
 from scheduler_feedback.detectors.straggler.alarm_checks import OWN_PERIOD_HITS, OWN_PERIOD_STEPS
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, GangState, Spell
-from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS
+from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS, NODE_WINDOWS
 from scheduler_feedback.detectors.workload.attempt_history import OFFSET_STEPS
 
 RETURNING_WINDOWS = 2 * INTERVAL_WINDOWS
@@ -30,20 +30,22 @@ KEPT_SPELLS = 8
 """Number of newest spells that are kept for each rank."""
 
 
-def doubt(watched: GangState, case: Case, shape: Shape) -> str:
+def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) -> str:
     """Record the spell of an alarm that passed all checks, and return why the rank may still be healthy; '' if
     it has been slow for long enough.
 
-    Call it only for an alarm without a known cause.
+    Call it only for an alarm without a known cause. counters: whether process counters are known, which would show a
+    stall of the data loader.
     """
     spell = record(watched, case)
     period = spell_period(watched.spells[case.rank])
     if period and spell.windows * spell.window_steps < period:  # a longer spell is not periodic
         return f"it becomes slow about every {period} steps: periodic work of this rank, such as checkpoints"
-    slow = len(slow_windows(case.interval[-LEAST_WINDOWS:], case.rank))
-    if slow < LEAST_SHARE * LEAST_WINDOWS and not _keeps_returning(spell, case):
+    least = NODE_WINDOWS if _is_whole_node(case) and not counters else LEAST_WINDOWS
+    slow = len(slow_windows(case.interval[-least:], case.rank))
+    if slow < LEAST_SHARE * least and not _keeps_returning(spell, case):
         return (
-            f"it was slow in {slow} of the newest {LEAST_WINDOWS} windows: work of its own, such as a recompilation, a "
+            f"it was slow in {slow} of the newest {least} windows: work of its own, such as a recompilation, a "
             "stall of its data loader or a checkpoint, looks the same until it ends"
         )
     before, now = _spells_of_node(watched, case)

@@ -19,6 +19,10 @@ IN_TURN = {Cause.PAUSES: "pause in turn", Cause.SEQUENCE_LENGTH: "get longer seq
 LEAST_WINDOWS = 12
 """In a job with rotating slowness, a rank is accused only after at least this many windows."""
 
+NODE_WINDOWS = 2 * LEAST_WINDOWS
+"""Used instead of LEAST_WINDOWS if all ranks of a node are slow and no counters are known. The ranks of a node share
+its data loader, disks and caches, whose stalls last longer than work of single ranks."""
+
 LEAST_SHARE = 0.9
 """In a job with rotating slowness, a rank is accused only if it is slow in at least this share of the windows. With
 rotating slowness the slowest rank is slow in about a third of the windows; by chance it reaches this share in 5 of

@@ -239,7 +239,7 @@ class StragglerDetector:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
                 judgement = self._causes.with_past(judgement, job.shape)
-                if judgement.cause is Cause.UNKNOWN and (why := doubt(watched, case, job.shape)):
+                if judgement.cause is Cause.UNKNOWN and (why := doubt(watched, case, job.shape, judgement.counters)):
                     windows, mates = watched.spells[rank][-1].windows, mates_of(watched, rank)
                     own_work = is_own_work(watched, case, job.shape)
                     judgement = not_yet_sure(judgement, why, windows, mates, own_work)

@@ -22,7 +22,7 @@ from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS
-from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS
+from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, NODE_WINDOWS
 from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
 from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, NODE, slow_node
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
@@ -163,23 +163,27 @@ def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
 
 
 def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
-    """Return a claim that a node is slow, if several whole stages are on it and on no other node, and all of them have
-    become slower by about the same factor, but no other stage has; else None.
+    """Return a claim that a node is slow, if whole stages are on it and on no other node, and all of them have become
+    slower by about the same factor, but no other stage has; else None.
 
-    Work seldom changes by the same factor in exactly the stages of one node. A stall of the node's data loader looks
-    the same until it ends: the stages must be slow in nearly all of the newest LEAST_WINDOWS steps. If counters are
+    Work seldom changes by the same factor in exactly the stages of one node. The first stage alone is not accused: it
+    may wait for input. The other stages get their input from the stage before. A stall of the node's data loader looks
+    the same until it ends: the stages must be slow in nearly all of the newest NODE_WINDOWS steps. If counters are
     known, they decide instead: they show whether the node is slow, or its stages have more work.
     """
     where = course.where
-    if not where.layout_known or _has_pressure(course) or course.taken < WARM_UP_STEPS + LEAST_WINDOWS:
+    if not where.layout_known or _has_pressure(course) or course.taken < WARM_UP_STEPS + NODE_WINDOWS:
         return None
-    newest = np.log(np.array(list(course.normal)[-LEAST_WINDOWS:]) / usual.normal)
+    newest = np.log(np.array(list(course.normal)[-NODE_WINDOWS:]) / usual.normal)
     shift = column_medians(newest)
     by_node = np.array([float(np.median(shift[where.index == node])) for node in range(len(where.names))])
     worst = int(by_node.argmax())
     there = where.index == worst
     inside = [members for members in where.roles if there[members].all()]
-    if len(inside) < 2 or sum(map(len, inside)) < int(there.sum()) or there.all():
+    if not inside or sum(map(len, inside)) < int(there.sum()) or there.all():
+        return None
+    stages = course.shape.coordinate("stage")
+    if len(inside) == 1 and (len(inside[0]) < LEAST_OF_STAGE or stages[there].min() == stages.min()):
         return None
     of_stage = [float(np.median(shift[members])) for members in inside]
     others = float(np.abs(shift[~there]).max())
@@ -196,8 +200,11 @@ def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
         Evidence("slow_stages_of_the_node", float(len(inside)), float(len(where.roles)), "stages",
                  f"all stages; all stages of {where.names[worst]} grew alike, and no other stage grew", 2.0),
     )  # fmt: skip
+    kept = np.log(np.array(course.normal)[:, there] / usual.normal[there])
+    usual_steps = np.flatnonzero(np.median(kept, axis=1) < min(of_stage) / 2)
+    first_step = course.numbers[int(usual_steps[-1]) + 1 if len(usual_steps) and usual_steps[-1] + 1 < len(kept) else 0]
     return Claim(f"{NODE}-{where.names[worst]}", Kind.STRAGGLER, Cause.UNKNOWN, ranks[0], ranks,
-                 usual.seconds, evidence, node=where.names[worst])  # fmt: skip
+                 usual.seconds, evidence, first_step, node=where.names[worst])  # fmt: skip
 
 
 def _has_pressure(course: Course) -> bool:

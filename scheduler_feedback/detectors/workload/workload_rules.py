@@ -14,7 +14,7 @@ from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.stats.periodicity import FALSE_ALARM, LEAST_PERIOD, beats_needed
 from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
-from scheduler_feedback.detectors.steps.baseline import FROM_START_PEERS, FROM_START_SELF, WARM_UP_STEPS
+from scheduler_feedback.detectors.steps.baseline import FROM_START_SELF, WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
 from scheduler_feedback.detectors.steps.places import Places, middle_of_peers
 from scheduler_feedback.detectors.workload.attempt_history import (
@@ -77,8 +77,7 @@ OFFSET = "offset"
 """Key of the claim (suspected cause) about constant offsets."""
 
 OFFSET_OF_NEXT = 2.0
-"""A constant offset is far from those of all other ranks if it is at least this many times the next largest one, and
-large enough for a rank that is slow from the start."""
+"""A constant offset is far from those of all other ranks if it is at least this many times the next largest one."""
 
 LISTED_OFFSETS = 4
 """Maximum number of ranks with a constant offset for which the evidence contains the cost of the rank alone."""
@@ -193,7 +192,7 @@ def _offset_claim(
         ),
     ]  # fmt: skip
     rest = np.delete(mean, worst)
-    if mean[worst] >= FROM_START_PEERS and mean[worst] >= OFFSET_OF_NEXT * max(float(rest.max()), 0.0):
+    if mean[worst] >= OFFSET_OF_NEXT * max(float(rest.max()), 0.0):
         against = "the next largest offset of a rank: the hardware of this rank may be slow"
         items.append(
             Evidence("offset_to_next", math.exp(float(mean[worst])), math.exp(float(rest.max())), "ratio", against,
