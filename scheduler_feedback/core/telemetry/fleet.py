@@ -23,6 +23,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, Gang, IntA
 from scheduler_feedback.core.telemetry.membership import Membership
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
+from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
@@ -122,6 +123,10 @@ class Fleet:
     def process_states(self, gang: Gang) -> IntArray:
         """Return int64 [n], ordered by rank: the newest ProcessState of each rank, or UNKNOWN_STATE."""
         return states_of(gang, self._states)
+
+    def blocked(self, gang: str) -> Mapping[int, Blocked]:
+        """Return the newest report of each rank of the gang that makes no progress, by rank."""
+        return self._attempts.blocked.of(gang)
 
     def measures(self) -> Iterator[Sample]:
         """Yield the fleet's metric samples."""
