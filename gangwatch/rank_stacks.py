@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Dict, List, Mapping, Optional, Tuple  # noqa: UP035 (Python 3.8)
 
@@ -27,11 +28,7 @@ MAX_STACKS_CHARACTERS = 8000
 MAX_WORD_CHARACTERS = 160
 """Maximum length of one path, function name or thread name; only the end of a longer one is sent."""
 
-_LIBRARIES = (
-    "<frozen",
-    os.path.join(os.path.dirname(os.path.abspath(os.__file__)), ""),
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
-)
+_LIBRARIES = ("<frozen", f"{Path(os.__file__).parent}/", f"{Path(__file__).resolve().parent}/")
 """Beginnings of the paths of library code: Python's own modules and gangwatch. So are paths with site-packages."""
 
 
@@ -61,7 +58,9 @@ def _text(frames: Mapping[int, FrameType], order: List[int], names: Mapping[int,
     left = MAX_STACKS_CHARACTERS
     for shown, ident in enumerate(order):
         lines = [f"thread {_short(names.get(ident, str(ident)))}"]
-        lines += [f"  {_short(code.co_filename)}:{line} in {_short(code.co_name)}" for code, line in _walk(frames[ident])]
+        lines += [
+            f"  {_short(code.co_filename)}:{line} in {_short(code.co_name)}" for code, line in _walk(frames[ident])
+        ]
         part = "\n".join(lines)
         if shown == MAX_THREADS or len(part) > left:
             parts.append(f"{len(order) - shown} more threads"[: max(left, 0)])
@@ -95,9 +94,9 @@ def _is_library(path: str) -> bool:
 
 
 def _place(code: CodeType, line: int) -> str:
-    return f"{_short(os.path.basename(code.co_filename))}:{line} in {_short(code.co_name)}"
+    return f"{_short(code.co_filename.rpartition('/')[2])}:{line} in {_short(code.co_name)}"
 
 
 def _short(text: str) -> str:
-    shown = text if len(text) <= MAX_WORD_CHARACTERS else f"...{text[3 - MAX_WORD_CHARACTERS:]}"
+    shown = text if len(text) <= MAX_WORD_CHARACTERS else f"...{text[3 - MAX_WORD_CHARACTERS :]}"
     return shown if shown.isprintable() else "".join(one if one.isprintable() else "?" for one in shown)

@@ -541,7 +541,12 @@ class _Registration:
     """Connection to the agent. A daemon thread opens the connection, and opens it again after a failure."""
 
     def __init__(
-        self, path: str, claim: Dict[str, Any], place: Place, memory: int, blocked: Callable[[], Dict[str, Any]]  # noqa: UP006
+        self,
+        path: str,
+        claim: Dict[str, Any],
+        place: Place,
+        memory: int,
+        blocked: Callable[[], Dict[str, Any]],  # noqa: UP006
     ) -> None:
         self.status = "connecting"
         self._blocked = blocked

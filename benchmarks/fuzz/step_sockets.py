@@ -86,7 +86,10 @@ def make_place(rng: random.Random) -> bytes:
     """Make a message as sent after the registration, preceded by its length: a rank's position or its report."""
     document: dict[str, object] = {"v": 1, "place": _place(rng)}
     if rng.random() < 0.5:
-        report: dict[str, object] = {"where": "train.py:4 in load", "stacks": "thread MainThread\n  a.py:1 in f\x1b" * 9}
+        report: dict[str, object] = {
+            "where": "train.py:4 in load",
+            "stacks": "thread MainThread\n  a.py:1 in f\x1b" * 9,
+        }
         report["collective"] = {"operation": "allreduce", "group": "0", "sequence": 7, "ranks": "0-7", "bytes": 4096}
         if rng.random() < 0.5:
             report[rng.choice(("where", "stacks", "collective", "later"))] = rng.choice(_VALUES)

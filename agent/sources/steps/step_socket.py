@@ -115,7 +115,8 @@ class StepSocket:
 
     admit: accepts or refuses a registration. tenant_of: returns the tenant of a new connection. confirm: called with
     each registered process. These functions are called in the socket's thread. refused: number of refusals by
-    reason. reports: answers of the processes that ``ask`` has asked, for the caller to remove. The constructor raises SourceError if the path cannot be used or another live agent uses it.
+    reason. reports: answers of the processes that ``ask`` has asked, for the caller to remove. The constructor raises
+    SourceError if the path cannot be used or another live agent uses it.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from agent.schema.frame import RANK_BLOCKED, EventRecord
+from scheduler_feedback.core.plain_text import plain
 
 MOST_STACKS = 4096
 """Maximum number of kept reports with stacks, of at most 8 kB each: 32 MB."""
@@ -30,7 +31,7 @@ class Blocked:
     node: str
     """Node that reported it."""
     at_ns: int
-    """Time of the report on the node's wall clock, in nanoseconds since 1970."""
+    """Time of the report on the detector's clock, in nanoseconds since 1970."""
     since_ns: int
     """Time of the first report of the same place, on the same clock."""
     reports: int
@@ -73,18 +74,20 @@ def _main(stacks: str) -> str:
     return stacks.split("\nthread ", 1)[0]
 
 
-def read(record: EventRecord, rank: int, node: str) -> Blocked | None:
-    """Return the report in an agent's event; None if the event is of another kind."""
+def read(record: EventRecord, rank: int, node: str, at_ns: int) -> Blocked | None:
+    """Return the report in an agent's event; None if the event is of another kind. at_ns: time of the event on the
+    detector's clock."""
     if record.kind != RANK_BLOCKED:
         return None
     detail = record.detail
 
     def word(name: str) -> str:
-        return detail.get(name, "")[:MOST_WORD]
+        return plain(detail.get(name, "")[:MOST_WORD])
 
+    stacks = detail.get("stacks", "")[:MOST_STACKS_CHARACTERS].split("\n")
     return Blocked(
-        rank, node, record.time_ns, record.time_ns, 1, detail.get("answered") == "1", _seconds(word("quiet_seconds")),
-        word("where"), detail.get("stacks", "")[:MOST_STACKS_CHARACTERS], word("operation"), word("group"),
+        rank, node, at_ns, at_ns, 1, detail.get("answered") == "1", _seconds(word("quiet_seconds")),
+        word("where"), "\n".join(map(plain, stacks)), word("operation"), word("group"),
         word("group_ranks"), _count(word("sequence")), _count(word("bytes")),
     )  # fmt: skip
 

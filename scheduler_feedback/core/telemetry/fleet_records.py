@@ -190,7 +190,7 @@ class Attempts:
                 if record.member is None:
                     events.append(record)
                 else:
-                    self._take_blocked(here, record, record.member, received_ns)
+                    self._take_blocked(node, record, record.member, received_ns)
                 continue
             member = record.member
             another = member.gang != name or member.attempt != attempt
@@ -236,20 +236,20 @@ class Attempts:
         node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
         return events
 
-    def _take_blocked(self, node: str, record: EventRecord, member: Member, received_ns: int) -> None:
+    def _take_blocked(self, node: NodeView, record: EventRecord, member: Member, received_ns: int) -> None:
         """Keep a report of where a rank is blocked, if the node may report the rank."""
         if not 0 <= member.rank < MOST_RANKS or not possible(member):
             self.refused += 1
             return
-        gang, ranks, why = self._gang(node, member, received_ns)
-        if gang is None or (ranks is not None and member.rank not in ranks):
-            if self._membership is not None and why is not Refusal.NOT_KNOWN_YET and gang is not None:
-                self._membership.refuse(node, member.gang, Refusal.RANK)
-            elif self._membership is not None and why is not None:
-                self._membership.refuse(node, member.gang, why)
-        elif self.column(gang, member.rank, node) >= 0:
-            report = blocked_ranks.read(record, member.rank, node)
-            if report is not None:
+        gang, ranks, why = self._gang(node.name, member, received_ns)
+        if ranks is not None and member.rank not in ranks:
+            why = Refusal.RANK
+        if gang is None or why is not None:
+            if self._membership is not None and why not in (None, Refusal.NOT_KNOWN_YET):
+                self._membership.refuse(node.name, member.gang, why)
+        elif self.column(gang, member.rank, node.name) >= 0:
+            at_ns = node.wall_of(node.monotonic_ns)
+            if (report := blocked_ranks.read(record, member.rank, node.name, at_ns)) is not None:
                 self.blocked.add(gang.name, report)
 
     def _gang(
