@@ -543,7 +543,7 @@ class _Registration:
     def __init__(
         self,
         path: str,
-        claim: Dict[str, Any],
+        claim: dict[str, Any],
         place: Place,
         memory: int,
         blocked: Callable[[], Dict[str, Any]],  # noqa: UP006

@@ -68,7 +68,8 @@ def _claim(verdict: Verdict) -> str:
 def _hangs(verdict: Verdict) -> str:
     """Return the time without a step, the culprit's process state, and where the ranks are blocked.
 
-    Example: ": no step for 47 s, rank 3's process is stopped (SIGSTOP); ranks 0-2 wait in allreduce number 9 of group 0".
+    Example: ": no step for 47 s, rank 3's process is stopped (SIGSTOP); ranks 0-2 wait in allreduce number 9 of group
+    0".
     """
     no_step = f": no step for {verdict.step_seconds_now:.0f} s" if 1 <= verdict.step_seconds_now < inf else ""
     found = {item.measure: item.against for item in verdict.evidence}

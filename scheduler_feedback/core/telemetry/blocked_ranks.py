@@ -1,7 +1,7 @@
 """Newest reports of ranks that make no progress: where each is blocked, by gang. No I/O.
 
-The agents ask such ranks (agent/collectors/steps/blocked_ranks.py). Memory is bounded: beyond MOST_STACKS the reports are
-kept without stacks, beyond MOST_REPORTS new ones are dropped.
+The agents ask such ranks (agent/collectors/steps/blocked_ranks.py). Memory is bounded: beyond MOST_STACKS the reports
+are kept without stacks, beyond MOST_REPORTS new ones are dropped.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
+from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.consumption import Consumption, Group
 from scheduler_feedback.core.telemetry.counter_features import Counting, Failed
 from scheduler_feedback.core.telemetry.device_locations import Parts
@@ -23,7 +24,6 @@ from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, Gang, IntA
 from scheduler_feedback.core.telemetry.membership import Membership
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]

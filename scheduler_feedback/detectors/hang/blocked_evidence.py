@@ -1,7 +1,8 @@
 """Reports of blocked ranks as evidence for a hang: which collective is incomplete, and where each rank is blocked.
 
 An agent asks a rank that makes no progress where it is blocked (core/telemetry/blocked_ranks.py). Two equal answers of
-the culprit and of a waiting rank permit an early verdict. An early verdict only informs: a healthy job may pause as long.
+the culprit and of a waiting rank permit an early verdict. An early verdict only informs: a healthy job may pause as
+long.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ EARLY_SECONDS = 10.0
 the sum of all delays must stay below 15 s."""
 
 EARLY_CONFIDENCE = 0.85
-"""Confidence of an early verdict: below Policy.minimum_confidence and hang.py's CONFIDENT, so that nothing acts on it."""
+"""Confidence of an early verdict: below Policy.minimum_confidence and hang.py's CONFIDENT, so that nothing acts on
+it."""
 
 SAME_REPORTS = 2
 """Number of equal reports after which a rank counts as blocked."""
