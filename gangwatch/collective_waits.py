@@ -5,8 +5,8 @@ Frameworks in Python issue collectives through the methods of ``ProcessGroup`` a
 ``all_reduce`` earlier is observed too. Standard library and torch only.
 
 **Wait.** On CPU (gloo) it is the time in ``Work.wait``: the part of the collective that computation did not hide. On a
-GPU, ``Work.wait`` only makes the current stream wait, so CUDA events before and after it give the time. The last rank to
-enter has the shortest wait. The entry and exit of every wait are also recorded as a collective of the rank.
+GPU, ``Work.wait`` only makes the current stream wait, so CUDA events before and after it give the time. The last rank
+to enter has the shortest wait. The entry and exit of every wait are also recorded as a collective of the rank.
 
 **What is not seen.** Collectives that C++ issues and waits for: of DistributedDataParallel (gangwatch.torch times its
 buckets), and of functional collectives inside ``torch.compile``. On a GPU, waits of a stream other than the default one

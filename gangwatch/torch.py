@@ -17,8 +17,9 @@ everything else that a rank does in between. With several optimizers, the one th
 has no known begin and is not measured. Step numbers count optimizer steps, from 0.
 
 **Wait.** The wait of a step is the time in which the rank waited for collectives that computation did not hide. Two
-methods measure it. gangwatch.collective_waits times every collective that Python issues and waits for: FSDP2, DeepSpeed,
-Megatron Core, pipelines, plain calls of torch.distributed. DDP's collectives are issued in C++, and timed as follows.
+methods measure it. gangwatch.collective_waits times every collective that Python issues and waits for: FSDP2,
+DeepSpeed, Megatron Core, pipelines, plain calls of torch.distributed. DDP issues its collectives in
+C++; they are timed as follows.
 
 DistributedDataParallel averages gradients in buckets while the backward pass still computes. Its wait in a
 step is the time from the moment when the *last* bucket was ready on this rank until *all* buckets were averaged: the

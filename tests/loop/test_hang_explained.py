@@ -43,7 +43,6 @@ def test_a_rank_that_sleeps_is_named_with_its_place_within_fifteen_seconds(door:
     job_id, verdict, delay = stuck(door, tmp_path, "sleep")
     assert (verdict["kind"], verdict["rank"]) == ("hang", 1)
     assert verdict["confidence"] < 0.9, "an early verdict must not cause an action"
-    print(f"delay of the verdict: {delay:.1f} s")
     assert delay < 15.0
     why = door.json("explain", job_id)["why"]
     assert "rank 1 is blocked at stuck_training.py:" in why
@@ -63,7 +62,7 @@ def test_a_rank_that_holds_the_interpreter_lock_does_not_answer_and_is_named(doo
     job_id, verdict, delay = stuck(door, tmp_path, "lock", "--restartable")
     assert (verdict["kind"], verdict["rank"]) == ("hang", 1)
     assert "rank 1 does not answer" in door.json("explain", job_id)["why"]
-    print(f"delay of the verdict: {delay:.1f} s")
+    assert delay < 20.0, "the agent waits three more seconds for each answer"
     # The stacks are saved before the restart, and are still shown after it.
     os.kill(door.job(job_id)["ranks"][1]["pid"], signal.SIGSTOP)
     wait_until(
