@@ -1,7 +1,7 @@
 """Training of N ranks that synchronize over TCP. One rank gets stuck in a step: ``stuck_training.py PORT HOW AFTER``.
 
-HOW: "sleep" (the rank sleeps in load_batch), or "lock" (a C call holds Python's interpreter lock). The stuck rank writes
-the time at which it gets stuck to the file in the environment variable STUCK.
+HOW: "sleep" (the rank sleeps in load_batch), or "lock" (a C call holds Python's interpreter lock). The stuck rank
+writes the time at which it gets stuck to the file in the environment variable STUCK.
 """
 
 from __future__ import annotations
