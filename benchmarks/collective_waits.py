@@ -149,7 +149,9 @@ def main() -> int:
     else:
         step = found["fsdp2_step"]
         print(f"{found['collective']['added_ns'] / 1000:.1f} us per collective, {step['collectives']} in a step of")
-        print(f"{1000 * step['seconds']:.1f} ms: {found['share_of_step']:.2%} of its CPU time (load {found['load']:.1f})")
+        print(
+            f"{1000 * step['seconds']:.1f} ms: {found['share_of_step']:.2%} of its CPU time (load {found['load']:.1f})"
+        )
     return 0 if found["share_of_step"] <= MOST_SHARE else 1
 
 

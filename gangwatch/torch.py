@@ -404,6 +404,8 @@ class Attachment:
     def _find_unseen(self) -> None:
         """Find models of DistributedDataParallel whose gradients are not observed, because they were made before
         ``attach``. Their waits would be missing from the step's wait, so the wait is unknown."""
+        if self._unseen:
+            return
         for one in gc.get_objects():
             if issubclass(type(one), DistributedDataParallel) and id(one) not in self._observed:
                 self._unseen = "a DistributedDataParallel was made before attach"
