@@ -122,6 +122,25 @@ def test_an_abstention_names_the_places_too() -> None:
     assert "suspect the transport; ranks 0-7 wait in all_reduce number 7" in found[0].reason
 
 
+def test_a_rank_that_is_behind_in_its_group_is_the_culprit_whatever_its_own_number_is() -> None:
+    """Each stage counts its own collectives, and the job has reported no stages."""
+    job = Reporting(*(waiting(rank, sequence=8 - (rank == 5), group="ab"[rank // 4]) for rank in range(8)))
+    job.pauses = [(60.0, 1e9)]
+    look = job.look
+
+    def all_inside(second: float, random: np.random.Generator) -> JobTelemetry:
+        found = look(second, random)
+        assert found.open_collectives is not None
+        if second > 60:
+            found.open_collectives[:, 0] = [70, 70, 70, 70, 9, 9, 9, 9]
+            found.open_collectives[:, 1:] = (START + 60 * NS, START + round(second * NS))
+        return found
+
+    job.look = all_inside  # type: ignore[method-assign]
+    found = verdicts(course(alone(HangDetector()), [job], 130))
+    assert {one.rank for one in found} == {5}
+
+
 def test_a_rank_is_behind_only_in_its_own_group() -> None:
     """Two groups number their collectives separately, so a lower number in another group says nothing."""
     ranks = np.arange(4)

@@ -29,6 +29,7 @@ from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import ALARM
 from scheduler_feedback.detectors.counters.peer_outlier import many
 from scheduler_feedback.detectors.hang import blocked_evidence
+from scheduler_feedback.detectors.hang.blocked_evidence import EARLY_SECONDS
 from scheduler_feedback.detectors.hang.long_step import LongSteps
 from scheduler_feedback.detectors.hang.process_evidence import evidence as of_process
 from scheduler_feedback.detectors.hang.process_evidence import never_go_on, states_of
@@ -231,8 +232,7 @@ class HangDetector:
             usual = LEAST_SECONDS / TIMES_THE_USUAL
         if never_go_on(states).any():
             watched.stopped_ns += max(now_ns - since_ns, 0)
-        least = max(TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest)
-        if proven or stalled_seconds < max(blocked_evidence.EARLY_SECONDS, least):
+        if proven or stalled_seconds < max(EARLY_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
             return findings
         watched.early = stalled_seconds < LEAST_SECONDS
         if watched.active is None:
@@ -329,10 +329,11 @@ class HangDetector:
         newest = int(opened[inside, 0].max())
         absent = np.flatnonzero(~inside)
         if not len(absent):
-            by_group = blocked_evidence.behind(reports, job.shape.ranks)
-            absent = np.flatnonzero(_behind(opened[:, 0], job.shape)) if by_group is None else by_group
+            absent = np.flatnonzero(_behind(opened[:, 0], job.shape))
+            if (by_group := blocked_evidence.behind(reports, job.shape.ranks)) is not None:
+                absent = by_group
         entered = float(np.mean((telemetry.now_ns - opened[inside, 1]) * 1e-9))
-        if entered < (blocked_evidence.EARLY_SECONDS if watched.early else LEAST_SECONDS) / 2:
+        if entered < (EARLY_SECONDS if watched.early else LEAST_SECONDS) / 2:
             return []
         reported_ns = np.array([telemetry.last_received_ns.get(node, 0) for node in job.shape.nodes])
         lost = (
