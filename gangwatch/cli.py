@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cancel": ("gangwatch.commands.jobs.jobs:cancel", "Stop jobs; they are not restarted."),
     "explain": ("gangwatch.commands.jobs.reasons:explain", "Explain why a job is pending, and what it waits for."),
     "story": ("gangwatch.commands.jobs.reasons:story", "Show what happened to a job or node, and why."),
+    "stacks": ("gangwatch.commands.jobs.reasons:stacks", "Show where the ranks of a hanging job are blocked."),
     "verdict": ("gangwatch.commands.jobs.reasons:verdict", "List, confirm or reject verdicts."),
     "nodes": ("gangwatch.commands.cluster:nodes", "List nodes, their slots and states."),
     "queue": ("gangwatch.commands.cluster:queue", "List pending jobs, and what each waits for."),

@@ -26,6 +26,11 @@ the same format. The connection stays open while the process lives. If it ends, 
 agent reads the records written meanwhile, even while the training hangs. The agent prefers facts from the kernel over
 the claims in the message.
 
+**Place of a blocked rank.** The message contains ``"answers": 1`` if the reporter answers the agent's question. If the
+rank makes no progress, the agent may send ``{"v": 1, "ask": "blocked"}`` on the connection. The thread answers once
+with ``{"v": 1, "blocked": {"where", "stacks", "collective"}}``, at most 16 KiB: the Python stacks of all threads and
+the collective in progress (gangwatch/rank_stacks.py). GANGWATCH_STACKS=off in the environment turns the answers off.
+
 **Parallel layout.** The rank's position in the job's layout (its data, stage, tensor and expert group) lets detectors
 distinguish a slow rank from ranks that wait for it. The message contains it as
 ``"place": {"data", "stage", "tensor", "expert"}``, from GANGWATCH_DATA_RANK, GANGWATCH_PIPELINE_STAGE,
@@ -59,7 +64,12 @@ import sys
 import threading
 import weakref
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple  # noqa: UP035 (Python 3.8)
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple  # noqa: UP035 (Python 3.8)
+
+try:
+    from gangwatch import rank_stacks
+except ImportError:  # this file was copied alone: the reporter answers no questions
+    rank_stacks = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -93,6 +103,9 @@ ANSWER_SECONDS = 30.0
 """Maximum time in seconds to wait for the agent's response. Only the reporter's thread waits, not the training."""
 
 MAX_ANSWER_BYTES = 4096
+
+MAX_REPORT_BYTES = 16 * 1024
+"""Maximum size in bytes of the report about a blocked rank. The agent closes the connection after a longer message."""
 
 _HEADER = struct.Struct("<8sII")
 _SLOT = struct.Struct("@QBBHIqqqqqQ")
@@ -274,10 +287,13 @@ class Reporter:
     slots: length of the ring in records, a power of two from 256 to 65536.
 
     status: state of the connection to the agent, as text. dropped: number of records that could not be written.
+    collective_in_progress: returns the collective in which the process is, for a report about a blocked rank; None if
+    nothing records it. Another thread calls it, so it must not wait for a lock.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, slots: int = DEFAULT_SLOTS) -> None:
         self.dropped = 0
+        self.collective_in_progress: Callable[[], Mapping[str, Any] | None] | None = None
         self._wait_ns: int | None = None
         self._next_step = 0
         self._collectives = itertools.count()
@@ -319,7 +335,9 @@ class Reporter:
                 "world_size": _count(environment, _WORLD_SIZE),
                 "pid": os.getpid(),
             }
-            registration = _Registration(path, claim, self._place_of(environment), memory)
+            if rank_stacks is not None and environment.get("GANGWATCH_STACKS") != "off":
+                claim["answers"] = 1
+            registration = _Registration(path, claim, self._place_of(environment), memory, self._blocked)
         except BaseException:
             os.close(memory)
             raise
@@ -429,6 +447,16 @@ class Reporter:
 
     # --- internals ---
 
+    def _blocked(self) -> Dict[str, Any]:  # noqa: UP006
+        """Return the report about this process for the agent. Called in the connection's thread."""
+        collective = None
+        try:
+            if self.collective_in_progress is not None:
+                collective = self.collective_in_progress()
+        except Exception:
+            self.dropped += 1
+        return rank_stacks.blocked(collective)
+
     def _number(self, asked: int | None) -> int:
         """Return the number of the next step: `asked` if it is given, else the number of the last step plus one."""
         number = self._next_step
@@ -512,8 +540,16 @@ class Reporter:
 class _Registration:
     """Connection to the agent. A daemon thread opens the connection, and opens it again after a failure."""
 
-    def __init__(self, path: str, claim: Dict[str, Any], place: Place, memory: int) -> None:  # noqa: UP006
+    def __init__(
+        self,
+        path: str,
+        claim: dict[str, Any],
+        place: Place,
+        memory: int,
+        blocked: Callable[[], Dict[str, Any]],  # noqa: UP006
+    ) -> None:
         self.status = "connecting"
+        self._blocked = blocked
         self._path = path
         self._claim = claim
         self._place = place
@@ -521,6 +557,7 @@ class _Registration:
         self._memory = memory
         self._connection: socket.socket | None = None
         self._stopped = threading.Event()
+        self._sending = threading.Lock()
 
     def start(self) -> None:
         """Start the thread. If that fails, close the memory file and raise RuntimeError."""
@@ -567,8 +604,7 @@ class _Registration:
                         self._set_status("registered")
                         self._send_place(connection)
                         connection.settimeout(None)
-                        while not self._stopped.is_set() and connection.recv(4096):
-                            pass
+                        self._answer_questions(connection)
                         self._set_status("waiting: the agent closed the connection")
                     else:
                         longest = LAST_REFUSED_SECONDS
@@ -580,6 +616,39 @@ class _Registration:
             pause_seconds = min(2 * pause_seconds, longest)
         os.close(self._memory)
 
+    def _answer_questions(self, connection: socket.socket) -> None:
+        """Answer the agent's questions until the connection ends. Messages of later versions are ignored."""
+        received = b""
+        while not self._stopped.is_set():
+            data = connection.recv(4096)
+            if not data:
+                return
+            received += data
+            while len(received) >= 4:
+                length = int.from_bytes(received[:4], "big")
+                if length > MAX_ANSWER_BYTES:
+                    raise ValueError(f"message too long: {length} bytes")
+                if len(received) < 4 + length:
+                    break
+                question: Any = json.loads(received[4 : 4 + length])
+                received = received[4 + length :]
+                if question.get("ask") == "blocked":
+                    self._send_blocked(connection)
+
+    def _send_blocked(self, connection: socket.socket) -> None:
+        report = self._blocked()
+        message = _framed({"v": 1, "blocked": report})
+        while len(message) > MAX_REPORT_BYTES:  # characters outside of ASCII take up to twelve bytes
+            report["stacks"] = report["stacks"][: len(report["stacks"]) // 2]
+            message = _framed({"v": 1, "blocked": report})
+        with self._sending:
+            connection.settimeout(ANSWER_SECONDS)
+            try:
+                connection.sendall(message)
+            finally:
+                connection.settimeout(None)
+        self._send_place(connection)  # the training may have tried meanwhile
+
     def place(self, place: Place) -> None:
         """Send the rank's place without blocking. If that fails, the next registration contains the place."""
         self._place = place
@@ -590,9 +659,12 @@ class _Registration:
     def _send_place(self, connection: socket.socket) -> None:
         """Send the rank's place if it was not sent before. If two threads send the same place, this does no harm."""
         place = self._place
-        if place != self._sent_place:
-            connection.send(_framed({"v": 1, "place": place}), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            self._sent_place = place
+        if place != self._sent_place and self._sending.acquire(blocking=False):
+            try:
+                connection.send(_framed({"v": 1, "place": place}), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._sent_place = place
+            finally:
+                self._sending.release()
 
     def _set_status(self, status: str) -> None:
         if not self._stopped.is_set():

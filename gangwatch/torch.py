@@ -16,11 +16,16 @@ observed. Without GANGWATCH_SOCKET nothing is changed. Standard library and torc
 everything else that a rank does in between. With several optimizers, the one that steps first counts. The first step
 has no known begin and is not measured. Step numbers count optimizer steps, from 0.
 
-**Wait.** DistributedDataParallel averages gradients in buckets while the backward pass still computes. The wait of a
+**Wait.** The wait of a step is the time in which the rank waited for collectives that computation did not hide. Two
+methods measure it. gangwatch.collective_waits times every collective that Python issues and waits for: FSDP2,
+DeepSpeed, Megatron Core, pipelines, plain calls of torch.distributed. DDP issues its collectives in
+C++; they are timed as follows.
+
+DistributedDataParallel averages gradients in buckets while the backward pass still computes. Its wait in a
 step is the time from the moment when the *last* bucket was ready on this rank until *all* buckets were averaged: the
 cost of the collectives that computation did not hide. It consists of the transfer and of the time until the slowest
-peer entered. One rank can't separate the two, and the last rank to enter has the shortest wait. Other collectives (the
-broadcast of buffers, an all-reduce of the loss, SyncBatchNorm) are not included.
+peer entered. One rank can't separate the two, and the last rank to enter has the shortest wait. Collectives that
+DDP issues for other purposes in C++ (the broadcast of buffers) are not included.
 
 On CPU (gloo), the host's clock gives both times: the call of DDP's communication hook and the completion of its future.
 On a GPU the host only enqueues work, so CUDA events are recorded on the streams instead. Later buckets and steps poll
@@ -32,9 +37,9 @@ otherwise the rank with the longest sequences looks like a slow rank:
 ``attach().given(tokens=count, squares=sum_of_squared_lengths)`` after each batch is loaded; the batches of one step add
 up.
 
-**A wait that can't be measured is unknown, never 0**: with FullyShardedDataParallel and others that do not average
-through DDP's hook, with a hook registered before ``attach``, inside CUDA graphs (their replays run no Python, so
-neither steps nor waits are recorded), and with a torch that lacks the required functions.
+**A wait that can't be measured is unknown, never 0**: with a DDP model or a hook made before ``attach``, with
+collectives that only ``torch.compile`` issues, with waits on other streams of a GPU (FSDP2), inside CUDA graphs (their
+replays run no Python, so neither steps nor waits are recorded), and with a torch that lacks the required functions.
 
 The hook that replaces DDP's own average multiplies by 1 / world size and sums, as DDP does. The result has the same
 bits (except under ``gradient_as_bucket_view``, where DDP divides, and the last bit may differ unless the world size is
@@ -48,6 +53,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import runpy
 import sys
 import threading
@@ -57,13 +63,14 @@ import weakref
 from collections import deque
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Callable, Deque, List, Union  # noqa: UP035 (Python 3.8)
+from typing import Any, Callable, Deque, List, Tuple, Union  # noqa: UP035 (Python 3.8)
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gangwatch import steps
+from gangwatch.collective_waits import CollectiveWaits
 
 __all__ = ["Attachment", "attach"]
 
@@ -123,6 +130,11 @@ def _mark(tensor: Any) -> _Mark:
     return _CudaMark(tensor.device) if tensor.is_cuda else _HostMark()
 
 
+def _mark_of_device(is_cuda: bool) -> _Mark:
+    """Return a mark of the current time on the clock of the current GPU or of the host."""
+    return _CudaMark(torch.cuda.current_device()) if is_cuda else _HostMark()
+
+
 def _capturing(tensor: Any) -> bool:
     """Return whether a CUDA graph is being captured. During a capture, CUDA events must not be recorded or polled."""
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -154,13 +166,15 @@ class _Pass:
     def passed(self) -> bool:
         return all(bucket.passed() for bucket in self.buckets)
 
-    def wait_ns(self) -> int | None:
-        """Return the ns from the readiness of the last bucket until all buckets were averaged; None if unknown."""
+    def wait_span(self, begun: _Mark) -> Tuple[int, int] | None:  # noqa: UP006
+        """Return when the last bucket was ready and when all buckets were averaged, in ns since `begun`; None if
+        unknown."""
         if not self.whole:
             return None
         ready = self.buckets[-1].ready
         waits = [bucket.averaged.ns_since(ready) for bucket in self.buckets if bucket.averaged is not None]
-        return max(0, *waits) if len(waits) == len(self.buckets) else None
+        ready_ns = ready.ns_since(begun)
+        return (ready_ns, ready_ns + max(0, *waits)) if len(waits) == len(self.buckets) else None
 
 
 class _StepTiming:
@@ -174,17 +188,34 @@ class _StepTiming:
         self.ended_ns = 0
         self.passes: List[_Pass] = []  # noqa: UP006
         self.disturbed = False
+        self.collectives: List[Any] | None = []  # noqa: UP006
         self.tokens: int | None = None
         self.squares: int | None = None
 
     def passed(self) -> bool:
-        return self.ended is not None and self.ended.passed() and all(each.passed() for each in self.passes)
+        collectives = self.collectives or []
+        return (
+            self.ended is not None
+            and self.ended.passed()
+            and all(each.passed() for each in self.passes)
+            and all(end.passed() for _, end in collectives)
+        )
 
     def wait_seconds(self) -> float | None:
-        waits = [each.wait_ns() for each in self.passes]
-        if self.disturbed or not waits or None in waits:
+        """Return the seconds of the step in which the rank waited, by DDP or by another collective; None if unknown."""
+        spans = [each.wait_span(self.begun) for each in self.passes]
+        if self.disturbed or self.collectives is None or None in spans or not (spans or self.collectives):
             return None
-        return sum(wait for wait in waits if wait is not None) / 1e9
+        spans += [
+            (begin.ns_since(self.begun), end.ns_since(self.begun))
+            for begin, end in self.collectives
+            if type(begin) is type(self.begun)  # the host's waits of a training on a GPU are of other groups
+        ]
+        total = until = 0
+        for begin, end in sorted(span for span in spans if span is not None):
+            total += max(0, end - max(begin, until))  # two threads may wait at the same time
+            until = max(until, end)
+        return total / 1e9
 
     def seconds(self) -> float:
         return self.ended.ns_since(self.begun) / 1e9 if self.ended is not None else 0.0
@@ -201,7 +232,8 @@ class Attachment:
     def __init__(self, reporter: steps.Reporter) -> None:
         self.reporter = reporter
         self.failures = 0
-        self._why_unknown = "no DistributedDataParallel has averaged gradients"
+        self._why_unknown = "no collective was observed"
+        self._unseen = ""
         self.optimizer: int | None = None
         self.watches_all_models = False
         self.follows_all_optimizers = False
@@ -212,13 +244,17 @@ class Attachment:
         self._pending: Deque[_StepTiming] = deque()  # noqa: UP006
         self._averaging: Deque[_Bucket] = deque()  # noqa: UP006
         self._hooks: dict[int, functools.partial[Any]] = {}
+        self._observed: set[int] = set()  # ids of models whose averaging is timed
         self._polling = threading.Lock()
         self._callbacks: List[weakref.ref[Any]] = []  # noqa: UP006
+        self.collectives = CollectiveWaits(reporter, _mark_of_device)
 
     @property
     def status(self) -> str:
         waits = (
-            f"waits are unknown: {self._why_unknown}" if self._why_unknown else "waits of DDP's buckets are measured"
+            f"waits are unknown: {self._unseen or self._why_unknown}"
+            if self._unseen or self._why_unknown
+            else "waits of collectives are measured"
         )
         return f"{self.reporter.status}; {waits}"
 
@@ -250,16 +286,19 @@ class Attachment:
             return
         average = functools.partial(_average, model.process_group)
         self._hooks[id(model)] = average
+        self._observed.add(id(model))
         try:
             # A hook that the program registers later replaces the function that is looked up here at every call.
             _register_comm_hook(model, None, lambda _, bucket: self._communicate(self._hooks[id(model)], bucket))
         except Exception as error:
             del self._hooks[id(model)]
-            self._why_unknown = f"DDP took no hook: {error}"
+            self._observed.discard(id(model))
+            self._unseen = f"DDP took no hook: {error}"
 
     def take_hook(self, model: Any, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Register the program's own communication hook for DDP, and measure its time."""
         timed = functools.partial(hook, state)
+        self._observed.add(id(model))
         if id(model) in self._hooks:
             model._check_comm_hook(hook)
             self._hooks[id(model)] = timed
@@ -343,10 +382,15 @@ class Attachment:
                 return
             now = _mark(tensor)
             ended = self._step
+            collectives = self.collectives.take()
             if ended is None:
+                self._find_unseen()
                 self.reporter.place()  # a program with Megatron Core has created its groups by now
             else:
                 ended.ended, ended.ended_ns = now, monotonic_ns()
+                ended.collectives = None if self._unseen else collectives
+                if ended.collectives:
+                    self._why_unknown = ""
                 if self._pass.buckets:
                     ended.disturbed = True  # a backward pass without its last bucket
                     self._pass = _Pass()
@@ -356,6 +400,15 @@ class Attachment:
             self._poll()
         except Exception as error:
             self._fail(error)
+
+    def _find_unseen(self) -> None:
+        """Find models of DistributedDataParallel whose gradients are not observed, because they were made before
+        ``attach``. Their waits would be missing from the step's wait, so the wait is unknown."""
+        if self._unseen:
+            return
+        for one in gc.get_objects():
+            if issubclass(type(one), DistributedDataParallel) and id(one) not in self._observed:
+                self._unseen = "a DistributedDataParallel was made before attach"
 
     def _poll(self) -> None:
         """Report the steps that the device has finished, oldest first. Do nothing if another thread reports them."""
@@ -447,6 +500,7 @@ def attach(model: Any = None, optimizer: Any = None, reporter: steps.Reporter | 
         _attachment = Attachment(steps.reporter() if reporter is None else reporter)
         if not _attachment.off:
             atexit.register(_attachment.finish)
+            _attachment.collectives.install()
             _patch(DistributedDataParallel, "register_comm_hook", _registering(_attachment))
     if _attachment.off:
         return _attachment

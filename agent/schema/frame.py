@@ -153,6 +153,11 @@ class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
     """Start of the step or collective in nanoseconds on the host's monotonic clock."""
 
 
+RANK_BLOCKED = "rank-blocked"
+"""Kind of the event that a rank makes no progress. detail: answered ('0' or '1'), quiet_seconds, and the rank's claims:
+where, stacks, operation, group, group_ranks, sequence, bytes."""
+
+
 class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
     """Event on a node, such as an XID, a link change or the refusal of a training process.
 
@@ -163,6 +168,8 @@ class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
     entity: str
     time_ns: int
     detail: dict[str, str] = {}
+    member: Member | None = None
+    """The rank of an event about a rank; None for other events."""
 
 
 Record = StepRecord | OpenRecord | EventRecord

@@ -15,13 +15,22 @@ import struct
 import threading
 from collections.abc import Callable
 
+from agent.collectors.steps import blocked_ranks
 from agent.collectors.steps.claimed_identity import judge, usable_name
 from agent.rank_attribution import Identity
 from agent.schema.errors import GangwatchError, ReporterError
-from agent.sources.steps import rings
+from agent.schema.frame import Member
+from agent.sources.steps import rings, step_messages
 from agent.sources.steps.closers import Closer
 from agent.sources.steps.step_connection import Admission, Connection, Registered
-from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Peer, Place, parse_claim, parse_place, take_message
+from agent.sources.steps.step_messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_REPORT_BYTES,
+    Peer,
+    Place,
+    parse_claim,
+    take_message,
+)
 from agent.sources.steps.tenants import Tenant
 from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.step_rings import ALL_SEALS
@@ -74,10 +83,19 @@ def make_registration(rng: random.Random) -> bytes:
 
 
 def make_place(rng: random.Random) -> bytes:
-    """Make a message with a rank's position, as sent after the registration, preceded by its length."""
-    document = {"v": 1, "place": _place(rng)}
+    """Make a message as sent after the registration, preceded by its length: a rank's position or its report."""
+    document: dict[str, object] = {"v": 1, "place": _place(rng)}
+    if rng.random() < 0.5:
+        report: dict[str, object] = {
+            "where": "train.py:4 in load",
+            "stacks": "thread MainThread\n  a.py:1 in f\x1b" * 9,
+        }
+        report["collective"] = {"operation": "allreduce", "group": "0", "sequence": 7, "ranks": "0-7", "bytes": 4096}
+        if rng.random() < 0.5:
+            report[rng.choice(("where", "stacks", "collective", "later"))] = rng.choice(_VALUES)
+        document = {"v": 1, "blocked": report}
     if rng.random() < 0.2:
-        document[rng.choice(("v", "place", "later"))] = rng.choice(_VALUES)
+        document[rng.choice(("v", "place", "blocked", "later"))] = rng.choice(_VALUES)
     return _framed(rng, document)
 
 
@@ -128,15 +146,23 @@ def parse_registration(data: bytes) -> str:
 
 
 def parse_later(data: bytes) -> str:
-    """Parse a rank's position in a message that was sent after the registration."""
+    """Parse a message that was sent after the registration: a rank's position, or its report about where it is
+    blocked."""
     try:
-        message = take_message(bytearray(data))
+        message = take_message(bytearray(data), MAX_REPORT_BYTES)
         if message is None:
             return REFUSED_FIRST
     except ReporterError:
         return REFUSED_FIRST
     try:
-        _check_place(parse_place(message))
+        found = step_messages.parse_later(message)
+        if isinstance(found, Place):
+            _check_place(found)
+        else:
+            assert len(found.where) <= 512 and len(found.stacks) <= 8192
+            event = blocked_ranks.event_of(Member("g", 1, 0), found, 1, 2)
+            assert all(len(value) <= 8192 for value in event.detail.values())
+            assert all(value.replace("\n", "").isprintable() for value in event.detail.values())
     except ReporterError as error:
         str(error).encode()
         return REFUSED
@@ -249,13 +275,13 @@ def _receive(connection: Connection, closer: Closer) -> bool:
     except BlockingIOError:
         return False
     if connection.registered is not None:
-        connection.update_place()
+        connection.take_updates()
     elif connection.parse_registration():
         claim, ring = connection.claim, connection.ring
         assert claim is not None and ring is not None
         member = judge(claim, Identity("g", 1, None, "local"))
         connection.registered = Registered(connection.peer, claim, Admission(member, connection.tenant), ring)
-        connection.update_place()
+        connection.take_updates()
     return True
 
 
@@ -283,7 +309,7 @@ TARGETS: tuple[Target, ...] = (
             "agent.collectors.steps.claimed_identity:usable_name",
         ),
     ),
-    Target("node-place", make_place, parse_later, ("agent.sources.steps.step_messages:parse_place",)),
+    Target("node-place", make_place, parse_later, ("agent.sources.steps.step_messages:parse_later",)),
     Target(
         "node-connection",
         make_connection,

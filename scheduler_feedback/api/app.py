@@ -6,6 +6,7 @@
     GET  /api/jobs[?active=1][&state=S,S][&user=U][&queue=Q]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
          /api/jobs/JOB/pace[?since=SEQUENCE]   own step times by rank, of the last minutes
          /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]              (the job's user, operator)
+         /api/jobs/JOB/stacks[?attempt=A]  where its ranks were blocked in a hang   (the job's user, operator)
          /api/overview                    the document of the overview page and of `gangwatch top`
          /api/parts                       parts of the controller that failed because of a bug
          /api/nodes  /api/nodes/NODE/jobs  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions

@@ -42,6 +42,7 @@ from scheduler_feedback.controller.cycle_hooks import CycleHooks
 from scheduler_feedback.controller.cycle_thread import CycleThread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
+from scheduler_feedback.controller.hang_files import HangFile, HangFiles, what_hangs
 from scheduler_feedback.controller.progress import STUCK_SECONDS
 from scheduler_feedback.controller.restarting_feed import RestartingFeed
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
@@ -51,6 +52,7 @@ from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.telemetry.placements import Placements
+from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
@@ -112,6 +114,7 @@ class Controller:
         )  # fmt: skip
         self._feed = RestartingFeed(self._make_feed, self.failures)
         self._freeze_switch = FreezeSwitch(folder / "frozen")
+        self._hang_files = HangFiles(folder / "hangs", self._clock, self.failures)
         self._on_entries = on_entries
         self._on_failure: Callable[[], None] | None = None
         self._served_ns: int | None = None  # when the loop that serves the API last ran
@@ -180,6 +183,7 @@ class Controller:
     def _stop(self) -> None:
         self.backend.detach()
         self._detection.stop()
+        self._hang_files.close()
         self.snapshot_reader.close()
         if self.cycle.stop(STOP_SECONDS):
             self.store.close()
@@ -393,7 +397,22 @@ class Controller:
         except Exception as error:
             self.failures.report("verdicts", error, f"{len(events)} lost")
             return
+        try:
+            self._save_hangs(events)
+        except Exception as error:
+            self.failures.report("verdicts", error, "the stacks of a hang are not saved")
         self.cycle.report(translated)
+
+    def _save_hangs(self, events: Sequence[Event]) -> None:
+        """Save where the ranks of hanging jobs are blocked, before the scheduler can restart a job."""
+        for event in events:
+            if (text := what_hangs(event)) is not None:
+                assert isinstance(event, Verdict | Abstention)
+                self._hang_files.save(event.gang, event.attempt, text, self._detection.blocked_of(event.gang))
+
+    def hang_of(self, job_id: str, attempt: int) -> HangFile | None:
+        """Return where the ranks of this attempt were blocked when it hung; None if nothing was saved. Reads a file."""
+        return self._hang_files.read(job_id, attempt)
 
     def _written(self, events: Sequence[Event], entries: Sequence[NumberedEntry]) -> None:
         for event in events:

@@ -29,6 +29,7 @@ from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.controller.frame_age import FrameAge
 from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.fabric import Fabric
+from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.fleet import Fleet, Sample
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Paces, Speed
 from scheduler_feedback.core.telemetry.placements import REFUSED, Placements, Refusal
@@ -154,6 +155,12 @@ class DetectionThread:
         """
         with self._lock:
             return self._paces.since(gang, sequence, most)
+
+    def blocked_of(self, gang: str) -> list[Blocked]:
+        """Return the newest report of each rank of the gang that makes no progress, by rank. Waits for a running
+        tick."""
+        with self._lock:
+            return [report for _, report in sorted(self._fleet.blocked(gang).items())]
 
     def speeds(self) -> dict[str, Speed]:
         """Return the current speed of each gang with known steps. Waits for a running tick."""

@@ -66,13 +66,15 @@ def _claim(verdict: Verdict) -> str:
 
 
 def _hangs(verdict: Verdict) -> str:
-    """Return the time without a step and the culprit's process state.
+    """Return the time without a step, the culprit's process state, and where the ranks are blocked.
 
-    Example: ": no step for 47 s, rank 3's process is stopped (SIGSTOP)".
+    Example: ": no step for 47 s, rank 3's process is stopped (SIGSTOP); ranks 0-2 wait in allreduce number 9 of group
+    0".
     """
     no_step = f": no step for {verdict.step_seconds_now:.0f} s" if 1 <= verdict.step_seconds_now < inf else ""
-    process = next((item.against for item in verdict.evidence if item.measure == "process_state"), "")
-    return f"{no_step}{',' if no_step else ':'} {process}" if process else no_step
+    found = {item.measure: item.against for item in verdict.evidence}
+    words = "; ".join(found[measure] for measure in ("process_state", "blocked_at") if measure in found)
+    return f"{no_step}{',' if no_step else ':'} {words}" if words else no_step
 
 
 def _device_of(verdict: Verdict, device: str) -> str:

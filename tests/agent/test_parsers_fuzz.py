@@ -36,7 +36,7 @@ from agent.sources.proc.slurm_node import parse_environment
 from agent.sources.rdma import netlink
 from agent.sources.rdma.ethtool import parse_names, parse_recorded
 from agent.sources.rdma.infiniband import parse_rate, parse_state
-from agent.sources.steps.step_messages import parse_claim, parse_place
+from agent.sources.steps.step_messages import parse_claim, parse_later
 from agent.sources.sysfs.pci import parse_aer, parse_generation, parse_width
 from tests.agent.test_kernel_log import MESSAGES
 from tests.fakes.netlink import message, statistics
@@ -52,7 +52,7 @@ GARBAGE = st.one_of(
 BYTES: tuple[Callable[[bytes], object], ...] = (
     parse_number, parse_recorded, parse_record, parse_mountstats, parse_aer, parse_cpu_count, parse_scheduler,
     parse_vmstat, parse_loadavg, parse_pressure, parse_in_flight, parse_process_stat, parse_statm,
-    parse_schedstat, parse_process_io, parse_environment, parse_list, parse_allocatable, parse_claim, parse_place,
+    parse_schedstat, parse_process_io, parse_environment, parse_list, parse_allocatable, parse_claim, parse_later,
     lambda data: parse_cgroup(data.decode("utf-8", "replace")),
 )  # fmt: skip
 TEXTS: tuple[Callable[[str], object], ...] = (

@@ -77,7 +77,7 @@ def test_only_the_owner_may_read_the_token_file(refusing: Site) -> None:
 
 def test_job_output_requires_a_token(site: Site) -> None:
     job_id = site.submit()
-    for path in (f"/api/jobs/{job_id}/logs?rank=0", "/api/journal"):
+    for path in (f"/api/jobs/{job_id}/logs?rank=0", f"/api/jobs/{job_id}/stacks", "/api/journal"):
         assert site.ask("GET", path, Authorization=None).status == 401
     assert site.ask("GET", "/api/jobs", Authorization=None).status == 200
 
@@ -449,6 +449,7 @@ def test_logs_of_a_rank(site: Site) -> None:
         ("attempt=2", 400),
     ):
         assert site.ask("GET", f"/api/jobs/{job_id}/logs?{query}").status == status
+    assert site.ask("GET", f"/api/jobs/{job_id}/stacks").status == 404, "it does not hang"
     (folder / "rank-0.log").symlink_to(site.controller.folder / "token")
     assert site.token.encode() not in site.ask("GET", f"/api/jobs/{job_id}/logs?rank=0").content
 

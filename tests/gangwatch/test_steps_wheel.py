@@ -1,4 +1,4 @@
-"""Wheel of the step reporter for training images: three files that need only the standard library."""
+"""Wheel of the step reporter for training images: five files that need only the standard library."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def run(installed: Path, program: str, **environment: str) -> str:
 def test_the_wheel_contains_exactly_the_suites_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        assert names == {"gangwatch/__init__.py", "gangwatch/steps.py", "gangwatch/torch.py"}
+        modules = ("__init__", "collective_waits", "rank_stacks", "steps", "torch")
+        assert names == {f"gangwatch/{module}.py" for module in modules}
         for name in names:
             assert archive.read(name) == (REPOSITORY / name).read_bytes()
         assert any(name.endswith("LICENSE") for name in archive.namelist())

@@ -151,7 +151,7 @@ def test_the_example_reports_steps_without_changing_its_results(gang: Gang, tmp_
     watched, unwatched = tmp_path / "watched.json", tmp_path / "unwatched.json"
     arguments = [EXAMPLE, *SMALL, "--steps", "12", "--result"]
     printed = gang.run(3, *arguments, str(watched))
-    assert "registered; waits of DDP's buckets are measured" in printed[0]
+    assert "registered; waits of collectives are measured" in printed[0]
     gang.run(3, *arguments, str(unwatched), watched=False)
     # With three ranks another way to average would show, because 1/3 has no exact binary form.
     assert json.loads(watched.read_text())["weights_sha256"] == json.loads(unwatched.read_text())["weights_sha256"]
@@ -247,7 +247,7 @@ def test_an_unmodified_program_reports_its_steps(gang: Gang) -> None:
 @pytest.mark.parametrize(
     ("watching", "why"),
     [
-        ("attach(bare, optimizer)", "no DistributedDataParallel"),
+        ("attach(bare, optimizer)", "a DistributedDataParallel was made before attach"),
         ("model.register_comm_hook(None, allreduce); attach(model, optimizer)", "DDP took no hook"),
         (
             "attach(model, optimizer); a.reporter.enter = lambda: 1 / 0",

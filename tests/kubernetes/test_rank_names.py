@@ -135,3 +135,14 @@ def test_unchanged_records_are_the_same_object() -> None:
     first = frame_of(plain, step(member))
     second = structs.replace(first, seq=2)
     assert places.naming(plain, first)[1].records is places.naming(plain, second)[1].records
+
+
+def test_an_event_about_a_rank_gets_the_rank_s_new_name() -> None:
+    places = Places(a=Place("g", 3, "n1", range(4, 6)))
+    member = Member("pod-a", 0, 1)
+    event = EventRecord("rank-blocked", "rank 1", 1, {"where": "train.py:3 in f"}, member)
+    plain = layout_of("n1", Member("pod-a", 0, 0), member)
+    (renamed,) = places.naming(plain, frame_of(plain, event))[1].records
+    assert renamed.member == Member("g", 3, 5)
+    _, alone = places.naming(layout_of("n1"), frame_of(layout_of("n1"), event, seq=2))
+    assert alone.records[0].member is not None

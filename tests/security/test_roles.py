@@ -157,6 +157,8 @@ def test_only_owner_and_operators_see_logs_and_command_lines(site: People) -> No
             assert document.get("hidden", []) == ([] if sees else ["command", "working_directory"])
         status = site.ask(who, "GET", f"/api/jobs/{job}/logs?rank=0").status
         assert status == (404 if sees else 401 if not who else 403), who  # the job has written no output
+        status = site.ask(who, "GET", f"/api/jobs/{job}/stacks").status
+        assert status == (404 if sees else 401 if not who else 403), who  # it has not hung
 
 
 def test_a_cached_response_is_not_served_to_a_reader_with_fewer_rights(site: People) -> None:

@@ -12,6 +12,9 @@ MAX_OPEN_COLLECTIVES = 256
 MAX_STEPS_IN_FLIGHT = 64
 """Maximum number of unfinished steps of one rank for which entered collectives are counted; the oldest is dropped."""
 
+NEWEST_STEP = 1 / 8
+"""Weight of the newest step in the moving average of a rank's steps: a mean over about eight steps."""
+
 WRAP = 2**64 - 1
 """Mask that keeps the lowest 64 bits of a counter."""
 
@@ -19,6 +22,7 @@ WRAP = 2**64 - 1
 class Progress:
     """Progress of one rank, computed from its records. Pure.
 
+    newest_ns: time of the newest record. usual_step_ns: moving average of the lengths of finished steps; 0 if none.
     Times are nanoseconds of the host's monotonic clock; totals of time are nanoseconds too. Records from before
     `since_ns` only update the open step and collectives, and are not counted: a previous agent may have counted them.
     """
@@ -35,6 +39,8 @@ class Progress:
         self.tokens_known = False
         self.newest_step: int | None = None
         self.place = Place()
+        self.newest_ns = since_ns
+        self.usual_step_ns = 0.0
         self._since_ns = since_ns
         self._begins = False
         self._open_step: tuple[int, int] | None = None
@@ -44,6 +50,7 @@ class Progress:
     def fold(self, record: RingRecord) -> StepRecord | None:
         """Update the progress with one record. Return the step that the record finishes, if any."""
         counted = record.time_ns >= self._since_ns
+        self.newest_ns = max(self.newest_ns, record.time_ns)
         if record.kind == STEP_BEGUN:
             self._begins = True
             self.newest_step = record.number
@@ -76,6 +83,8 @@ class Progress:
             return None
         self.steps += 1
         self.step_ns += record.duration_ns
+        weight = NEWEST_STEP if self.usual_step_ns else 1.0
+        self.usual_step_ns += weight * (record.duration_ns - self.usual_step_ns)
         self.wait_known = record.wait_ns is not None
         self.wait_ns += record.wait_ns or 0
         self.tokens_known = record.tokens is not None

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict, deque
 
 from agent.collectors.block import Block
+from agent.collectors.steps.blocked_ranks import BlockedRanks
 from agent.collectors.steps.claimed_identity import judge, usable_name
 from agent.collectors.steps.rank_progress import WRAP, Progress
 from agent.collectors.steps.step_columns import REFUSED, StepColumns
@@ -108,6 +109,7 @@ class StepCollector:
         self._events: deque[EventRecord] = deque(maxlen=MAX_REMEMBERED_REFUSALS)
         self._inside: list[OpenRecord] = []
         self._columns = StepColumns()
+        self._blocked = BlockedRanks()
         pod_sockets = None if pods is None else PodSockets(pods)
         self._socket = StepSocket(
             socket_path,
@@ -136,7 +138,7 @@ class StepCollector:
         records_read = self._read_all(registered, closed)
         self._learn_cost(records_read, time.thread_time_ns() - began_ns)
         self._forget_ended(living, self._clock.monotonic_ns())
-        events = self._refusals(self._clock.monotonic_ns())
+        events = self._refusals(self._clock.monotonic_ns()) + self._ask_blocked(registered, closed)
         inside = [
             open_record
             for member in self._progress
@@ -218,6 +220,7 @@ class StepCollector:
             for one in gone[: max(0, len(own) + 1 - self._quotas.reporters_of(tenant))]:
                 self._forget(one)
             progress = self._progress[member] = Progress(member, self._since_ns)
+            progress.newest_ns = self._clock.monotonic_ns()
             self._tenants[member] = tenant
         progress.place = reporter.place
 
@@ -345,6 +348,24 @@ class StepCollector:
                 self._remembered.popitem(last=False)
             detail = {"reason": refusal.reason, "uid": str(refusal.peer.uid)}
             events.append(EventRecord("reporter-refused", f"process {refusal.peer.pid}", now_ns, detail))
+        return events
+
+    def _ask_blocked(self, registered: list[Registered], closed: set[Registered]) -> list[EventRecord]:
+        """Ask the ranks that make no progress where they are blocked. Return events about the answers received."""
+        now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
+        reporters = {one.member: one for one in registered if one not in closed and one.claim.answers}
+        ranks: dict[Member, tuple[Tenant, int, float]] = {}
+        for member, reporter in reporters.items():
+            progress = self._progress[member]
+            ranks[member] = reporter.tenant, progress.newest_ns, progress.usual_step_ns
+        for member in self._blocked.due(ranks, now_ns):
+            self._socket.ask(reporters[member])
+        events = self._blocked.silent(now_ns, wall_ns)
+        while self._socket.reports:
+            reporter, report = self._socket.reports.popleft()
+            if reporters.get(reporter.member) is reporter:
+                event = self._blocked.answered(reporter.member, report, now_ns, wall_ns)
+                events += [] if event is None else [event]
         return events
 
     def _fill(self, reporters: int) -> Block:

@@ -11,7 +11,19 @@ from agent.schema.errors import ReporterError
 from agent.schema.frame import Member
 from agent.sources.steps.closers import Closer
 from agent.sources.steps.rings import Ring
-from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Claim, Peer, parse_claim, parse_place, take_message
+from agent.sources.steps.step_messages import (
+    LENGTH_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_REPORT_BYTES,
+    QUESTION,
+    BlockedReport,
+    Claim,
+    Peer,
+    Place,
+    parse_claim,
+    parse_later,
+    take_message,
+)
 from agent.sources.steps.tenants import Tenant
 
 MAX_PLACES = 16
@@ -57,6 +69,7 @@ class Connection:
         "begun",
         "claim",
         "message",
+        "owes_report",
         "peer",
         "places",
         "registered",
@@ -77,6 +90,7 @@ class Connection:
         self.ask_at = 0.0
         self.asks = 0
         self.places = 0
+        self.owes_report = False
 
     def receive(self, closer: Closer) -> bool:
         """Receive available data. Return False if the client has closed the connection.
@@ -94,9 +108,26 @@ class Connection:
         if descriptors or flags & socket.MSG_CTRUNC:
             self._take_ring(list(descriptors), closer)
         self.message += data
-        if len(self.message) > 2 * MAX_MESSAGE_BYTES:
-            raise ReporterError(f"incomplete message of {len(self.message)} bytes, at most {MAX_MESSAGE_BYTES}")
+        if len(self.message) > 2 * self._most_bytes:
+            raise ReporterError(f"incomplete message of {len(self.message)} bytes, at most {self._most_bytes}")
         return bool(data)
+
+    @property
+    def _most_bytes(self) -> int:
+        return MAX_REPORT_BYTES if self.owes_report else MAX_MESSAGE_BYTES
+
+    def ask(self) -> None:
+        """Ask the process where it is blocked, without waiting. Do nothing if it has not answered the last question.
+
+        A process that does not read has a full socket, and gets no question. Then it gives no answer either.
+        """
+        if self.owes_report:
+            return
+        try:
+            self.socket.send(len(QUESTION).to_bytes(LENGTH_BYTES, "big") + QUESTION, socket.MSG_NOSIGNAL)
+        except OSError:
+            return
+        self.owes_report = True
 
     def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
         """Keep the descriptor of the step ring, which must be the only one.
@@ -132,10 +163,22 @@ class Connection:
             self.claim = claim
         return True
 
-    def update_place(self) -> None:
-        """Parse the new positions that a registered process has sent. Raise ReporterError if one is invalid."""
-        while self.registered is not None and (message := take_message(self.message)) is not None:
-            self.places += 1
-            if self.places > MAX_PLACES:
-                raise ReporterError(f"more than {MAX_PLACES} updates of its place")
-            self.registered.place = parse_place(message)
+    def take_updates(self) -> BlockedReport | None:
+        """Parse what a registered process has sent. Store its new positions, and return its answer to a question.
+
+        Raise ReporterError if a message is invalid, or is an answer without a question.
+        """
+        report = None
+        while self.registered is not None and (message := take_message(self.message, self._most_bytes)) is not None:
+            update = parse_later(message)
+            if isinstance(update, Place):
+                self.places += 1
+                if self.places > MAX_PLACES:
+                    raise ReporterError(f"more than {MAX_PLACES} updates of its place")
+                self.registered.place = update
+            elif self.owes_report:
+                self.owes_report = False
+                report = update
+            else:
+                raise ReporterError("report about a blocked rank without a question")
+        return report

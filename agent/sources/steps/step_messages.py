@@ -14,6 +14,12 @@ from agent.schema.errors import ReporterError
 
 MAX_MESSAGE_BYTES = 4096
 
+MAX_REPORT_BYTES = 16 * 1024
+"""Maximum size in bytes of the report about a blocked rank, which a process may send only if the agent has asked."""
+
+QUESTION = b'{"v":1,"ask":"blocked"}'
+"""Message to a registered process that asks where it is blocked."""
+
 LENGTH_BYTES = 4
 """Size in bytes of the length before each message, a big-endian integer."""
 
@@ -54,13 +60,46 @@ class Claim(msgspec.Struct, frozen=True):
     world_size: _Count | None = None
     pid: _Count | None = None
     place: Place = Place()
+    answers: _Count = 0
+    """1 if the process answers QUESTION."""
+
+
+_Text = Annotated[str, msgspec.Meta(max_length=512)]
+_Stacks = Annotated[str, msgspec.Meta(max_length=8192)]
+_Long = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+class CollectiveReport(msgspec.Struct, frozen=True):
+    """Collective in which a rank says it is. Fields of later versions are ignored."""
+
+    operation: _Text = ""
+    """Name of the operation, for example all_reduce."""
+    group: _Text = ""
+    """Name of the process group (communicator)."""
+    sequence: _Long | None = None
+    """Number of the collective in its group, from 0; None if it is not counted."""
+    ranks: _Text = ""
+    """Global ranks of the group, for example 0-7."""
+    bytes: _Long | None = None
+    """Size of the rank's input in bytes."""
+
+
+class BlockedReport(msgspec.Struct, frozen=True):
+    """Answer of a process to QUESTION. Fields of later versions are ignored."""
+
+    where: _Text = ""
+    """Innermost place of the main thread, in words."""
+    stacks: _Stacks = ""
+    """Python stacks of the threads, one frame a line."""
+    collective: CollectiveReport | None = None
 
 
 class _Later(msgspec.Struct, frozen=True):
-    """Message that a process sends after its registration: an update of its position."""
+    """Message that a process sends after its registration: its new position, or an answer to QUESTION."""
 
     v: int
-    place: Place
+    place: Place | None = None
+    blocked: BlockedReport | None = None
 
 
 _UPGRADE = "upgrade gangwatch on the node, or gangwatch-steps in the job, whichever is older"
@@ -69,16 +108,17 @@ _claims = msgspec.json.Decoder(Claim)
 _later = msgspec.json.Decoder(_Later)
 
 
-def take_message(received: bytearray) -> bytes | None:
+def take_message(received: bytearray, most_bytes: int = MAX_MESSAGE_BYTES) -> bytes | None:
     """Remove the first message from `received` and return it without its length; None if it is incomplete.
 
-    Raise ReporterError if the message is too long.
+    Raise ReporterError if the message is longer than `most_bytes`.
     """
     if len(received) < LENGTH_BYTES:
         return None
     length = int.from_bytes(received[:LENGTH_BYTES], "big")
-    if length > MAX_MESSAGE_BYTES:
-        raise ReporterError(f"registration of {length} bytes, at most {MAX_MESSAGE_BYTES}")
+    if length > most_bytes:
+        what = "registration" if most_bytes == MAX_MESSAGE_BYTES else "message"
+        raise ReporterError(f"{what} of {length} bytes, at most {most_bytes}")
     if len(received) < LENGTH_BYTES + length:
         return None
     message = bytes(received[LENGTH_BYTES : LENGTH_BYTES + length])
@@ -97,15 +137,18 @@ def parse_claim(message: bytes) -> Claim:
     return claim
 
 
-def parse_place(message: bytes) -> Place:
-    """Parse the position that a registered process reports in a message (without its length).
+def parse_later(message: bytes) -> Place | BlockedReport:
+    """Parse what a registered process sends (without its length): its position, or an answer to QUESTION.
 
     Raise ReporterError if the message is invalid.
     """
     try:
         update = _later.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReporterError(f"place: {error}") from None
+        raise ReporterError(f"message after the registration: {error}") from None
     if update.v != 1:
-        raise ReporterError(f"place of version {update.v}; this agent supports version 1: {_UPGRADE}")
-    return update.place
+        raise ReporterError(f"message of version {update.v}; this agent supports version 1: {_UPGRADE}")
+    found = update.blocked if update.place is None else update.place
+    if found is None:
+        raise ReporterError("message after the registration: it has neither a place nor a report")
+    return found

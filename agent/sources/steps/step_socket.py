@@ -36,7 +36,7 @@ from agent.sources.steps.pod_sockets import SCAN_SECONDS, PodSockets
 from agent.sources.steps.processor_budget import ProcessorBudget
 from agent.sources.steps.step_connection import Admission, Connection, Registered
 from agent.sources.steps.step_listener import listen, lock
-from agent.sources.steps.step_messages import Claim, Peer
+from agent.sources.steps.step_messages import BlockedReport, Claim, Peer
 from agent.sources.steps.tenants import Accounts, Quotas, Tenant
 
 MAX_REFUSALS = 256
@@ -62,6 +62,10 @@ MAX_STUCK_USERS = 8
 that the user has sent cannot be closed."""
 
 MAX_REFUSAL_CHARACTERS = 500
+
+MAX_QUESTIONS = 64
+"""Maximum number of questions and of reports about blocked ranks that wait for the other thread. Further ones are
+dropped."""
 
 _OURS = Tenant("user", "")
 """Tenant under which the agent closes its own listening sockets. No client has an empty user id."""
@@ -111,7 +115,8 @@ class StepSocket:
 
     admit: accepts or refuses a registration. tenant_of: returns the tenant of a new connection. confirm: called with
     each registered process. These functions are called in the socket's thread. refused: number of refusals by
-    reason. The constructor raises SourceError if the path cannot be used or another live agent uses it.
+    reason. reports: answers of the processes that ``ask`` has asked, for the caller to remove. The constructor raises
+    SourceError if the path cannot be used or another live agent uses it.
     """
 
     def __init__(
@@ -126,6 +131,8 @@ class StepSocket:
     ) -> None:
         self.refused = dict.fromkeys(REFUSAL_REASONS, 0)
         self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
+        self.reports: deque[tuple[Registered, BlockedReport]] = deque(maxlen=MAX_QUESTIONS)
+        self._questions: deque[Registered] = deque(maxlen=MAX_QUESTIONS)
         self._pod_sockets = pod_sockets
         self._scan_pods_at = 0.0  # next scan for pods, monotonic seconds
         self._path = path
@@ -162,6 +169,14 @@ class StepSocket:
         """Return all registered processes for which ``forget`` was not called, in order of registration."""
         with self._lock:
             return list(self._registered)
+
+    def ask(self, registered: Registered) -> None:
+        """Ask a registered process where it is blocked. Its answer, if it gives one, is added to ``reports``."""
+        self._questions.append(registered)
+        try:
+            self._wake.send(b"x", socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass  # the thread has been woken already
 
     def forget(self, registered: Registered) -> None:
         """Close the ring of a registered process whose connection has closed.
@@ -212,13 +227,16 @@ class StepSocket:
                 self._accounts.settle(now)
             while self._forgotten:
                 self._accounts.forget(self._forgotten.popleft())
+            self._ask_all()
             self._descriptors.look_after()
             listening = not self._sockets.look_after() or self._sockets.waiting() < MAX_CLOSING
             ready: list[Connection] = []
             for key, _ in events:
                 if key.data is not None:
                     ready.append(key.data)
-                elif listening and key.fileobj is not self._woken and isinstance(key.fileobj, socket.socket):
+                elif key.fileobj is self._woken:
+                    self._woken.recv(4096)
+                elif listening and isinstance(key.fileobj, socket.socket):
                     self._accept(key.fileobj, now)
             ready.extend(connection for connection in self._undecided if connection.ask_at <= now)
             waits = not listening
@@ -323,7 +341,7 @@ class StepSocket:
             if not connection.receive(self._descriptors):
                 self._drop(connection)
             elif connection.registered is not None:
-                connection.update_place()
+                self._take_updates(connection, connection.registered)
             elif connection not in self._undecided and connection.parse_registration():
                 self._judge(connection, now)
         except BlockingIOError:
@@ -363,7 +381,20 @@ class StepSocket:
         if self._confirm is not None:
             self._confirm(registered)
         _answer(connection.socket, None)
-        connection.update_place()
+        self._take_updates(connection, registered)
+
+    def _take_updates(self, connection: Connection, registered: Registered) -> None:
+        """Take what a registered process has sent. Raise ReporterError if it is invalid."""
+        if (report := connection.take_updates()) is not None:
+            self.reports.append((registered, report))
+
+    def _ask_all(self) -> None:
+        """Send the questions that ``ask`` has stored, without waiting for any process."""
+        while self._questions:
+            registered = self._questions.popleft()
+            connection = self._reporting.get(registered.member)
+            if connection is not None and connection.registered is registered:
+                connection.ask()
 
     def _refuse_late(self, now: float) -> None:
         """Refuse connections that have not sent a complete registration within MESSAGE_SECONDS."""

@@ -410,6 +410,48 @@ MUTANTS = (
         ("tests/detectors/test_hang.py",),
     ),
     Mutant(
+        "detectors.hang.hang:HangDetector._judge",
+        "absent = by_group",
+        "pass",
+        ("tests/detectors/test_hang_blocked.py",),
+    ),
+    Mutant(
+        "detectors.hang.blocked_evidence:confirms",
+        "report is None or report.reports < SAME_REPORTS",
+        "report is None",
+        ("tests/detectors/test_hang_blocked.py",),
+    ),
+    Mutant(
+        "detectors.hang.blocked_evidence:confirms",
+        " and not is_idle(job, who, now_ns)",
+        " and False",
+        ("tests/detectors/test_hang_blocked.py",),
+    ),
+    Mutant(
+        "detectors.hang.blocked_evidence:current",
+        " if report.at_ns > finished_ns",
+        "",
+        ("tests/detectors/test_hang_blocked.py",),
+    ),
+    Mutant(
+        "core.telemetry.fleet_records:Attempts._take_blocked",
+        "ranks is not None and member.rank not in ranks",
+        "False",
+        ("tests/controller/test_hang_files.py",),
+    ),
+    Mutant(
+        "agent.sources.steps.step_connection:Connection.take_updates",
+        "elif self.owes_report:",
+        "elif True:",
+        ("tests/agent/test_blocked_ranks.py",),
+    ),
+    Mutant(
+        "agent.sources.steps.step_connection:Connection.ask",
+        "if self.owes_report:",
+        "if False:",
+        ("tests/agent/test_blocked_ranks.py",),
+    ),
+    Mutant(
         "detectors.hang.hang:at_fault",
         " & ~np.isin(replicas[absent], replicas[stale])",
         "",

@@ -1,4 +1,4 @@
-"""Commands that explain decisions: explain, story, verdict."""
+"""Commands that explain decisions: explain, story, stacks, verdict."""
 
 from __future__ import annotations
 
@@ -54,6 +54,40 @@ def story(state: StateFolder, subject: str, as_json: bool) -> None:
     from gangwatch.display import rendering
 
     rendering.story(entries)
+
+
+@click.command()
+@state_option
+@click.argument("job")
+@click.option("--rank", type=click.IntRange(0), help="Only this rank. Default: all ranks that reported.")
+@click.option("--attempt", type=click.IntRange(1), help="Default: the latest.")
+@json_option
+def stacks(state: StateFolder, job: str, rank: int | None, attempt: int | None, as_json: bool) -> None:
+    """Show where the ranks of JOB were blocked when it hung: collective, group and Python stacks.
+
+    The controller saves them with the verdict, before a restart ends the processes.
+
+    \b
+    Example:
+      gangwatch stacks j-000001 --rank 3
+    """
+    query = f"?attempt={attempt}" if attempt is not None else ""
+    found: dict[str, Any] = client_of(state).get(f"/api/jobs/{quote(job, safe='')}/stacks{query}")
+    if rank is not None:
+        found["ranks"] = [one for one in found["ranks"] if one["rank"] == rank]
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"{found['job']}, attempt {found['attempt']}: {found['text']}")
+    for one in found["ranks"]:
+        number = "" if one["sequence"] is None else f" number {one['sequence']}"
+        inside = f", in {one['operation']}{number} of group {one['group']}" if one["operation"] else ""
+        silent = "" if one["answered"] else ", does not answer"
+        click.echo(
+            f"\nrank {one['rank']} on {one['node']}{inside}{silent}: no progress for {one['quiet_seconds']:.0f} s"
+        )
+        if one["stacks"]:
+            click.echo(one["stacks"])
 
 
 @click.command()

@@ -44,6 +44,7 @@ class JournalEndpoints:
         yield route("/api/nodes/{node}/story", self._node_story)
         yield route("/api/events", self._events)
         yield route("/api/jobs/{job}/logs", self._logs, Role.VIEWER, "reading a job's logs")
+        yield route("/api/jobs/{job}/stacks", self._stacks, Role.VIEWER, "reading a job's stacks")
         yield route("/api/journal", self._journal, Role.OPERATOR, "reading the journal")
 
     async def _job_story(self, request: Request) -> Response:
@@ -114,6 +115,24 @@ class JournalEndpoints:
         except FileNotFoundError:
             raise RefusedError(404, f"rank {rank} of {job_id} has no log of attempt {attempt}") from None
         return json_response({"job": job_id, "attempt": attempt, "rank": rank, "text": text})
+
+    async def _stacks(self, request: Request) -> Response:
+        """Return where the ranks of an attempt were blocked when it hung. The stacks name the program's files."""
+        job_id, _, newest, user = await self._controller.snapshot_reader.ask(
+            peer_of(request), lambda listing: _place_of_logs(job_of(listing.state, request))
+        )
+        sensitive(request)
+        note(request, job=job_id, user=user)
+        if not principal_of(request).sees(user):
+            raise AccessError(403, f"only its user ({user or 'none'}) and operators may read the stacks of {job_id}")
+        attempt = number_of(request, "attempt", newest, 1, max(newest, 1))
+        assert attempt is not None
+        found = await self._controller.snapshot_reader.read(
+            peer_of(request), lambda: self._controller.hang_of(job_id, attempt)
+        )
+        if found is None:
+            raise RefusedError(404, f"no hang of attempt {attempt} of {job_id} was saved")
+        return json_response(found)
 
     async def _journal(self, request: Request) -> Response:
         sensitive(request)

@@ -14,6 +14,7 @@ import numpy as np
 
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
+from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.consumption import Consumption, Group
 from scheduler_feedback.core.telemetry.counter_features import Counting, Failed
 from scheduler_feedback.core.telemetry.device_locations import Parts
@@ -122,6 +123,10 @@ class Fleet:
     def process_states(self, gang: Gang) -> IntArray:
         """Return int64 [n], ordered by rank: the newest ProcessState of each rank, or UNKNOWN_STATE."""
         return states_of(gang, self._states)
+
+    def blocked(self, gang: str) -> Mapping[int, Blocked]:
+        """Return the newest report of each rank of the gang that makes no progress, by rank."""
+        return self._attempts.blocked.of(gang)
 
     def measures(self) -> Iterator[Sample]:
         """Yield the fleet's metric samples."""

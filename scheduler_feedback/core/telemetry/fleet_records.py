@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, StepRecord
+from scheduler_feedback.core.telemetry import blocked_ranks
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Counted, Membership
@@ -59,6 +60,7 @@ class Attempts:
         self._outside_ranks: Counter[str] = Counter()
         self.refused = 0
         self.ended = 0
+        self.blocked = blocked_ranks.BlockedRanks()
         self._first_steps: list[tuple[str, int, int, int]] = []
         self._stepped: dict[str, int] = {}
 
@@ -106,7 +108,9 @@ class Attempts:
             self._membership.forget(name)
 
     def _leave(self, gang: Gang) -> None:
-        """Subtract the gang's ranks from the count of ranks without a placement on their node."""
+        """Delete the gang's reports, and subtract its ranks from the count of ranks without a placement on their
+        node."""
+        self.blocked.forget(gang.name)
         if not gang.placed and self._membership is not None:
             owner = self._membership.owners.get(gang.name, "")
             self._outside_ranks[owner] -= len(gang)
@@ -183,7 +187,10 @@ class Attempts:
         now_ns, here = frame.monotonic_ns, node.name
         for record in records:  # hot loop over the frames of ten thousand nodes: avoid calls
             if isinstance(record, EventRecord):
-                events.append(record)
+                if record.member is None:
+                    events.append(record)
+                else:
+                    self._take_blocked(node, record, record.member, received_ns)
                 continue
             member = record.member
             another = member.gang != name or member.attempt != attempt
@@ -228,6 +235,22 @@ class Attempts:
             of_gang.opened_all(table, frame.monotonic_ns)
         node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
         return events
+
+    def _take_blocked(self, node: NodeView, record: EventRecord, member: Member, received_ns: int) -> None:
+        """Keep a report of where a rank is blocked, if the node may report the rank."""
+        if not 0 <= member.rank < MOST_RANKS or not possible(member):
+            self.refused += 1
+            return
+        gang, ranks, why = self._gang(node.name, member, received_ns)
+        if ranks is not None and member.rank not in ranks:
+            why = Refusal.RANK
+        if gang is None or why is not None:
+            if self._membership is not None and why not in (None, Refusal.NOT_KNOWN_YET):
+                self._membership.refuse(node.name, member.gang, why)
+        elif self.column(gang, member.rank, node.name) >= 0:
+            at_ns = node.wall_of(node.monotonic_ns)
+            if (report := blocked_ranks.read(record, member.rank, node.name, at_ns)) is not None:
+                self.blocked.add(gang.name, report)
 
     def _gang(
         self, node: str, member: Member, received_ns: int

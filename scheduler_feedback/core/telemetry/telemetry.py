@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.frame import EventRecord
+from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.gang_attempts import Consumed, FloatArray, IntArray
 
 Float32Array = npt.NDArray[np.float32]
@@ -300,6 +301,8 @@ class JobTelemetry:
     process_states: Callable[[], IntArray] | None = None
     """Returns int64 [n], the newest ProcessState of each rank's processes; UNKNOWN_STATE if no agent reports it. None
     if no source reports states."""
+    blocked: Callable[[], Mapping[int, Blocked]] | None = None
+    """Returns the newest report of each rank that makes no progress, by rank number. None if no source has reports."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

@@ -187,6 +187,7 @@ class Look:
             seen.shared,
             tuple((node, nodes[node].seq) for node in seen.nodes if node in nodes),
             lambda: self._fleet.process_states(gang),
+            lambda: self._fleet.blocked(gang.name),
         )
 
     def _is_of(self, member: Member, gang: Gang, node: str) -> bool:

@@ -28,6 +28,8 @@ from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import ALARM
 from scheduler_feedback.detectors.counters.peer_outlier import many
+from scheduler_feedback.detectors.hang import blocked_evidence
+from scheduler_feedback.detectors.hang.blocked_evidence import EARLY_SECONDS
 from scheduler_feedback.detectors.hang.long_step import LongSteps
 from scheduler_feedback.detectors.hang.process_evidence import evidence as of_process
 from scheduler_feedback.detectors.hang.process_evidence import never_go_on, states_of
@@ -102,6 +104,9 @@ class _AttemptState:
     active: Verdict | None = None
     """Active hang verdict on the attempt."""
     abstained: bool = False
+    early: bool = False
+    """Whether the job has been without steps for less than LEAST_SECONDS. A verdict then needs the reports of its
+    ranks."""
 
     @property
     def usual(self) -> float | None:
@@ -227,8 +232,9 @@ class HangDetector:
             usual = LEAST_SECONDS / TIMES_THE_USUAL
         if never_go_on(states).any():
             watched.stopped_ns += max(now_ns - since_ns, 0)
-        if proven or stalled_seconds < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
+        if proven or stalled_seconds < max(EARLY_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
             return findings
+        watched.early = stalled_seconds < LEAST_SECONDS
         if watched.active is None:
             return self._judge(job, watched, telemetry, stalled_seconds, usual, states)
         if now_ns - watched.judged_ns < AGAIN_SECONDS * 1e9:
@@ -259,7 +265,8 @@ class HangDetector:
         findings = self._judge(job, watched, telemetry, stalled_seconds, usual, states)
         watched.abstained = abstained
         newer = next((one for one in findings if isinstance(one, Verdict)), None)
-        if newer is None or newer.confidence < CONFIDENT:
+        surer = newer is not None and newer.confidence > blocked_evidence.EARLY_CONFIDENCE >= earlier.confidence
+        if newer is None or (newer.confidence < CONFIDENT and not surer):
             watched.active = earlier
             return []
         if newer.verdict_id == earlier.verdict_id:
@@ -269,6 +276,7 @@ class HangDetector:
     def _evaluate_unreported(self, job: JobTelemetry, columns: slice, telemetry: Telemetry) -> list[Finding]:
         """Evaluate a job that reports no steps, by its traffic and by the SM activity of its ranks."""
         watched, counters = self._watched[job.shape.job], telemetry.counters
+        watched.early = False
         if not len(counters.at_ns):
             return []
         traffic = self._unreported.take(job, counters.values[:, :, columns], counters.at_ns.tolist())
@@ -305,6 +313,9 @@ class HangDetector:
         watched.judged_ns = now_ns
         against = "the usual step" if watched.usual is not None else "assumed: no step of this attempt was received"
         silence = Evidence("seconds_without_a_step", stalled_seconds, usual, "seconds", against, 2.0)
+        reports = blocked_evidence.current(job, watched.finished_ns)
+        if watched.early and len(reports) < 2:
+            return []
         if (states == ProcessState.TRACED).any():
             return self._abstain(job, watched, telemetry, "a debugger has stopped one of its processes")
         stopped = np.flatnonzero(never_go_on(states))
@@ -319,8 +330,10 @@ class HangDetector:
         absent = np.flatnonzero(~inside)
         if not len(absent):
             absent = np.flatnonzero(_behind(opened[:, 0], job.shape))
+            if (by_group := blocked_evidence.behind(reports, job.shape.ranks)) is not None:
+                absent = by_group
         entered = float(np.mean((telemetry.now_ns - opened[inside, 1]) * 1e-9))
-        if entered < LEAST_SECONDS / 2:
+        if entered < (EARLY_SECONDS if watched.early else LEAST_SECONDS) / 2:
             return []
         reported_ns = np.array([telemetry.last_received_ns.get(node, 0) for node in job.shape.nodes])
         lost = (
@@ -362,6 +375,12 @@ class HangDetector:
             )
         stalled_seconds = found[0].value
         evidence = (*found, *of_process(job, states, who, stalled_seconds, telemetry.now_ns))
+        reports, accused = blocked_evidence.current(job, watched.finished_ns), job.shape.ranks[absent].tolist()
+        if watched.early:
+            if not blocked_evidence.confirms(job, reports, accused, states, telemetry.now_ns):
+                return []
+            evidence = blocked_evidence.capped(evidence, stalled_seconds, LEAST_SECONDS)
+        evidence = (*evidence, *blocked_evidence.blocked_at(job, reports, accused))
         return [self._verdict(job, watched, telemetry, who, absent, Cause.NEVER_ARRIVED, evidence)]
 
     def _transport(
@@ -369,6 +388,8 @@ class HangDetector:
     ) -> list[Finding]:
         """Report a verdict on the failing port or link, if all ranks are in the collective and exactly one node has
         errors."""
+        if watched.early:
+            return []
         columns = self._counters.of(job.shape.job)
         features = {Cause.NIC: ("nic_physical_errors", "nic_sequence_errors"), Cause.NVLINK: ("nvlink_errors",),
                     Cause.PCIE: ("pcie_errors", "pcie_link")}  # fmt: skip
@@ -388,12 +409,14 @@ class HangDetector:
         return [self._verdict(job, watched, telemetry, int(failing[0]), failing, cause, (*evidence, errors))]
 
     def _abstain(self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, reason: str) -> list[Finding]:
-        if watched.abstained:
+        if watched.abstained or watched.early:
             return []
         watched.abstained = True
         shape = job.shape
         text = f"the job has stopped finishing steps: {reason}"
-        return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, text, (), self.name)]
+        found = blocked_evidence.blocked_at(job, blocked_evidence.current(job, watched.finished_ns), ())
+        text = "; ".join([text, *(one.against for one in found)])
+        return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, text, found, self.name)]
 
     def _verdict(
         self,

@@ -13,6 +13,8 @@ from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.state import Estimates, Policy, State
+from scheduler_feedback.core.verdict import Kind
+from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
@@ -182,6 +184,9 @@ def _explain_present(state: State, job: Job) -> str:
             text += ", once actions are allowed again"
     if job.claim:
         text += f"; slots on {where(job.claim)} are reserved for its restart"
+    for verdict in state.verdicts.values():
+        if verdict.gang == job.job_id and verdict.kind is Kind.HANG:
+            text += f"; {sentence(verdict)}"
     return text
 
 

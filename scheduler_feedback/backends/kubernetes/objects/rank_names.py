@@ -17,7 +17,6 @@ import msgspec
 from agent.schema.frame import (
     AnyLayout,
     Column,
-    EventRecord,
     Frame,
     Layout,
     Member,
@@ -109,9 +108,10 @@ class RankNames:
         """Add the ranks of pods in these records; return whether one is new."""
         new = False
         for record in records:
-            if not isinstance(record, EventRecord) and record.member.gang.startswith(POD):
-                new |= record.member not in node.claims
-                node.claims[record.member] = None
+            member = record.member
+            if member is not None and member.gang.startswith(POD):
+                new |= member not in node.claims
+                node.claims[member] = None
         while len(node.claims) > self.MOST_CLAIMS:
             node.claims.popitem(last=False)
         return new
@@ -170,7 +170,5 @@ def _renamed(layout: Layout, names: Mapping[Member, Member]) -> Layout:
 
 
 def _rename(record: Record, names: Mapping[Member, Member]) -> Record:
-    if isinstance(record, EventRecord):
-        return record
-    name = names.get(record.member)
+    name = None if record.member is None else names.get(record.member)
     return record if name is None else msgspec.structs.replace(record, member=name)
