@@ -644,7 +644,7 @@ def test_the_allowance_of_an_agent_refills() -> None:
 
 
 def test_a_saturated_feed_still_opens_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many streams as the thread can read, a handshake must not wait for the frames of all of them each time."""
+    """With as many streams as the thread can read, a handshake must not wait for the frames of all of them."""
     monkeypatch.setattr(feed_module, "FRAMES_AT_ONCE", 1)
     streams = 24
     turns = 0
