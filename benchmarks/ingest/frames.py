@@ -74,13 +74,13 @@ class Job:
         return length_ns - self.step_ns // 5 if rank in self.slow else self.step_ns * 4 // 5
 
 
-def jobs(nodes: int, seed: int) -> Iterator[Job]:
-    """Yield the job of each node."""
+def jobs(nodes: int, seed: int, step_seconds: tuple[float, float] = STEP_SECONDS) -> Iterator[Job]:
+    """Yield the job of each node. step_seconds: shortest and longest step."""
     random = np.random.default_rng(seed)
     node = 0
     while node < nodes:
         most = min(int(np.exp(random.uniform(*np.log(NODES_A_JOB)))), nodes - node)
-        step_ns = int(random.uniform(*STEP_SECONDS) * 1e9)
+        step_ns = int(random.uniform(*step_seconds) * 1e9)
         for offset in range(most):
             yield Job(f"job-{node}", offset * GPUS, step_ns)
         node += most
@@ -279,6 +279,10 @@ class Agents:
         """Return the encoded newest frame of a node, without its length prefix."""
         start = index * self._length
         return with_length(bytes(self._bytes[start : start + self._length]) + self._records[index])
+
+    def records(self, index: int) -> bytes:
+        """Return the encoded records of a node's newest frame. The same object as before: they are unchanged."""
+        return self._records[index]
 
     def change_job(self, index: int, job: Job) -> None:
         """Start another job on a node. Its layout changes, and its ranks begin at step 0."""

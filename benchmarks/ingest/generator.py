@@ -109,7 +109,8 @@ class Generator:
             if late > self._slots:
                 # This machine is too slow for that many agents: they skip frames.
                 slot += late // self._slots * self._slots
-            while slot < int(time.monotonic() * SLOTS):
+            # One slot, then sockets again: if sending takes longer than a slot, connections must still be accepted.
+            if slot < int(time.monotonic() * SLOTS):
                 slot += 1
                 self._change_jobs()
                 self._send_frames(slot % self._slots)

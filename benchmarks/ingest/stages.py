@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent.schema.frame import Frame, Layout, pack
 from agent.schema.wire import Decoder
-from benchmarks.ingest.frames import Agents, jobs
+from benchmarks.ingest.frames import STEP_SECONDS, Agents, jobs
 from benchmarks.ingest.generator import HEAD, RECORD_BYTES, SLOTS, chunk
 from benchmarks.ingest.processes import certificates
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
@@ -83,10 +83,35 @@ def streams(count: int) -> list[Stream]:
         return [Stream(server, client) for _ in range(count)]
 
 
-def measure(nodes: int, seconds: int, seed: int) -> dict[str, float]:
-    """Return the microseconds of each stage for each frame. seconds: simulated seconds that are measured after the
-    warm-up."""
-    agents, links = Agents(0, list(jobs(nodes, seed)), WANTED), streams(nodes)
+class ByNeed:
+    """Selection of the frames that agents would send by need: those with changed records, and every n-th frame."""
+
+    def __init__(self, agents: Agents, nodes: int, every: int) -> None:
+        self._agents, self._every = agents, every
+        self._sent = [agents.records(index) for index in range(nodes)]
+        self._left = [0] * nodes
+
+    def needed(self, index: int) -> bool:
+        """Return whether the node's newest frame is sent; call it once per frame."""
+        records = self._agents.records(index)
+        if records is self._sent[index] and self._left[index] > 0:
+            self._left[index] -= 1
+            return False
+        self._sent[index], self._left[index] = records, self._every - 1
+        return True
+
+
+def measure(
+    nodes: int, seconds: int, seed: int, every: int = 1, step_seconds: tuple[float, float] = STEP_SECONDS
+) -> dict[str, float]:
+    """Return the microseconds of each stage for each second of each node, and `sent`, the share of frames that are
+    sent.
+
+    seconds: simulated seconds that are measured after the warm-up. every: of frames without changed records, only
+    every n-th is sent; 1 sends all.
+    """
+    agents, links = Agents(0, list(jobs(nodes, seed, step_seconds)), WANTED), streams(nodes)
+    by_need, sent = ByNeed(agents, nodes, every), 0
     layouts = [pack(link.layout(agents.layout_message(index))) for index, link in enumerate(links)]
     fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None)))
     look, used = Look(fleet), dict.fromkeys(STAGES, 0.0)
@@ -99,8 +124,10 @@ def measure(nodes: int, seconds: int, seed: int) -> dict[str, float]:
 
     for slot in range((WARM_SECONDS + seconds) * SLOTS):
         at_ns, phase = slot * SECOND // SLOTS, slot % SLOTS
-        batch = range(phase * nodes // SLOTS, (phase + 1) * nodes // SLOTS)
-        agents.advance(slice(batch.start, batch.stop), 10**18 + at_ns, 10**13 + at_ns)
+        due = range(phase * nodes // SLOTS, (phase + 1) * nodes // SLOTS)
+        agents.advance(slice(due.start, due.stop), 10**18 + at_ns, 10**13 + at_ns)
+        batch = [index for index in due if by_need.needed(index)]
+        sent += len(batch) if at_ns >= WARM_SECONDS * SECOND else 0
         for index in batch:
             links[index].send(agents.frame_message(index))
         since = time.thread_time()
@@ -117,7 +144,8 @@ def measure(nodes: int, seconds: int, seed: int) -> dict[str, float]:
         if slot % TICK_SLOTS == TICK_SLOTS - 1:
             look.next(10**18 + at_ns, 10**13 + at_ns)
             lap("prepare_tick", since)
-    return {stage: round(total / (seconds * nodes) * 1e6, 2) for stage, total in used.items()}
+    found = {stage: round(total / (seconds * nodes) * 1e6, 2) for stage, total in used.items()}
+    return {**found, "sent": round(sent / (seconds * nodes), 3)}
 
 
 def main() -> int:
@@ -128,8 +156,17 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=1_000)
     parser.add_argument("--seconds", type=int, default=10, help="simulated seconds (default 10)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--every", type=int, default=1, help="of frames without changed records, send only every n-th (default all)"
+    )
+    parser.add_argument(
+        "--steps", type=float, nargs=2, default=STEP_SECONDS, metavar=("SHORTEST", "LONGEST"), help="seconds of a step"
+    )
     arguments = parser.parse_args()
-    found = {"agents": arguments.agents, "us_a_frame": measure(arguments.agents, arguments.seconds, arguments.seed)}
+    shortest, longest = arguments.steps
+    figures = measure(arguments.agents, arguments.seconds, arguments.seed, arguments.every, (shortest, longest))
+    sent = figures.pop("sent")
+    found = {"agents": arguments.agents, "us_a_frame": figures, "sent": sent}
     print(json.dumps(found, indent=2) if arguments.json else found)
     return 0
 

@@ -52,6 +52,10 @@ OPENED_A_TURN = 128
 """Maximum number of connections opened between two polls of the open streams. If 10,000 agents reconnect at once, no
 frame is delayed by more than these handshakes (about a millisecond each)."""
 
+OPENED_BETWEEN = 64
+"""Maximum number of sockets of agents that are connecting which are served between two groups of FRAMES_AT_ONCE frames.
+They take about as long as the frames, so neither can starve the other."""
+
 FRAMES_AT_ONCE = 256
 """Maximum number of frames read before detection runs. They take a megabyte, which fits into a CPU's second-level
 cache."""
@@ -128,6 +132,7 @@ class Feed:
         self._buffers = SharedBuffers()
         self._stopping = False
         self._asked_ns = self._swept_ns = self._away_ns = self._read_frames = self._credentials_ns = 0
+        self._unopened = 0
         self.streams: dict[str, Stream] = {}
 
     # --- from the event loop -----------------------------------------------------------------------------------------
@@ -182,8 +187,9 @@ class Feed:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        with select.epoll() as self._epoll:
+        with select.epoll() as self._epoll, select.epoll() as self._opening:
             self._epoll.register(self._wake, select.EPOLLIN)
+            self._epoll.register(self._opening.fileno(), select.EPOLLIN)  # ready when one of its sockets is
             try:
                 sweep_ns = 0
                 while not self._stopping:
@@ -191,10 +197,8 @@ class Feed:
                     if now_ns >= sweep_ns:
                         self._sweep(now_ns)
                         sweep_ns = now_ns + int(DISCOVERY_SECONDS * 1e9)
-                    self._open_due(now_ns)
                     self._resume(now_ns)
-                    self._take_addresses()
-                    self._let_in()
+                    self._open_more(now_ns, len(self._open) + 64)
                     until_ns = min(sweep_ns, self._due[0][0] if self._due else sweep_ns)
                     until_ns = min(until_ns, self._paused[0][0] if self._paused else until_ns)
                     wait_seconds = self._run_between()
@@ -218,10 +222,12 @@ class Feed:
         asked_ns = self._listened_ns()
         for descriptor, mask in self._epoll.poll(wait_seconds, len(self._open) + 64):
             follower = self._open.get(descriptor)
-            if follower is not None:
+            if follower is not None and follower.poll is self._epoll:
                 self._serve(follower, mask)
             if self._read_frames >= FRAMES_AT_ONCE:
                 self._run_between()
+                self._open_more(self._clock.monotonic_ns(), OPENED_BETWEEN)
+        self._serve_opening(len(self._open) + 64)
         self._asked_ns = asked_ns
 
     def _run_between(self) -> float:
@@ -295,6 +301,28 @@ class Feed:
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
+    def _open_more(self, now_ns: int, most: int) -> None:
+        """Continue opening streams, and serve up to `most` sockets of agents that have not sent a layout yet.
+
+        A handshake takes several polls. It must not wait for the frames of all open streams each time: a controller
+        with as many streams as it can read would otherwise never open the remaining ones.
+        """
+        self._open_due(now_ns)
+        self._take_addresses()
+        self._let_in()
+        self._serve_opening(most)
+
+    def _serve_opening(self, most: int) -> None:
+        """Serve up to `most` ready sockets of agents that have not sent a layout yet."""
+        if not self._unopened:
+            return
+        for descriptor, mask in self._opening.poll(0, most):
+            follower = self._open.get(descriptor)
+            if follower is not None and follower.poll is self._opening:
+                self._serve(follower, mask)
+            if self._read_frames >= FRAMES_AT_ONCE:
+                self._run_between()
+
     def _open_due(self, now_ns: int) -> None:
         for _ in range(OPENED_A_TURN):
             if not self._due or self._due[0][0] > now_ns or self._handshakes.crowded:
@@ -356,7 +384,9 @@ class Feed:
             self._reached(follower.record.node, address[0])
         follower.deadline_ns = self._listened_ns() + int(CONNECT_SECONDS * 1e9)
         self._open[follower.descriptor] = follower
-        self._epoll.register(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+        self._unopened += 1
+        follower.poll = self._opening
+        follower.poll.register(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def _open_connection(self, follower: Follower, family: int, address: tuple[str, int], request: bytes) -> Connection:
         url, node = urlsplit(follower.record.url), follower.record.node
@@ -376,7 +406,7 @@ class Feed:
         if self._handshakes.enter(follower, now_ns):
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
             return True
-        self._epoll.modify(follower.descriptor, 0)
+        follower.poll.modify(follower.descriptor, 0)
         follower.deadline_ns = NEVER_NS
         return False
 
@@ -385,7 +415,7 @@ class Feed:
         now_ns = self._listened_ns()
         for follower in self._handshakes.let_in(now_ns):
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
-            self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+            follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def _read_credentials(self) -> None:
         """Load changed certificates, keys and revocations. A faulty change is logged, and the former files stay valid.
@@ -423,7 +453,7 @@ class Feed:
             if mask & select.EPOLLOUT:
                 connection.push()
                 if not connection.writes:
-                    self._epoll.modify(follower.descriptor, select.EPOLLIN)
+                    follower.poll.modify(follower.descriptor, select.EPOLLIN)
                     follower.deadline_ns = self._listened_ns() + int(SILENCE_SECONDS * 1e9)
             if mask & ~select.EPOLLOUT:
                 messages = connection.take()
@@ -432,7 +462,7 @@ class Feed:
                 if connection.ended:
                     raise EndedError("the agent closed the stream")
                 if connection.writes and follower.deadline_ns != NEVER_NS:
-                    self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+                    follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
             return
         except VersionError as error:
             follower.stream.malformed += 1
@@ -481,6 +511,8 @@ class Feed:
                 follower.fitting = ""
                 follower.deadline_ns = deadline_ns
                 self._handshakes.leave(follower)
+                if follower.poll is self._opening:
+                    self._opened(follower)
                 continue
             if layout is None:
                 raise FrameError(f"frame {received.seq}: it comes before any layout")
@@ -502,6 +534,15 @@ class Feed:
         if pause_seconds := follower.allowance.take(cost, received_ns):
             self._pause(follower, received_ns + int(pause_seconds * 1e9))
 
+    def _opened(self, follower: Follower) -> None:
+        """Move a stream that has sent its first layout to the streams of frames."""
+        assert follower.connection is not None
+        self._unopened -= 1
+        self._opening.unregister(follower.descriptor)
+        follower.poll = self._epoll
+        writes = select.EPOLLOUT if follower.connection.writes else 0
+        follower.poll.register(follower.descriptor, select.EPOLLIN | writes)
+
     def _pause(self, follower: Follower, until_ns: int) -> None:
         """Stop reading the stream until this time. An agent that sends too much delays only itself."""
         stream = follower.stream
@@ -513,7 +554,7 @@ class Feed:
                 stream.node, ALLOWED_A_SECOND >> 20, LAYOUT_WEIGHT,
             )  # fmt: skip
         assert follower.connection is not None
-        self._epoll.modify(follower.descriptor, 0)
+        follower.poll.modify(follower.descriptor, 0)
         follower.deadline_ns = NEVER_NS
         self._turn += 1
         heapq.heappush(self._paused, (until_ns, self._turn, follower, follower.connection))
@@ -525,7 +566,7 @@ class Feed:
             if follower.connection is connection:
                 follower.deadline_ns = self._listened_ns() + int(SILENCE_SECONDS * 1e9)
                 writes = select.EPOLLOUT if connection.writes else 0
-                self._epoll.modify(follower.descriptor, select.EPOLLIN | writes)
+                follower.poll.modify(follower.descriptor, select.EPOLLIN | writes)
 
     def _lost(self, follower: Follower, complaint: str, longest: bool = False) -> None:
         """Close a stream that ended or failed, and schedule the next connection attempt."""
@@ -544,6 +585,8 @@ class Feed:
         self._handshakes.leave(follower)
         if follower.connection is not None:
             del self._open[follower.descriptor]
-            self._epoll.unregister(follower.descriptor)
+            if follower.poll is self._opening:
+                self._unopened -= 1
+            follower.poll.unregister(follower.descriptor)
             follower.connection.close()
             follower.connection, follower.layout = None, None

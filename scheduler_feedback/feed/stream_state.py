@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 from dataclasses import dataclass, field
 
 from agent.schema.frame import PackedLayout
@@ -96,6 +97,8 @@ class Follower:
     backoff: Backoff = field(default_factory=Backoff)
     connection: Connection | None = None
     descriptor: int = -1
+    poll: select.epoll = field(init=False)
+    """The epoll object of the socket: that of connecting agents, or that of streams of frames."""
     decoder: Decoder = field(default_factory=Decoder)
     layout: PackedLayout | None = None
     deadline_ns: int = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from benchmarks.agent.__main__ import missed, ratios
 from benchmarks.agent.real import calls_and_gaps
 from benchmarks.agent.scraping import distinct_series
+from benchmarks.agent.watched import Period, cpu_ns, summary
 from tests import needs
 from tests.fakes.nvml.build import build
 
@@ -92,3 +95,29 @@ def test_the_part_on_real_gpus_reports_that_there_is_no_driver(module: str, tmp_
     assert (asked.returncode, asked.stdout) == (1, "")
     assert asked.stderr.startswith(f"NVML: {tmp_path}/libnvidia-ml.so.1: "), asked.stderr
     assert asked.stderr.count("\n") == 1, asked.stderr
+
+
+def test_the_cost_of_a_subscriber_is_the_median_of_the_differences() -> None:
+    pairs = [
+        (Period(0.010), Period(0.012, 4800.0, 1.0)),
+        (Period(0.020), Period(0.021, 4700.0, 1.0)),  # a busy minute: both periods cost more
+        (Period(0.010), Period(0.013, 4900.0, 1.1)),
+    ]
+    found = summary(pairs)
+    assert found["cpu_percent_more"] == 0.2, "the difference of the medians would be 0.3"
+    assert (found["cpu_percent_more_least"], found["cpu_percent_more_most"]) == (0.1, 0.3)
+    assert (found["bytes_a_second"], found["frames_a_second"]) == (4800.0, 1.0)
+
+
+def test_the_processor_time_contains_all_threads() -> None:
+    before, own_ns = cpu_ns(os.getpid()), time.process_time_ns()
+    thread = threading.Thread(target=lambda: sum(range(3_000_000)))
+    alive = threading.Event()
+    holder = threading.Thread(target=alive.wait)
+    holder.start()
+    thread.start()
+    thread.join()
+    sum(range(3_000_000))
+    assert cpu_ns(os.getpid()) - before >= (time.process_time_ns() - own_ns) * 0.3  # the ended thread does not count
+    alive.set()
+    holder.join()

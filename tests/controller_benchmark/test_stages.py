@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agent.schema.frame import AnyLayout, Frame
 from benchmarks.ingest import stages
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from tests.needs import component
@@ -20,6 +21,24 @@ def test_each_frame_passes_every_stage_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Fleet, "observe", count)
     found = stages.measure(nodes=20, seconds=2, seed=1)
+    assert found.pop("sent") == 1.0
     assert found.keys() == set(stages.STAGES)
     assert all(microseconds > 0 for microseconds in found.values())
     assert observed == [True] * 20 * (stages.WARM_SECONDS + 2), "the fleet took every frame as new"
+
+
+def test_frames_by_need_are_those_with_other_records_and_every_nth(monkeypatch: pytest.MonkeyPatch) -> None:
+    component("openssl", "openssl")
+    seen: list[tuple[str, int]] = []
+    observe = Fleet.observe
+
+    def record(fleet: Fleet, layout: AnyLayout, frame: Frame, received_ns: int) -> bool:
+        seen.append((frame.node, frame.seq))
+        return observe(fleet, layout, frame, received_ns)
+
+    monkeypatch.setattr(Fleet, "observe", record)
+    never = stages.measure(nodes=4, seconds=7, seed=1, every=5, step_seconds=(1000.0, 1000.0))
+    assert never["sent"] == round(1 / 7, 3), "the sixth of the measured frames 4 to 10, on each node"
+    assert len(seen) == 4 * 2, "and the first frame of each node, during the warm-up"
+    always = stages.measure(nodes=4, seconds=7, seed=1, every=5, step_seconds=(0.5, 0.5))
+    assert always["sent"] == 1.0

@@ -641,3 +641,44 @@ def test_the_allowance_of_an_agent_refills() -> None:
     assert allowance.take(0, 1_000_000_000) == 0.0
     assert allowance.take(streams_module.ALLOWED_AT_ONCE, 1_000_000_000_000) == 0.0, "the allowance has a maximum"
     assert allowance.take(1, 1_000_000_000_000) > 0.0
+
+
+def test_a_saturated_feed_still_opens_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many streams as the thread can read, a handshake must not wait for the frames of all of them."""
+    monkeypatch.setattr(feed_module, "FRAMES_AT_ONCE", 1)
+    streams = 24
+    turns = 0
+
+    def slow() -> float:
+        nonlocal turns
+        turns += 1
+        time.sleep(0.01)  # folding: the frames of 24 agents take longer than they take to arrive
+        return 1.0
+
+    async def scene() -> None:
+        async def busy(send: Send, node: str) -> None:
+            layout, number = layout_of(node), 0
+            await send(with_length(encode_layout(layout)))
+            while True:
+                number += 1
+                await send(with_length(encode_frame(frame_of(layout, number))))
+                await asyncio.sleep(0.03)
+
+        got: set[str] = set()
+        async with AsyncExitStack() as stack:
+            for number in range(streams):
+                agent = Agent(partial(busy, node=f"n{number:02d}"))
+                await stack.enter_async_context(agent.listening(tmp_path, f"n{number:02d}"))
+            feed = Feed(tmp_path, lambda _, frame, __: got.add(frame.node), (), SystemClock(), between=slow)
+            task = asyncio.create_task(feed.run())
+            await until(lambda: len(got) == streams)
+            await asyncio.sleep(1.0)  # from now on, frames wait in every socket
+            await stack.enter_async_context(Agent(sending(stream_of("late", 1))).listening(tmp_path, "late"))
+            await until(lambda: "late" in feed.streams)
+            before = turns
+            await until(lambda: "late" in got)
+            assert turns - before <= streams, "the handshake waited for more than one pass over all streams"
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scene())

@@ -190,7 +190,7 @@ class Fleet:
                 node._here, node._records, node._opened = here, (), ()  # check its records again
             layout = self._membership.layout_of(layout, received_ns)
         if node._layout_id != layout.layout_id:
-            layout = layout.whole()
+            layout = layout.whole() if self._membership is None else self._membership.whole_of(layout)
             self._read_layout(node, layout)
             self._touched.add(node.name)
         whole = not (superseded and continues)

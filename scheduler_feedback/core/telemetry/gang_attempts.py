@@ -34,6 +34,9 @@ TRAIL_SPACING_NS = 500_000_000
 """Minimum time between two kept samples. If the newest kept sample is closer to the one before, the next sample
 replaces it instead of the oldest."""
 
+LEAST_GROWTH = 8
+"""Least number of columns by which the arrays grow: the usual number of ranks on a node."""
+
 MOST_OPENING = 4096
 """Open steps and open collectives (begun, not ended) are queued, and processed together after at most this many
 frames."""
@@ -114,7 +117,7 @@ class Gang:
         if column is None:
             column = len(self._column)
             if column == len(self._total):
-                self._widen(column + max(4, column // 8))
+                self._widen(column + max(LEAST_GROWTH, column // 8))
             self._column[rank] = column
             self.changes += 1
             self._nodes.append(node)
@@ -267,7 +270,9 @@ class Gang:
         add = columns - len(self._total)
 
         def wider(array: npt.NDArray[T], empty: float) -> npt.NDArray[T]:
-            return np.pad(array, ((0, add), *(((0, 0),) * (array.ndim - 1))), constant_values=empty)
+            result = np.full((columns, *array.shape[1:]), empty, array.dtype)
+            result[: len(array)] = array
+            return result
 
         self._steps.widen(add)
         self._open_step = wider(self._open_step, -1)

@@ -6,8 +6,9 @@ on each node: the first node that reports its name keeps the name, and another n
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,6 +85,7 @@ class Membership:
         self.refused: Counter[tuple[str, Refusal]] = Counter()
         self.newly_refused: list[tuple[str, str, Refusal]] = []
         self._reported: set[tuple[str, Refusal]] = set()
+        self._whole = make_layout("", (), (), ())
 
     def same_host(self, one: str, other: str) -> bool:
         """Return whether the agents of both nodes have the same address."""
@@ -158,11 +160,12 @@ class Membership:
             assert node.layout is not None
             if node.here is here and (node.again_ns is None or received_ns < node.again_ns):
                 return node.layout
+            if self._as_before(node, here, received_ns):  # the usual case, once a second
+                return node.layout
         else:
-            whole = layout.whole()
-            node.members = tuple(dict.fromkeys(_members(whole)))
+            self._whole = layout.whole()
+            node.members, node.parts = _named(self._whole)
             node.decided = {}
-            node.parts = frozenset(_parts(whole))
             node.came_ns = received_ns
         attempts = list(node.decided) or {(member.gang, member.attempt) for member in node.members}
         decided = {one: self.counted(layout.node, *one, node.came_ns) for one in attempts}
@@ -179,9 +182,29 @@ class Membership:
             node.layout_id, node.names, node.disputed = layout.layout_id, names, disputed
             node.layout = layout
             if disputed or any(name != member for member, name in names.items()):
-                node.layout = pack(_renamed(layout.whole(), names, disputed))
+                self._whole = _renamed(self.whole_of(layout), names, disputed)
+                node.layout = pack(self._whole)
         assert node.layout is not None
         return node.layout
+
+    def _as_before(self, node: _Node, here: Mapping[str, Placed], received_ns: int) -> bool:
+        """Return whether all decisions about a node with an unchanged layout are the same as before. If so, they are
+        kept until they must be made again."""
+        assert node.layout is not None
+        name, elsewhere = node.layout.node, False
+        for one, before in node.decided.items():
+            if self.counted(name, *one, node.came_ns) != before:
+                return False
+            elsewhere = elsewhere or one[0] not in here
+        if node.disputed or self._parts.list(name, node.parts, received_ns):
+            return False
+        node.here = here
+        node.again_ns = received_ns + AGAIN_NS if elsewhere else None
+        return True
+
+    def whole_of(self, layout: AnyLayout) -> Layout:
+        """Return the uncompressed layout. The one of the last change is not uncompressed again."""
+        return self._whole if self._whole.layout_id == layout.layout_id else layout.whole()
 
     def drop(self, node: str) -> None:
         """Delete the node's layout."""
@@ -227,40 +250,55 @@ def member_of(labels: Iterable[tuple[str, str]]) -> Member | None:
         return None
 
 
-def _members(layout: Layout) -> Iterator[Member]:
-    for part in (layout.gauges, layout.counters):
-        for column in part:
-            member = member_of(column.labels)
-            if member is not None:
-                yield member
-
-
-def _parts(layout: Layout) -> Iterator[str]:
-    """Yield the GPUs in the layout's labels."""
-    for part in (layout.gauges, layout.counters):
-        for column in part:
-            for key, value in column.labels:
-                if key == GPU and value:
-                    yield value
+def _named(layout: Layout) -> tuple[tuple[Member, ...], frozenset[str]]:
+    """Return the ranks and the GPUs in the layout's labels. All series of a rank have equal labels, which are read
+    once."""
+    members: dict[Member, None] = {}
+    parts: set[str] = set()
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    for column in (*layout.gauges, *layout.counters):
+        labels = column.labels
+        if labels in seen:
+            continue
+        seen.add(labels)
+        for key, value in labels:
+            if key == "gang" and (member := member_of(labels)) is not None:
+                members[member] = None
+            elif key == GPU and value:
+                parts.add(value)
+    return tuple(members), frozenset(parts)
 
 
 def _renamed(layout: Layout, names: Mapping[Member, Member | None], disputed: frozenset[str]) -> Layout:
-    def column(one: Column) -> Column:
-        changed: dict[str, str] = {}
-        member = member_of(one.labels)
-        if member is not None and (name := names[member]) != member:
-            changed = dict.fromkeys(OF_A_RANK, "")
-            if name is not None:
-                changed = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
-        for key, value in one.labels if disputed else ():
-            if key == GPU and value in disputed:
-                changed[GPU] = f"{layout.node}/{value}"
-        if not changed:
-            return one
-        labels = tuple((key, changed.get(key, value)) for key, value in one.labels)
-        return msgspec.structs.replace(one, labels=labels)
+    """Return the layout with the accepted names. Its id is a digest of the original id and the changed names."""
+    known: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}
 
-    return make_layout(layout.node, layout.tiers, map(column, layout.gauges), map(column, layout.counters))
+    def column(one: Column) -> Column:
+        labels = known.get(one.labels)
+        if labels is None:
+            labels = known[one.labels] = _relabelled(one.labels, layout.node, names, disputed)
+        return one if labels is one.labels else Column(one.metric, labels, one.tier, one.width)
+
+    gauges, counters = tuple(map(column, layout.gauges)), tuple(map(column, layout.counters))
+    changes = layout.layout_id, [*names.items()], sorted(disputed)
+    digest = hashlib.blake2b(msgspec.msgpack.encode(changes), digest_size=8).hexdigest()
+    return Layout(digest, layout.node, layout.tiers, gauges, counters)
+
+
+def _relabelled(
+    labels: tuple[tuple[str, str], ...], node: str, names: Mapping[Member, Member | None], disputed: frozenset[str]
+) -> tuple[tuple[str, str], ...]:
+    """Return the labels of a series with the accepted names; the same object if nothing changes."""
+    changed: dict[str, str] = {}
+    member = member_of(labels)
+    if member is not None and (name := names[member]) != member:
+        changed = dict.fromkeys(OF_A_RANK, "")
+        if name is not None:
+            changed = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
+    for key, value in labels if disputed else ():
+        if key == GPU and value in disputed:
+            changed[GPU] = f"{node}/{value}"
+    return tuple((key, changed.get(key, value)) for key, value in labels) if changed else labels
 
 
 OF_A_RANK = ("gang", "attempt", "rank")

@@ -1,0 +1,45 @@
+"""The simulated agents of the ingest and controller benchmarks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ingest.frames import jobs
+from benchmarks.ingest.generator import SLOTS, Generator
+from benchmarks.ingest.processes import certificates
+
+
+def test_a_generator_that_is_too_slow_still_accepts_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thousands of agents, sending the frames of one slot takes longer than the slot lasts."""
+    ca_file, certificate, key = certificates(tmp_path)
+    generator = Generator(0, 4, 0, list(jobs(4, 1)), str(certificate), str(key), 1.0)
+    monkeypatch.setattr(generator, "_send_frames", lambda _slot: time.sleep(1.5 / SLOTS))
+    read, write = os.pipe()
+    with os.fdopen(read) as ended:
+        monkeypatch.setattr(sys, "stdin", ended)
+        thread = threading.Thread(target=generator.run, daemon=True)
+        thread.start()
+        time.sleep(0.5)
+        context = ssl.create_default_context(cafile=ca_file)
+        with (
+            socket.create_connection(("127.0.0.1", generator.port), timeout=20) as raw,
+            context.wrap_socket(raw, server_hostname="127.0.0.1") as connection,
+        ):
+            assert connection.version() is not None
+        os.close(write)
+        thread.join(20)
+    assert not thread.is_alive()
+    for accepted in generator._connections.values():
+        accepted.socket.close()
+    generator._listener.close()
+    generator._epoll.close()
