@@ -94,6 +94,8 @@ def event(member: Member) -> EventRecord:
 def test_a_node_reports_only_its_own_ranks() -> None:
     bed = Bed(job_of("j-1", "n1", "n2"))
     bed.send("n1", Member("j-1", 1, 0))
+    bed.send("n1", records=[event(Member("j-1", 1, 1))])  # before the rank's own node has reported it
+    assert list(bed.fleet.blocked("j-1")) == []
     bed.send("n2", Member("j-1", 1, 1))
     bed.send("n1", records=[event(Member("j-1", 1, 0)), event(Member("j-1", 1, 1)), event(Member("j-1", 2, 0))])
     bed.send("n2", records=[event(Member("other", 1, 0)), event(Member("j-1", 1, 1 << 40))])

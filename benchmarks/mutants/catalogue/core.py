@@ -58,6 +58,25 @@ MUTANTS = (
         "not in _NAMED else",
         ("tests/core/test_codec.py::test_printable_events_contain_their_type",),
     ),
+    # --- blocked ranks ---
+    Mutant(
+        "core.telemetry.blocked_ranks:BlockedRanks.add",
+        "reports=before.reports + 1",
+        "reports=before.reports",
+        ("tests/detectors/test_hang_blocked.py",),
+    ),
+    Mutant(
+        "core.telemetry.blocked_ranks:BlockedRanks.forget",
+        "self._reports -= len(gone)",
+        "pass",
+        ("tests/detectors/test_hang_blocked.py",),
+    ),
+    Mutant(
+        "core.telemetry.blocked_ranks:read",
+        "[:MOST_STACKS_CHARACTERS]",
+        "",
+        ("tests/detectors/test_hang_blocked.py",),
+    ),
     # --- consumption ---
     Mutant(
         "core.telemetry.consumption:Consumption.group",
