@@ -691,6 +691,18 @@ MUTANTS = (
     ),
     # --- interference ---
     Mutant(
+        "detectors.interference.rivals:equal_rivals",
+        "if not explains_better",
+        "if explains_better",
+        ("tests/detectors/test_rivals.py",),
+    ),
+    Mutant(
+        "detectors.interference.rivals:equal_rivals",
+        "sorted(set(equal))",
+        "sorted(equal)",
+        ("tests/detectors/test_rivals.py",),
+    ),
+    Mutant(
         "detectors.interference.interference:InterferenceDetector._at_ease",
         "max(LEAST_WAIT, cost / (1.0 + cost))",
         "0.0",
