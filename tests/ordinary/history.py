@@ -104,7 +104,7 @@ class History:
             Disturbance(kind, job, life.attempt, rank, life.node, began.wall, began.fair, expected=expected)
         )
 
-    def add_verdict(self, job: str, rank: int, kind: str, cause: str, seconds: float) -> None:
+    def add_verdict(self, job: str, rank: int, kind: str, cause: str, seconds: float, confidence: float = 0.97) -> None:
         self.verdicts.append(
             {
                 "job": job,
@@ -114,7 +114,7 @@ class History:
                 "kind": kind,
                 "cause": cause,
                 "node": "node-0",
-                "confidence": 0.97,
+                "confidence": confidence,
                 "first_wall_ns": int((BEGIN + seconds) * 1e9),
                 "last_wall_ns": int((BEGIN + seconds + 1) * 1e9),
             }

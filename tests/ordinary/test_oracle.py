@@ -429,6 +429,14 @@ def test_a_detected_hang_without_a_restart_is_caught(history: History) -> None:
     assert checks(history.judge(101.0, 120.0)) == {"hang_restarted"}
 
 
+def test_an_early_report_of_a_hang_restarts_nothing(history: History) -> None:
+    history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
+    history.facts.disturbances[0].restarts = True
+    history.add_verdict("j-000001", 1, "hang", "never-arrived", 34.0, confidence=0.85)
+    assert history.judge(35.0, 89.0) == []
+    assert checks(history.judge(91.0, 120.0)) == {"missed_verdict"}, "it must become certain"
+
+
 def test_a_starved_rank_must_be_detected_only_if_the_process_table_shows_it(history: History) -> None:
     history.disturb("outspun", "j-000001", 1, 20.0, expected=60.0)
     assert history.judge(21.0, 90.0) == []

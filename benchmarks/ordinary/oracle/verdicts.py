@@ -30,6 +30,10 @@ RESTART_SECONDS = 40.0
 """Fair seconds after the verdict within which a hanging gang must be stopped, if it is restartable. They contain the
 next cycle, and the gang's grace of eight seconds."""
 
+RESTART_CONFIDENCE = 0.9
+"""Least confidence with which a hang restarts a gang: the default of policy.minimum_confidence. The controller reports
+some hangs earlier and less certainly; these reports restart nothing."""
+
 CLEARLY_SHARE, CLEARLY_TIMES = 0.25, 3.0
 """Limits of waiting for a processor above which a rank must be found: share of time, and multiple of the median.
 The median is that of the rank's peers. Below the limits the machine is only busy, and `unknown` or no verdict is right
@@ -100,7 +104,9 @@ def everybody_found(facts: Facts, now: Instant) -> Iterator[Doubt]:
             continue
         if not one.before and facts.table is not None:
             one.before = {rank: (facts.table.at.wall, waited) for rank, waited in _waited(facts, one).items()}
-        if any(_matches(one, verdict) and verdict["job"] == one.job for verdict in found):
+        least = RESTART_CONFIDENCE if one.restarts else 0.0
+        right = (verdict for verdict in found if verdict["job"] == one.job and _matches(one, verdict))
+        if any(verdict["confidence"] >= least for verdict in right):
             one.found = now.fair
         elif one.expected is not None and now.fair - one.fair > one.expected:
             if one.kind == "outspun" and not _clearly_starved(facts, one):

@@ -23,6 +23,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.context import DetectionContext, Proposal
+from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.group_intersection import intersected
 from scheduler_feedback.detectors.stats.spread import spread_of_others
 from scheduler_feedback.detectors.steps.baseline import (
@@ -59,7 +60,8 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
 )
 
 LEAST_CONFIDENCE = 0.5
-"""An alarm with a lower confidence becomes an abstention instead of a verdict."""
+"""An alarm with a lower confidence by the unfitted weights becomes an abstention instead of a verdict. The fitted line
+(log_odds.WITHOUT_COUNTERS) holds for the verdicts above this threshold: it was fitted to them."""
 
 PATIENCE_WINDOWS = 3
 """An alarm is reported as an abstention only after the checks have refused it in this many consecutive windows."""
@@ -235,7 +237,7 @@ class StragglerDetector:
             judgement = self._causes.judged_by(judge(case), job, baseline)
             judgement = judged_by_sequences(judgement, case, job, watched.episode(rank), watched.longest_episode)
             judgement = judged_by_rotation(judgement, case, self._context.published.rotating.get(name))
-            if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
+            if not judgement.refusal and log_odds.confidence(judgement.evidence) < LEAST_CONFIDENCE:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
                 judgement = self._causes.with_past(judgement, job.shape)

@@ -91,4 +91,5 @@ class Causes:
         if judgement.cause not in OF_PARTS or not past:
             return judgement
         items = (*judgement.evidence, *past)
-        return replace(judgement, evidence=items, confidence=log_odds.confidence(items))
+        fitted = () if judgement.counters else log_odds.WITHOUT_COUNTERS
+        return replace(judgement, evidence=items, confidence=log_odds.confidence(items, *fitted))

@@ -13,6 +13,7 @@ from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import Cover, PartFault, Proposal
 from scheduler_feedback.detectors.counters.cause_signatures import OF_HOST, OF_NIC
+from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE, LEAST_CONFIDENCE
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, join
@@ -308,5 +309,7 @@ def not_yet_sure(
 
 
 def too_weak(judgement: Judgement) -> Judgement:
-    """Return the judgement as a refusal, because its confidence is too low for a verdict."""
-    return replace(judgement, refusal=f"the evidence is too weak: confidence {judgement.confidence:.2f}")
+    """Return the judgement as a refusal, because its evidence is too weak for a verdict."""
+    return replace(
+        judgement, refusal=f"the evidence is too weak: confidence {log_odds.confidence(judgement.evidence):.2f}"
+    )
