@@ -146,6 +146,7 @@ TARGETS: tuple[Target, ...] = (
             "scheduler_feedback.core.telemetry.fleet:Fleet.observe",
             "scheduler_feedback.core.telemetry.membership:Membership",
             "scheduler_feedback.core.telemetry.fleet_records:Attempts",
+            "scheduler_feedback.core.telemetry.blocked_ranks",
             "scheduler_feedback.core.telemetry.occurrences:Occurrences",
             "scheduler_feedback.core.telemetry.device_locations",
         ),

@@ -15,6 +15,7 @@ import numpy as np
 
 from agent.schema.errors import FrameError, VersionError
 from agent.schema.frame import (
+    RANK_BLOCKED,
     Column,
     EventRecord,
     Frame,
@@ -98,7 +99,9 @@ def frame(rng: random.Random, of: Layout, seq: int) -> Frame:
     for _ in range(rng.choice((0, 1, 2, 6))):
         member = _member(rng)
         duration_ns = rng.choice((SECOND // 2, SECOND, 1))
-        match rng.randrange(4):
+        match rng.randrange(5):
+            case 4:
+                records.append(_blocked(rng, member, WALL_NS + seq * SECOND))
             case 0:
                 kind = rng.choice(("xid", "gpu_lost", "nic_link", "recovery-action", "device-lost", "part-replaced"))
                 entity = rng.choice(("0000:17:00.0", "GPU-n0", "mlx5_0", "n0"))
@@ -117,6 +120,14 @@ def frame(rng: random.Random, of: Layout, seq: int) -> Frame:
         np.full(counters, seq * 1000, np.uint64), np.array([rng.random() < 0.9 for _ in range(counters)], np.bool_),
         rng.choice((0, seq * 10)), tuple(records),
     )  # fmt: skip
+
+
+def _blocked(rng: random.Random, member: Member, wall_ns: int) -> EventRecord:
+    """Return a report of where a rank is blocked."""
+    words = {name: rng.choice(("", "a.py:1 in f", "x" * 600, "\x1b[2J")) for name in ("where", "operation", "group")}
+    numbers = {name: rng.choice(("", "7", "-1", "nan", "9" * 40)) for name in ("sequence", "bytes", "quiet_seconds")}
+    detail = {"answered": rng.choice(("0", "1")), "stacks": "thread MainThread\n  a.py:1 in f", **words, **numbers}
+    return EventRecord(RANK_BLOCKED, f"rank {member.rank}", wall_ns, detail, member)
 
 
 @functools.cache
