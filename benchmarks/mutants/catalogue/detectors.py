@@ -1101,7 +1101,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.straggler:StragglerDetector._conclude",
-        "if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:",
+        "if not judgement.refusal and log_odds.confidence(judgement.evidence) < LEAST_CONFIDENCE:",
         "if False:",
         ("tests/detectors/test_verdict_building.py",),
     ),
