@@ -110,12 +110,13 @@ class Troubles:
     def _kill_agent(self) -> None:
         agents = self._daemons("agent")
         if agents:
-            pid = self.random.choice(agents)
-            self.users.say("kill_agent", f"SIGKILL to {self.facts.daemons[pid].name}, pid {pid}")
-            now = time.time()
-            self.inbox.silenced(Outage(self.facts.daemons[pid].name.removeprefix("agent "), now, now + 2.0))
-            self._end(pid, signal.SIGKILL)
-            self._sleep(2.0)
+            with self.cluster.config_lock:  # with an invalid file an agent could not start again
+                pid = self.random.choice(agents)
+                self.users.say("kill_agent", f"SIGKILL to {self.facts.daemons[pid].name}, pid {pid}")
+                now = time.time()
+                self.inbox.silenced(Outage(self.facts.daemons[pid].name.removeprefix("agent "), now, now + 2.0))
+                self._end(pid, signal.SIGKILL)
+                self._sleep(2.0)
 
     def _kill_supervisor(self) -> None:
         """Kill the supervisor. All other daemons continue; `gangwatch up` then starts a supervisor that adopts them."""
