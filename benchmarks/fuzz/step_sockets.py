@@ -178,6 +178,8 @@ def _check_place(place: Place) -> None:
 
 _SEND, _SEND_RING, _SEND_MANY, _SEND_OTHER, _END = range(5)
 """Operations of a client: send bytes, with a ring, with several descriptors, or with one that is no ring; close."""
+_ASKS = 5
+"""Added to an operation: the agent first asks the process where it is blocked."""
 _STEP = struct.Struct("<BH")
 
 
@@ -198,7 +200,8 @@ def make_connection(rng: random.Random) -> bytes:
         elif rng.random() < 0.01:
             what = rng.choice((_SEND_RING, _SEND_MANY, _SEND_OTHER))
         chunk = stream[at : at + size]
-        steps.append(_STEP.pack(what, len(chunk)) + chunk)
+        asks = _ASKS if rng.random() < 0.5 else 0
+        steps.append(_STEP.pack(what + asks, len(chunk)) + chunk)
         at += size
     if rng.random() < 0.5:
         steps.append(_STEP.pack(_END, 0))
@@ -229,12 +232,15 @@ def parse_connection(data: bytes) -> str:
     theirs.setblocking(False)
     connection = Connection(ours, Peer(1, 1), tenant, 0.0)
     closer = _ClosesAtOnce("fuzz")
-    outcome, at = REFUSED_FIRST, 0
+    outcome, at, asked = REFUSED_FIRST, 0, False
     try:
         while at + _STEP.size <= len(data):
             what, length = _STEP.unpack_from(data, at)
             at += _STEP.size
-            if not _do(theirs, what % 5, data[at : at + length]):
+            if what >= _ASKS and connection.registered is not None:
+                connection.ask()
+                asked = True
+            if not _do(theirs, what % _ASKS, data[at : at + length]):
                 break
             at += length
             while _receive(connection, closer):
@@ -246,7 +252,7 @@ def parse_connection(data: bytes) -> str:
         str(error).encode()
         return REFUSED if connection.claim is not None or connection.ring is not None else REFUSED_FIRST
     finally:
-        assert len(connection.message) <= 2 * MAX_MESSAGE_BYTES + 4096
+        assert len(connection.message) <= 2 * (MAX_REPORT_BYTES if asked else MAX_MESSAGE_BYTES) + 4096
         if connection.ring is not None:
             connection.ring.close()
         ours.close()
