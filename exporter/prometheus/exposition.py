@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from agent.schema.catalog import RENAMED, Renamed
 from agent.schema.frame import Frame, Layout, check_fits
 from exporter.prometheus.compatibility import COMPATIBILITY
 from exporter.prometheus.derived_values import Memory
-from exporter.prometheus.line_cache import COUNTED_FRAMES, Lines
+from exporter.prometheus.line_cache import Lines
 from exporter.prometheus.profiles import Reason, left_out_by, matches
 from exporter.prometheus.series import Family, View, clean_families
 from exporter.prometheus.text_format import (
@@ -70,23 +69,14 @@ EVERYTHING = Settings()
 MOST_LOGGED = 64
 """Maximum number of unknown metrics that an exposition logs, each once."""
 
-Changes = npt.NDArray[np.int64]
-
 # --- plan ------------------------------------------------------------------------------------------------------------
 
 
 def plan_families(
-    view: View,
-    settings: Settings,
-    memory: Memory,
-    renamed: Sequence[Renamed] = RENAMED,
-    changes: Changes | None = None,
+    view: View, settings: Settings, memory: Memory, renamed: Sequence[Renamed] = RENAMED
 ) -> tuple[list[Family], dict[str, int]]:
-    """Return the families to publish, and the number of omitted series by reason.
-
-    Families that are sampled most often come first, and of these, families whose numbers change. changes: what
-    ``Lines.changes`` counted on this layout; None if not known yet.
-    """
+    """Return the families to publish, and the number of omitted series by reason. Families that are sampled most often
+    come first."""
     families = list(clean_families(view, settings.owner_labels))
     by_name = {family.name: family for family in families}
     for one in renamed:
@@ -112,18 +102,8 @@ def plan_families(
         if family.rows:
             taken.append(family)
     intervals = _intervals(view.layout)
-
-    def place(family: Family) -> tuple[float, bool]:
-        # Columns that are sampled together change together, so parts of slow collectors stay unchanged for seconds.
-        every = intervals.get(family.rows[0].source, 0.0)
-        if changes is None:
-            return every, False
-        most = max(changes[row.source] for row in family.rows)
-        # A column that is sampled every 10 s can change in one frame of ten.
-        return every, most * max(1.0, every / frame_seconds) < COUNTED_FRAMES / 2
-
-    frame_seconds = view.layout.tiers[0].interval_seconds if view.layout.tiers else 1.0
-    taken.sort(key=place)
+    # Columns that are sampled together change together, so parts of slow collectors stay unchanged for seconds.
+    taken.sort(key=lambda family: intervals.get(family.rows[0].source, 0.0))
     return taken, left_out
 
 
@@ -157,7 +137,6 @@ class Exposition:
         self._memory = Memory()
         self._lock = threading.Lock()
         self._lines: Lines | None = None
-        self._arranged = False
         self._left_out: dict[str, int] = {}
         self._missing: frozenset[str] = frozenset()
         self._rendered: tuple[str, int] | None = None
@@ -217,14 +196,10 @@ class Exposition:
     def _render(self, layout: Layout, frame: Frame) -> Lines:
         check_fits(layout, frame)
         lines = self._lines
-        fits = lines is not None and lines.fits(layout, frame)
-        changes = lines.changes() if lines is not None and fits and not self._arranged else None
-        if lines is None or not fits or changes is not None:
-            # Once more when it is known which families change: they are then together, in fewer parts of the text.
-            self._arranged = changes is not None
+        if lines is None or not lines.fits(layout, frame):
             self._lines = lines = None  # release the memory of the old lines first
             view = View(layout, lambda source: not np.isnan(frame.gauges[source]))
-            families, self._left_out = plan_families(view, self._settings, self._memory, self._renamed, changes)
+            families, self._left_out = plan_families(view, self._settings, self._memory, self._renamed)
             self._report(view.unknown)
             self._log_missing({family.name for family in families})
             self._names = frozenset(family.name for family in families)

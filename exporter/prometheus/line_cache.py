@@ -28,10 +28,6 @@ PART_BYTES = 16 * 1024
 """Minimum size in bytes of a part, that is, a group of lines that is compressed separately. A part is half of deflate's
 window, so that the separation hardly increases the compressed size."""
 
-COUNTED_FRAMES = 30
-"""Number of frames, after the first, in which changes are counted. At one scrape a second it covers two runs of nearly
-all collectors."""
-
 _GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
 """Header of a gzip member (RFC 1952): deflate, no flags, no time, fastest compression, unknown system."""
 _DEFLATE_END = b"\x03\x00"
@@ -106,8 +102,6 @@ class Lines:
         self._gauges = np.full(len(layout.gauges), np.nan, np.float64)
         self._counters = np.zeros(len(layout.counters), np.uint64)
         self._valid: _Mask = np.zeros(len(layout.counters), np.bool_)
-        self._changes = np.zeros(view.sources, np.int64)
-        self._frames = -1  # the first frame does not count: all of its values are new
         self._structure_absent = b""
         self._packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
 
@@ -155,13 +149,6 @@ class Lines:
             return False
         return not len(self._structure) or self._absent_of(frame) == self._structure_absent
 
-    def changes(self) -> npt.NDArray[np.int64] | None:
-        """Return in how many of the first COUNTED_FRAMES frames each source changed; None before these frames.
-
-        A source is a column or a derived value: int64 [sources].
-        """
-        return self._changes if self._frames == COUNTED_FRAMES else None
-
     def _absent_of(self, frame: Frame) -> bytes:
         return np.isnan(frame.gauges[self._structure]).tobytes()
 
@@ -170,11 +157,8 @@ class Lines:
     def take(self, frame: Frame) -> None:
         """Render the changes since the previous frame."""
         gauges, counters, valid = frame.gauges, frame.counters, frame.counters_valid
-        counting = 0 <= self._frames < COUNTED_FRAMES
         # Bits, not numbers: NaN differs from itself, and an absent value that stays absent is no change.
         changed = np.flatnonzero(gauges.view(np.int64) != self._gauges.view(np.int64))
-        if counting:
-            self._changes[changed] += 1
         values = gauges[changed]
         singly = self._set_alike(
             self._alike_gauges, changed, np.isfinite(values) & ~np.isnan(self._gauges[changed]), values
@@ -182,8 +166,6 @@ class Lines:
         self._set(changed[singly].tolist(), values[singly].tolist())
 
         changed = np.flatnonzero(valid & (counters != self._counters) | (valid != self._valid))
-        if counting:
-            self._changes[changed + len(gauges)] += 1
         counts, present = counters[changed], valid[changed]
         singly = self._set_alike(self._alike_counters, changed, present & self._valid[changed], counts)
         shown = zip(counts[singly].tolist(), present[singly].tolist(), strict=True)
@@ -196,9 +178,6 @@ class Lines:
             moved = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
             self._set([first + at for at in moved], [after[at] for at in moved])
             before[:] = after
-            if counting:
-                self._changes[[first + at for at in moved]] += 1
-        self._frames = min(self._frames + 1, COUNTED_FRAMES)
         self._join()
 
     def _set_alike(

@@ -14,9 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from agent.schema.catalog import BY_NAME, METRICS, Renamed
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter.prometheus import line_cache
 from exporter.prometheus.exposition import EVERYTHING, Exposition, Settings, expose
-from exporter.prometheus.line_cache import COUNTED_FRAMES, Lines
+from exporter.prometheus.line_cache import Lines
 from tests.exporter.sample_frames import exposed, frame_of, small_frame, small_layout
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -131,36 +130,6 @@ def test_an_unchanged_part_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch
     body = kept.body(layout, frame_of(layout, values, [], seq=2), compress=True)
     assert len(packed) == 2
     assert b'000000000007",node="n0"} 8.0\n' in gzip.decompress(body)
-
-
-def test_families_that_change_are_arranged_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A temperature that is between constant families moves to the part of the text with the power."""
-    gpus = [(("gpu", f"GPU-{index:036}"),) for index in range(300)]
-    names = ("gangwatch_gpu_power_watts", "gangwatch_gpu_memory_total_bytes", "gangwatch_gpu_temperature_celsius")
-    slow = Column("gangwatch_host_load1", (), 1)
-    other = [Column("gangwatch_gpu_ecc_enabled", labels, 1) for labels in gpus]
-    layout = make_layout(
-        "n0",
-        [Tier("gpu", 1.0), Tier("slow", 10.0)],
-        [*(Column(name, labels) for name in names for labels in gpus), *other, slow],
-        [],
-    )
-    monkeypatch.setattr(line_cache, "PART_BYTES", 1)  # one part for each family
-    kept = Exposition(EVERYTHING)
-    values = [0.0] * len(layout.gauges)
-    for seq in range(1, COUNTED_FRAMES + 4):
-        values[7] = values[607] = float(seq)
-        values[-1] = float(seq // 10)
-        frame = frame_of(layout, values, [], seq=seq)
-        body = kept.body(layout, frame)
-        assert series_of(body) == series_of(expose(layout, frame))
-        order = [line.split()[2].removeprefix("gangwatch_") for line in body.decode().splitlines() if "# TYPE" in line]
-        constant = ["gpu_memory_total_bytes"]
-        fast = ["gpu_power_watts", "gpu_temperature_celsius"]
-        if seq <= COUNTED_FRAMES + 1:
-            assert order[:5] == [fast[0], *constant, fast[1], "gpu_ecc_enabled", "host_load1"]
-        else:
-            assert order[:5] == [*fast, *constant, "host_load1", "gpu_ecc_enabled"]
 
 
 def test_a_family_that_lost_its_last_series_loses_its_header() -> None:
