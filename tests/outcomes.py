@@ -4,8 +4,8 @@
 
 The main process writes the file, also when workers run the tests. Lines are complete during the run, so a killed run
 leaves the outcomes of its finished tests. The last line is {"finished": EXIT_CODE}; a run that was killed has none.
-A line {"test": ..., "seconds": ...} is the time of one phase of a test: set-up, call or tear-down. Phases shorter than
-SHORTEST_SECONDS are left out.
+A line {"test": ..., "seconds": ..., "cpu_seconds": ...} is the time of one phase of a test: set-up, call or tear-down,
+and the CPU time of its process and of the children that ended in it. Phases shorter than SHORTEST_SECONDS are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +31,8 @@ SHORTEST_SECONDS = 0.1
 def pytest_configure(config: pytest.Config) -> None:
     # No command line option: pytest would take its value for a path while it searches for its root folder.
     path = os.environ.get("GANGWATCH_TEST_OUTCOMES")
+    if path:
+        config.pluginmanager.register(ProcessorTime(), "gangwatch-processor-time")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(path)), "gangwatch-outcomes")
 
@@ -47,6 +51,27 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return str(text).partition("\n")[0]
 
 
+def processor_seconds() -> float:
+    """Return the CPU time in seconds of this process and of its children that ended and were waited for."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+class ProcessorTime:
+    """Plug-in of the process that runs a test: adds to each phase's report the CPU time since the report before."""
+
+    def __init__(self) -> None:
+        self._before = processor_seconds()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = processor_seconds()
+        report.user_properties.append(("cpu_seconds", round(now - self._before, 2)))
+        self._before = now
+        return report
+
+
 class Outcomes:
     """Plug-in that writes a line for the call of a test, for a failed set-up or tear-down, and for the time of each."""
 
@@ -60,8 +85,10 @@ class Outcomes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
             self._write({"test": id_of(report.nodeid), "outcome": report.outcome, "reason": _reason(report)})
+        cpu = next((value for name, value in reversed(report.user_properties) if name == "cpu_seconds"), 0.0)
         if report.duration >= SHORTEST_SECONDS:
-            self._write({"test": id_of(report.nodeid), "seconds": round(report.duration, 2)})
+            document = {"test": id_of(report.nodeid), "seconds": round(report.duration, 2), "cpu_seconds": cpu}
+            self._write(document)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

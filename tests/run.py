@@ -60,6 +60,8 @@ class Run:
     passed: set[str] = field(default_factory=set)
     seconds: Counter[str] = field(default_factory=Counter)
     """Time of the tests by file."""
+    cpu: Counter[str] = field(default_factory=Counter)
+    """CPU time of the tests by file, in seconds."""
 
 
 def translate_tests(processes: int) -> None:
@@ -104,7 +106,9 @@ def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
         if "finished" in document:
             made.finished = document["finished"] == code
         elif "seconds" in document:
-            made.seconds[document["test"].partition("::")[0]] += document["seconds"]
+            file = document["test"].partition("::")[0]
+            made.seconds[file] += document["seconds"]
+            made.cpu[file] += document.get("cpu_seconds", 0.0)
         elif document["outcome"] == "failed":
             made.failed[document["test"]] = document["reason"]
         elif document["outcome"] == "skipped":
@@ -130,15 +134,18 @@ class Verdict:
     """Runs that did not finish."""
     seconds: Counter[str] = field(default_factory=Counter)
     """Time of the tests by file, in all runs."""
+    cpu: Counter[str] = field(default_factory=Counter)
+    """CPU time of the tests by file in seconds, in all runs."""
 
     def take(self, name: str, first: Run, again: Run | None, *, may_be_empty: bool = False) -> None:
         """Add a run, and the second run of its failed tests. may_be_empty: whether the user selected only some
         tests."""
         self.passed += len(first.passed)
         self.skipped |= first.skipped
-        self.seconds += first.seconds
-        if again is not None:
-            self.seconds += again.seconds
+        for run in (first, again):
+            if run is not None:
+                self.seconds += run.seconds
+                self.cpu += run.cpu
         if may_be_empty and first.code == NO_TESTS and first.finished:
             return
         if again is None:
@@ -185,9 +192,12 @@ def report(verdict: Verdict, unsteady_file: Path, budget: int, seconds: float) -
         lines += [f"  {count:4d}  {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])]
     if verdict.seconds:
         lines.append(
-            f"Slowest files, with the time of their tests in seconds ({sum(verdict.seconds.values()):.0f} in all):"
+            f"Slowest files: seconds ({sum(verdict.seconds.values()):.0f} in all), "
+            f"seconds of CPU time ({sum(verdict.cpu.values()):.0f} in all):"
         )
-        lines += [f"  {seconds:7.1f}  {file}" for file, seconds in verdict.seconds.most_common(SLOWEST)]
+        slowest = [file for file, _ in verdict.seconds.most_common(SLOWEST)]
+        slowest += [file for file, _ in verdict.cpu.most_common(SLOWEST) if file not in slowest]
+        lines += [f"  {verdict.seconds[file]:7.1f}  {verdict.cpu[file]:7.1f}  {file}" for file in slowest]
     if verdict.unsteady:
         lines.append(f"Unsteady (failed, and passed when run again), written to {unsteady_file}:")
         lines += [f"  {test}" for test in sorted(verdict.unsteady)]
