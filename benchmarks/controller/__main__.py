@@ -37,6 +37,7 @@ from benchmarks.controller.score import (
     score_responses,
     score_verdicts,
 )
+from benchmarks.ingest.frames import STEP_SECONDS
 from benchmarks.ingest.processes import certificates, cpu_seconds, generators, processor_sets
 from benchmarks.ingest.timeline import Plan, Run, Timeline
 
@@ -82,6 +83,8 @@ class Settings:
     seed: int
     starting_seconds: float | None = None
     """Time after which all streams are expected to be open; None estimates it from the number of nodes."""
+    step_seconds: tuple[float, float] = STEP_SECONDS
+    """Shortest and longest step of the jobs."""
 
 
 def reference_seconds() -> float:
@@ -182,7 +185,7 @@ def measure(settings: Settings) -> Figures:
             starting_seconds = STARTING_SECONDS + STARTING_SECONDS_A_NODE * settings.nodes
         plan = Plan(
             settings.nodes, settings.seed, begun_ns, begun_ns + int((starting_seconds + settings.warm_seconds) * 1e9),
-            settings.lifetime_seconds,
+            settings.lifetime_seconds, step_seconds=settings.step_seconds,
         )  # fmt: skip
         slurm = FakeSlurm(folder / "slurm", settings.nodes)
         configuration = folder / "config.toml"

@@ -15,10 +15,12 @@ import numpy as np
 
 from agent.schema.frame import AnyLayout, Frame
 from gangwatch.cli import run
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.controller.cycle_thread import CycleThread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.journal.store import NumberedEntry
 
 
 class Observers:
@@ -34,8 +36,8 @@ class Observers:
 
     def install(self) -> None:
         """Wrap those methods of the product's classes whose times are recorded."""
-        offer, run_tick, cycle, report = (
-            DetectionThread.offer, DetectionThread.run_tick, CycleThread._cycle, CycleThread.report,
+        offer, run_tick, cycle, written = (
+            DetectionThread.offer, DetectionThread.run_tick, CycleThread._cycle, Controller._written,
         )  # fmt: skip
 
         def observed_offer(of: DetectionThread, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
@@ -56,8 +58,9 @@ class Observers:
             cycle(of, requests)
             self._cycles.append((begun_ns, time.monotonic_ns()))
 
-        def observed_report(of: CycleThread, events: Sequence[Event]) -> None:
-            report(of, events)
+        # Where a verdict is in the journal: a backend may hold it until its next snapshot.
+        def observed_written(of: Controller, events: Sequence[Event], entries: Sequence[NumberedEntry]) -> None:
+            written(of, events, entries)
             now_ns = time.monotonic_ns()
             self._verdicts += [(now_ns, event.gang) for event in events if isinstance(event, Verdict)]
 
@@ -65,7 +68,7 @@ class Observers:
             (DetectionThread, "offer", observed_offer),
             (DetectionThread, "run_tick", observed_tick),
             (CycleThread, "_cycle", observed_cycle),
-            (CycleThread, "report", observed_report),
+            (Controller, "_written", observed_written),
         )
         for owner, name, observed in wrapped:
             setattr(owner, name, observed)

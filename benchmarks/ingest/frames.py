@@ -316,8 +316,8 @@ class Agents:
 
 
 _STEADY = {"gangwatch_gpu_up": 1.0, "gangwatch_rdma_port_state": 4.0}
-_STILL = frozenset({"gangwatch_rdma_port_link_downed_total"})
-"""Counters that are constant while nothing fails: ports stay active, and none goes down."""
+_STILL = frozenset({"gangwatch_rdma_port_link_downed_total", "gangwatch_rank_stopped_samples_total"})
+"""Counters that are constant while nothing fails: no port goes down, and no rank is stopped."""
 
 _JOB = "JOB"
 _HEAD = ("seq", "wall_ns", "monotonic_ns", "record_seq")

@@ -38,6 +38,8 @@ class Plan:
     """Mean time from the start of a job to its end."""
     disturbed_share: float = 0.01
     """Share of the ranks that are disturbed."""
+    step_seconds: Sequence[float] = STEP_SECONDS
+    """Shortest and longest step of the jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def runs(plan: Plan, place: int, places: int, first_node: int, nodes: int) -> It
     while True:
         ends_ns = begun_ns + max(1, int(random.exponential(plan.lifetime_seconds) * 1e9))
         slow = np.flatnonzero(random.uniform(size=nodes * GPUS) < plan.disturbed_share).tolist()
-        step_ns = int(math.exp(random.uniform(*np.log(STEP_SECONDS))) * 1e9)
+        step_ns = int(math.exp(random.uniform(*np.log(plan.step_seconds))) * 1e9)
         disturbed_ns = max(begun_ns, plan.disturbed_ns)
         yield Run(number, first_node, nodes, begun_ns, ends_ns, step_ns, disturbed_ns, frozenset(slow))
         begun_ns, number = ends_ns, number + places

@@ -81,9 +81,12 @@ def test_the_largest_size_in_time() -> None:
 
 def test_a_small_run_measures_the_whole_controller() -> None:
     component("openssl", "openssl")
-    found = measure(Settings(nodes=20, warm_seconds=1.0, seconds=6.0, lifetime_seconds=5.0, seed=1))
+    settings = Settings(20, warm_seconds=20.0, seconds=25.0, lifetime_seconds=60.0, seed=1, step_seconds=(1.0, 1.3))
+    found = measure(settings)
     assert found["lost_frames"] == 0 and found["failed_responses"] == 0
     assert float(found["frames_a_second"] or 0) > 0
     for name in ("frame_age_seconds_p99", "tick_ms_p99", "cycle_ms_p99", "api_ms_p99", "cpu_cores", "rss_mib"):
         assert (found[name] or 0) > 0, name
     assert (found["jobs_started"] or 0) > 0
+    assert 0 < (found["verdicts"] or 0) <= (found["disturbed_jobs"] or 0)
+    assert 0 < (found["verdict_seconds_p50"] or 0) <= settings.seconds
