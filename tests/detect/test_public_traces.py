@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +13,18 @@ import pytest
 from tests import needs
 from tests.detect.traces import authors, bytedance, detect, of_kind, pai, write_bytedance, write_pai
 
+
+@functools.cache
+def detected(*parts: str) -> dict[str, Any]:
+    """Return the output of `gangwatch detect --json` for an unchanged trace; several tests compare with it."""
+    return detect(needs.data(*parts))
+
+
 # --- unchanged --------------------------------------------------------------------------------------------------------
 
 
 def test_deliberately_slowed_worker_is_found() -> None:
-    found = detect(needs.data("steps", "bytedance-AR.parquet"))
+    found = detected("steps", "bytedance-AR.parquet")
     result = authors("AR")
     (straggler,) = of_kind(found, "straggler")
     numbers = sorted(int(step) for step in result["step_t_base"])
@@ -32,7 +41,7 @@ def test_deliberately_slowed_worker_is_found() -> None:
 
 
 def test_unequal_stages_are_no_straggler() -> None:
-    found = detect(needs.data("steps", "bytedance-ST.parquet"))
+    found = detected("steps", "bytedance-ST.parquet")
     assert not of_kind(found, "straggler")
     (imbalance,) = of_kind(found, "stage_imbalance")
     assert (imbalance["stage"], imbalance["rank"]) == (3, None)
@@ -42,7 +51,7 @@ def test_unequal_stages_are_no_straggler() -> None:
 
 
 def test_temporarily_slow_worker_is_found() -> None:
-    found = detect(needs.data("steps", "pai-job1.csv"))
+    found = detected("steps", "pai-job1.csv")
     (straggler,) = of_kind(found, "straggler")
     assert (straggler["worker"], straggler["rank"]) == (6, 6)
     assert straggler["first_step"] == pytest.approx(1811, abs=50)
@@ -54,7 +63,7 @@ def test_temporarily_slow_worker_is_found() -> None:
 
 def test_several_slow_workers_are_reported_as_unknown() -> None:
     """The true cause is unknown: workers 6 to 9 are equally slow near the end, and no single one explains the steps."""
-    found = detect(needs.data("steps", "pai-job3.csv"))
+    found = detected("steps", "pai-job3.csv")
     assert not of_kind(found, "straggler")
     (offsets,) = of_kind(found, "workload")
     assert offsets["ranks"] == [0, 1]
@@ -69,7 +78,7 @@ def test_several_slow_workers_are_reported_as_unknown() -> None:
 def test_verdict_uses_no_later_steps(tmp_path: Path) -> None:
     """If the trace ends at the step of detection, the verdict is the same."""
     table = bytedance("AR")
-    whole = detect(needs.data("steps", "bytedance-AR.parquet"))
+    whole = detected("steps", "bytedance-AR.parquet")
     (verdict,) = of_kind(whole, "straggler")
     kept = table["step"] <= verdict["detected_step"]
     begun = detect(write_bytedance(tmp_path / "begun.parquet", {name: values[kept] for name, values in table.items()}))
@@ -80,7 +89,7 @@ def test_verdict_uses_no_later_steps(tmp_path: Path) -> None:
 
 def test_verdict_on_a_worker_uses_no_later_steps(tmp_path: Path) -> None:
     iterations, times = pai("pai-job1")
-    (verdict,) = of_kind(detect(needs.data("steps", "pai-job1.csv")), "straggler")
+    (verdict,) = of_kind(detected("steps", "pai-job1.csv"), "straggler")
     kept = iterations <= verdict["detected_step"]
     (again,) = of_kind(detect(write_pai(tmp_path / "begun.csv", iterations[kept], times[kept])), "straggler")
     assert (again["worker"], again["detected_step"]) == (verdict["worker"], verdict["detected_step"])
@@ -112,7 +121,7 @@ def test_unit_of_time_does_not_matter(tmp_path: Path, scale: float) -> None:
     for name in ("start_ts", "duration"):
         table[name] = table[name].astype(np.float64) * scale
     found = detect(write_bytedance(tmp_path / "t.parquet", table))
-    whole = detect(needs.data("steps", "bytedance-AR.parquet"))
+    whole = detected("steps", "bytedance-AR.parquet")
     same = ("kind", "rank", "first_step", "last_step", "detected_step", "cause")
     assert [[v[name] for name in same] for v in found["verdicts"]] == [
         [v[name] for name in same] for v in whole["verdicts"]
@@ -120,14 +129,13 @@ def test_unit_of_time_does_not_matter(tmp_path: Path, scale: float) -> None:
     assert found["job"]["slowdown"] == pytest.approx(whole["job"]["slowdown"], rel=1e-3)
     iterations, times = pai("pai-job1")
     scaled = detect(write_pai(tmp_path / "t.csv", iterations, times * scale))
-    usual = detect(needs.data("steps", "pai-job1.csv"))
+    usual = detected("steps", "pai-job1.csv")
     assert [[v[name] for name in same] for v in scaled["verdicts"]] == [
         [v[name] for name in same] for v in usual["verdicts"]
     ]
 
 
-@pytest.mark.parametrize("worker", range(10))
-@pytest.mark.parametrize("begin", [60, 140, 230])
+@pytest.mark.parametrize(("worker", "begin"), [(worker, (60, 140, 230)[worker % 3]) for worker in range(10)])
 def test_slowdown_moved_to_another_worker_and_time_is_found(tmp_path: Path, worker: int, begin: int) -> None:
     iterations, times = pai("pai-job1")
     slow = slice(int(np.searchsorted(iterations, 1811)), int(np.searchsorted(iterations, 1941)) + 1)
