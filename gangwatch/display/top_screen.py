@@ -25,6 +25,9 @@ Section = tuple[list[RenderableType], int]
 NARROW = 90
 """Terminal width in characters below which less important columns are omitted."""
 
+SHORTEST_WORDS = 4
+"""Characters of a column with words that are left when columns with numbers and names of jobs are not cut."""
+
 MAX_STALE_AGENTS = 5
 """Maximum number of agents that are not reporting to name on the screen; `gangwatch nodes` lists all."""
 
@@ -252,11 +255,18 @@ def _cut(lines: Sequence[RenderableType], rows: int, total: int) -> Section:
 def _tabled(table: Table, width: int, total: int) -> Section:
     """Return a section with this table and, if rows were left out, a line with their number.
 
-    total: number of rows, including those that were left out. On a wide screen, columns with numbers are never cut.
+    total: number of rows, including those that were left out. Columns with words are cut before those with numbers and
+    names of jobs, which are only cut if a screen has no room for them.
     """
-    for column in table.columns if width >= NARROW else ():
-        if column.header not in _WORDS:
-            column.min_width = max(len(str(cell)) for cell in (column.header, *column.cells))
+    whole = [
+        (column, max(len(str(cell)) for cell in (column.header, *column.cells)))
+        for column in table.columns
+        if column.header not in _WORDS
+    ]
+    words = len(table.columns) - len(whole)
+    if sum(characters + 1 for _, characters in whole) + words * (SHORTEST_WORDS + 1) <= width:
+        for column, characters in whole:
+            column.min_width = characters
     more = total - table.row_count
     lines = table.row_count + 1
     return ([table, _text(f"{more} more", "dim")], lines + 1) if more > 0 else ([table], lines)

@@ -105,6 +105,16 @@ def test_top_never_writes_beyond_the_terminal(document: dict[str, Any], width: i
     assert lines[0].startswith("gangwatch")
 
 
+def test_a_narrow_screen_cuts_words_and_never_the_name_of_a_job(document: dict[str, Any]) -> None:
+    running = document["running"][0]
+    verdicts = [{"short": "rank 63 on node-00029: straggler (suspended), 100 % sure"}]
+    document["running"] = [
+        dict(running, job="slurm-1234567", name="pretraining-of-the-largest-model", verdicts=verdicts)
+    ]
+    text = "\n".join(_drawn(document, 80, None))
+    assert re.search(r"^slurm-1234567 +p\S+… +running ", text, re.MULTILINE), text
+
+
 def test_rows_that_do_not_fit_are_counted(document: dict[str, Any]) -> None:
     document["waiting"] = [dict(document["waiting"][0], job=f"j-{n:06d}") for n in range(20)]
     document["waiting_total"] = 4000
