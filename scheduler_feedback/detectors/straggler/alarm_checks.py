@@ -13,6 +13,7 @@ import numpy as np
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.counters.cause_attribution import Attribution
 from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.steps.baseline import APART
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS, middle_of_others_of
 from scheduler_feedback.detectors.straggler.alarm_case import Case, Measured, measure, slow_windows
 from scheduler_feedback.detectors.straggler.alarm_evidence import evidence_of
@@ -55,7 +56,7 @@ logarithm of 1.6). With less, more work can be the reason: pipeline stages of he
 
 LARGER_PART_OF_ROLE = float(np.log(1.25))
 """Used instead of LARGER_PART if the layout gives the peers the same work. Then only uneven data or experts can be the
-reason."""
+reason. A rank that stands apart from all others needs no more than APART."""
 
 TOKENS_SHARE = 0.5
 """If the rank's tokens explain at least this share of its excess time, they are the reason, and the alarm is refused.
@@ -165,7 +166,8 @@ def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
             "be of another model or have more work"
         )
     times = measured.compute / measured.usual
-    if np.log(times) < (LARGER_PART_OF_ROLE if case.where.layout_known else LARGER_PART):
+    least = LARGER_PART_OF_ROLE if case.where.layout_known else LARGER_PART
+    if np.log(times) < (APART if measured.apart else least):
         return Refusal(
             f"it has computed {times:.3g} times as long as its peers from the start: it may have more "
             "work or may be slower, and there is no healthy history to compare with"
