@@ -153,11 +153,17 @@ def test_an_expert_is_not_popular_enough_to_double_the_time_of_its_rank() -> Non
     assert first.detected_step >= 100 + NODE_WINDOWS - 1, "it must last, too"
 
 
+def test_popularity_that_has_moved_between_ranks_may_last_longer() -> None:
+    lasting = (3, 100, 130, 1.4)
+    assert sure(verdicts(own_times(lasting), experts=True)) == {3}
+    assert not sure(verdicts(own_times((7, 50, 15, 1.4), lasting), experts=True))
+
+
 def test_only_the_hardware_of_a_rank_slows_it_again_and_again_and_no_other_rank() -> None:
     again = [(3, 80, 20, 1.4), (3, 131, 14, 1.4), (3, 190, 25, 1.4)]
     assert sure(verdicts(own_times(*again), experts=True)) == {3}
     assert not sure(verdicts(own_times(*again[:2]), experts=True))
-    assert not sure(verdicts(own_times((7, 50, 15, 1.4), *again), experts=True)), "popularity moves"
+    assert not sure(verdicts(own_times((7, 40, 15, 1.4), *again), experts=True)), "popularity moves"
 
 
 def spells(*begins: int, window_steps: int = 1) -> list[Spell]:

@@ -55,6 +55,10 @@ APART_SIGMAS = 6.0
 """A rank stands apart only if it is slower by at least this many standard deviations of the other ranks. It has no
 healthy past that confirms the difference, so that more are needed than FROM_START_SIGMAS."""
 
+BEYOND_SPREAD = float(np.log(1.25))
+"""Used instead of APART_SIGMAS standard deviations if that is more: healthy GPUs of one model differ by at most 22 %
+(Sinha et al., SC'22)."""
+
 APART_OF_NEXT = 2.0
 """A rank stands apart only if it is slower by at least this many times as much as any other rank."""
 
@@ -230,5 +234,5 @@ def _rank_apart(residual: FloatArray, where: Places) -> int | None:
     if not where.layout_known or worst == 0 or not np.isfinite(residual).all():
         return None
     scale = max(float(np.sqrt(np.mean((others - np.median(others)) ** 2))), SPREAD_FLOOR / 2)
-    least = max(APART, APART_SIGMAS * scale, APART_OF_NEXT * float(others.max()))
+    least = max(APART, min(APART_SIGMAS * scale, BEYOND_SPREAD), APART_OF_NEXT * float(others.max()))
     return worst if residual[worst] >= least else None

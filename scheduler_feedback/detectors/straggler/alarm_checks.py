@@ -35,7 +35,8 @@ EXTRA_WAIT_SHARE = 0.5
 
 ALONE = 3.0
 """A rank is the culprit only if it explains at least this many times as much lost time as the next rank. Not tested if
-samples found the rank stopped more than once."""
+samples found the rank stopped more than once, or if it stands apart: then the next rank is the slowest of another
+stage, whose cost is added."""
 
 
 OWN_PERIOD_HITS = 3
@@ -149,7 +150,8 @@ def _peers_wait(case: Case, measured: Measured) -> Refusal | None:
         return None
     if measured.extra_wait < EXTRA_WAIT_SHARE * measured.excess:
         return Refusal("its peers do not wait for it: it does not delay the gang")
-    enough = measured.from_start and len(case.ranks) >= LEAST_PEERS
+    # Compared with the healthy state of peers with the same work, extra_wait is exact: it excludes pipeline bubbles.
+    enough = measured.from_start and not measured.apart and len(case.ranks) >= LEAST_PEERS
     if enough and measured.wait >= INVERTED * measured.others_wait:
         times = measured.wait / max(measured.others_wait, 1e-9)
         return Refusal(f"it waits {times:.2g} times as long as its peers: it does not delay them")
@@ -185,7 +187,7 @@ def _has_no_period(case: Case, measured: Measured) -> Refusal | None:
 
 def _has_no_other_reason(case: Case, measured: Measured) -> Refusal | None:
     """Refuse if another rank, or other load on a shared machine, can explain the slow steps."""
-    if measured.gain < ALONE * measured.next_gain and not measured.split.stopped_again:
+    if measured.gain < ALONE * measured.next_gain and not (measured.split.stopped_again or measured.apart):
         return Refusal("another rank explains the slow steps nearly as well")
     if case.shared_machine and measured.split.may_be_chance_load:
         return Refusal(_chance_load(measured.split))

@@ -160,17 +160,18 @@ def _may_be_popular(watched: GangState, case: Case, shape: Shape) -> bool:
     """Return whether the rank may compute a popular expert, whose tokens are not reported.
 
     Popularity ends, is bounded, and moves from expert to expert. So it does not explain a rank that has been slow for
-    OFFSET_STEPS windows, or for NODE_WINDOWS windows by a larger factor than MOST_POPULAR, or a rank that is slow again
-    and again while no other rank ever was.
+    OFFSET_STEPS windows (twice as many, if other ranks were slow before), or for NODE_WINDOWS windows by a larger factor
+    than MOST_POPULAR, or a rank that is slow again and again while no other rank ever was.
     """
     spells = watched.spells[case.rank]
     windows = spells[-1].windows
-    if case.for_work or windows >= OFFSET_STEPS or not _has_experts(shape) or _is_whole_node(case):
+    if case.for_work or not _has_experts(shape) or _is_whole_node(case):
         return False
     if windows >= NODE_WINDOWS and times_its_usual(case) >= MOST_POPULAR:
         return False
-    others = any(rank != case.rank and spells for rank, spells in watched.spells.items())
-    return len(spells) < OWN_PERIOD_HITS or others
+    if _longest_of_others(watched, case):
+        return windows < 2 * OFFSET_STEPS
+    return windows < OFFSET_STEPS and len(spells) < OWN_PERIOD_HITS
 
 
 def _is_whole_node(case: Case) -> bool:
