@@ -27,8 +27,8 @@ TIMES_THE_EARLIER = 2
 earlier spell: stalls of a data loader come back."""
 
 MOST_POPULAR = 5 / 3
-"""Largest ratio by which a popular expert slows its rank down. Frameworks that limit the tokens of an expert allow up to
-twice the mean (GShard and Switch Transformer, capacity factors of 1 to 2), and expert layers take at most about two
+"""Largest ratio by which a popular expert slows its rank down. Frameworks that limit the tokens of an expert allow up
+to twice the mean (GShard and Switch Transformer: capacity factors of 1 to 2), and expert layers take at most about two
 thirds of a rank's compute time."""
 
 KEPT_SPELLS = 8
@@ -159,9 +159,9 @@ def _longest_of_others(watched: GangState, case: Case) -> int:
 def _may_be_popular(watched: GangState, case: Case, shape: Shape) -> bool:
     """Return whether the rank may compute a popular expert, whose tokens are not reported.
 
-    Popularity ends, is bounded, and moves from expert to expert. So it does not explain a rank that has been slow for
-    OFFSET_STEPS windows (twice as many, if other ranks were slow before), or for NODE_WINDOWS windows by a larger factor
-    than MOST_POPULAR, or a rank that is slow again and again while no other rank ever was.
+    Popularity ends, is bounded, and moves from expert to expert. So it does not explain these ranks: one that has been
+    slow for OFFSET_STEPS windows (twice as many if other ranks were slow before), one that is slower by more than
+    MOST_POPULAR for NODE_WINDOWS windows, and one that is slow again and again while no other rank ever was.
     """
     spells = watched.spells[case.rank]
     windows = spells[-1].windows
