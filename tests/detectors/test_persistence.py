@@ -137,10 +137,10 @@ def test_a_rank_must_be_slow_for_longer_than_another_rank_that_recovered() -> No
 
 
 def test_a_popular_expert_is_not_accused_without_tokens() -> None:
-    popular = own_times((3, 100, 70, 1.4))
+    popular = own_times((3, 100, 105, 1.4))
     assert sure(verdicts(popular)) == {3}
     assert not sure(verdicts(popular, experts=True))
-    assert sure(verdicts(own_times((3, 100, STEPS, 1.4)), experts=True)) == {3}, "it stays slow for a hundred steps"
+    assert sure(verdicts(own_times((3, 100, STEPS, 1.4)), experts=True)) == {3}, "it stays slow for 124 steps"
     tokens = np.random.default_rng(6).uniform(500.0, 1500.0, (STEPS, RANKS))
     faulty = own_times((3, 100, 70, 1.4)) * (0.2 + 0.8 * tokens / 1000.0)
     assert sure(verdicts(faulty, experts=True, tokens=tokens)) == {3}, "the tokens do not explain it"

@@ -1260,8 +1260,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.persistence:_may_be_popular",
-        "windows < 2 * OFFSET_STEPS",
-        "windows < OFFSET_STEPS",
+        "windows < 2 * POPULAR_WINDOWS",
+        "windows < POPULAR_WINDOWS",
         ("tests/detectors/test_persistence.py",),
     ),
     Mutant(
