@@ -12,7 +12,7 @@ import pytest
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.stats.log_odds import ROLE_APART
+from scheduler_feedback.detectors.stats.log_odds import ROLE_OUTLIER
 from scheduler_feedback.detectors.steps.baseline import Baseline, learn
 from scheduler_feedback.detectors.steps.places import Places
 from scheduler_feedback.detectors.steps.windows import Window
@@ -180,14 +180,16 @@ def test_a_rank_slow_from_the_start_may_have_more_work(
     assert found.harmless is False
 
 
-def test_a_rank_that_stands_apart_is_accused_despite_other_waits_of_its_job() -> None:
+def test_an_outlier_of_its_role_is_accused_despite_other_waits_of_its_job() -> None:
     """The waits of a pipeline are long for all ranks, and the slowest rank of another stage costs time as well."""
     where = where_of(RANKS, stage=[rank // 8 for rank in range(RANKS)])
     before, now = own_times(25, r3=1.2, r9=1.09), own_times(r3=1.2, r9=1.09)
     alone = healthy(where, before, from_start=np.arange(RANKS) == SLOW, reference=np.ones(RANKS))
     found = checked(now, {"shared": 1.0}, where=where, baseline=alone)
     assert found.refusal == ""
-    assert [one.log_likelihood_ratio for one in found.evidence if one.measure == "healthy_state_known"] == [ROLE_APART]
+    assert [one.log_likelihood_ratio for one in found.evidence if one.measure == "healthy_state_known"] == [
+        ROLE_OUTLIER
+    ]
     before[:, 9] = now[:, 9] = 1.13
     among = healthy(where, before, from_start=np.arange(RANKS) == SLOW, reference=np.ones(RANKS))
     assert "as long as its peers" in checked(now, {"shared": 1.0}, where=where, baseline=among).refusal

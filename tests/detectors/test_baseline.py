@@ -11,11 +11,11 @@ from scheduler_feedback.core.telemetry.gang_attempts import CPU, SAMPLES, FloatA
 from scheduler_feedback.detectors.steps.baseline import (
     EARLY_WINDOWS,
     SPREAD_FLOOR,
+    is_role_outlier,
     learn,
     learn_early,
     log_compute,
     per_step,
-    stands_apart,
 )
 from scheduler_feedback.detectors.steps.places import Places
 from scheduler_feedback.detectors.steps.windows import join
@@ -117,26 +117,26 @@ def varied(seed: int = 3, sigma: float = 0.01, **slower: float) -> FloatArray:
     return np.asarray(own * np.exp(rng.normal(0.0, sigma, RANKS) + rng.normal(0.0, 0.01, own.shape)))
 
 
-def apart(own: FloatArray, where: Places) -> list[int]:
+def outliers(own: FloatArray, where: Places) -> list[int]:
     found = learn(windows_of(own, where), None, where)
-    return [rank for rank in range(RANKS) if found.from_start[rank] and stands_apart(found, where, rank)]
+    return [rank for rank in range(RANKS) if found.from_start[rank] and is_role_outlier(found, where, rank)]
 
 
-def test_one_rank_that_stands_apart_from_equal_peers_is_slow_from_the_start() -> None:
+def test_one_outlier_among_equal_peers_is_slow_from_the_start() -> None:
     same_work = where_of(RANKS, stage=[0] * RANKS)
-    assert apart(varied(r3=1.12), same_work) == [3]
-    assert apart(varied(r3=1.05), same_work) == [], "GPUs differ by that much"
-    assert apart(varied(r3=1.12), ALONE) == [], "without a layout it may have more work"
-    assert apart(varied(r3=1.12, r9=1.07), same_work) == [], "another rank is more than half as slow"
-    assert apart(varied(r0=1.12), same_work) == [], "the first rank often saves and logs for all"
+    assert outliers(varied(r3=1.12), same_work) == [3]
+    assert outliers(varied(r3=1.05), same_work) == [], "GPUs differ by that much"
+    assert outliers(varied(r3=1.12), ALONE) == [], "without a layout it may have more work"
+    assert outliers(varied(r3=1.12, r9=1.07), same_work) == [], "another rank is more than half as slow"
+    assert outliers(varied(r0=1.12), same_work) == [], "the first rank often saves and logs for all"
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_gpus_of_published_spread_do_not_stand_apart(seed: int) -> None:
+def test_gpus_of_published_spread_have_no_outlier(seed: int) -> None:
     """8 % on average and 22 % at most (Sinha et al., SC'22)."""
     spread = np.clip(np.abs(np.random.default_rng(seed).normal(0.0, 0.1, RANKS)), 0.0, 0.22)
     for stages in ([0] * RANKS, [rank // 8 for rank in range(RANKS)], [rank // 4 for rank in range(RANKS)]):
-        assert apart(varied(seed) * (1.0 + spread), where_of(RANKS, stage=stages)) == []
+        assert outliers(varied(seed) * (1.0 + spread), where_of(RANKS, stage=stages)) == []
 
 
 def test_in_small_roles_the_spread_of_all_roles_decides() -> None:

@@ -49,7 +49,7 @@ ROLE_LAID_OUT = -2.0
 """Used instead of ROLE_UNKNOWN if the known layout of the job gives the peers the same work: then only uneven data can
 explain the slowness."""
 
-ROLE_APART = 0.5
+ROLE_OUTLIER = 0.5
 """Used instead of ROLE_LAID_OUT if the rank differs from its role far more than any other rank does from its own."""
 
 HANG_ENDED = -1.5

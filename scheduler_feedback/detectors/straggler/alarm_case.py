@@ -18,7 +18,7 @@ from scheduler_feedback.detectors.counters.cause_attribution import (
     HealthyState,
     attribute,
 )
-from scheduler_feedback.detectors.steps.baseline import Baseline, per_step, stands_apart
+from scheduler_feedback.detectors.steps.baseline import Baseline, is_role_outlier, per_step
 from scheduler_feedback.detectors.steps.places import Places, middle_of_others_of
 from scheduler_feedback.detectors.steps.windows import Window, join
 
@@ -109,7 +109,7 @@ class Measured:
     out; if the node has all ranks of the role, only its alarmed ranks are."""
     next_gain: float
     """Seconds that a step would save without the next best suspect."""
-    apart: bool
+    role_outlier: bool
     """Whether the rank was slow from the start, and differed from its role far more than any other rank."""
     few: bool
     """Whether few enough ranks are alarmed for each to be slow for its own reason."""
@@ -171,7 +171,7 @@ def measure(case: Case) -> Measured:
         step_seconds=float(case.mean("step_seconds")),
         gain=own_gain,
         next_gain=float(others_gain.max()) if len(others_gain) else 0.0,
-        apart=from_start and not baseline.role_known and stands_apart(baseline, where, rank),
+        role_outlier=from_start and not baseline.role_known and is_role_outlier(baseline, where, rank),
         few=few,
         of_node=tuple(of_node),
         of_other_nodes=tuple(of_other_nodes),
