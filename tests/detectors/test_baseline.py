@@ -127,7 +127,8 @@ def test_one_outlier_among_equal_peers_is_slow_from_the_start() -> None:
     assert outliers(varied(r3=1.12), same_work) == [3]
     assert outliers(varied(r3=1.05), same_work) == [], "GPUs differ by that much"
     assert outliers(varied(r3=1.12), ALONE) == [], "without a layout it may have more work"
-    assert outliers(varied(r3=1.12, r9=1.07), same_work) == [], "another rank is more than half as slow"
+    assert outliers(varied(sigma=0.003, r3=1.2, r9=1.08), same_work) == [3]
+    assert outliers(varied(sigma=0.003, r3=1.2, r9=1.11), same_work) == [], "another rank is more than half as slow"
     assert outliers(varied(r0=1.12), same_work) == [], "the first rank often saves and logs for all"
 
 
