@@ -105,7 +105,8 @@ def figures(rows: Sequence[Row]) -> Row:
     costly = [row for row in faulty if row["truth"]["cost"] >= HEADLINE_COST]
     local = [row for row in costly if row["truth"]["localisable"]]
     known = [row for row in local if row["truth"]["waits"] == "known"]
-    unknown = [row for row in local if row["truth"]["waits"] != "known"]
+    inferred = [row for row in local if row["truth"]["waits"] == "own"]
+    unknown = [row for row in local if row["truth"]["waits"] in ("null", "absent")]
     sure = counted([*healthy, *costly], CONFIDENT)
     accused = [v for v in sure if v["accuses"]]
     own = [v for v in sure if not v["accuses"]]
@@ -121,6 +122,7 @@ def figures(rows: Sequence[Row]) -> Row:
         "verdicts_at_90": {"accusations": dict(marks), "own_job": dict(Counter(v["mark"] for v in own))},
         "recall_at_90": {
             "waits_known": _recall(known),
+            "waits_inferred": _recall(inferred),
             "waits_unknown": _recall(unknown),
             "not_localisable_by_steps": _recall([row for row in costly if not row["truth"]["localisable"]]),
         },

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from benchmarks.traces.model import FloatArray, Layout, step_seconds
 
-Waits = Literal["known", "null", "absent"]
-WAITS: tuple[Waits, ...] = ("known", "null", "absent")
-"""How a file reports waits: as seconds, as the JSON value null, or without the key."""
+Waits = Literal["known", "null", "absent", "own"]
+WAITS: tuple[Waits, ...] = ("known", "null", "absent", "own")
+"""How a file reports waits: as seconds, as the JSON value null, or without the key. In a file with "own", the times of
+steps have no waits: they end before the collective. It is never chosen at random, so that seeds keep their traces."""
 
 
 @dataclass(slots=True)

@@ -15,6 +15,8 @@ def rows(job: Job) -> list[str]:
     layout, truth = job.layout, job.truth
     measured = np.repeat(job.seconds[:, None], layout.ranks, axis=1)
     waited = np.maximum(measured - job.faulty_own, 0.0)
+    if truth.waits == "own":
+        measured = job.faulty_own
     if job.clock_error is not None:
         measured = np.maximum(measured + job.clock_error, 1e-3)
         waited = np.minimum(waited, measured)

@@ -12,6 +12,7 @@ import pytest
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.stats.log_odds import ROLE_OUTLIER
 from scheduler_feedback.detectors.steps.baseline import Baseline, learn
 from scheduler_feedback.detectors.steps.places import Places
 from scheduler_feedback.detectors.steps.windows import Window
@@ -167,7 +168,7 @@ def from_start(factor: float, where: Places = ALONE, role_known: bool = False) -
 
 @pytest.mark.parametrize(("factor", "role_known", "layout", "passes"), [
     (1.5, False, False, False), (1.7, False, False, True), (1.5, True, False, True), (1.5, False, True, True),
-    (1.2, False, True, False),
+    (1.2, False, True, True),
 ])  # fmt: skip
 def test_a_rank_slow_from_the_start_may_have_more_work(
     factor: float, role_known: bool, layout: bool, passes: bool
@@ -177,6 +178,21 @@ def test_a_rank_slow_from_the_start_may_have_more_work(
     assert (found.refusal == "") is passes
     assert passes or found.refusal.startswith(f"it has computed {factor:.3g} times as long as its peers from the start")
     assert found.harmless is False
+
+
+def test_an_outlier_of_its_role_is_accused_despite_other_waits_of_its_job() -> None:
+    """The waits of a pipeline are long for all ranks, and the slowest rank of another stage costs time as well."""
+    where = where_of(RANKS, stage=[rank // 8 for rank in range(RANKS)])
+    before, now = own_times(25, r3=1.2, r9=1.09), own_times(r3=1.2, r9=1.09)
+    alone = healthy(where, before, from_start=np.arange(RANKS) == SLOW, reference=np.ones(RANKS))
+    found = checked(now, {"shared": 1.0}, where=where, baseline=alone)
+    assert found.refusal == ""
+    assert [one.log_likelihood_ratio for one in found.evidence if one.measure == "healthy_state_known"] == [
+        ROLE_OUTLIER
+    ]
+    before[:, 9] = now[:, 9] = 1.13
+    among = healthy(where, before, from_start=np.arange(RANKS) == SLOW, reference=np.ones(RANKS))
+    assert "as long as its peers" in checked(now, {"shared": 1.0}, where=where, baseline=among).refusal
 
 
 def test_a_rank_slow_from_the_start_must_wait_less_than_its_peers() -> None:

@@ -11,11 +11,13 @@ from scheduler_feedback.core.telemetry.gang_attempts import CPU, SAMPLES, FloatA
 from scheduler_feedback.detectors.steps.baseline import (
     EARLY_WINDOWS,
     SPREAD_FLOOR,
+    is_role_outlier,
     learn,
     learn_early,
     log_compute,
     per_step,
 )
+from scheduler_feedback.detectors.steps.places import Places
 from scheduler_feedback.detectors.steps.windows import join
 from tests.detectors.gang_windows import SHARED_WAIT, where_of, windows_of
 
@@ -106,6 +108,45 @@ def test_ranks_are_compared_within_their_stage() -> None:
     assert found == [3] and reference[3] == pytest.approx(1.6)
     few = where_of(RANKS, stage=[rank // 2 for rank in range(RANKS)])
     assert slow_ranks(calm(r3=2.0), few)[0] == [], "one peer alone cannot decide"
+
+
+def varied(seed: int = 3, sigma: float = 0.01, **slower: float) -> FloatArray:
+    """Return compute seconds of ranks with constant differences of `sigma` and 1 % noise."""
+    rng = np.random.default_rng(seed)
+    own = calm(**slower)
+    return np.asarray(own * np.exp(rng.normal(0.0, sigma, RANKS) + rng.normal(0.0, 0.01, own.shape)))
+
+
+def outliers(own: FloatArray, where: Places) -> list[int]:
+    found = learn(windows_of(own, where), None, where)
+    return [rank for rank in range(RANKS) if found.from_start[rank] and is_role_outlier(found, where, rank)]
+
+
+def test_one_outlier_among_equal_peers_is_slow_from_the_start() -> None:
+    same_work = where_of(RANKS, stage=[0] * RANKS)
+    assert outliers(varied(r3=1.12), same_work) == [3]
+    assert outliers(varied(r3=1.05), same_work) == [], "GPUs differ by that much"
+    assert outliers(varied(r3=1.12), ALONE) == [], "without a layout it may have more work"
+    assert outliers(varied(sigma=0.003, r3=1.2, r9=1.08), same_work) == [3]
+    assert outliers(varied(sigma=0.003, r3=1.2, r9=1.11), same_work) == [], "another rank is more than half as slow"
+    assert outliers(varied(r0=1.12), same_work) == [], "the first rank often saves and logs for all"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gpus_of_published_spread_have_no_outlier(seed: int) -> None:
+    """8 % on average and 22 % at most (Sinha et al., SC'22)."""
+    spread = np.clip(np.abs(np.random.default_rng(seed).normal(0.0, 0.1, RANKS)), 0.0, 0.22)
+    for stages in ([0] * RANKS, [rank // 8 for rank in range(RANKS)], [rank // 4 for rank in range(RANKS)]):
+        assert outliers(varied(seed) * (1.0 + spread), where_of(RANKS, stage=stages)) == []
+
+
+def test_in_small_roles_the_spread_of_all_roles_decides() -> None:
+    """Of the three peers of rank 5, one is 20 % slower: alone, they differ as much as rank 5 does from them."""
+    fours = where_of(RANKS, stage=[rank // 4 for rank in range(RANKS)])
+    own = varied(r5=1.5, r6=1.1, r7=1.2)
+    assert slow_ranks(own, fours)[0] == [5]
+    uneven = {f"r{rank}": 1.0 + 0.12 * (rank % 4) for rank in range(RANKS)}
+    assert slow_ranks(varied(**(uneven | {"r5": 1.5})), fours)[0] == [], "ranks of all roles differ as much"
 
 
 def test_a_rank_is_compared_with_its_offset_in_an_earlier_attempt() -> None:

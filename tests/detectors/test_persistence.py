@@ -11,6 +11,7 @@ from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.straggler.gang_state import Spell, rest
 from scheduler_feedback.detectors.straggler.persistence import spell_period
+from scheduler_feedback.detectors.straggler.rotating_slowness import NODE_WINDOWS
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from tests.detectors.alone import alone
 from tests.detectors.gang_windows import shape_of, table_of
@@ -136,13 +137,33 @@ def test_a_rank_must_be_slow_for_longer_than_another_rank_that_recovered() -> No
 
 
 def test_a_popular_expert_is_not_accused_without_tokens() -> None:
-    popular = own_times((3, 100, 70, 1.4))
+    popular = own_times((3, 100, 105, 1.4))
     assert sure(verdicts(popular)) == {3}
     assert not sure(verdicts(popular, experts=True))
-    assert sure(verdicts(own_times((3, 100, STEPS, 1.4)), experts=True)) == {3}, "it stays slow for a hundred steps"
+    assert sure(verdicts(own_times((3, 100, STEPS, 1.4)), experts=True)) == {3}, "it stays slow for 124 steps"
     tokens = np.random.default_rng(6).uniform(500.0, 1500.0, (STEPS, RANKS))
     faulty = own_times((3, 100, 70, 1.4)) * (0.2 + 0.8 * tokens / 1000.0)
     assert sure(verdicts(faulty, experts=True, tokens=tokens)) == {3}, "the tokens do not explain it"
+
+
+def test_an_expert_is_not_popular_enough_to_double_the_time_of_its_rank() -> None:
+    found = verdicts(own_times((3, 100, 60, 2.0)), experts=True)
+    assert sure(found) == {3}
+    first = next(one for one in found if one.confidence >= ACTING_CONFIDENCE)
+    assert first.detected_step >= 100 + NODE_WINDOWS - 1, "it must last, too"
+
+
+def test_popularity_that_has_moved_between_ranks_may_last_longer() -> None:
+    lasting = (3, 100, 130, 1.4)
+    assert sure(verdicts(own_times(lasting), experts=True)) == {3}
+    assert not sure(verdicts(own_times((7, 50, 15, 1.4), lasting), experts=True))
+
+
+def test_only_the_hardware_of_a_rank_slows_it_again_and_again_and_no_other_rank() -> None:
+    again = [(3, 80, 20, 1.4), (3, 131, 14, 1.4), (3, 190, 25, 1.4)]
+    assert sure(verdicts(own_times(*again), experts=True)) == {3}
+    assert not sure(verdicts(own_times(*again[:2]), experts=True))
+    assert not sure(verdicts(own_times((7, 40, 15, 1.4), *again), experts=True)), "popularity moves"
 
 
 def spells(*begins: int, window_steps: int = 1) -> list[Spell]:

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.telemetry import FEATURE
-from scheduler_feedback.core.verdict import Cause, Kind
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, JobTelemetry, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
+from scheduler_feedback.detectors.straggler.gang_state import rest
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 from tests.detectors.alone import alone
+from tests.detectors.gang_windows import shape_of, table_of
 from tests.detectors.test_detectors import Job, course, verdicts
 
 RANKS = 16
@@ -40,6 +42,21 @@ def test_periodic_long_steps_on_shared_cpus_are_not_reported(neighbours: str) ->
         look = job.look
         job.look = lambda second, random: replace(look(second, random), shared_machine=np.ones(RANKS, np.bool_))  # type: ignore[method-assign]
     assert not [one for one in verdicts(course(alone(WorkloadDetector()), jobs, 120)) if one.gang == job.shape.job]
+
+
+@pytest.mark.parametrize(("rank_9", "reported"), [(1.12, True), (1.3, False)])
+def test_a_stage_has_more_work_only_if_its_ranks_are_alike(rank_9: float, reported: bool) -> None:
+    """Stage 2 of 4 takes 12 % longer. If one of its ranks takes 30 % longer, that rank may be slow instead."""
+    shape = shape_of(RANKS, stage=[rank // 4 for rank in range(RANKS)])
+    own = np.exp(np.random.default_rng(4).normal(0.0, 0.01, (40, RANKS)))
+    own[:, 8:12] *= 1.12
+    own[:, 9] *= rank_9 / 1.12
+    table, detector, found = table_of(own), alone(WorkloadDetector(timed=False), False), []
+    for k in range(len(own)):
+        step = rest(StepTable(table.number[: k + 1], table.end_ns[: k + 1], table.seconds[: k + 1],
+                              table.wait_seconds[: k + 1]), k)  # fmt: skip
+        found += detector.tick(Telemetry(int(step.end_ns.max()), (JobTelemetry(shape, step),), no_counters(RANKS)))
+    assert [one.cause for one in found if isinstance(one, Verdict)] == [Cause.STAGE_PARTITION] * reported
 
 
 def test_rotating_pauses_are_a_cause_within_the_job() -> None:

@@ -99,6 +99,16 @@ def test_the_file_contains_each_ranks_wait_for_the_slowest(tmp_path: Path) -> No
     assert set(during.argmin(axis=1)) == set(job.truth.culprits), "the culprit waits least"
 
 
+def test_times_that_end_before_the_collective_are_the_ranks_own(tmp_path: Path) -> None:
+    job = generate(3, "one-rank", layout="ddp", ranks=8, waits="own", severity=1.0)
+    write(job, tmp_path / "trace.jsonl")
+    (trace,) = step_traces.read(tmp_path / "trace.jsonl").traces
+    assert trace.steps.seconds == pytest.approx(job.faulty_own, abs=2e-6)
+    assert np.isnan(trace.steps.wait_seconds).all()
+    chosen = {generate(seed, "plain", ranks=8).truth.waits for seed in range(40)}
+    assert chosen == {"known", "null", "absent"}, "it is only used on request"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [name for name in FAULTS if generate(1, name, ranks=8).truth.localisable])
 def test_without_waits_no_file_shows_which_rank_or_node_is_at_fault(name: str, layout: LayoutName) -> None:

@@ -168,6 +168,30 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.steps.baseline:_slow_from_start",
+        "role is None and len(members) < SMALL_ROLE",
+        "False",
+        ("tests/detectors/test_baseline.py",),
+    ),
+    Mutant(
+        "detectors.steps.baseline:_role_outlier",
+        "not where.layout_known or worst == 0 or ",
+        "",
+        ("tests/detectors/test_baseline.py",),
+    ),
+    Mutant(
+        "detectors.steps.baseline:_role_outlier",
+        "OUTLIER_OF_NEXT * float(others.max())",
+        "0.0",
+        ("tests/detectors/test_baseline.py",),
+    ),
+    Mutant(
+        "detectors.steps.baseline:_role_outlier",
+        "min(OUTLIER_SIGMAS * scale, BEYOND_SPREAD)",
+        "0.0",
+        ("tests/detectors/test_baseline.py",),
+    ),
+    Mutant(
+        "detectors.steps.baseline:_slow_from_start",
         "> max(1, len(usual_log) // LEAST_SHARE)",
         "> len(usual_log)",
         ("tests/detectors/test_baseline.py",),
@@ -277,7 +301,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.alarm_checks:_has_no_other_reason",
-        "if measured.gain < ALONE * measured.next_gain and not measured.split.stopped_again:",
+        "if measured.gain < ALONE * measured.next_gain and not (measured.split.stopped_again or measured.role_outlier):",
         "if False:",
         ("tests/detectors/test_alarm_checks.py",),
     ),
@@ -1223,10 +1247,46 @@ MUTANTS = (
         ("tests/detectors/test_persistence.py",),
     ),
     Mutant(
-        "detectors.straggler.persistence:doubt",
-        "not case.for_work and ",
+        "detectors.straggler.persistence:_may_be_popular",
+        "case.for_work or ",
         "",
         ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:_may_be_popular",
+        "windows >= NODE_WINDOWS and times_its_usual(case) >= MOST_POPULAR",
+        "False",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:_may_be_popular",
+        "windows < 2 * POPULAR_WINDOWS",
+        "windows < POPULAR_WINDOWS",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.persistence:_may_be_popular",
+        " and len(spells) < OWN_PERIOD_HITS",
+        "",
+        ("tests/detectors/test_persistence.py",),
+    ),
+    Mutant(
+        "detectors.straggler.alarm_checks:_peers_wait",
+        "not measured.role_outlier and ",
+        "",
+        ("tests/detectors/test_alarm_checks.py",),
+    ),
+    Mutant(
+        "detectors.straggler.alarm_checks:_has_no_other_reason",
+        " or measured.role_outlier",
+        "",
+        ("tests/detectors/test_alarm_checks.py",),
+    ),
+    Mutant(
+        "detectors.workload.workload_rules:_stages",
+        "by_rank[members].max() > ratio * by_rank[members].min()",
+        "False",
+        ("tests/detectors/test_workload.py",),
     ),
     Mutant(
         "detectors.straggler.persistence:doubt",

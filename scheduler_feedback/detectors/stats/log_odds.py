@@ -49,6 +49,8 @@ ROLE_LAID_OUT = -2.0
 """Used instead of ROLE_UNKNOWN if the known layout of the job gives the peers the same work: then only uneven data can
 explain the slowness."""
 
+ROLE_OUTLIER = 0.5
+"""Used instead of ROLE_LAID_OUT if the rank differs from its role far more than any other rank does from its own."""
 
 HANG_ENDED = -1.5
 """Weight against a hang of a recorded job that went on. The state of the rank's process is not recorded."""

@@ -43,6 +43,25 @@ FROM_START_SIGMAS = 4.0
 """A rank was slow from the start only if it was slower by at least this many standard deviations of the other ranks.
 Unequal pipeline stages spread the ranks of a healthy gang (ByteDance trace ST)."""
 
+SMALL_ROLE = 8
+"""In a role with fewer ranks, the spread of the other ranks is measured over all roles, each rank relative to its own
+role: the spread of three ranks is mostly chance."""
+
+OUTLIER_RATIO = float(np.log(1.08))
+"""A rank is an outlier of its role only if it is slower than its role by at least this ratio (logarithm of 1.08): GPUs
+of one model differ by 8 % on average (Sinha et al., SC'22)."""
+
+OUTLIER_SIGMAS = 6.0
+"""A rank is an outlier of its role only if it is slower by at least this many standard deviations of the other ranks.
+It has no healthy past that confirms the difference, so that more are needed than FROM_START_SIGMAS."""
+
+BEYOND_SPREAD = float(np.log(1.25))
+"""Used instead of OUTLIER_SIGMAS standard deviations if that is more: healthy GPUs of one model differ by at most 22 %
+(Sinha et al., SC'22)."""
+
+OUTLIER_OF_NEXT = 2.0
+"""A rank is an outlier of its role only if it is slower by at least this many times as much as any other rank."""
+
 LEAST_SHARE = 16
 """If more than one node for each sixteen ranks is slow from the start, the work is divided unequally and no rank is
 slow."""
@@ -182,10 +201,38 @@ def _slow_from_start(
     threshold = FROM_START_PEERS if role is None else FROM_START_SELF
     slow = np.zeros(len(usual_log), np.bool_)
     for members in where.roles if role is None else (np.arange(len(usual_log)),):
+        few = role is None and len(members) < SMALL_ROLE
         for rank in members[residual[members] >= threshold].tolist():
-            others = members[members != rank]
-            scale = max(spread(place[others]), float(own[rank]), SPREAD_FLOOR)
+            others = np.delete(residual, rank) if few else place[members[members != rank]]
+            scale = max(spread(others[np.isfinite(others)]), float(own[rank]), SPREAD_FLOOR)
             slow[rank] = residual[rank] >= FROM_START_SIGMAS * scale
+    if role is None and not slow.any() and (worst := _role_outlier(residual, where)) is not None:
+        slow[worst] = residual[worst] >= FROM_START_SIGMAS * max(float(own[worst]), SPREAD_FLOOR)
     if len(set(where.index[slow].tolist())) > max(1, len(usual_log) // LEAST_SHARE):
         return np.zeros_like(slow), np.exp(usual_log)  # many nodes: unequal work, not faulty nodes
     return slow, np.exp(np.where(slow, expected if role is None else expected + role, usual_log))
+
+
+def is_role_outlier(baseline: Baseline, where: Places, rank: int) -> bool:
+    """Return whether this rank, and no other, is clearly slower in the warm-up than ranks with the same work.
+
+    rank: index of the rank.
+    """
+    usual = log_compute(baseline.compute, baseline.step_seconds)
+    return _role_outlier(np.nan_to_num(usual - middle_of_peers(usual, where), nan=-np.inf), where) == rank
+
+
+def _role_outlier(residual: FloatArray, where: Places) -> int | None:
+    """Return the index of the rank that is an outlier among ranks with the same work; None if no rank is.
+
+    It differs from its role far more than the others differ from theirs: hardware of one model, with the same work, is
+    alike. The first rank is never one: it often logs and saves for all. residual: float64 [n], log compute time
+    relative to the role, minus infinity if the role is too small.
+    """
+    worst = int(residual.argmax())
+    others = np.delete(residual, worst)
+    if not where.layout_known or worst == 0 or not np.isfinite(residual).all():
+        return None
+    scale = max(float(np.sqrt(np.mean((others - np.median(others)) ** 2))), SPREAD_FLOOR / 2)
+    least = max(OUTLIER_RATIO, min(OUTLIER_SIGMAS * scale, BEYOND_SPREAD), OUTLIER_OF_NEXT * float(others.max()))
+    return worst if residual[worst] >= least else None

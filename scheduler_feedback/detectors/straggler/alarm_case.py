@@ -18,7 +18,7 @@ from scheduler_feedback.detectors.counters.cause_attribution import (
     HealthyState,
     attribute,
 )
-from scheduler_feedback.detectors.steps.baseline import Baseline, per_step
+from scheduler_feedback.detectors.steps.baseline import Baseline, is_role_outlier, per_step
 from scheduler_feedback.detectors.steps.places import Places, middle_of_others_of
 from scheduler_feedback.detectors.steps.windows import Window, join
 
@@ -109,6 +109,8 @@ class Measured:
     out; if the node has all ranks of the role, only its alarmed ranks are."""
     next_gain: float
     """Seconds that a step would save without the next best suspect."""
+    role_outlier: bool
+    """Whether the rank was slow from the start, and differed from its role far more than any other rank."""
     few: bool
     """Whether few enough ranks are alarmed for each to be slow for its own reason."""
     of_node: tuple[int, ...]
@@ -162,18 +164,33 @@ def measure(case: Case) -> Measured:
         from_start=from_start,
         compute=compute[rank],
         usual=baseline.reference[rank] if from_start else baseline.compute[rank],
-        drift=middle_of_others_of(compute / np.maximum(baseline.reference, 1e-9), where, rank),
+        drift=drift_of_others(case),
         wait=wait[rank],
         others_wait=middle_of_others_of(wait, where, rank),
         extra_wait=_extra_wait(wait, None if from_start else baseline.wait, where, rank),
         step_seconds=float(case.mean("step_seconds")),
         gain=own_gain,
         next_gain=float(others_gain.max()) if len(others_gain) else 0.0,
+        role_outlier=from_start and not baseline.role_known and is_role_outlier(baseline, where, rank),
         few=few,
         of_node=tuple(of_node),
         of_other_nodes=tuple(of_other_nodes),
         split=split,
     )
+
+
+def drift_of_others(case: Case) -> float:
+    """Return the compute time of the other ranks since the alarm began, divided by their compute time in the
+    warm-up."""
+    compute = case.mean("compute")
+    return middle_of_others_of(compute / np.maximum(case.baseline.reference, 1e-9), case.where, case.rank)
+
+
+def times_its_usual(case: Case) -> float:
+    """Return the compute time of the suspected rank since the alarm began, divided by that of a healthy rank."""
+    rank, baseline = case.rank, case.baseline
+    usual = (baseline.reference if baseline.from_start[rank] else baseline.compute)[rank]
+    return float(case.mean("compute")[rank]) / max(float(usual) * drift_of_others(case), 1e-9)
 
 
 def most_alarmed(ranks: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.counters.cause_attribution import Attribution
 from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.steps.baseline import OUTLIER_RATIO
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS, middle_of_others_of
 from scheduler_feedback.detectors.straggler.alarm_case import Case, Measured, measure, slow_windows
 from scheduler_feedback.detectors.straggler.alarm_evidence import evidence_of
@@ -34,7 +35,8 @@ EXTRA_WAIT_SHARE = 0.5
 
 ALONE = 3.0
 """A rank is the culprit only if it explains at least this many times as much lost time as the next rank. Not tested if
-samples found the rank stopped more than once."""
+samples found the rank stopped more than once, or if it is an outlier of its role: then the next rank is the slowest of
+another stage, whose cost is added."""
 
 
 OWN_PERIOD_HITS = 3
@@ -55,7 +57,7 @@ logarithm of 1.6). With less, more work can be the reason: pipeline stages of he
 
 LARGER_PART_OF_ROLE = float(np.log(1.25))
 """Used instead of LARGER_PART if the layout gives the peers the same work. Then only uneven data or experts can be the
-reason."""
+reason. An outlier of its role needs no more than OUTLIER_RATIO."""
 
 TOKENS_SHARE = 0.5
 """If the rank's tokens explain at least this share of its excess time, they are the reason, and the alarm is refused.
@@ -148,7 +150,8 @@ def _peers_wait(case: Case, measured: Measured) -> Refusal | None:
         return None
     if measured.extra_wait < EXTRA_WAIT_SHARE * measured.excess:
         return Refusal("its peers do not wait for it: it does not delay the gang")
-    enough = measured.from_start and len(case.ranks) >= LEAST_PEERS
+    # Compared with the healthy state of peers with the same work, extra_wait is exact: it excludes pipeline bubbles.
+    enough = measured.from_start and not measured.role_outlier and len(case.ranks) >= LEAST_PEERS
     if enough and measured.wait >= INVERTED * measured.others_wait:
         times = measured.wait / max(measured.others_wait, 1e-9)
         return Refusal(f"it waits {times:.2g} times as long as its peers: it does not delay them")
@@ -165,7 +168,8 @@ def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
             "be of another model or have more work"
         )
     times = measured.compute / measured.usual
-    if np.log(times) < (LARGER_PART_OF_ROLE if case.where.layout_known else LARGER_PART):
+    least = LARGER_PART_OF_ROLE if case.where.layout_known else LARGER_PART
+    if np.log(times) < (OUTLIER_RATIO if measured.role_outlier else least):
         return Refusal(
             f"it has computed {times:.3g} times as long as its peers from the start: it may have more "
             "work or may be slower, and there is no healthy history to compare with"
@@ -183,7 +187,7 @@ def _has_no_period(case: Case, measured: Measured) -> Refusal | None:
 
 def _has_no_other_reason(case: Case, measured: Measured) -> Refusal | None:
     """Refuse if another rank, or other load on a shared machine, can explain the slow steps."""
-    if measured.gain < ALONE * measured.next_gain and not measured.split.stopped_again:
+    if measured.gain < ALONE * measured.next_gain and not (measured.split.stopped_again or measured.role_outlier):
         return Refusal("another rank explains the slow steps nearly as well")
     if case.shared_machine and measured.split.may_be_chance_load:
         return Refusal(_chance_load(measured.split))

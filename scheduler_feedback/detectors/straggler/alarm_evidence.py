@@ -14,6 +14,9 @@ def evidence_of(case: Case, measured: Measured) -> tuple[Evidence, ...]:
     facts = (*_of_steps(case, measured), *_of_counters(measured, case.shared_machine))
     if not measured.from_start or case.baseline.role_known:
         return facts
+    if measured.role_outlier:
+        against = "no healthy history of this rank, but its peers have the same work, and no other rank is as slow"
+        return (*facts, Evidence("healthy_state_known", 0.0, 1.0, "", against, log_odds.ROLE_OUTLIER))
     weight = log_odds.ROLE_LAID_OUT if case.where.layout_known else log_odds.ROLE_UNKNOWN
     against = "no healthy history of this rank; its share of the work may be larger"
     return (*facts, Evidence("healthy_state_known", 0.0, 1.0, "", against, weight))

@@ -97,7 +97,7 @@ def _less_work(watched: GangState, window: Window) -> float:
 
     Needed so that a short phase of less work, such as an evaluation, does not become the best step time.
     """
-    work = float(np.exp(np.median(np.array(watched.shifts), axis=1).mean())) if len(watched.shifts) else 1.0
+    work = float(np.exp(row_medians(np.array(watched.shifts)).mean())) if len(watched.shifts) else 1.0
     if work >= LIGHT_WORK:
         watched.light_since_ns = None
         return min(work, 1.0)

@@ -13,7 +13,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS
 from scheduler_feedback.detectors.steps.shared_sequences import mates
-from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows
+from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows, times_its_usual
 from scheduler_feedback.detectors.straggler.alarm_checks import OWN_PERIOD_HITS, OWN_PERIOD_STEPS
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, GangState, Spell
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS, NODE_WINDOWS
@@ -25,6 +25,16 @@ RETURNING_WINDOWS = 2 * INTERVAL_WINDOWS
 TIMES_THE_EARLIER = 2
 """If several ranks of a node are slow again, they are accused only after this many times the windows of their longest
 earlier spell: stalls of a data loader come back."""
+
+POPULAR_WINDOWS = OFFSET_STEPS + NODE_WINDOWS
+"""In a job with experts that does not report tokens, a rank is accused only after at least this many windows: an expert
+may be popular for a hundred windows, and two dozen more show that this has not ended. With a hundred, 3 of 26 healthy
+jobs were accused (``python -m benchmarks.traces --classes hot-expert``, seeds 37000 to 37025)."""
+
+MOST_POPULAR = 5 / 3
+"""Largest ratio by which a popular expert slows its rank down. Frameworks that limit the tokens of an expert allow up
+to twice the mean (GShard and Switch Transformer: capacity factors of 1 to 2), and expert layers take at most about two
+thirds of a rank's compute time."""
 
 KEPT_SPELLS = 8
 """Number of newest spells that are kept for each rank."""
@@ -60,10 +70,10 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
             f"it has been slow for {spell.windows} windows, and another rank was slow for {longest} windows and "
             "recovered: the job's own work may slow one rank after the other"
         )
-    if not case.for_work and spell.windows < OFFSET_STEPS and _has_experts(shape) and not _is_whole_node(case):
+    if _may_be_popular(watched, case, shape):
         return (
             "the job routes tokens to experts and does not report tokens: a popular expert looks the same for up to "
-            f"{OFFSET_STEPS} windows"
+            f"{POPULAR_WINDOWS} windows"
         )
     return ""
 
@@ -149,6 +159,24 @@ def _longest_of_others(watched: GangState, case: Case) -> int:
     """Return the windows of the longest spell of a rank that is not slow now."""
     over = (spells for rank, spells in watched.spells.items() if rank not in case.alarmed and rank != case.rank)
     return max((spell.windows for spells in over for spell in spells), default=0)
+
+
+def _may_be_popular(watched: GangState, case: Case, shape: Shape) -> bool:
+    """Return whether the rank may compute a popular expert, whose tokens are not reported.
+
+    Popularity ends, is bounded, and moves from expert to expert. So it does not explain these ranks: one that has been
+    slow for POPULAR_WINDOWS windows (twice as many if other ranks were slow before), one that is slower by more than
+    MOST_POPULAR for NODE_WINDOWS windows, and one that is slow again and again while no other rank ever was.
+    """
+    spells = watched.spells[case.rank]
+    windows = spells[-1].windows
+    if case.for_work or not _has_experts(shape) or _is_whole_node(case):
+        return False
+    if windows >= NODE_WINDOWS and times_its_usual(case) >= MOST_POPULAR:
+        return False
+    if _longest_of_others(watched, case):
+        return windows < 2 * POPULAR_WINDOWS
+    return windows < POPULAR_WINDOWS and len(spells) < OWN_PERIOD_HITS
 
 
 def _is_whole_node(case: Case) -> bool:

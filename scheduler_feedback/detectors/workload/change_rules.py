@@ -7,7 +7,7 @@ four must suffice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,7 +141,7 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, counters: CounterSt
             return
         idle = _idle(course, usual, recent)
         yield from _grown(course, usual, recent, idle)
-        yield from _stage_grown(course, usual, recent, idle, _pressed(course, job, counters))
+        yield from _stage_grown(course, usual, recent, idle, lambda: _pressed(course, job, counters))
         yield from _lengths_grown(course, usual, recent)
     yield from _pauses(course, usual, max(count, PAUSE_STEPS))
 
@@ -176,7 +176,7 @@ def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
         return None
     newest = np.log(np.array(list(course.normal)[-NODE_WINDOWS:]) / usual.normal)
     shift = column_medians(newest)
-    by_node = np.array([float(np.median(shift[where.index == node])) for node in range(len(where.names))])
+    by_node = np.array([median(shift[where.index == node]) for node in range(len(where.names))])
     worst = int(by_node.argmax())
     there = where.index == worst
     inside = [members for members in where.roles if there[members].all()]
@@ -185,7 +185,7 @@ def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
     stages = course.shape.coordinate("stage")
     if len(inside) == 1 and (len(inside[0]) < LEAST_OF_STAGE or stages[there].min() == stages.min()):
         return None
-    of_stage = [float(np.median(shift[members])) for members in inside]
+    of_stage = [median(shift[members]) for members in inside]
     others = float(np.abs(shift[~there]).max())
     least = max(SHIFT_SIGMAS * usual.sway, math.log(LEAST_SLOWDOWN))
     if min(of_stage) < max(least, APART * others, ALIKE_STAGES * max(of_stage)):
@@ -201,7 +201,7 @@ def _slow_stages_of_node(course: Course, usual: Usual) -> Claim | None:
                  f"all stages; all stages of {where.names[worst]} grew alike, and no other stage grew", 2.0),
     )  # fmt: skip
     kept = np.log(np.array(course.normal)[:, there] / usual.normal[there])
-    usual_steps = np.flatnonzero(np.median(kept, axis=1) < min(of_stage) / 2)
+    usual_steps = np.flatnonzero(row_medians(kept) < min(of_stage) / 2)
     first_step = course.numbers[int(usual_steps[-1]) + 1 if len(usual_steps) and usual_steps[-1] + 1 < len(kept) else 0]
     return Claim(f"{NODE}-{where.names[worst]}", Kind.STRAGGLER, Cause.UNKNOWN, ranks[0], ranks,
                  usual.seconds, evidence, first_step, node=where.names[worst])  # fmt: skip
@@ -293,12 +293,12 @@ def _kept_waiting(idle: float) -> Evidence:
 
 
 def _stage_grown(
-    course: Course, usual: Usual, recent: Recent, idle: FloatArray, pressed: list[bool]
+    course: Course, usual: Usual, recent: Recent, idle: FloatArray, pressed: Callable[[], list[bool]]
 ) -> Iterator[Claim]:
     """Yield a claim about one stage, if its ranks all take longer than when the job was new, and the other ranks do
     not.
 
-    The cause is more work, or missing input.
+    The cause is more work, or missing input. pressed: returns for each role whether tasks on its hosts wait.
     """
     where = course.where
     if not where.layout_known or len(where.roles) < 2:
@@ -307,7 +307,7 @@ def _stage_grown(
     worst = int(shifts.argmax())
     members, shift = where.roles[worst], float(shifts[worst])
     others = float(np.abs(np.delete(shifts, worst)).max())
-    if len(members) < LEAST_OF_STAGE or shift < APART * others or pressed[worst]:
+    if len(members) < LEAST_OF_STAGE or shift < APART * others or pressed()[worst]:
         return
     if not _shifted(usual, recent.normal, members) or float(recent.shift[members].min()) < shift / 2:
         return
@@ -405,10 +405,10 @@ def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
     often = float(np.bincount(slowest).max()) / count
     on_node = float(np.bincount(course.where.index[slowest]).max()) / count
     of_role = float(np.bincount(course.where.role[slowest]).max()) / count
-    excess = float(np.median(above)) - usual.top
+    excess = median(above) - usual.top
     if len(course.where.roles) > 1 and of_role > PAUSE_NODE_SHARE:
         return  # a slow stage
-    grown = abs(float(np.median(normal / usual.normal)) - 1.0)
+    grown = abs(median(normal / usual.normal) - 1.0)
     alike = unlike <= AS_EVER * max(usual.unlike, 0.01) and grown < excess / 2
     who_paused = set(slowest[above > least].tolist())
     if not alike or often > ROTATING_SHARE or len(who_paused) < PAUSE_RANKS or on_node > PAUSE_NODE_SHARE:

@@ -125,6 +125,8 @@ def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[
     if of_stage[worst] < STAGE_RATIO * others or (by_rank[members] < STAGE_OF_EACH * others).any():
         return
     ratio = float(of_stage[worst] / others)
+    if by_rank[members].max() > ratio * by_rank[members].min():
+        return  # the ranks of the stage differ more than the stages: some of its ranks are slow
     stages = course.shape.coordinate("stage")
     compute = np.array(course.compute)
     noise = float(np.std(np.log(compute[:, members]).mean(axis=1))) / math.sqrt(len(compute)) + 0.005
