@@ -175,6 +175,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     """True run time. Known only in a simulation; read only by `Estimates.EXACT`."""
     constraint: str = ""
     """Name of a condition that the job's nodes must meet; '': none. See `Node.refuses`."""
+    requests: tuple[tuple[str, int], ...] = ()
+    """Resources other than slots that one pod of the job requests, by name; empty: none, or unknown. All pods of a
+    constraint request the same. See `Node.free`."""
     checkpoint_command: tuple[str, ...] = ()
     """Command that saves the job before it moves, as an argument list without a shell. It runs next to rank 0 before
     the checkpoint signal. Empty: no command."""

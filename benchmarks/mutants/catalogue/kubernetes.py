@@ -362,7 +362,7 @@ MUTANTS = (
     Mutant(
         "backends.kubernetes.attempts.gang_stop:owner_has_ended", "job.metadata.uid != owner.uid", "False", _WRITING
     ),
-    Mutant("backends.kubernetes.objects.translate:rank_key", "not in _FIRST_ROLES", "in _FIRST_ROLES", _TRANSLATE),
+    Mutant("backends.kubernetes.objects.rank_order:rank_key", "not in _FIRST_ROLES", "in _FIRST_ROLES", _TRANSLATE),
     Mutant(
         "backends.kubernetes.objects.translate:gang_of",
         "(not pod.spec.node_name, rank_key(pod))",

@@ -16,6 +16,11 @@ from scheduler_feedback.policies.index.domains import Topology, lowest, numbers
 TIERS = len(Tier)
 NOWHERE = -1
 
+Requests = tuple[tuple[str, int], ...]
+"""Amount of each resource, by its name."""
+
+_NO_LIMIT = 1 << 31
+
 
 def _by_node(slots: Iterable[Slot]) -> dict[str, int]:
     """Return the slots of each node as a bit mask, by node name."""
@@ -46,6 +51,7 @@ class Plan:
     slowdown: expected slowdown of suspect nodes, by node number; healthy speed is left out.
     crossing: number of gangs that use the uplinks of a domain; each gang costs uplink_slowdown.
     congested: slowdown, minus 1, that interference verdicts report for the uplinks of a domain.
+    unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
     """
 
     __slots__ = (
@@ -59,6 +65,7 @@ class Plan:
         "slots_in",
         "slowdown",
         "topology",
+        "unreported",
         "uplink_slowdown",
         "with_free",
     )
@@ -77,6 +84,7 @@ class Plan:
         self.crossing: dict[int, int] = {}
         self.congested: dict[int, float] = {}
         self.uplink_slowdown = 0.0
+        self.unreported: dict[int, dict[str, tuple[int, Requests]]] = {}
         for node in nodes:
             self.pool[number[node.name]] = self._pool_of(node)
             self._note_slowdown(node)
@@ -145,7 +153,32 @@ class Plan:
         other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
         other.crossing, other.congested = self.crossing, self.congested
         other.uplink_slowdown = self.uplink_slowdown
+        other.unreported = self.unreported  # shared: a start counts in both
         return other
+
+    # --- other resources than slots ----------------------------------------------------------------------------------
+
+    def note_start(self, job_id: str, number: int, pods: int, requests: Requests) -> None:
+        """Count pods that started on the node since its last report, until the next one. requests: those of one pod."""
+        self.unreported.setdefault(number, {})[job_id] = (pods, requests)
+
+    def forget_start(self, job_id: str, numbers: Iterable[int]) -> None:
+        """Stop counting the job's pods on these nodes."""
+        for number in numbers:
+            started = self.unreported.get(number, {})
+            if started.pop(job_id, None) is not None and not started:
+                del self.unreported[number]
+
+    def pods_left(self, number: int, requests: Requests) -> int:
+        """Return for how many pods the node has resources, counting gangs that started since its last report.
+
+        requests: those of one pod. The node must have reported its free resources. Slots are not counted.
+        """
+        free = dict(self.topology.free[number])
+        for pods, used in self.unreported.get(number, {}).values():
+            for name, count in used:
+                free[name] = free.get(name, 0) - pods * count
+        return min((max(free.get(name, 0), 0) // count for name, count in requests if count), default=_NO_LIMIT)
 
     # --- transactions ------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from scheduler_feedback.backends.kubernetes.attempts.gang_stop import (
     owner_has_ended,
     resume,
     stop,
-    suspend_jobs,
+    suspend_owners,
 )
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Attempt,
@@ -96,6 +96,7 @@ class AttemptLifecycle:
                 if gang is not None and attempt.phase is Phase.BINDING:
                     await self._assign_and_bind(attempt, action, gang)
                     return
+        self._unplan(attempt)
         if attempt.phase is Phase.BINDING:
             why = await owner_has_ended(self._connection.client, self._last_pods.get(attempt.job_id, []))
             if why:
@@ -105,6 +106,7 @@ class AttemptLifecycle:
     async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
         try:
             with self._cache.lock:
+                self._unplan(attempt)
                 attempt.members = assign(self._cache, gang.pods, action.placement)
                 attempt.beyond = not gang.grouped and bool(group_of(gang.pods[0]))
                 self.hold(attempt)
@@ -117,6 +119,9 @@ class AttemptLifecycle:
         if gang.grouped and group is not None:
             await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
         await self.bind(attempt)
+
+    def _unplan(self, attempt: Attempt) -> None:
+        self._cache.unplan((attempt.job_id, attempt.number), {slot.node for slot in attempt.placement})
 
     async def start_probe(self, attempt: Attempt, action: StartGang, body: dict[str, Any]) -> None:
         """Create the pod that probes a node, and wait until the cache has it."""
@@ -193,7 +198,7 @@ class AttemptLifecycle:
             self._emit(AttemptUnknown(attempt.job_id, attempt.number))
 
     async def _delete(self, attempt: Attempt) -> None:
-        """Delete the bound pods of a gang that never ran as a whole. Jobs of running pods are suspended meanwhile."""
+        """Delete the bound pods of a gang that never ran as a whole. Owners of running pods are suspended meanwhile."""
         client = self._connection.client
         bound = {member.uid: member for member in attempt.members if member.bound}
         with self._cache.lock:
@@ -205,12 +210,12 @@ class AttemptLifecycle:
         for member in attempt.members:
             if not member.bound:
                 self._cache.unassume(member.uid)
-        suspended = await suspend_jobs(client, running)
+        suspended = await suspend_owners(client, running)
         of_jobs = {pod.metadata.uid for pod in running if pod.owner is not None and pod.owner.uid in suspended}
         await delete_all(client, [member for uid, member in bound.items() if uid not in of_jobs])
         if suspended:
             await self._gone(attempt)
-        for path in suspended.values():
+        for path in dict.fromkeys(suspended.values()):
             await resume(client, path)
 
     # --- stopping ----------------------------------------------------------------------------------------------------
@@ -253,7 +258,7 @@ class AttemptLifecycle:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def resume_left(self) -> None:
-        """Resume Jobs that an earlier leader suspended."""
+        """Resume Jobs and other owners that an earlier leader suspended."""
         for path in await left_suspended(self._connection.client):
             _log.info("%s was left suspended by an earlier leader; resuming it", path)
             try:
