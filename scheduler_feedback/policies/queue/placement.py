@@ -19,7 +19,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from scheduler_feedback.core.cluster import Limit, Node, Tier, tier_of
-from scheduler_feedback.core.job import Job, JobSpec, Slot
+from scheduler_feedback.core.job import Job, JobSpec, Slot, resized
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS, Plan
@@ -138,6 +138,8 @@ def _place_by_slots(
     spec = job.spec
     barred = barred_for(plan, job, excluded)
     ranks = spec.ranks if most is None else min(most, spec.max_ranks or spec.ranks)
+    if ranks != spec.ranks:
+        ranks -= ranks % spec.unit
     if ranks < (spec.min_ranks or spec.ranks):
         return None
     if spec.pinned_node is not None:
@@ -152,17 +154,18 @@ def _place_by_slots(
     if least >= ranks:
         return None
     # If a number of ranks does not fit, no larger one does: find the largest that fits by bisection.
-    beyond, best = ranks, None
+    unit = spec.unit
+    best, least, beyond = 0, least // unit, ranks // unit
     while least < beyond:
         middle = (least + beyond) // 2
         mark = plan.checkpoint()
-        if (found := _place(plan, spec, middle, barred, suspects, policy, spares, patience)) is None:
+        if (found := _place(plan, spec, middle * unit, barred, suspects, policy, spares, patience)) is None:
             beyond = middle
         else:
             best, least = middle, middle + 1
         if found is not None:
             plan.rollback(mark)
-    return None if best is None else _place(plan, spec, best, barred, suspects, policy, spares, patience)
+    return _place(plan, spec, best * unit, barred, suspects, policy, spares, patience) if best else None
 
 
 def pods_on(spec: JobSpec, slots: Sequence[Slot]) -> dict[str, int]:
@@ -172,7 +175,7 @@ def pods_on(spec: JobSpec, slots: Sequence[Slot]) -> dict[str, int]:
     """
     firsts: list[int] = []
     rank = 0
-    for group in spec.groups:
+    for group in resized(spec, len(slots)).groups:
         firsts += [rank] if group.same_node else range(rank, rank + group.ranks)
         rank += group.ranks
     counts: dict[str, int] = {}

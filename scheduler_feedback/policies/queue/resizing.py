@@ -104,7 +104,7 @@ def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] 
     most = job.spec.max_ranks or job.spec.ranks
     if (left := index.shares.left(job.spec.queue)) is not None:
         most = min(most, ranks + left)
-    wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + 1))
+    wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + job.spec.unit))
     mark = plan.checkpoint()
     plan.give(rank.slot for rank in job.ranks)
     slots = place(plan, wanted, suspects=False, policy=state.policy, most=most)
@@ -203,9 +203,11 @@ def _split(job: Job) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
     on_node: dict[str, int] = {}
     for rank in job.ranks:
         on_node[rank.slot.node] = on_node.get(rank.slot.node, 0) + 1
-    by_worth = sorted(job.ranks, key=lambda rank: (-on_node[rank.slot.node], rank.rank))
+    unit = job.spec.unit
+    units = [job.ranks[first : first + unit] for first in range(0, len(job.ranks), unit)]
+    units.sort(key=lambda ranks: (-on_node[ranks[0].slot.node], ranks[0].rank))
     least = job.spec.min_ranks or job.spec.ranks
-    stay = {rank.rank for rank in by_worth[:least]}
+    stay = {rank.rank for ranks in units[: least // unit] for rank in ranks}
     return (
         tuple(rank.slot for rank in job.ranks if rank.rank in stay),
         tuple(rank.slot for rank in job.ranks if rank.rank not in stay),

@@ -217,7 +217,7 @@ def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Option | None
 
     It keeps the ranks on nodes that no verdict accuses, or uses other healthy slots if there are more.
     """
-    if job.spec.min_ranks is None or job.spec.groups:
+    if job.spec.min_ranks is None:
         return None
     accused = accused_nodes(state, job)
     healthy = tuple(rank.slot for rank in job.ranks if rank.slot.node not in accused)

@@ -21,6 +21,7 @@ from scheduler_feedback.backends.kubernetes.attempts.binding import (
     delete_all,
     write_placement,
 )
+from scheduler_feedback.backends.kubernetes.attempts.gang_resize import resize
 from scheduler_feedback.backends.kubernetes.attempts.gang_stop import (
     left_suspended,
     owner_has_ended,
@@ -38,8 +39,9 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     place_of,
     scan_attempt,
 )
-from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import Gang, group_of
+from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import is_elastic
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang, group_of, slots_of
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, AttemptUnknown, CancelRequested, Event
 
@@ -90,6 +92,16 @@ class AttemptLifecycle:
     async def start(self, attempt: Attempt, action: StartGang) -> None:
         """Bind all pods of the gang to the nodes in the action. If one pod cannot be bound, the start fails."""
         gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
+        if gang is not None and (group := self._elastic(attempt)) is not None:
+            try:
+                await resize(
+                    self._connection.client, group, gang.pods, len(attempt.placement) // slots_of(gang.pods[0])
+                )
+            except BackendError as error:
+                self._unplan(attempt)
+                self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
+                return
+            gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING, len(attempt.placement))
         if gang is not None:
             async with self._starting:
                 gang = await self._all_there(attempt, 0.0, Phase.BINDING)  # pods may have changed during the wait
@@ -119,6 +131,11 @@ class AttemptLifecycle:
         if gang.grouped and group is not None:
             await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
         await self.bind(attempt)
+
+    def _elastic(self, attempt: Attempt) -> PodGroup | None:
+        """Return the attempt's group if it is that of an elastic gang."""
+        group = self._cache.groups.get(attempt.key)
+        return group if group is not None and is_elastic(group) else None
 
     def _unplan(self, attempt: Attempt) -> None:
         self._cache.unplan((attempt.job_id, attempt.number), {slot.node for slot in attempt.placement})
@@ -172,8 +189,8 @@ class AttemptLifecycle:
     def _may_bind(self, attempt: Attempt) -> bool:
         return self._may_act() and attempt.phase is not Phase.STOPPING
 
-    async def _all_there(self, attempt: Attempt, seconds: float, phase: Phase) -> Gang | None:
-        """Return the gang once all its pods exist and none is bound.
+    async def _all_there(self, attempt: Attempt, seconds: float, phase: Phase, slots: int = 0) -> Gang | None:
+        """Return the gang once all its pods exist and none is bound. slots: GPUs that its pods must request; 0: any.
 
         Return None after `seconds`, or if the attempt is no longer in `phase`.
         """
@@ -181,7 +198,12 @@ class AttemptLifecycle:
         until = loop.time() + seconds
         while True:
             gang = self._cache.gang(attempt.key) if attempt.key else None
-            if gang is not None and gang.spec is not None and not any(pod.spec.node_name for pod in gang.pods):
+            if (
+                gang is not None
+                and gang.spec is not None
+                and not any(pod.spec.node_name for pod in gang.pods)
+                and slots in (0, sum(map(slots_of, gang.pods)))
+            ):
                 return gang
             if loop.time() >= until or attempt.phase is not phase:
                 return None

@@ -25,6 +25,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
     RANK,
     attempt_of,
     ranks_of,
+    slots_of,
     slots_written,
 )
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, RankExit, RankFailed, RankSeen
@@ -174,8 +175,15 @@ def _put(cache: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[i
 
 
 def requests_by_node(pods: Sequence[Pod], placement: Sequence[Slot]) -> dict[str, dict[str, int]]:
-    """Return what the gang's GPU pods request in total on each node of their ranks. placement: slots, by rank."""
+    """Return what the gang's GPU pods request in total on each node of their ranks. placement: slots, by rank.
+
+    An elastic gang that grows does not have all of its pods yet: the missing ones equal the others.
+    """
     by_node: dict[str, dict[str, int]] = {}
+    first, each = next(((pod, count) for pod in pods if (count := slots_of(pod))), (None, 1))
+    if first is not None:
+        missing = (len(placement) - sum(map(slots_of, pods))) // each
+        pods = [*pods, *(first for _ in range(missing))]
     for pod, ranks in zip(pods, ranks_of(pods), strict=True):
         if len(ranks) and ranks.start < len(placement):
             node = placement[ranks.start].node

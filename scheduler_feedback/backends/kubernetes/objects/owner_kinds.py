@@ -67,6 +67,10 @@ RECREATING = frozenset({*(kind for _, kind in KINDS), "StatefulSet"})
 StatefulSets."""
 
 
+RESIZABLE = frozenset({"Job", "PyTorchJob"})
+"""Kinds of pods' owners whose number of pods gangwatch can change (``attempts.gang_resize``)."""
+
+
 def kind_of(owner: OwnerReference) -> OwnerKind | None:
     """Return how the owner is suspended; None if it cannot be. Job is known without its API group, too."""
     group = owner.api_version.partition("/")[0] if owner.api_version else "batch"

@@ -21,6 +21,7 @@ from scheduler_feedback.backends.kubernetes.objects.constraints import (
     is_accelerator,
     refusal,
 )
+from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import MEMBERS, bounded, is_elastic
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Node, Pod, PodGroup, Queue
 from scheduler_feedback.backends.kubernetes.objects.owner_kinds import RECREATING
 from scheduler_feedback.backends.kubernetes.objects.quantities import amounts, requests_of
@@ -50,6 +51,9 @@ SLOTS = f"{OURS}slots"
 PLACEMENT = f"{OURS}placement"
 BEYOND = f"{OURS}beyond-least"
 """Annotation of a pod that was bound when its group already had its least number of pods."""
+
+WORLD_SIZE = f"{OURS}world-size"
+"""Annotation that we write on a pod: the number of ranks of its gang."""
 
 ARRAY = f"{OURS}array"
 ARRAY_PARALLEL = f"{OURS}array-parallel"
@@ -132,7 +136,9 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
 
     Bound pods stay members when pods are added; the unbound pods follow in the order of their ranks.
     """
-    least = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
+    requested = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
+    elastic = bool(requested) and is_elastic(group)
+    least = (whole(group.metadata.annotation(MEMBERS)) or requested) if elastic else requested
     found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
     found.sort(key=lambda pod: (not pod.spec.node_name, rank_key(pod)))
     members = tuple(sorted(found[:least], key=rank_key))
@@ -142,8 +148,22 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
     if len(members) < least or any(pod.spec.scheduling_gates for pod in members):
         return Gang(job_id, key, members, None, "", None, True)
     gang = _gang(job_id, key, members, group.metadata, True)
+    if elastic:
+        return _with_bounds(gang, group.metadata, requested)
     bound = all(pod.spec.node_name for pod in members)
     return replace(gang, beyond=tuple(found[least:]) if bound else ())
+
+
+def _with_bounds(gang: Gang, declared: Metadata, requested: int) -> Gang:
+    """Return the gang with the bounds of its size; refused if it cannot be resized."""
+    if gang.spec is None:
+        return gang
+    try:
+        return replace(
+            gang, spec=bounded(gang.spec, gang.pods, [slots_of(pod) for pod in gang.pods], declared, requested)
+        )
+    except BackendError as error:
+        return replace(gang, spec=None, constraint=None, refused=str(error))
 
 
 def beyond(pod: Pod, group: PodGroup) -> Gang:
