@@ -67,3 +67,18 @@ def test_long_gangs_on_free_slots_leave_the_processors_that_the_head_needs(
         assert sum(cluster.bound(name) for name in later) == 1
         cluster.finish("runs")
         wait_for("the head is bound when the first has ended", lambda: cluster.bound("head") == 1)
+
+
+def test_two_gangs_of_one_cycle_do_not_both_get_the_processors_of_a_node(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    """Each gang fits on either node, and not both on one. Before, the second one failed to bind and waited again."""
+    cluster.add_nodes("n1", "n2")
+    names = [f"gang-{number}" for number in range(2)]
+    for name in names:  # before the controller starts, so that its first cycle has both
+        cluster.add_gang(name, 1, containers=container(1, 40))
+    with running(access, folder) as it:
+        for name in names:
+            wait_for(f"{name} is bound", lambda name=name: cluster.bound(name) == 1, 30)
+        assert {node for name in names for node in cluster.nodes_of(name).values()} == {"n1", "n2"}
+        assert {job.attempt for job in it.jobs().values()} == {1}, "no start has failed"

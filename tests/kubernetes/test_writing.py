@@ -722,7 +722,8 @@ def test_all_objects_of_gangwatch_are_deleted_and_objects_of_users_stay() -> Non
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/scheduled": msgspec.to_builtins(scheduled),
         f"{GROUPS}/scheduled": msgspec.to_builtins(scheduled),
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/others": msgspec.to_builtins(others),
-        "/apis/batch/v1/jobs/train": a_job({"suspend": True}),
+        "/apis/batch/v1/jobs/train": a_job({"suspend": True}, labels={gang_stop.SUSPENDED: "true"}),
+        "/apis/batch/v1/jobs/other": a_job({"suspend": True}, "job-2"),
         f"{JOBS}/train": a_job({"suspend": True}),
         f"{MAPS}/main-memory": {"metadata": {}},
         f"{MAPS}/main-revoked": {"metadata": {}},
@@ -754,7 +755,7 @@ def test_only_the_condition_of_gangwatch_is_removed_from_upstream_groups() -> No
     path = f"/apis/{API}/namespaces/default/podgroups/up"
     body = {"metadata": {"name": "up", "namespace": "default"}, "status": {"conditions": [{"type": "Scheduled"}]}}
     lists = ("/api/v1/nodes", "/api/v1/pods", f"/apis/{API}/podgroups", "/apis/batch/v1/jobs", RULES)
-    rule = {"metadata": {"name": "r"}}
+    rule = {"metadata": {"name": "r", "labels": {"app.kubernetes.io/managed-by": "gangwatch"}}}
     api = LittleApi({f"/apis/{API}/podgroups/up": body, path: body, f"{RULES}/r": rule}, lists)
     removed = asyncio.run(remove_all(api, "ours", "main"))
     assert (removed["groups"], removed["device rules"], removed["memories"]) == (1, 1, 0)

@@ -93,7 +93,8 @@ class HeldSlots:
         plan = self.plan_or_none
         if plan is not None and plan.unreported:
             numbers = plan.topology.number
-            plan.forget_start(job_id, {numbers[slot.node] for slot in slots if slot.node in numbers})
+            if plan.forget_start(job_id, {numbers[slot.node] for slot in slots if slot.node in numbers}):
+                self.grown = self.changed = True
 
     def _cross(self, slots: tuple[Slot, ...], more: int) -> None:
         """Add a gang on these slots to the gang count of every uplink that it uses. more: 1; -1 subtracts it."""

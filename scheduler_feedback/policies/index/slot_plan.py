@@ -162,12 +162,16 @@ class Plan:
         """Count pods that started on the node since its last report, until the next one. requests: those of one pod."""
         self.unreported.setdefault(number, {})[job_id] = (pods, requests)
 
-    def forget_start(self, job_id: str, numbers: Iterable[int]) -> None:
-        """Stop counting the job's pods on these nodes."""
+    def forget_start(self, job_id: str, numbers: Iterable[int]) -> bool:
+        """Stop counting the job's pods on these nodes. Return whether any were counted."""
+        found = False
         for number in numbers:
             started = self.unreported.get(number, {})
-            if started.pop(job_id, None) is not None and not started:
-                del self.unreported[number]
+            if started.pop(job_id, None) is not None:
+                found = True
+                if not started:
+                    del self.unreported[number]
+        return found
 
     def pods_left(self, number: int, requests: Requests) -> int:
         """Return for how many pods the node has resources, counting gangs that started since its last report.

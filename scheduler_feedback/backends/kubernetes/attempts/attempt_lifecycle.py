@@ -95,13 +95,13 @@ class AttemptLifecycle:
         if gang is not None and (group := self._elastic(attempt)) is not None:
             try:
                 await resize(
-                    self._connection.client, group, gang.pods, len(attempt.placement) // slots_of(gang.pods[0])
+                    self._connection.client, group, gang.pods, len(action.placement) // slots_of(gang.pods[0])
                 )
             except BackendError as error:
                 self._unplan(attempt)
                 self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
                 return
-            gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING, len(attempt.placement))
+            gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING, len(action.placement))
         if gang is not None:
             async with self._starting:
                 gang = await self._all_there(attempt, 0.0, Phase.BINDING)  # pods may have changed during the wait
