@@ -14,6 +14,7 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     assign,
     ended,
     rejected,
+    requests_by_node,
     scan_attempt,
     written,
 )
@@ -306,3 +307,46 @@ def test_other_attempts_and_unreadable_annotations_are_not_adopted() -> None:
     assert adopt("j", 1, "default/g", pods, declared) is None
     assert adopt("j", 1, "default/g", pods, group("g", 2, {PLACEMENT: "{"})) is None
     assert adopt("j", 1, "default/g", pods, None) is None
+
+
+# --- resources of attempts whose pods have no nodes yet --------------------------------------------------------------
+
+
+def test_a_planned_attempt_counts_in_the_node_s_report_until_its_pods_do() -> None:
+    cache = cache_of("n1")
+    hungry = [{"name": "m", "resources": {"requests": {"cpu": "20", "nvidia.com/gpu": "1"}}}]
+    one = pod("w-0", 1, "g", containers=hungry)
+    cache.want(constraint_of(one))
+    limit = seen(cache)["n1"].limits[0]
+    assert (limit.pods, dict(seen(cache)["n1"].free)["cpu"]) == (3, 64_000)
+    cache.plan(("j", 1), requests_by_node([one], slots("n1", 1)))
+    limit = seen(cache)["n1"].limits[0]
+    assert (limit.pods, limit.most_pods, dict(seen(cache)["n1"].free)["cpu"]) == (2, 3, 44_000)
+    assert seen(cache)["n1"].slots == 8, "its slots are those of the cycle's own gang"
+    cache.unplan(("j", 1), ["n1"])
+    assign(cache, [one], slots("n1", 1))
+    cache.hold(one.metadata.uid, Place("j", 1, "n1", range(1)))
+    limit = seen(cache)["n1"].limits[0]
+    assert (limit.pods, dict(seen(cache)["n1"].free)["cpu"]) == (2, 44_000)
+
+
+def test_large_pods_that_fit_side_by_side_are_limited_by_slots_alone() -> None:
+    cache = cache_of("n1")
+    whole = [{"name": "m", "resources": {"requests": {"cpu": "60", "nvidia.com/gpu": "8"}}}]
+    constraint = constraint_of(pod("w-0", 8, "g", containers=whole))
+    cache.want(constraint, 8)
+    assert (seen(cache)["n1"].limits, seen(cache)["n1"].free) == ((), ()), "one pod uses all slots"
+    cache.want(constraint, 4)
+    assert [one.pods for one in seen(cache)["n1"].limits] == [1], "two pods of four slots need 120 processors"
+    cache.want(constraint, 8)
+    assert seen(cache)["n1"].limits, "the smallest pod counts"
+
+
+def test_a_node_without_free_slots_reports_no_amounts() -> None:
+    cache = cache_of("n1", gpus=1)
+    hungry = [{"name": "m", "resources": {"requests": {"cpu": "40", "nvidia.com/gpu": "1"}}}]
+    cache.want(constraint_of(pod("w-0", 1, containers=hungry)))
+    running = pod("other", 1, nodeName="n1", containers=hungry)
+    add(cache, running)
+    cache.hold(running.metadata.uid, Place("j", 1, "n1", range(1)))
+    assert seen(cache)["n1"].free == ()

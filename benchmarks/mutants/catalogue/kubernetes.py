@@ -352,12 +352,12 @@ MUTANTS = (
         (_K + "marks.py",),
     ),
     Mutant(
-        "backends.kubernetes.attempts.gang_stop:stop",
-        "if job.ignores_disruptions:\n                continue",
-        "pass",
+        "backends.kubernetes.attempts.gang_stop:_may_be_evicted",
+        "if not job.ignores_disruptions:",
+        "if True:",
         _WRITING,
     ),
-    Mutant("backends.kubernetes.attempts.gang_stop:stop", "if member.uid not in left_to_job", "", _WRITING),
+    Mutant("backends.kubernetes.attempts.gang_stop:stop", "if member.uid not in left_to_owner", "", _WRITING),
     Mutant("backends.kubernetes.attempts.gang_stop:_evict_at_last", "if error.code != 429:", "if True:", _WRITING),
     Mutant(
         "backends.kubernetes.attempts.gang_stop:owner_has_ended", "job.metadata.uid != owner.uid", "False", _WRITING
@@ -379,7 +379,7 @@ MUTANTS = (
     Mutant("backends.kubernetes.published.uninstall:remove_all", "if is_probe(pod):", "if False:", _WRITING),
     Mutant(
         "backends.kubernetes.published.uninstall:remove_all",
-        "_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND)",
+        "_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND, WORLD_SIZE)",
         "_strip(client, path, ATTEMPT)",
         _WRITING,
     ),

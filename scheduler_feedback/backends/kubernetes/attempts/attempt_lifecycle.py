@@ -94,9 +94,7 @@ class AttemptLifecycle:
         gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
         if gang is not None and (group := self._elastic(attempt)) is not None:
             try:
-                await resize(
-                    self._connection.client, group, gang.pods, len(action.placement) // slots_of(gang.pods[0])
-                )
+                await resize(self._connection.client, group, gang.pods, len(action.placement) // slots_of(gang.pods[0]))
             except BackendError as error:
                 self._unplan(attempt)
                 self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
