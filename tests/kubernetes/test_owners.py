@@ -7,20 +7,29 @@ kubeflow/training-operator, kubeflow/mpi-operator and ray-project/kuberay (all A
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.attempts import gang_stop
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from scheduler_feedback.backends.kubernetes.objects.other_schedulers import gang_of as gang_name
 from scheduler_feedback.backends.kubernetes.objects.owner_kinds import KINDS, kind_at
 from scheduler_feedback.backends.kubernetes.objects.rank_order import rank_key
-from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, gang_of
+from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, TIME_LIMIT, gang_of
+from scheduler_feedback.core.job import JobState
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.harness import Api, Cluster, needs_manager, running, wait_for
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import group, pod
+from tests.kubernetes.test_feedback import POLICY, accuse
 from tests.kubernetes.test_writing import BUDGETS, IGNORES, PODS, evictions, member_of
 
 Owner = tuple[str, str, str]
@@ -228,3 +237,80 @@ def test_each_group_of_a_leaderworkerset_and_each_raycluster_is_an_observed_gang
     names = {gang_name(pod(f"p{n}", labels=groups[n % 2])) for n in range(4)}
     assert names == {"default.serve-0.lws", "default.serve-1.lws"}
     assert gang_name(pod("head", labels={"ray.io/cluster": "r"})) == "default.r.raycluster"
+
+
+# --- a JobSet on a real API server, with the real Job controller -----------------------------------------------------
+
+JOB_SETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DEFINITION = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "jobsets.jobset.x-k8s.io"},
+    "spec": {
+        "group": "jobset.x-k8s.io",
+        "scope": "Namespaced",
+        "names": {"kind": "JobSet", "plural": "jobsets", "singular": "jobset", "listKind": "JobSetList"},
+        "versions": [
+            {
+                "name": "v1alpha2",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+@contextmanager
+def job_set_controller(cluster: Cluster, done: list[bool]) -> Iterator[None]:
+    """Copy the JobSet's `suspend` to its Job, as the JobSet controller does. done: each value that it copied."""
+    over = threading.Event()
+    job_path = "/apis/batch/v1/namespaces/default/jobs/train"
+
+    def work(api: Api) -> None:
+        while not over.wait(0.1):
+            wanted = bool(api.get(f"{JOB_SETS}/set")["spec"].get("suspend"))
+            if bool(api.get(job_path)["spec"].get("suspend")) is not wanted:
+                api.patch(job_path, {"spec": {"suspend": wanted}})
+                done.append(wanted)
+
+    thread = threading.Thread(target=work, args=(cluster.api,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.xdist_group("kubernetes")
+@pytest.mark.timeout(300)
+def test_the_gang_of_a_jobset_moves_although_its_job_tolerates_no_failure(
+    plane: ControlPlane, cluster: Cluster, access: Access, folder: Path
+) -> None:
+    needs_manager(plane)
+    cluster.api.create(DEFINITIONS, DEFINITION)
+    wait_for("JobSets are served", lambda: cluster.api.find(JOB_SETS))
+    body = {"apiVersion": JOB_SET[0], "kind": "JobSet", "metadata": {"name": "set", "namespace": "default"}, "spec": {}}
+    made = cluster.api.create(JOB_SETS, body)
+    copied: list[bool] = []
+    try:
+        cluster.add_nodes("n1", "n2", "n3")
+        cluster.add_job("train", 2, annotations={RESTARTABLE: "true", TIME_LIMIT: "36000"}, backoffLimit=0)
+        owner = reference((JOB_SET[0], "JobSet", "set")) | {"uid": made["metadata"]["uid"]}
+        path_of_job = "/apis/batch/v1/namespaces/default/jobs/train"
+        cluster.api.patch(path_of_job, {"metadata": {"ownerReferences": [owner]}})
+        with job_set_controller(cluster, copied), running(access, folder, POLICY) as it:
+            wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+            slow = sorted(cluster.nodes_of("train").values())[1]
+            accuse(it, "train", slow)
+            wait_for("it runs again", lambda: it.jobs()["train"].attempt == 2, 90)
+            wait_for("elsewhere", lambda: it.jobs()["train"].state is JobState.RUNNING)
+            assert slow not in cluster.nodes_of("train").values()
+            assert cluster.api.get(path_of_job)["status"].get("failed", 0) == 0
+        assert copied == [True, False], "the JobSet was suspended and resumed, and the Job by its controller alone"
+        assert gang_stop.SUSPENDED not in cluster.api.get(f"{JOB_SETS}/set")["metadata"].get("labels", {})
+    finally:
+        cluster.api.delete(f"{DEFINITIONS}/jobsets.jobset.x-k8s.io")
