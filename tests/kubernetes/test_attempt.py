@@ -343,10 +343,15 @@ def test_large_pods_that_fit_side_by_side_are_limited_by_slots_alone() -> None:
 
 
 def test_a_node_without_free_slots_reports_no_amounts() -> None:
-    cache = cache_of("n1", gpus=1)
-    hungry = [{"name": "m", "resources": {"requests": {"cpu": "40", "nvidia.com/gpu": "1"}}}]
-    cache.want(constraint_of(pod("w-0", 1, containers=hungry)))
-    running = pod("other", 1, nodeName="n1", containers=hungry)
-    add(cache, running)
-    cache.hold(running.metadata.uid, Place("j", 1, "n1", range(1)))
+    """Each change of its CPU or memory would be a report, although no pod can be placed on it."""
+    cache = cache_of("n1", gpus=2)
+    hungry = [{"name": "m", "resources": {"requests": {"cpu": "30", "nvidia.com/gpu": "1"}}}]
+    large = [{"name": "m", "resources": {"requests": {"cpu": "40", "nvidia.com/gpu": "1"}}}]
+    cache.want(constraint_of(pod("w-0", 1, containers=large)))
+    for number in range(2):
+        running = pod(f"other-{number}", 1, nodeName="n1", containers=hungry)
+        add(cache, running)
+        assert seen(cache)["n1"].free or number
+        cache.hold(running.metadata.uid, Place("j", 1, "n1", range(number, number + 1)))
+    assert [(one.pods, one.most_pods) for one in seen(cache)["n1"].limits] == [(1, 1)]
     assert seen(cache)["n1"].free == ()

@@ -94,6 +94,15 @@ def test_without_a_report_the_gang_counts_until_it_runs() -> None:
     assert started(state, [AttemptRunning("a", 1, ranks)], 3) == ["b"], "the report stands"
 
 
+def test_a_running_gang_does_not_count_in_a_rebuilt_index() -> None:
+    state = State()
+    assert started(state, [node(), Submitted("a", spec("narrow", 4))], 1) == ["a"]
+    ranks = tuple(RankSeen(rank, "n1", rank, 0, 0) for rank in range(4))
+    assert started(state, [AttemptRunning("a", 1, ranks)], 2) == []
+    drop_index(state)
+    assert index_of(state).plan.unreported == {}, "it started after the only report, but runs"
+
+
 def test_a_failed_start_gives_its_processors_back() -> None:
     state = State(policy=Policy(retry_backoff_seconds=600.0))
     short = spec("wide", seconds=60.0)

@@ -8,6 +8,7 @@ _ELASTIC = (_K + "elastic.py",)
 _CACHE = (_K + "attempt.py",)
 _TRANSLATE = (_K + "translate.py",)
 _ROOM = ("tests/policies/test_room_of_started_gangs.py",)
+_MOVING = ("tests/policies/test_room_of_moving_gangs.py",)
 _GROUPS = ("tests/policies/test_elastic_groups.py",)
 
 MUTANTS = (
@@ -40,9 +41,11 @@ MUTANTS = (
     Mutant("backends.kubernetes.api_server.node_usage:NodeUsage.free", "free[resource] -= count", "pass", _CACHE),
     Mutant("policies.index.held_slots:HeldSlots._note_start", "or job.state is not JobState.STARTING", "", _ROOM),
     Mutant("policies.index.slot_plan:Plan.pods_left", "pods * count", "count", _ROOM),
-    Mutant("policies.queue.placement:_most_pods", "min(pods, left)", "pods", _ROOM),
+    Mutant("policies.queue.placement:_most_pods", "plan.pods_left(number, spec.requests)", "None", _ROOM),
+    Mutant("policies.index.held_slots:HeldSlots.vacate", "self._leave(job, given)", "pass", _MOVING),
+    Mutant("policies.index.held_slots:HeldSlots.stay", "self._leave(job, slots, 0)", "pass", _MOVING),
+    Mutant("policies.index.slot_plan:Plan._undo_leave", "del known[key]", "pass", _MOVING),
     Mutant("policies.queue.backfill_scheduling:place_beside", "room.beyond(plan, job.spec)", "[]", _ROOM),
     Mutant("policies.queue.placement:_place_by_slots", "ranks -= ranks % spec.unit", "pass", _GROUPS),
-    Mutant("policies.queue.resizing:_split", "unit = job.spec.unit", "unit = 1", _GROUPS),
     Mutant("policies.intake.job_admission:_fixed_groups", "least % first.ranks or", "", _GROUPS),
 )

@@ -88,6 +88,30 @@ class HeldSlots:
             if (job.attempt_started_ns or 0) >= nodes[name].reported_ns:
                 plan.note_start(job.job_id, number, pods, job.spec.requests)
 
+    def vacate(self, job: Job, slots: Iterable[Slot] | None = None) -> None:
+        """Make the running gang's slots and its other resources free in the plan, until the caller rolls the plan back.
+
+        slots: only these, all of whole pods; None: all of them.
+        """
+        plan, all_slots = self.plan, tuple(rank.slot for rank in job.ranks)
+        given = all_slots if slots is None else tuple(slots)
+        plan.give(given)
+        self._leave(job, given)
+
+    def stay(self, job: Job) -> None:
+        """Revoke ``vacate`` for all slots of the gang."""
+        slots = tuple(rank.slot for rank in job.ranks)
+        self.plan.hold(slots)
+        self._leave(job, slots, 0)
+
+    def _leave(self, job: Job, slots: tuple[Slot, ...], part: int = 1) -> None:
+        plan = self.plan
+        if not plan.topology.free or not job.spec.requests:
+            return
+        for name, pods in pods_on(job.spec, slots).items():
+            if (number := plan.topology.number.get(name)) is not None:
+                plan.leave(job.job_id, number, pods * part, job.spec.requests)
+
     def _forget_start(self, job_id: str, slots: Iterable[Slot]) -> None:
         """Stop counting the gang's use of other resources, because the next report of its nodes includes it."""
         plan = self.plan_or_none

@@ -55,6 +55,7 @@ class Plan:
     """
 
     __slots__ = (
+        "_amounts",
         "_journal",
         "_mask",
         "congested",
@@ -75,6 +76,7 @@ class Plan:
         self.topology = Topology(nodes)
         self._mask = [(1 << size) - 1 for size in self.topology.sizes]
         self._journal: list[tuple[int, int]] = []
+        self._amounts: list[tuple[int, str, tuple[int, Requests] | None]] = []  # changes of unreported to undo
         number = self.topology.number
         for name, bits in _by_node(busy).items():
             if (index := number.get(name)) is not None:
@@ -146,7 +148,7 @@ class Plan:
     def copy(self) -> Plan:
         """Return a copy with the same free slots and no open transaction."""
         other = object.__new__(Plan)
-        other.topology, other._journal = self.topology, []
+        other.topology, other._journal, other._amounts = self.topology, [], []
         other._mask, other.count, other.pool = self._mask[:], self.count[:], self.pool[:]
         other.with_free = [sets[:] for sets in self.with_free]
         other.free_in = [free[:] for free in self.free_in]
@@ -173,6 +175,29 @@ class Plan:
                     del self.unreported[number]
         return found
 
+    def leave(self, job_id: str, number: int, pods: int, requests: Requests) -> None:
+        """Assume that pods of the job have left the node, until ``rollback``. requests: those of one pod.
+
+        pods: 0 revokes an earlier call.
+        """
+        if number not in self.topology.free:
+            return
+        known = self.unreported.setdefault(number, {})
+        key = f"{job_id} leaves"
+        self._amounts.append((number, key, known.get(key)))
+        self._journal.append((NOWHERE, 0))
+        known[key] = (-pods, requests)
+
+    def _undo_leave(self) -> None:
+        number, key, before = self._amounts.pop()
+        known = self.unreported[number]
+        if before is not None:
+            known[key] = before
+            return
+        del known[key]
+        if not known:
+            del self.unreported[number]
+
     def pods_left(self, number: int, requests: Requests) -> int:
         """Return for how many pods the node has resources, counting gangs that started since its last report.
 
@@ -194,11 +219,16 @@ class Plan:
         """Undo every change since the mark."""
         journal = self._journal
         while len(journal) > mark:
-            self._put(*journal.pop())
+            number, mask = journal.pop()
+            if number == NOWHERE:
+                self._undo_leave()
+            else:
+                self._put(number, mask)
 
     def commit(self) -> None:
         """Make all changes permanent. Earlier marks become invalid."""
         self._journal.clear()
+        self._amounts.clear()
 
     def take(self, name: str, count: int) -> tuple[Slot, ...]:
         """Take `count` slots of the node: in the fullest NVLink island that has enough, else the lowest free slots.

@@ -113,15 +113,14 @@ def _hold_beyond(plan: Plan, limits: Mapping[int, Limit], spec: JobSpec, emptied
 def _most_pods(plan: Plan, number: int, limit: Limit | None, spec: JobSpec, emptied: Container[str]) -> int | None:
     """Return for how many pods of the job the node has other resources than slots; None: slots are the tighter limit.
 
-    limit: the limit that the node reported for the job's constraint. It does not include gangs that have started since.
+    limit: the limit that the node reported for the job's constraint. It does not include gangs that have started since,
+    or that are assumed to leave the node.
     """
     if plan.topology.names[number] in emptied:
         return None if limit is None else limit.most_pods
-    pods = None if limit is None else limit.pods
     if number in plan.unreported and number in plan.topology.free and spec.requests:
-        left = plan.pods_left(number, spec.requests)
-        return left if pods is None else min(pods, left)
-    return pods
+        return plan.pods_left(number, spec.requests)
+    return None if limit is None else limit.pods
 
 
 def _place_by_slots(

@@ -106,7 +106,7 @@ def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] 
         most = min(most, ranks + left)
     wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + job.spec.unit))
     mark = plan.checkpoint()
-    plan.give(rank.slot for rank in job.ranks)
+    index.vacate(job)
     slots = place(plan, wanted, suspects=False, policy=state.policy, most=most)
     plan.rollback(mark)
     return slots
@@ -184,7 +184,7 @@ def _room_without(
     slots: tuple[Slot, ...] | None = None
     for job in ample:
         stay, leave = _split(job)
-        plan.give(leave)
+        index.vacate(job, leave)
         freed.append((job, stay, leave))
         inner = plan.checkpoint()
         slots = place(plan, first, suspects=False, policy=state.policy, most=index.most_ranks(first))
@@ -203,11 +203,9 @@ def _split(job: Job) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
     on_node: dict[str, int] = {}
     for rank in job.ranks:
         on_node[rank.slot.node] = on_node.get(rank.slot.node, 0) + 1
-    unit = job.spec.unit
-    units = [job.ranks[first : first + unit] for first in range(0, len(job.ranks), unit)]
-    units.sort(key=lambda ranks: (-on_node[ranks[0].slot.node], ranks[0].rank))
+    by_worth = sorted(job.ranks, key=lambda rank: (-on_node[rank.slot.node], rank.rank))
     least = job.spec.min_ranks or job.spec.ranks
-    stay = {rank.rank for ranks in units[: least // unit] for rank in ranks}
+    stay = {rank.rank for rank in by_worth[:least]}  # whole groups: a group is on one node, and its ranks are in a row
     return (
         tuple(rank.slot for rank in job.ranks if rank.rank in stay),
         tuple(rank.slot for rank in job.ranks if rank.rank not in stay),
