@@ -90,7 +90,7 @@ def test_two_gangs_of_one_cycle_do_not_both_get_the_processors_of_a_node(
 def test_a_gang_moves_off_a_slow_node_and_keeps_the_other_one_whose_processors_it_uses(
     plane: ControlPlane, cluster: Cluster, access: Access, folder: Path
 ) -> None:
-    """Each node has room for one pod. Before, the gang's own pod made its healthy node look full, and it never moved."""
+    """Each node has room for one pod. Before, the healthy node counted as full because of the gang's own pod."""
     needs_manager(plane)
     cluster.add_nodes("n1", "n2", "n3")
     annotations = {RESTARTABLE: "true", TIME_LIMIT: "36000"}
