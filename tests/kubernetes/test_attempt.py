@@ -355,3 +355,20 @@ def test_a_node_without_free_slots_reports_no_amounts() -> None:
         cache.hold(running.metadata.uid, Place("j", 1, "n1", range(number, number + 1)))
     assert [(one.pods, one.most_pods) for one in seen(cache)["n1"].limits] == [(1, 1)]
     assert seen(cache)["n1"].free == ()
+
+
+def test_virtual_functions_limit_the_pods_of_a_node_as_processors_do() -> None:
+    """SR-IOV's device plug-in reports the virtual functions of each rail as an extended resource."""
+    cache = cache_of("n1")
+    rail = "nvidia.com/rail0_vf"
+    with_functions = node("n1")
+    assert with_functions.status.allocatable is not None
+    with_functions.status.allocatable[rail] = "4"
+    cache.node_changed("n1", None, with_functions)
+    one_each = [{"name": "m", "resources": {"requests": {rail: "1", "nvidia.com/gpu": "1"}}}]
+    one = pod("w-0", 1, "g", containers=one_each)
+    cache.want(constraint_of(one))
+    assert [limit.pods for limit in seen(cache)["n1"].limits] == [4]
+    cache.plan(("j", 1), requests_by_node([one] * 3, slots("n1", 3)))
+    assert [limit.pods for limit in seen(cache)["n1"].limits] == [1]
+    assert dict(seen(cache)["n1"].free)[rail] == 1
