@@ -74,6 +74,14 @@ def test_a_gang_that_cannot_be_resized_is_refused_with_the_reason(
     assert gang.spec is None and why in gang.refused
 
 
+@pytest.mark.parametrize(("minimum", "most"), [(2**31 - 1, "6"), (4, "2147483647"), (2**31 - 1, "2147483647")])
+def test_a_number_of_pods_that_no_cluster_has_is_refused_at_once(minimum: int, most: str) -> None:
+    """Every user may write the annotations. An object for each of these pods would exhaust the memory."""
+    declared = group("train", minimum, BOUNDS | {MOST_MEMBERS: most, MEMBERS: "2"})
+    gang = gang_of(declared, pods_of(2, 8))
+    assert gang.spec is None and "at most 16384 pods" in gang.refused
+
+
 def test_pods_that_a_growing_gang_does_not_have_yet_count_on_their_nodes() -> None:
     placement = [Slot("n1", 0), Slot("n1", 1), Slot("n2", 0)]
     found = requests_by_node(pods_of(1), placement)

@@ -22,6 +22,11 @@ MEMBERS = f"{OURS}members"
 """Annotation that we write on the group of an elastic gang: the number of pods to which its owner was resized."""
 
 
+MOST_PODS = 1 << 14
+"""Maximum number of pods of an elastic gang, more than the nodes of a cluster with 100,000 GPUs. Every user may
+declare a number, and a gang has an object for each of its pods."""
+
+
 def is_elastic(group: PodGroup) -> bool:
     """Return whether the group declares that its owner may be resized."""
     return bool(group.metadata.annotation(LEAST_MEMBERS) or group.metadata.annotation(MOST_MEMBERS))
@@ -35,6 +40,8 @@ def bounded(spec: JobSpec, pods: Sequence[Pod], slots: Sequence[int], declared: 
     """
     least = _members(declared, LEAST_MEMBERS) or requested
     most = _members(declared, MOST_MEMBERS) or requested
+    if max(most, requested) > MOST_PODS:
+        raise BackendError(f"an elastic gang has at most {MOST_PODS} pods, not {max(most, requested)}")
     owners = {pod.owner.uid if pod.owner is not None else "" for pod in pods}
     owner, each = pods[0].owner, slots[0]
     if any(count != each for count in slots):
