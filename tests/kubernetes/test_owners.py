@@ -163,6 +163,30 @@ def test_the_launcher_and_the_workers_of_an_mpijob_are_stopped_by_one_suspension
     }
 
 
+class OldOperator(LittleApi):
+    """API server whose definition of MPIJob has no flag `suspend`, so that the field is dropped."""
+
+    def _store(self, path: str, body: Any) -> Any:
+        if "/mpijobs/" in path:
+            body.get("spec", {}).get("runPolicy", {}).pop("suspend", None)
+        return super()._store(path, body)
+
+
+def test_an_owner_whose_operator_is_too_old_is_named_and_what_was_suspended_is_resumed() -> None:
+    """Otherwise the gang would be stopped for ever: its pods would never go."""
+    label = {"training.kubeflow.org/job-name": "train"}
+    pods = [owned("other", job("other")), owned("train-worker-0", MPI, **label)]
+    api = OldOperator({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods}, (BUDGETS, PODS))
+    add(api, job("other"))
+    add(api, MPI)
+    with pytest.raises(BackendError, match="mpijobs/train cannot be suspended: the installed version"):
+        stopped(api, *pods)
+    assert api.objects[path(job("other"))]["spec"] == {"suspend": False}
+    for owner in (job("other"), MPI):
+        assert gang_stop.SUSPENDED not in (api.objects[path(owner)]["metadata"].get("labels") or {})
+    assert asyncio.run(gang_stop.suspend_owners(api, pods[1:])) == {}
+
+
 @pytest.mark.parametrize("shuts_down", [True, False])
 def test_a_rayjob_is_suspended_if_kuberay_allows_it(shuts_down: bool) -> None:
     label = {"ray.io/cluster": "train-abcde"}

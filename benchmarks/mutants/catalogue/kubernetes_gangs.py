@@ -20,6 +20,7 @@ MUTANTS = (
         "False",
         _OWNERS,
     ),
+    Mutant("backends.kubernetes.attempts.gang_stop:_suspend", "if not kind.is_suspended", "if None and", _OWNERS),
     Mutant("backends.kubernetes.attempts.gang_stop:left_suspended", "break", "pass", _OWNERS),
     Mutant("backends.kubernetes.objects.owner_kinds:OwnerKind.suspend", "if self.in_run_policy", "if False", _OWNERS),
     Mutant("backends.kubernetes.objects.owner_kinds:path_of", "owner.api_version or", "", _OWNERS),

@@ -126,6 +126,7 @@ class OwnedList(Part):
 _jobs = msgspec.json.Decoder(Job)
 _owned_lists = msgspec.json.Decoder(OwnedList)
 _budget_lists = msgspec.json.Decoder(BudgetList)
+_anything = msgspec.json.Decoder(dict[str, Any])
 
 
 def job_path(namespace: str, name: str) -> str:
@@ -179,8 +180,13 @@ async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -
         if why := forbidden(evicted, budgets.items):
             raise BackendError(why)
     paths = list(dict.fromkeys(suspended.values()))
-    for path in paths:
-        await client.patch(path, _suspend(path))
+    for number, path in enumerate(paths):
+        try:
+            await _suspend(client, path)
+        except BackendError:
+            for done in paths[:number]:
+                await resume(client, done)
+            raise
     left_to_owner = {pod.metadata.uid for pod in pods if pod.owner is not None and pod.owner.uid in suspended}
     await asyncio.gather(*(_evict_at_last(client, member) for member in living if member.uid not in left_to_owner))
     return paths
@@ -201,8 +207,17 @@ async def _may_be_evicted(client: Client, namespace: str, owner: OwnerReference,
         )
 
 
-def _suspend(path: str) -> dict[str, Any]:
-    return {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": kind_at(path).suspend(True)}
+async def _suspend(client: Client, path: str) -> None:
+    """Suspend the object at this path. Raises BackendError if its definition lacks the flag.
+
+    The API server drops a field that an object's definition does not have. An operator of that version would never stop
+    the pods.
+    """
+    kind = kind_at(path)
+    answer = await client.patch(path, {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": kind.suspend(True)})
+    if not kind.is_suspended(_anything.decode(answer).get("spec") or {}):
+        await resume(client, path)
+        raise BackendError(f"{path} cannot be suspended: the installed version of its operator does not support it")
 
 
 async def suspend_owners(client: Client, pods: Sequence[Pod]) -> dict[str, str]:
@@ -216,7 +231,7 @@ async def suspend_owners(client: Client, pods: Sequence[Pod]) -> dict[str, str]:
         try:
             found = await suspendable(client, namespace, owner, pods)
             if found.path and found.path not in suspended.values():
-                await client.patch(found.path, _suspend(found.path))
+                await _suspend(client, found.path)
         except BackendError as error:
             _log.warning("%s %s cannot be suspended: %s", owner.kind, owner.name, error)
         else:

@@ -12,6 +12,7 @@ of them as a failure; if it is cleared, the controller creates the pods again. S
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,10 @@ class OwnerKind:
         """Return the patch of the spec that sets the flag."""
         flag = {"suspend": value}
         return {"runPolicy": flag} if self.in_run_policy else flag
+
+    def is_suspended(self, spec: Mapping[str, Any]) -> bool:
+        """Return whether the flag is set in the object's spec."""
+        return bool((spec.get("runPolicy") or {} if self.in_run_policy else spec).get("suspend"))
 
 
 def _kubeflow(plural: str, *versions: str) -> OwnerKind:
