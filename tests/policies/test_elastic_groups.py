@@ -41,6 +41,8 @@ def test_an_elastic_gang_gets_as_many_whole_groups_as_fit(free: tuple[int, int],
 def test_a_limit_on_ranks_is_rounded_down_to_whole_groups() -> None:
     plan = Plan([Node("n0", 8), Node("n1", 8)])
     assert len(place(plan, job(spec(2)), most=15) or ()) == 12, "a queue has room for 15"
+    plan = Plan([Node("n0", 8), Node("n1", 8)], [Slot("n1", 6), Slot("n1", 7)])
+    assert len(place(plan, job(spec(2)), most=15) or ()) == 12, "14 slots are free"
 
 
 def test_a_resized_specification_has_a_group_for_each_part_of_the_ranks() -> None:
