@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import LEAST_MEMBERS, MEMBERS, MOST_MEMBERS
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ARRAY,
     ARRAY_PARALLEL,
@@ -105,6 +106,9 @@ def _annotations(chance: random.Random) -> dict[str, str]:
         PREFERRED_TOPOLOGY: "node",
         BEYOND: "true",
         PLACEMENT: _PLACEMENTS[0],
+        LEAST_MEMBERS: "1",
+        MOST_MEMBERS: "4",
+        MEMBERS: "2",
     }
     found = {}
     for key, value in usual.items():

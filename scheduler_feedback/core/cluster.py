@@ -101,6 +101,12 @@ class Node:
     """Names of job constraints that the node does not meet, as the backend reports them."""
     limits: tuple[Limit, ...] = ()
     """Limits by other resources, as the backend reports them. A constraint without a limit is limited by slots only."""
+    free: tuple[tuple[str, int], ...] = ()
+    """Free amounts of other resources by name, as of the backend's last report; empty if slots limit every constraint
+    more than these resources do."""
+    reported_ns: int = 0
+    """Wall time of the backend's last report. `free` and `limits` include gangs that started before it, and no later
+    ones."""
     queues: tuple[str, ...] = ()
     """Queues of the external scheduler whose jobs may use the node; empty if it has no queues."""
     draining: bool = False

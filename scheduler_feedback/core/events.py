@@ -101,6 +101,7 @@ class NodeSeen(msgspec.Struct, frozen=True):
     refuses: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
+    free: tuple[tuple[str, int], ...] = ()
 
 
 def as_seen(node: Node) -> NodeSeen:
@@ -120,6 +121,7 @@ def as_seen(node: Node) -> NodeSeen:
         node.refuses,
         node.queues,
         node.limits,
+        node.free,
     )
 
 

@@ -175,6 +175,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     """True run time. Known only in a simulation; read only by `Estimates.EXACT`."""
     constraint: str = ""
     """Name of a condition that the job's nodes must meet; '': none. See `Node.refuses`."""
+    requests: tuple[tuple[str, int], ...] = ()
+    """Resources other than slots that one pod of the job requests, by name; empty: none, or unknown. All pods of a
+    constraint request the same. See `Node.free`."""
     checkpoint_command: tuple[str, ...] = ()
     """Command that saves the job before it moves, as an argument list without a shell. It runs next to rank 0 before
     the checkpoint signal. Empty: no command."""
@@ -182,9 +185,23 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Longest wait for checkpoint_command, in seconds."""
 
     @property
+    def unit(self) -> int:
+        """Number of ranks by which an elastic gang grows or shrinks: those of one group, or 1 without groups."""
+        return self.groups[0].ranks if self.groups else 1
+
+    @property
     def stop_seconds(self) -> float:
         """Longest time from the request to stop the job until all of its ranks are killed, in seconds."""
         return self.grace_seconds + (self.checkpoint_timeout_seconds if self.checkpoint_command else 0.0)
+
+
+def resized(spec: JobSpec, ranks: int) -> JobSpec:
+    """Return the specification of an elastic gang that runs with this number of ranks, a multiple of `JobSpec.unit`."""
+    if ranks == spec.ranks:
+        return spec
+    last = len(spec.groups) - 1
+    groups = tuple(spec.groups[min(n, last)] for n in range(ranks // spec.unit)) if spec.groups else ()
+    return msgspec.structs.replace(spec, ranks=ranks, groups=groups)
 
 
 # gc=False: one object per rank, and none can be part of a reference cycle, so the garbage collector can skip them.

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from scheduler_feedback.core import actions, cluster, job, state
-from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.cluster import Limit, Node
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, Tick, as_seen
 from scheduler_feedback.core.formats import KINDS, Feature, Formats, version_key
@@ -44,8 +44,9 @@ def test_stop_time_includes_grace_and_checkpoint_command() -> None:
 @pytest.mark.parametrize("present", [True, False])
 def test_as_seen_returns_the_last_report_of_the_backend(present: bool) -> None:
     seen = NodeSeen(
-        "n1", 8, ("gpu-0",), "machine", present, "H100", "spine", "rack", "rail", "island", 4, ("large",), ("prod",)
-    )
+        "n1", 8, ("gpu-0",), "machine", present, "H100", "spine", "rack", "rail", "island", 4, ("large",), ("prod",),
+        (Limit("wide", 1, 2),), (("cpu", 64_000),),
+    )  # fmt: skip
     reported = {name: getattr(seen, name) for name in seen.__struct_fields__ if name != "node"}
     assert as_seen(Node(seen.node, **reported)) == seen
     assert len(set(map(str, reported.values()))) == len(reported), "swapped fields would otherwise be equal"

@@ -47,7 +47,13 @@ class LittleApi(Client):
         failure = failures.pop(0) if failures and len(failures) > 1 else failures[0] if failures else None
         if failure is not None:
             raise failure
-        return msgspec.json.encode(self._answer(method, path, body))
+        answer = self._answer(method, path, body)
+        label, _, value = (parameters or {}).get("labelSelector", "").partition("=")
+        if method == "GET" and label and path in self.lists:
+            answer["items"] = [
+                one for one in answer["items"] if (one["metadata"].get("labels") or {}).get(label) == value
+            ]
+        return msgspec.json.encode(answer)
 
     def _answer(self, method: str, path: str, body: Any) -> Any:
         if method == "POST":

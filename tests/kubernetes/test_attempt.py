@@ -14,6 +14,7 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     assign,
     ended,
     rejected,
+    requests_by_node,
     scan_attempt,
     written,
 )
@@ -306,3 +307,68 @@ def test_other_attempts_and_unreadable_annotations_are_not_adopted() -> None:
     assert adopt("j", 1, "default/g", pods, declared) is None
     assert adopt("j", 1, "default/g", pods, group("g", 2, {PLACEMENT: "{"})) is None
     assert adopt("j", 1, "default/g", pods, None) is None
+
+
+# --- resources of attempts whose pods have no nodes yet --------------------------------------------------------------
+
+
+def test_a_planned_attempt_counts_in_the_node_s_report_until_its_pods_do() -> None:
+    cache = cache_of("n1")
+    hungry = [{"name": "m", "resources": {"requests": {"cpu": "20", "nvidia.com/gpu": "1"}}}]
+    one = pod("w-0", 1, "g", containers=hungry)
+    cache.want(constraint_of(one))
+    limit = seen(cache)["n1"].limits[0]
+    assert (limit.pods, dict(seen(cache)["n1"].free)["cpu"]) == (3, 64_000)
+    cache.plan(("j", 1), requests_by_node([one], slots("n1", 1)))
+    limit = seen(cache)["n1"].limits[0]
+    assert (limit.pods, limit.most_pods, dict(seen(cache)["n1"].free)["cpu"]) == (2, 3, 44_000)
+    assert seen(cache)["n1"].slots == 8, "its slots are those of the cycle's own gang"
+    cache.unplan(("j", 1), ["n1"])
+    assign(cache, [one], slots("n1", 1))
+    cache.hold(one.metadata.uid, Place("j", 1, "n1", range(1)))
+    limit = seen(cache)["n1"].limits[0]
+    assert (limit.pods, dict(seen(cache)["n1"].free)["cpu"]) == (2, 44_000)
+
+
+def test_large_pods_that_fit_side_by_side_are_limited_by_slots_alone() -> None:
+    cache = cache_of("n1")
+    whole = [{"name": "m", "resources": {"requests": {"cpu": "60", "nvidia.com/gpu": "8"}}}]
+    constraint = constraint_of(pod("w-0", 8, "g", containers=whole))
+    cache.want(constraint, 8)
+    assert (seen(cache)["n1"].limits, seen(cache)["n1"].free) == ((), ()), "one pod uses all slots"
+    cache.want(constraint, 4)
+    assert [one.pods for one in seen(cache)["n1"].limits] == [1], "two pods of four slots need 120 processors"
+    cache.want(constraint, 8)
+    assert seen(cache)["n1"].limits, "the smallest pod counts"
+
+
+def test_a_node_without_free_slots_reports_no_amounts() -> None:
+    """Each change of its CPU or memory would be a report, although no pod can be placed on it."""
+    cache = cache_of("n1", gpus=2)
+    hungry = [{"name": "m", "resources": {"requests": {"cpu": "30", "nvidia.com/gpu": "1"}}}]
+    large = [{"name": "m", "resources": {"requests": {"cpu": "40", "nvidia.com/gpu": "1"}}}]
+    cache.want(constraint_of(pod("w-0", 1, containers=large)))
+    for number in range(2):
+        running = pod(f"other-{number}", 1, nodeName="n1", containers=hungry)
+        add(cache, running)
+        assert seen(cache)["n1"].free or number
+        cache.hold(running.metadata.uid, Place("j", 1, "n1", range(number, number + 1)))
+    assert [(one.pods, one.most_pods) for one in seen(cache)["n1"].limits] == [(1, 1)]
+    assert seen(cache)["n1"].free == ()
+
+
+def test_virtual_functions_limit_the_pods_of_a_node_as_processors_do() -> None:
+    """SR-IOV's device plug-in reports the virtual functions of each rail as an extended resource."""
+    cache = cache_of("n1")
+    rail = "nvidia.com/rail0_vf"
+    with_functions = node("n1")
+    assert with_functions.status.allocatable is not None
+    with_functions.status.allocatable[rail] = "4"
+    cache.node_changed("n1", None, with_functions)
+    one_each = [{"name": "m", "resources": {"requests": {rail: "1", "nvidia.com/gpu": "1"}}}]
+    one = pod("w-0", 1, "g", containers=one_each)
+    cache.want(constraint_of(one))
+    assert [limit.pods for limit in seen(cache)["n1"].limits] == [4]
+    cache.plan(("j", 1), requests_by_node([one] * 3, slots("n1", 3)))
+    assert [limit.pods for limit in seen(cache)["n1"].limits] == [1]
+    assert dict(seen(cache)["n1"].free)[rail] == 1

@@ -414,7 +414,8 @@ def test_exit_codes_of_pods_that_ended_during_the_stop_are_reported() -> None:
 def test_each_job_that_an_earlier_leader_left_suspended_is_resumed_independently() -> None:
     scene = Scene()
     for name in ("a", "b"):
-        job = {"metadata": {"name": name, "namespace": "default"}, "spec": {"suspend": True}}
+        labels = {gang_stop.SUSPENDED: "true"}
+        job = {"metadata": {"name": name, "namespace": "default", "labels": labels}, "spec": {"suspend": True}}
         scene.api.objects[f"/apis/batch/v1/jobs/{name}"] = scene.api.objects[f"{JOBS}/{name}"] = job
     scene.api.fails[("PATCH", f"{JOBS}/a")] = [refused(403)]
     scene.do(lambda carrier: carrier.resume_left())

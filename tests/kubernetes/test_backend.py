@@ -176,6 +176,7 @@ def lost_pod(monkeypatch: pytest.MonkeyPatch) -> tuple[RecordingBackend, Attempt
         for rank, (one, name) in enumerate(zip(pods, ("n1", "n2"), strict=True))
     ]
     attempt.phase, attempt.reported = Phase.BOUND, True
+    backend.cache.unplan(key, ("n1", "n2"))  # as the start does when it binds the pods
     for one, name in zip(pods, ("n1", "n2"), strict=True):
         one.spec.node_name, one.status.phase = name, "Running"
         one.metadata.annotations = {ATTEMPT: "1", SLOTS: "0"}

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
-from scheduler_feedback.backends.kubernetes.objects.translate import TIME_LIMIT
-from tests.kubernetes.harness import Cluster, running, wait_for
+from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.core.job import JobState
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.harness import Cluster, needs_manager, running, wait_for
+from tests.kubernetes.test_feedback import POLICY, accuse
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
@@ -67,3 +70,37 @@ def test_long_gangs_on_free_slots_leave_the_processors_that_the_head_needs(
         assert sum(cluster.bound(name) for name in later) == 1
         cluster.finish("runs")
         wait_for("the head is bound when the first has ended", lambda: cluster.bound("head") == 1)
+
+
+def test_two_gangs_of_one_cycle_do_not_both_get_the_processors_of_a_node(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    """Each gang fits on either node, and not both on one. Before, the second one failed to bind and waited again."""
+    cluster.add_nodes("n1", "n2")
+    names = [f"gang-{number}" for number in range(2)]
+    for name in names:  # before the controller starts, so that its first cycle has both
+        cluster.add_gang(name, 1, containers=container(1, 40))
+    with running(access, folder) as it:
+        for name in names:
+            wait_for(f"{name} is bound", lambda name=name: cluster.bound(name) == 1, 30)
+        assert {node for name in names for node in cluster.nodes_of(name).values()} == {"n1", "n2"}
+        assert {job.attempt for job in it.jobs().values()} == {1}, "no start has failed"
+
+
+def test_a_gang_moves_off_a_slow_node_and_keeps_the_other_one_whose_processors_it_uses(
+    plane: ControlPlane, cluster: Cluster, access: Access, folder: Path
+) -> None:
+    """Each node has room for one pod. Before, the healthy node counted as full because of the gang's own pod."""
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2", "n3")
+    annotations = {RESTARTABLE: "true", TIME_LIMIT: "36000"}
+    cluster.add_job("train", 2, annotations=annotations, pod={"containers": container(1, 40)})
+    with running(access, folder, POLICY) as it:
+        wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+        before = set(cluster.nodes_of("train").values())
+        (spare,) = {"n1", "n2", "n3"} - before
+        slow = sorted(cluster.nodes_of("train").items())[1][1]
+        accuse(it, "train", slow)
+        wait_for("it runs again", lambda: it.jobs()["train"].attempt == 2, 60)
+        wait_for("with both pods", lambda: cluster.bound("train") == 2)
+        assert set(cluster.nodes_of("train").values()) == {spare, *(before - {slow})}

@@ -21,6 +21,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import (
     Taint,
 )
 from scheduler_feedback.backends.kubernetes.objects.quantities import amount, parse_quantity, requests_of
+from scheduler_feedback.backends.kubernetes.objects.rank_order import rank_key
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ARRAY,
     ARRAY_PARALLEL,
@@ -35,7 +36,6 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
     job_id_of,
     lone,
     node_seen,
-    rank_key,
     ranks_of,
     wall_ns,
 )

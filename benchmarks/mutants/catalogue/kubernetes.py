@@ -352,17 +352,17 @@ MUTANTS = (
         (_K + "marks.py",),
     ),
     Mutant(
-        "backends.kubernetes.attempts.gang_stop:stop",
-        "if job.ignores_disruptions:\n                continue",
-        "pass",
+        "backends.kubernetes.attempts.gang_stop:_may_be_evicted",
+        "if not job.ignores_disruptions:",
+        "if True:",
         _WRITING,
     ),
-    Mutant("backends.kubernetes.attempts.gang_stop:stop", "if member.uid not in left_to_job", "", _WRITING),
+    Mutant("backends.kubernetes.attempts.gang_stop:stop", "if member.uid not in left_to_owner", "", _WRITING),
     Mutant("backends.kubernetes.attempts.gang_stop:_evict_at_last", "if error.code != 429:", "if True:", _WRITING),
     Mutant(
         "backends.kubernetes.attempts.gang_stop:owner_has_ended", "job.metadata.uid != owner.uid", "False", _WRITING
     ),
-    Mutant("backends.kubernetes.objects.translate:rank_key", "not in _FIRST_ROLES", "in _FIRST_ROLES", _TRANSLATE),
+    Mutant("backends.kubernetes.objects.rank_order:rank_key", "not in _FIRST_ROLES", "in _FIRST_ROLES", _TRANSLATE),
     Mutant(
         "backends.kubernetes.objects.translate:gang_of",
         "(not pod.spec.node_name, rank_key(pod))",
@@ -379,7 +379,7 @@ MUTANTS = (
     Mutant("backends.kubernetes.published.uninstall:remove_all", "if is_probe(pod):", "if False:", _WRITING),
     Mutant(
         "backends.kubernetes.published.uninstall:remove_all",
-        "_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND)",
+        "_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND, WORLD_SIZE)",
         "_strip(client, path, ATTEMPT)",
         _WRITING,
     ),

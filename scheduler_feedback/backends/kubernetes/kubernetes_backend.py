@@ -24,6 +24,7 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     place_of,
     rejected,
     renumbered,
+    requests_by_node,
     scan_attempt,
 )
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
@@ -139,6 +140,8 @@ class KubernetesBackend(ClusterBackend):
     def _begin(self, key: tuple[str, int], action: StartGang) -> Attempt:
         attempt = Attempt(*key, self._key_of(key), action.placement, probe=action.spec.kind is JobKind.PROBE)
         if not attempt.probe:
+            if (gang := self._gangs.get(attempt.key)) is not None:  # so that the nodes' next report includes it
+                self.cache.plan(key, requests_by_node(gang.pods, action.placement))
             self._connection.go(key, self._lifecycle.start(attempt, action))
         else:
             node = self.cache.nodes.get(action.placement[0].node)
@@ -223,7 +226,7 @@ class KubernetesBackend(ClusterBackend):
             self._gangs[key], self._keys[gang.job_id] = gang, key
             dirty += [pod.metadata.key for pod in gang.beyond if pod.metadata.key not in self._gangs]
             if gang.constraint is not None:
-                self.cache.want(gang.constraint)
+                self.cache.want(gang.constraint, min(count for pod in gang.pods if (count := slots_of(pod))))
             if gang.spec is not None:
                 self._last_pods[gang.job_id] = list(gang.pods)
                 if key not in self._submitted:
@@ -275,6 +278,7 @@ class KubernetesBackend(ClusterBackend):
 
     def _drop(self, key: tuple[str, int]) -> None:
         attempt = self._attempts.pop(key)
+        self.cache.unplan(key, {slot.node for slot in attempt.placement})
         self._changed.discard(key)
         if self._by_gang.get(attempt.key) == key:
             del self._by_gang[attempt.key]

@@ -44,6 +44,7 @@ class Topology:
     largest: number of slots of the largest node.
     refused: bit mask of the nodes that do not meet a constraint, by the constraint's name.
     limits: limits by other resources than slots, by the constraint's name and the node's number.
+    free: free amounts of other resources, by the node's number, for nodes with limits.
     domains: all domains by number; number 0 is the whole cluster.
     above: for each node, the numbers of the domains that contain it, including 0.
     """
@@ -53,6 +54,7 @@ class Topology:
         "bits",
         "by_level",
         "domains",
+        "free",
         "islands",
         "largest",
         "limits",
@@ -85,6 +87,7 @@ class Topology:
         for number, node in enumerate(ordered):
             for limit in node.limits:
                 self.limits.setdefault(limit.constraint, {})[number] = limit
+        self.free = {number: dict(node.free) for number, node in enumerate(ordered) if node.free}
         self.domains = [Domain(0, None, "the cluster")]
         self.by_level: dict[Level, list[int]] = {level: [] for level in WIDE}
         self.above: list[tuple[int, ...]] = []

@@ -14,7 +14,7 @@ from scheduler_feedback.policies.index import uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import Release, job_releases
 from scheduler_feedback.policies.index.slot_plan import Plan
-from scheduler_feedback.policies.queue.placement import Capacity
+from scheduler_feedback.policies.queue.placement import Capacity, pods_on
 
 _NONE: tuple[Slot, ...] = ()
 
@@ -70,8 +70,55 @@ class HeldSlots:
             self.plan_or_none.uplink_slowdown = self.policy.uplink_slowdown
             for slots in self.held.values():
                 self._cross(slots, 1)
+            if self.plan_or_none.topology.free:
+                for job_id, slots in self.held.items():
+                    self._note_start(self.state.jobs[job_id], slots)
             self.congestion_changed()
         return self.plan_or_none
+
+    def _note_start(self, job: Job, slots: tuple[Slot, ...]) -> None:
+        """Count the starting gang's use of other resources on nodes that have not been reported since its start."""
+        plan = self.plan_or_none
+        if plan is None or not plan.topology.free or not job.spec.requests or job.state is not JobState.STARTING:
+            return
+        numbers, nodes = plan.topology.number, self.state.nodes
+        for name, pods in pods_on(job.spec, slots).items():
+            if (number := numbers.get(name)) is None or number not in plan.topology.free:
+                continue
+            if (job.attempt_started_ns or 0) >= nodes[name].reported_ns:
+                plan.note_start(job.job_id, number, pods, job.spec.requests)
+
+    def vacate(self, job: Job, slots: Iterable[Slot] | None = None) -> None:
+        """Make the running gang's slots and its other resources free in the plan, until the caller rolls the plan back.
+
+        slots: only these, all of whole pods; None: all of them.
+        """
+        plan, all_slots = self.plan, tuple(rank.slot for rank in job.ranks)
+        given = all_slots if slots is None else tuple(slots)
+        plan.give(given)
+        self._leave(job, given)
+
+    def stay(self, job: Job) -> None:
+        """Revoke ``vacate`` for all slots of the gang."""
+        slots = tuple(rank.slot for rank in job.ranks)
+        self.plan.hold(slots)
+        self._leave(job, slots, 0)
+
+    def _leave(self, job: Job, slots: tuple[Slot, ...], part: int = 1) -> None:
+        plan = self.plan
+        if not plan.topology.free or not job.spec.requests:
+            return
+        for name, pods in pods_on(job.spec, slots).items():
+            if (number := plan.topology.number.get(name)) is not None:
+                plan.leave(job.job_id, number, pods * part, job.spec.requests)
+
+    def _forget_start(self, job_id: str, slots: Iterable[Slot]) -> None:
+        """Stop counting the gang's use of other resources, because the next report of its nodes includes it."""
+        plan = self.plan_or_none
+        if plan is not None and plan.unreported:
+            numbers = plan.topology.number
+            if plan.forget_start(job_id, {numbers[slot.node] for slot in slots if slot.node in numbers}):
+                self.grown = self.changed = True
 
     def _cross(self, slots: tuple[Slot, ...], more: int) -> None:
         """Add a gang on these slots to the gang count of every uplink that it uses. more: 1; -1 subtracts it."""
@@ -100,6 +147,7 @@ class HeldSlots:
         """Record that the job's attempt holds these slots."""
         self.held[job.job_id] = slots
         self._cross(slots, 1)
+        self._note_start(job, slots)
         if self.plan_or_none is not None:
             self.plan_or_none.hold(slots)
         self.shares.use(job.spec.queue, len(slots))
@@ -113,6 +161,7 @@ class HeldSlots:
             freed = tuple(slot for slot in freed if slot not in kept)
         if self.plan_or_none is not None:
             self.plan_or_none.give(freed)
+            self._forget_start(job.job_id, held)
             if claim:  # a gang that is being stopped may still hold reserved slots
                 for other in self.stopping:
                     self.plan_or_none.hold(self.held.get(other, _NONE))

@@ -33,8 +33,8 @@ JOB_FIELDS = frozenset(
 
 NODE_FIELDS = frozenset(
     {
-        *("name", "slots", "state", "until_ns", "present", "slowdown", "spare", "refuses", "limits"),
-        *("gpu_type", "spine", "rack", "rail", "island", "island_slots"),
+        *("name", "slots", "state", "until_ns", "present", "slowdown", "spare", "refuses", "limits", "free"),
+        *("reported_ns", "gpu_type", "spine", "rack", "rail", "island", "island_slots"),
     }
 )
 """Fields of a node on which the index depends."""
@@ -113,6 +113,7 @@ class SchedulingIndex(TrackedJobs):
             node.spine, node.rack, node.rail, node.island = event.spine, event.rack, event.rail, event.island
             node.gpu_type, node.island_slots = event.gpu_type, event.island_slots
             node.refuses, node.queues, node.limits = event.refuses, event.queues, event.limits
+            node.free, node.reported_ns = event.free, self.state.now_ns
             self.plan_or_none = None  # its topology has changed
             self._capacity_changed()
         if not new:
@@ -263,6 +264,7 @@ class SchedulingIndex(TrackedJobs):
 
     def _note_running(self, job: Job) -> None:
         self.running.add(job.job_id)
+        self._forget_start(job.job_id, self.held.get(job.job_id, ()))
         levels = self.policy.defragmentation_moves and job.spec.restartable and self.line.needs_level()
         if job.job_id in self.elastic or levels:  # it may be resized or moved from now on
             self.grown = True

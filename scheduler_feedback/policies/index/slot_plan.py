@@ -16,6 +16,11 @@ from scheduler_feedback.policies.index.domains import Topology, lowest, numbers
 TIERS = len(Tier)
 NOWHERE = -1
 
+Requests = tuple[tuple[str, int], ...]
+"""Amount of each resource, by its name."""
+
+_NO_LIMIT = 1 << 31
+
 
 def _by_node(slots: Iterable[Slot]) -> dict[str, int]:
     """Return the slots of each node as a bit mask, by node name."""
@@ -46,9 +51,11 @@ class Plan:
     slowdown: expected slowdown of suspect nodes, by node number; healthy speed is left out.
     crossing: number of gangs that use the uplinks of a domain; each gang costs uplink_slowdown.
     congested: slowdown, minus 1, that interference verdicts report for the uplinks of a domain.
+    unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
     """
 
     __slots__ = (
+        "_amounts",
         "_journal",
         "_mask",
         "congested",
@@ -59,6 +66,7 @@ class Plan:
         "slots_in",
         "slowdown",
         "topology",
+        "unreported",
         "uplink_slowdown",
         "with_free",
     )
@@ -68,6 +76,7 @@ class Plan:
         self.topology = Topology(nodes)
         self._mask = [(1 << size) - 1 for size in self.topology.sizes]
         self._journal: list[tuple[int, int]] = []
+        self._amounts: list[tuple[int, str, tuple[int, Requests] | None]] = []  # changes of unreported to undo
         number = self.topology.number
         for name, bits in _by_node(busy).items():
             if (index := number.get(name)) is not None:
@@ -77,6 +86,7 @@ class Plan:
         self.crossing: dict[int, int] = {}
         self.congested: dict[int, float] = {}
         self.uplink_slowdown = 0.0
+        self.unreported: dict[int, dict[str, tuple[int, Requests]]] = {}
         for node in nodes:
             self.pool[number[node.name]] = self._pool_of(node)
             self._note_slowdown(node)
@@ -138,14 +148,66 @@ class Plan:
     def copy(self) -> Plan:
         """Return a copy with the same free slots and no open transaction."""
         other = object.__new__(Plan)
-        other.topology, other._journal = self.topology, []
+        other.topology, other._journal, other._amounts = self.topology, [], []
         other._mask, other.count, other.pool = self._mask[:], self.count[:], self.pool[:]
         other.with_free = [sets[:] for sets in self.with_free]
         other.free_in = [free[:] for free in self.free_in]
         other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
         other.crossing, other.congested = self.crossing, self.congested
         other.uplink_slowdown = self.uplink_slowdown
+        other.unreported = self.unreported  # shared: a start counts in both
         return other
+
+    # --- other resources than slots ----------------------------------------------------------------------------------
+
+    def note_start(self, job_id: str, number: int, pods: int, requests: Requests) -> None:
+        """Count pods that started on the node since its last report, until the next one. requests: those of one pod."""
+        self.unreported.setdefault(number, {})[job_id] = (pods, requests)
+
+    def forget_start(self, job_id: str, numbers: Iterable[int]) -> bool:
+        """Stop counting the job's pods on these nodes. Return whether any were counted."""
+        found = False
+        for number in numbers:
+            started = self.unreported.get(number, {})
+            if started.pop(job_id, None) is not None:
+                found = True
+                if not started:
+                    del self.unreported[number]
+        return found
+
+    def leave(self, job_id: str, number: int, pods: int, requests: Requests) -> None:
+        """Assume that pods of the job have left the node, until ``rollback``. requests: those of one pod.
+
+        pods: 0 revokes an earlier call.
+        """
+        if number not in self.topology.free:
+            return
+        known = self.unreported.setdefault(number, {})
+        key = f"{job_id} leaves"
+        self._amounts.append((number, key, known.get(key)))
+        self._journal.append((NOWHERE, 0))
+        known[key] = (-pods, requests)
+
+    def _undo_leave(self) -> None:
+        number, key, before = self._amounts.pop()
+        known = self.unreported[number]
+        if before is not None:
+            known[key] = before
+            return
+        del known[key]
+        if not known:
+            del self.unreported[number]
+
+    def pods_left(self, number: int, requests: Requests) -> int:
+        """Return for how many pods the node has resources, counting gangs that started since its last report.
+
+        requests: those of one pod. The node must have reported its free resources. Slots are not counted.
+        """
+        free = dict(self.topology.free[number])
+        for pods, used in self.unreported.get(number, {}).values():
+            for name, count in used:
+                free[name] = free.get(name, 0) - pods * count
+        return min((max(free.get(name, 0), 0) // count for name, count in requests if count), default=_NO_LIMIT)
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -157,11 +219,16 @@ class Plan:
         """Undo every change since the mark."""
         journal = self._journal
         while len(journal) > mark:
-            self._put(*journal.pop())
+            number, mask = journal.pop()
+            if number == NOWHERE:
+                self._undo_leave()
+            else:
+                self._put(number, mask)
 
     def commit(self) -> None:
         """Make all changes permanent. Earlier marks become invalid."""
         self._journal.clear()
+        self._amounts.clear()
 
     def take(self, name: str, count: int) -> tuple[Slot, ...]:
         """Take `count` slots of the node: in the fullest NVLink island that has enough, else the lowest free slots.

@@ -64,8 +64,8 @@ def _invalid_shape(spec: JobSpec) -> str | None:
             return f"its groups have {total} ranks in total, but it asks for {spec.ranks}"
         if any(group.ranks < 1 for group in spec.groups):
             return "each of its groups needs at least 1 rank"
-        if least != most:
-            return "a gang with groups has a fixed size"
+        if least != most and (why := _fixed_groups(spec, least, most)):
+            return why
     if spec.array_size < 0 or spec.array_parallel < 0:
         return "the size of an array and its number of parallel jobs cannot be less than 0"
     if spec.preemptible and not spec.restartable:
@@ -80,6 +80,16 @@ def _invalid_shape(spec: JobSpec) -> str | None:
     for gpu_type, speed in spec.throughput.items():
         if not math.isfinite(speed) or speed <= 0:
             return f"the throughput on {gpu_type} is {speed:g}; it must be more than 0"
+    return None
+
+
+def _fixed_groups(spec: JobSpec, least: int, most: int) -> str | None:
+    """Return why the gang's groups do not allow another number of ranks; None if they do."""
+    first = spec.groups[0]
+    if any((one.ranks, one.command, one.same_node) != (first.ranks, first.command, True) for one in spec.groups):
+        return "a gang with groups has a fixed size, unless all groups are alike and each is on one node"
+    if least % first.ranks or most % first.ranks:
+        return f"its minimum of {least} and maximum of {most} ranks must be multiples of the {first.ranks} of a group"
     return None
 
 

@@ -80,7 +80,7 @@ def _reserve_place(
     """
     mark = plan.checkpoint()
     given, suspects = 0, not waits_for_healthy(plan, job, policy)
-    limited = job.spec.constraint in plan.topology.limits
+    limited = job.spec.constraint in plan.topology.limits or bool(plan.unreported)
 
     def with_ends(count: int) -> tuple[Slot, ...] | None:
         """Return slots for the job once the first `count` releases have happened; None if it does not fit."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.state import Backfilling, State
+from collections.abc import Sequence
+
+from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.core.state import Backfilling, Policy, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
-from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, candidates, only
+from scheduler_feedback.policies.index.slot_plan import Plan
+from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, candidates, only, reserve
 from scheduler_feedback.policies.queue.conservative_backfill import DEPTH, Profile
 from scheduler_feedback.policies.queue.pending_line import Key
 from scheduler_feedback.policies.queue.placement import place
@@ -63,17 +66,17 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
 
 def _backfill(context: CycleContext, reservation: Reservation) -> Backfill:
     """Return the free slots for jobs behind the head, and what nodes must keep for it beside its slots."""
+    return Backfill(context.index.plan, reservation, context.now_ns, _room(context, reservation))
+
+
+def _room(context: CycleContext, reservation: Reservation) -> ReservedRoom | None:
+    """Return the CPU and memory that nodes must keep for a reservation; None if slots alone limit all nodes."""
     index, jobs = context.index, context.state.jobs
     topology = index.plan.topology
     if not topology.limits:
-        return Backfill(index.plan, reservation, context.now_ns)
-    room = ReservedRoom(
-        topology,
-        jobs[reservation.job_id].spec,
-        reservation.slots,
-        lasting(index.ends, reservation.from_ns, jobs),
-    )
-    return Backfill(index.plan, reservation, context.now_ns, room)
+        return None
+    running = lasting(index.ends, reservation.from_ns, jobs)
+    return ReservedRoom(topology, jobs[reservation.job_id].spec, reservation.slots, running)
 
 
 def _first_key(state: State, index: SchedulingIndex) -> Key:
@@ -90,6 +93,7 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
     state, now_ns, policy = context.state, context.now_ns, context.state.policy
     profile = Profile(now_ns, sum([inside[0] for inside in index.plan.free_in]), index.ends)
     head = reservation.job_id if reservation is not None else ""
+    planned: list[tuple[int, ReservedRoom]] = []
     given = 0
     for key in list(index.line.order):
         job, place_ = state.jobs[key[-1]], index.line.places[key[-1]]
@@ -97,7 +101,8 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
         if at_limit(index, job):
             continue
         if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
-            slots = place(index.plan, job, policy=policy, most=index.most_ranks(job))
+            rooms = [room for from_ns, room in planned if now_ns + length_ns > from_ns]
+            slots = place_beside(index.plan, rooms, job, policy, index.most_ranks(job))
             if slots is not None:
                 profile.take(len(slots), now_ns, length_ns)
                 start(context, job, slots, "backfilled", "it delays no job ahead of it")
@@ -106,8 +111,41 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
             if not profile.free_for(1):
                 return
             continue
-        least_ns = reservation.from_ns if reservation is not None and job.job_id == head else now_ns + 1
+        later = reservation if job.job_id == head else _later(context, job)
+        least_ns = now_ns + 1 if later is None else max(later.from_ns, now_ns + 1)
         at_ns = profile.earliest(ranks, length_ns, max(least_ns, job.not_before_ns))
         if at_ns is not None:
             profile.take(ranks, at_ns, length_ns)
             given += 1
+            if later is not None and (room := _room(context, later)) is not None:
+                planned.append((at_ns, room))
+
+
+def _later(context: CycleContext, job: Job) -> Reservation | None:
+    """Return where and when the job could start if it were the head; None if slots alone limit all nodes.
+
+    The slots are one possible placement. On their nodes, the jobs behind it leave the CPU and memory that it needs.
+    """
+    index = context.index
+    if not index.plan.topology.limits:
+        return None
+    return reserve(index.plan, index.ends, job, context.now_ns, context.state.policy)
+
+
+def place_beside(
+    plan: Plan, rooms: Sequence[ReservedRoom], job: Job, policy: Policy, most: int | None
+) -> tuple[Slot, ...] | None:
+    """Take slots for a job that leaves what nodes must keep for jobs ahead of it; None if it does not fit.
+
+    rooms: for each planned job that the job would overlap. most: maximum number of ranks.
+    """
+    mark = plan.checkpoint()
+    beyond = [slot for room in rooms for slot in room.beyond(plan, job.spec)]
+    slots = place(plan, job, policy=policy, most=most)
+    if slots is None:
+        plan.rollback(mark)
+        return None
+    plan.give(beyond)
+    for room in rooms:
+        room.take(job.spec, slots)
+    return slots

@@ -176,7 +176,7 @@ def _without(
     mark = plan.checkpoint()
     try:
         for job in leaving:
-            plan.give(rank.slot for rank in job.ranks)
+            index.vacate(job)
         most = index.most_ranks(first)
         slots = place(plan, first, excluded=elsewhere, suspects=False, policy=state.policy, most=most)
         if slots is None:
@@ -184,7 +184,7 @@ def _without(
         used = set(slots)
         staying = [job for job in leaving if used.isdisjoint(rank.slot for rank in job.ranks)]
         for job in staying:
-            plan.hold(rank.slot for rank in job.ranks)
+            index.stay(job)
         gangs: list[tuple[Job, tuple[Slot, ...]]] = []
         for job in sorted(leaving, key=lambda job: (-len(job.ranks), job.job_id)):
             if job in staying:

@@ -15,11 +15,11 @@ by number, so equal states give equal placements.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from scheduler_feedback.core.cluster import Limit, Node, Tier, tier_of
-from scheduler_feedback.core.job import Job, JobSpec, Slot
+from scheduler_feedback.core.job import Job, JobSpec, Slot, resized
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS, Plan
@@ -86,8 +86,8 @@ def place(
     is not preemptible. patience: see ``slow_slots_pay``. emptied: nodes on which gangs are assumed to have ended, which
     frees their CPU and memory.
     """
-    limits = plan.topology.limits.get(job.spec.constraint)
-    if not limits:
+    limits = plan.topology.limits.get(job.spec.constraint, {})
+    if not limits and not (plan.unreported and job.spec.requests):
         return _place_by_slots(plan, job, excluded, suspects, policy, most, spares, patience)
     mark = plan.checkpoint()
     beyond = _hold_beyond(plan, limits, job.spec, emptied)
@@ -103,11 +103,24 @@ def _hold_beyond(plan: Plan, limits: Mapping[int, Limit], spec: JobSpec, emptied
     """Take the free slots that the job cannot use because the nodes lack CPU, memory or other resources."""
     slots_a_pod = min((group.ranks for group in spec.groups if group.same_node), default=1)
     held: list[Slot] = []
-    for number, limit in limits.items():
-        pods = limit.most_pods if plan.topology.names[number] in emptied else limit.pods
-        if (beyond := plan.count[number] - pods * slots_a_pod) > 0:
+    for number in dict.fromkeys((*limits, *plan.unreported)):
+        pods = _most_pods(plan, number, limits.get(number), spec, emptied)
+        if pods is not None and (beyond := plan.count[number] - pods * slots_a_pod) > 0:
             held += plan.take_from(number, beyond)
     return held
+
+
+def _most_pods(plan: Plan, number: int, limit: Limit | None, spec: JobSpec, emptied: Container[str]) -> int | None:
+    """Return for how many pods of the job the node has other resources than slots; None: slots are the tighter limit.
+
+    limit: the limit that the node reported for the job's constraint. It does not include gangs that have started since,
+    or that are assumed to leave the node.
+    """
+    if plan.topology.names[number] in emptied:
+        return None if limit is None else limit.most_pods
+    if number in plan.unreported and number in plan.topology.free and spec.requests:
+        return plan.pods_left(number, spec.requests)
+    return None if limit is None else limit.pods
 
 
 def _place_by_slots(
@@ -124,6 +137,8 @@ def _place_by_slots(
     spec = job.spec
     barred = barred_for(plan, job, excluded)
     ranks = spec.ranks if most is None else min(most, spec.max_ranks or spec.ranks)
+    if ranks != spec.ranks:
+        ranks -= ranks % spec.unit
     if ranks < (spec.min_ranks or spec.ranks):
         return None
     if spec.pinned_node is not None:
@@ -138,17 +153,35 @@ def _place_by_slots(
     if least >= ranks:
         return None
     # If a number of ranks does not fit, no larger one does: find the largest that fits by bisection.
-    beyond, best = ranks, None
+    unit = spec.unit
+    best, least, beyond = 0, least // unit, ranks // unit
     while least < beyond:
         middle = (least + beyond) // 2
         mark = plan.checkpoint()
-        if (found := _place(plan, spec, middle, barred, suspects, policy, spares, patience)) is None:
+        if (found := _place(plan, spec, middle * unit, barred, suspects, policy, spares, patience)) is None:
             beyond = middle
         else:
             best, least = middle, middle + 1
         if found is not None:
             plan.rollback(mark)
-    return None if best is None else _place(plan, spec, best, barred, suspects, policy, spares, patience)
+    return _place(plan, spec, best * unit, barred, suspects, policy, spares, patience) if best else None
+
+
+def pods_on(spec: JobSpec, slots: Sequence[Slot]) -> dict[str, int]:
+    """Return how many pods of the job are on each node. slots: those of all ranks, by rank.
+
+    A group of ranks that must be on one node is one pod; every other rank is a pod of its own.
+    """
+    firsts: list[int] = []
+    rank = 0
+    for group in resized(spec, len(slots)).groups:
+        firsts += [rank] if group.same_node else range(rank, rank + group.ranks)
+        rank += group.ranks
+    counts: dict[str, int] = {}
+    for first in (*firsts, *range(rank, len(slots))):
+        if first < len(slots):
+            counts[slots[first].node] = counts.get(slots[first].node, 0) + 1
+    return counts
 
 
 def goes_anywhere(plan: Plan, job: Job) -> bool:

@@ -268,7 +268,9 @@ def place_without(
     plan = index.plan
     mark = plan.checkpoint()
     claimed = {slot for slots in index.claims.values() for slot in slots}
-    plan.give(rank.slot for victim in victims for rank in victim.ranks if rank.slot not in claimed)
+    for victim in victims:
+        index.vacate(victim)
+    plan.hold(claimed)
     allowed = index.most_ranks(job)
     if most is not None:
         allowed = min(most, job.spec.ranks if allowed is None else allowed)

@@ -104,9 +104,9 @@ def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] 
     most = job.spec.max_ranks or job.spec.ranks
     if (left := index.shares.left(job.spec.queue)) is not None:
         most = min(most, ranks + left)
-    wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + 1))
+    wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + job.spec.unit))
     mark = plan.checkpoint()
-    plan.give(rank.slot for rank in job.ranks)
+    index.vacate(job)
     slots = place(plan, wanted, suspects=False, policy=state.policy, most=most)
     plan.rollback(mark)
     return slots
@@ -184,7 +184,7 @@ def _room_without(
     slots: tuple[Slot, ...] | None = None
     for job in ample:
         stay, leave = _split(job)
-        plan.give(leave)
+        index.vacate(job, leave)
         freed.append((job, stay, leave))
         inner = plan.checkpoint()
         slots = place(plan, first, suspects=False, policy=state.policy, most=index.most_ranks(first))
@@ -205,7 +205,7 @@ def _split(job: Job) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
         on_node[rank.slot.node] = on_node.get(rank.slot.node, 0) + 1
     by_worth = sorted(job.ranks, key=lambda rank: (-on_node[rank.slot.node], rank.rank))
     least = job.spec.min_ranks or job.spec.ranks
-    stay = {rank.rank for rank in by_worth[:least]}
+    stay = {rank.rank for rank in by_worth[:least]}  # whole groups: a group is on one node, and its ranks are in a row
     return (
         tuple(rank.slot for rank in job.ranks if rank.rank in stay),
         tuple(rank.slot for rank in job.ranks if rank.rank not in stay),

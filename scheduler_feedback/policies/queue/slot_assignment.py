@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from scheduler_feedback.core.cluster import Level
-from scheduler_feedback.core.job import JobSpec, Packing, Slot
+from scheduler_feedback.core.job import JobSpec, Packing, Slot, resized
 from scheduler_feedback.policies.index.domains import WIDTH, numbers
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.index.uplink_loss import least_burdened
@@ -22,6 +22,8 @@ Pieces = list[tuple[int, tuple[Slot, ...]]]
 
 def lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> tuple[Slot, ...] | None:
     """Take slots for the gang in the narrowest network domain with enough free slots; None if it does not fit."""
+    if spec.groups and ranks != spec.ranks:
+        spec = resized(spec, ranks)
     required = spec.required_level
     if spec.packing is Packing.PACK and not spec.groups:
         if ranks <= plan.topology.largest:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.durations import span
-from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.core.job import Job, Slot, resized
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.queue import order, preemption
@@ -138,7 +136,7 @@ def start(context: CycleContext, job: Job, slots: tuple[Slot, ...], kind: str, w
     gpu_type = context.state.nodes[slots[0].node].gpu_type
     speed = attempt_speed(context.state.policy, job.spec, gpu_type, len(slots))
     context.index.start(job, slots, context.action_id(), speed)
-    spec = job.spec if len(slots) == job.spec.ranks else replace(job.spec, ranks=len(slots))
+    spec = resized(job.spec, len(slots))
     context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
     waited = span((context.now_ns - job.submitted_ns) / 1e9)
     context.decide(

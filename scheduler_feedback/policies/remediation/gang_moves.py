@@ -20,7 +20,9 @@ from scheduler_feedback.policies.remediation.move_cost import cooling_ns
 def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
     """Return whether the gang may be stopped now to continue on other slots."""
     spec = job.spec
-    if job.state is not JobState.RUNNING or job.stop_reason is not None or not spec.restartable or spec.groups:
+    if job.state is not JobState.RUNNING or job.stop_reason is not None or not spec.restartable:
+        return False
+    if spec.groups and spec.min_ranks is None and spec.max_ranks is None:
         return False
     if job.claim or job.attempt_started_ns is None or cooling_ns(state.policy, job, now_ns) > 0:
         return False

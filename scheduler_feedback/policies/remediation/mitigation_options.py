@@ -217,7 +217,7 @@ def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Option | None
 
     It keeps the ranks on nodes that no verdict accuses, or uses other healthy slots if there are more.
     """
-    if job.spec.min_ranks is None or job.spec.groups:
+    if job.spec.min_ranks is None:
         return None
     accused = accused_nodes(state, job)
     healthy = tuple(rank.slot for rank in job.ranks if rank.slot.node not in accused)
@@ -240,7 +240,7 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Option | N
     index = index_of(state)
     avoided = (*accused_nodes(state, job), *(n for n in index.doubtful if state.nodes[n].state is NodeState.SUSPECT))
     mark = index.plan.checkpoint()
-    index.plan.give(rank.slot for rank in job.ranks)
+    index.vacate(job)
     ends = [end for end in index.ends if end.job_id != job.job_id]
     wanted = structs.replace(_undiminished(job), excluded_nodes=avoided)
     found = reserve(index.plan, ends, wanted, now_ns, state.policy)
@@ -267,7 +267,7 @@ def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tu
     mark = plan.checkpoint()
     try:
         index = index_of(state)
-        plan.give(rank.slot for rank in job.ranks)
+        index.vacate(job)
         most = index.most_ranks_instead(job)
         found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most)
         if found is not None or not plan.has_spares() or disturbed is not None:

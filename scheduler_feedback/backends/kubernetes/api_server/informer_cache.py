@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from scheduler_feedback.backends.kubernetes.agents import is_agent
+from scheduler_feedback.backends.kubernetes.api_server.node_limits import Wanted, limits_of
 from scheduler_feedback.backends.kubernetes.api_server.node_usage import NodeUsage
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
-from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, Constraint, room_for, share_of, why_not
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, Constraint, why_not
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.objects.rank_names import POD, Place
@@ -54,7 +55,7 @@ class InformerCache:
         self._probes: set[str] = set()  # keys of our probe pods
         self._usage = NodeUsage()
         self._allocatable: dict[str, dict[str, int]] = {}
-        self._constraints: dict[str, Constraint] = {}
+        self._wanted: dict[str, Wanted] = {}  # constraints of gangs, by name
         self._refusals: dict[str, tuple[str, ...]] = {}
         self._held: dict[str, Place] = {}  # by uid, the place of a pod in an attempt that the core holds
         self.places_version = 0  # changes with every change of _held
@@ -191,6 +192,19 @@ class InformerCache:
         with self.lock:
             self._usage.leave_unseen(uid)
 
+    def plan(self, attempt: tuple[str, int], by_node: Mapping[str, Mapping[str, int]]) -> None:
+        """Reserve resources for an attempt (job id, number) until its pods are assumed on their nodes.
+
+        by_node: amounts of all its pods on each node.
+        """
+        with self.lock:
+            self._usage.plan(attempt, by_node)
+
+    def unplan(self, attempt: tuple[str, int], nodes: Iterable[str]) -> None:
+        """Release what the attempt has reserved on these nodes."""
+        with self.lock:
+            self._usage.unplan(attempt, nodes)
+
     def hold(self, uid: str, place: Place) -> None:
         """Record that the pod belongs to an attempt of the cycle. The cycle itself counts the pod's slots."""
         with self.lock:
@@ -281,11 +295,12 @@ class InformerCache:
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
-    def want(self, constraint: Constraint) -> None:
-        """Evaluate this constraint on all nodes from now on."""
+    def want(self, constraint: Constraint, slots_a_pod: int = 1) -> None:
+        """Evaluate this constraint on all nodes from now on. slots_a_pod: least number of GPUs of one of its pods."""
         with self.lock:
-            if constraint.name not in self._constraints:
-                self._constraints[constraint.name] = constraint
+            known = self._wanted.get(constraint.name)
+            if known is None or slots_a_pod < known.slots_a_pod:
+                self._wanted[constraint.name] = Wanted(constraint, slots_a_pod)
                 self._stale.update(self.nodes)
 
     def why_not(self, constraint: Constraint, node: str) -> str:
@@ -331,33 +346,19 @@ class InformerCache:
                 held += count
             else:
                 others += count
+        held += self._usage.planned(name, resource)
         slots = max(total - others, held, 0)
         refuses: tuple[str, ...] = ()
         limits: tuple[Limit, ...] = ()
-        if resource and self._constraints:
+        free: tuple[tuple[str, int], ...] = ()
+        if resource and self._wanted:
             emptied = self._usage.free_of_others(name, self._allocatable[name], self._held)
             refuses = tuple(self._refused_by(node, resource, emptied))
-            limits = tuple(self._limits(name, resource, slots, slots - held, emptied))
-        seen = node_seen(node, slots, refuses, self._labels, limits)
+            now = self.free_of(name)
+            limits, free = limits_of(self._wanted.values(), resource, slots, slots - held, now, emptied)
+        seen = node_seen(node, slots, refuses, self._labels, limits, free)
         if self._seen.get(name) != seen:
             self._seen[name] = self._unreported[name] = seen
-
-    def _limits(
-        self, name: str, resource: str, slots: int, free_slots: int, emptied: Mapping[str, int]
-    ) -> Iterator[Limit]:
-        """Yield the limits by other resources than slots, for constraints that they limit more than slots do.
-
-        If the node has no free slot, what is free now is not compared: no pod is placed on it, and reporting every
-        change of CPU and memory would cause needless work.
-        """
-        free = self.free_of(name) if free_slots > 0 else emptied
-        for constraint, wanted in sorted(self._constraints.items()):
-            if wanted.resource != resource:
-                continue
-            most = room_for(wanted, emptied)
-            now = room_for(wanted, free) if free_slots > 0 else most
-            if now < free_slots or most < slots:
-                yield Limit(constraint, min(now, slots), min(most, slots), share_of(wanted, emptied))
 
     def _refused_by(self, node: Node, resource: str, emptied: Mapping[str, int]) -> Iterator[str]:
         """Yield the names of the constraints that the node would not meet if all gangs of the cycle had ended.
@@ -366,8 +367,8 @@ class InformerCache:
         """
         name = node.metadata.name
         print_now = self._usage.digest(name)
-        for constraint in sorted(self._constraints):
-            wanted = self._constraints[constraint]
+        for constraint in sorted(self._wanted):
+            wanted = self._wanted[constraint].constraint
             barred = self._barred.get((constraint, name))
             if barred is not None and barred != print_now:
                 del self._barred[constraint, name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler_feedback.core.telemetry.placements import Refusal
@@ -42,6 +42,7 @@ class NodeUsage:
         self._placed: dict[str, Placed] = {}  # by uid
         self._left: OrderedDict[str, str] = OrderedDict()  # by uid, the node of an ended pod
         self._use: dict[str, NodeUse] = {}
+        self._planned: dict[str, dict[object, Mapping[str, int]]] = {}  # by node and attempt
         self.changed: set[str] = set()
 
     def take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
@@ -79,6 +80,25 @@ class NodeUsage:
         if known is not None and not known.seen:
             self.leave(uid)
 
+    def plan(self, attempt: object, by_node: Mapping[str, Mapping[str, int]]) -> None:
+        """Reserve resources for an attempt whose pods have no nodes yet. by_node: amounts of all its pods there."""
+        for node, requests in by_node.items():
+            self._planned.setdefault(node, {})[attempt] = requests
+            self.changed.add(node)
+
+    def unplan(self, attempt: object, nodes: Iterable[str]) -> None:
+        """Release what the attempt has reserved on these nodes."""
+        for node in nodes:
+            planned = self._planned.get(node, {})
+            if planned.pop(attempt, None) is not None:
+                self.changed.add(node)
+            if not planned:
+                self._planned.pop(node, None)
+
+    def planned(self, node: str, resource: str) -> int:
+        """Return the amount of the resource that is reserved for attempts whose pods have no nodes yet."""
+        return sum(requests.get(resource, 0) for requests in self._planned.get(node, {}).values())
+
     def pods(self, node: str) -> set[str]:
         """Return the uids of the pods that use the node."""
         use = self._use.get(node)
@@ -89,10 +109,17 @@ class NodeUsage:
         return self._placed[uid].requests.get(resource, 0)
 
     def free(self, node: str, allocatable: Mapping[str, int]) -> dict[str, int]:
-        """Return the resources that no pod requests; negative if other schedulers overcommitted the node."""
+        """Return the resources that no pod requests and no attempt has reserved; negative if other schedulers
+        overcommitted the node.
+        """
         use = self._use.get(node)
         used = use.used if use is not None else {}
-        return {resource: count - used.get(resource, 0) for resource, count in allocatable.items()}
+        free = {resource: count - used.get(resource, 0) for resource, count in allocatable.items()}
+        for requests in self._planned.get(node, {}).values():
+            for resource, count in requests.items():
+                if resource in free:
+                    free[resource] -= count
+        return free
 
     def free_of_others(self, node: str, allocatable: Mapping[str, int], ours: Container[str]) -> dict[str, int]:
         """Return the resources that no pod requests except those in `ours` (uids)."""

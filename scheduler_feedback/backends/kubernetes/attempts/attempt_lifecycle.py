@@ -21,12 +21,13 @@ from scheduler_feedback.backends.kubernetes.attempts.binding import (
     delete_all,
     write_placement,
 )
+from scheduler_feedback.backends.kubernetes.attempts.gang_resize import resize
 from scheduler_feedback.backends.kubernetes.attempts.gang_stop import (
     left_suspended,
     owner_has_ended,
     resume,
     stop,
-    suspend_jobs,
+    suspend_owners,
 )
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Attempt,
@@ -38,8 +39,9 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     place_of,
     scan_attempt,
 )
-from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import Gang, group_of
+from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import is_elastic
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang, group_of, slots_of
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, AttemptUnknown, CancelRequested, Event
 
@@ -90,12 +92,21 @@ class AttemptLifecycle:
     async def start(self, attempt: Attempt, action: StartGang) -> None:
         """Bind all pods of the gang to the nodes in the action. If one pod cannot be bound, the start fails."""
         gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
+        if gang is not None and (group := self._elastic(attempt)) is not None:
+            try:
+                await resize(self._connection.client, group, gang.pods, len(action.placement) // slots_of(gang.pods[0]))
+            except BackendError as error:
+                self._unplan(attempt)
+                self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
+                return
+            gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING, len(action.placement))
         if gang is not None:
             async with self._starting:
                 gang = await self._all_there(attempt, 0.0, Phase.BINDING)  # pods may have changed during the wait
                 if gang is not None and attempt.phase is Phase.BINDING:
                     await self._assign_and_bind(attempt, action, gang)
                     return
+        self._unplan(attempt)
         if attempt.phase is Phase.BINDING:
             why = await owner_has_ended(self._connection.client, self._last_pods.get(attempt.job_id, []))
             if why:
@@ -105,6 +116,7 @@ class AttemptLifecycle:
     async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
         try:
             with self._cache.lock:
+                self._unplan(attempt)
                 attempt.members = assign(self._cache, gang.pods, action.placement)
                 attempt.beyond = not gang.grouped and bool(group_of(gang.pods[0]))
                 self.hold(attempt)
@@ -117,6 +129,14 @@ class AttemptLifecycle:
         if gang.grouped and group is not None:
             await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
         await self.bind(attempt)
+
+    def _elastic(self, attempt: Attempt) -> PodGroup | None:
+        """Return the attempt's group if it is that of an elastic gang."""
+        group = self._cache.groups.get(attempt.key)
+        return group if group is not None and is_elastic(group) else None
+
+    def _unplan(self, attempt: Attempt) -> None:
+        self._cache.unplan((attempt.job_id, attempt.number), {slot.node for slot in attempt.placement})
 
     async def start_probe(self, attempt: Attempt, action: StartGang, body: dict[str, Any]) -> None:
         """Create the pod that probes a node, and wait until the cache has it."""
@@ -167,8 +187,8 @@ class AttemptLifecycle:
     def _may_bind(self, attempt: Attempt) -> bool:
         return self._may_act() and attempt.phase is not Phase.STOPPING
 
-    async def _all_there(self, attempt: Attempt, seconds: float, phase: Phase) -> Gang | None:
-        """Return the gang once all its pods exist and none is bound.
+    async def _all_there(self, attempt: Attempt, seconds: float, phase: Phase, slots: int = 0) -> Gang | None:
+        """Return the gang once all its pods exist and none is bound. slots: GPUs that its pods must request; 0: any.
 
         Return None after `seconds`, or if the attempt is no longer in `phase`.
         """
@@ -176,7 +196,12 @@ class AttemptLifecycle:
         until = loop.time() + seconds
         while True:
             gang = self._cache.gang(attempt.key) if attempt.key else None
-            if gang is not None and gang.spec is not None and not any(pod.spec.node_name for pod in gang.pods):
+            if (
+                gang is not None
+                and gang.spec is not None
+                and not any(pod.spec.node_name for pod in gang.pods)
+                and slots in (0, sum(map(slots_of, gang.pods)))
+            ):
                 return gang
             if loop.time() >= until or attempt.phase is not phase:
                 return None
@@ -193,7 +218,7 @@ class AttemptLifecycle:
             self._emit(AttemptUnknown(attempt.job_id, attempt.number))
 
     async def _delete(self, attempt: Attempt) -> None:
-        """Delete the bound pods of a gang that never ran as a whole. Jobs of running pods are suspended meanwhile."""
+        """Delete the bound pods of a gang that never ran as a whole. Owners of running pods are suspended meanwhile."""
         client = self._connection.client
         bound = {member.uid: member for member in attempt.members if member.bound}
         with self._cache.lock:
@@ -205,12 +230,12 @@ class AttemptLifecycle:
         for member in attempt.members:
             if not member.bound:
                 self._cache.unassume(member.uid)
-        suspended = await suspend_jobs(client, running)
+        suspended = await suspend_owners(client, running)
         of_jobs = {pod.metadata.uid for pod in running if pod.owner is not None and pod.owner.uid in suspended}
         await delete_all(client, [member for uid, member in bound.items() if uid not in of_jobs])
         if suspended:
             await self._gone(attempt)
-        for path in suspended.values():
+        for path in dict.fromkeys(suspended.values()):
             await resume(client, path)
 
     # --- stopping ----------------------------------------------------------------------------------------------------
@@ -253,7 +278,7 @@ class AttemptLifecycle:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def resume_left(self) -> None:
-        """Resume Jobs that an earlier leader suspended."""
+        """Resume Jobs and other owners that an earlier leader suspended."""
         for path in await left_suspended(self._connection.client):
             _log.info("%s was left suspended by an earlier leader; resuming it", path)
             try:

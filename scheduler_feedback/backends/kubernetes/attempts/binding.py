@@ -17,7 +17,7 @@ from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError, UnreachableError
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member, written
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, BEYOND, PLACEMENT, RANK, SLOTS
+from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, BEYOND, PLACEMENT, RANK, SLOTS, WORLD_SIZE
 
 _PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -60,6 +60,7 @@ async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Ca
         annotations[BEYOND] = "true"
     if len(member.ranks):
         annotations[RANK] = str(member.ranks.start)
+        annotations[WORLD_SIZE] = str(len(attempt.placement))
     body = {
         "apiVersion": "v1",
         "kind": "Binding",

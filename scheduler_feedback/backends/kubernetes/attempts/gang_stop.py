@@ -1,12 +1,12 @@
-"""Stop of a gang so that its owner restarts it: by suspending and resuming a Job, or by eviction.
+"""Stop of a gang so that its owner restarts it: by suspending and resuming the owner, or by eviction.
 
 Disruption budgets are checked first for all pods together, because a gang is stopped whole or not at all: a budget may
-allow each eviction alone and still not all of them. A Job is suspended, and resumed once its pods are gone
-(https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job). An evicted pod would count as a
-failure, for which a Job gives up after backoffLimit, unless its podFailurePolicy ignores disruptions. Even then, each
-evicted pod doubles the time that the Job controller waits before it creates new pods: 10 s for one pod, 80 s for four,
-10 minutes from seven on. A Job of another controller, such as a JobSet, cannot be suspended by others; its pods are
-evicted if it ignores disruptions.
+allow each eviction alone and still not all of them. A Job, JobSet or other object with a flag `suspend`
+(``objects.owner_kinds``) is suspended, and resumed once its pods are gone. An evicted pod would count as a failure, for
+which a Job gives up after backoffLimit, unless its podFailurePolicy ignores disruptions. Even then, each evicted pod
+doubles the time that the Job controller waits before it creates new pods: 10 s for one pod, 80 s for four, 10 minutes
+from seven on. The pods of a Job are evicted only if it belongs to a controller that cannot be suspended, and ignores
+disruptions. Pods of a StatefulSet, such as those of a LeaderWorkerSet, are evicted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError, UnreachableError
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
+from scheduler_feedback.backends.kubernetes.attempts.suspension import suspendable
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, meets
 from scheduler_feedback.backends.kubernetes.objects.objects import (
     Condition,
@@ -30,13 +31,12 @@ from scheduler_feedback.backends.kubernetes.objects.objects import (
     Pod,
     Requirement,
 )
+from scheduler_feedback.backends.kubernetes.objects.owner_kinds import KINDS, kind_at, path_of
 
 _log = logging.getLogger(__name__)
 
 SUSPENDED = f"{OURS}suspended"
-"""Label of a Job that we have suspended and that the current leader must resume."""
-
-_SUSPEND = {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": {"suspend": True}}
+"""Label of a Job or other owner that we have suspended and that the current leader must resume."""
 
 _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -113,13 +113,20 @@ class BudgetList(Part):
     items: list[Budget]
 
 
-class JobList(Part):
-    items: list[Job]
+class Owned(Part):
+    """An object of any kind."""
+
+    metadata: Metadata
+
+
+class OwnedList(Part):
+    items: list[Owned]
 
 
 _jobs = msgspec.json.Decoder(Job)
-_job_lists = msgspec.json.Decoder(JobList)
+_owned_lists = msgspec.json.Decoder(OwnedList)
 _budget_lists = msgspec.json.Decoder(BudgetList)
+_anything = msgspec.json.Decoder(dict[str, Any])
 
 
 def job_path(namespace: str, name: str) -> str:
@@ -155,59 +162,81 @@ def _owners(pods: Iterable[Pod]) -> list[tuple[str, OwnerReference]]:
 async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -> list[str]:
     """Stop these pods of a gang in a way that their owners tolerate. pods: newest copies of these pods, from the cache.
 
-    Returns the paths of the suspended Jobs, which must be resumed. Raises BackendError with the reason if a disruption
-    budget forbids the stop or an owner would count it as a failure; then nothing is stopped.
+    Return the paths of the suspended objects, which must be resumed. Raises BackendError with the reason if a
+    disruption budget forbids the stop or an owner would count it as a failure; then nothing is stopped.
     """
     living = [member for member in members if member.uid and not member.over]
-    suspended: list[tuple[str, Job]] = []
+    suspended: dict[str, str] = {}
     for namespace, owner in _owners(pods):
-        if owner.kind != "Job":
-            continue
-        path = job_path(namespace, owner.name)
-        job = await client.get(path, _jobs)
-        parent = next((one for one in job.metadata.owner_references or () if one.controller), None)
-        if parent is not None:
-            if job.ignores_disruptions:
-                continue
-            raise BackendError(
-                f"stopping it would count as a failure of Job {owner.name}, which belongs to {parent.kind} "
-                f"{parent.name}: give the Job a podFailurePolicy that ignores DisruptionTarget"
-            )
-        suspended.append((path, job))
+        found = await suspendable(client, namespace, owner, pods)
+        if found.path:
+            suspended[owner.uid] = found.path
+        elif found.why:
+            await _may_be_evicted(client, namespace, owner, found.why)
     uids = {member.uid for member in living}
     evicted = [pod for pod in pods if pod.metadata.uid in uids]
     for namespace in sorted({pod.metadata.namespace for pod in evicted}):
         budgets = await client.get(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", _budget_lists)
         if why := forbidden(evicted, budgets.items):
             raise BackendError(why)
-    for path, _ in suspended:
-        await client.patch(path, _SUSPEND)
-    of_jobs = {job.metadata.uid for _, job in suspended}
-    left_to_job = {pod.metadata.uid for pod in pods if pod.owner is not None and pod.owner.uid in of_jobs}
-    await asyncio.gather(*(_evict_at_last(client, member) for member in living if member.uid not in left_to_job))
-    return [path for path, _ in suspended]
-
-
-async def suspend_jobs(client: Client, pods: Iterable[Pod]) -> dict[str, str]:
-    """Suspend the Jobs of these pods, except those of other controllers. Return the path of each by uid.
-
-    A suspended Job deletes its pods and counts none of them. If others delete a pod that ends with code 0 at SIGTERM,
-    the Job may count its index as completed, and never creates it again.
-    """
-    suspended = {}
-    for namespace, owner in _owners(pods):
-        if owner.kind != "Job":
-            continue
-        path = job_path(namespace, owner.name)
+    paths = list(dict.fromkeys(suspended.values()))
+    for number, path in enumerate(paths):
         try:
-            job = await client.get(path, _jobs)
-            if any(one.controller for one in job.metadata.owner_references or ()):
-                continue
-            await client.patch(path, _SUSPEND)
+            await _suspend(client, path)
+        except BackendError:
+            for done in paths[:number]:
+                await resume(client, done)
+            raise
+    left_to_owner = {pod.metadata.uid for pod in pods if pod.owner is not None and pod.owner.uid in suspended}
+    await asyncio.gather(*(_evict_at_last(client, member) for member in living if member.uid not in left_to_owner))
+    return paths
+
+
+async def _may_be_evicted(client: Client, namespace: str, owner: OwnerReference, why: str) -> None:
+    """Raise BackendError if the owner of the pods would count their eviction as a failure.
+
+    why: why neither the owner nor its controllers can be suspended.
+    """
+    if owner.kind != "Job":
+        raise BackendError(why)
+    job = await client.get(job_path(namespace, owner.name), _jobs)
+    if not job.ignores_disruptions:
+        raise BackendError(
+            f"stopping it would count as a failure of Job {owner.name}, which cannot be suspended: {why}; "
+            "give the Job a podFailurePolicy that ignores DisruptionTarget"
+        )
+
+
+async def _suspend(client: Client, path: str) -> None:
+    """Suspend the object at this path. Raises BackendError if its definition lacks the flag.
+
+    The API server drops a field that an object's definition does not have. An operator of that version would never stop
+    the pods.
+    """
+    kind = kind_at(path)
+    answer = await client.patch(path, {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": kind.suspend(True)})
+    if not kind.is_suspended(_anything.decode(answer).get("spec") or {}):
+        await resume(client, path)
+        raise BackendError(f"{path} cannot be suspended: the installed version of its operator does not support it")
+
+
+async def suspend_owners(client: Client, pods: Sequence[Pod]) -> dict[str, str]:
+    """Suspend the owners of these pods, if they can be suspended. Return the suspended object's path by pods' owner.
+
+    The keys are the uids of the pods' own owners. A suspended Job deletes its pods and counts none of them. If others
+    delete a pod that ends with code 0 at SIGTERM, the Job may count its index as completed, and never creates it again.
+    """
+    suspended: dict[str, str] = {}
+    for namespace, owner in _owners(pods):
+        try:
+            found = await suspendable(client, namespace, owner, pods)
+            if found.path and found.path not in suspended.values():
+                await _suspend(client, found.path)
         except BackendError as error:
-            _log.warning("Job %s cannot be suspended: %s", path, error)
+            _log.warning("%s %s cannot be suspended: %s", owner.kind, owner.name, error)
         else:
-            suspended[owner.uid] = path
+            if found.path:
+                suspended[owner.uid] = found.path
     return suspended
 
 
@@ -265,11 +294,12 @@ async def _evict_at_last(client: Client, member: Member) -> None:
 
 
 async def resume(client: Client, path: str) -> None:
-    """Resume a Job that gangwatch suspended. Does nothing if the Job is gone."""
+    """Resume an object that gangwatch suspended. Does nothing if it is gone."""
     pause = _PAUSE_SECONDS
     while True:
         try:
-            await client.patch(path, {"metadata": {"labels": {SUSPENDED: None}}, "spec": {"suspend": False}})
+            body = {"metadata": {"labels": {SUSPENDED: None}}, "spec": kind_at(path).suspend(False)}
+            await client.patch(path, body)
         except UnreachableError:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -281,6 +311,24 @@ async def resume(client: Client, path: str) -> None:
 
 
 async def left_suspended(client: Client) -> list[str]:
-    """Return the paths of Jobs that an earlier leader suspended and did not resume."""
-    found = await client.get("/apis/batch/v1/jobs", _job_lists, labelSelector=f"{SUSPENDED}=true")
-    return [job_path(job.metadata.namespace, job.metadata.name) for job in found.items]
+    """Return the paths of objects that an earlier leader suspended and did not resume.
+
+    Kinds that the server does not serve, or that gangwatch may not list, are skipped.
+    """
+    paths: list[str] = []
+    for (group, name), kind in KINDS.items():
+        for version in kind.versions:
+            try:
+                found = await client.get(
+                    f"/apis/{version}/{kind.plural}", _owned_lists, labelSelector=f"{SUSPENDED}=true"
+                )
+            except RefusedError as error:
+                if error.code == 404 or (error.code == 403 and group != "batch"):
+                    continue
+                raise
+            paths += [
+                path_of(OwnerReference(name, one.metadata.name, "", version), one.metadata.namespace, kind)
+                for one in found.items
+            ]
+            break  # every version lists the same objects
+    return paths

@@ -17,15 +17,16 @@ import msgspec
 from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of, summed
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
+from scheduler_feedback.backends.kubernetes.objects.rank_order import rank_key, whole
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     PLACEMENT,
     RANK,
     attempt_of,
-    rank_key,
     ranks_of,
+    slots_of,
     slots_written,
-    whole,
 )
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, RankExit, RankFailed, RankSeen
 from scheduler_feedback.core.job import Slot
@@ -171,6 +172,23 @@ def _put(cache: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[i
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)
     cache.assume(pod, node)
     return Member(pod.metadata.key, pod.metadata.uid, node, ranks, slots)
+
+
+def requests_by_node(pods: Sequence[Pod], placement: Sequence[Slot]) -> dict[str, dict[str, int]]:
+    """Return what the gang's GPU pods request in total on each node of their ranks. placement: slots, by rank.
+
+    An elastic gang that grows does not have all of its pods yet: the missing ones equal the others.
+    """
+    by_node: dict[str, dict[str, int]] = {}
+    first, each = next(((pod, count) for pod in pods if (count := slots_of(pod))), (None, 1))
+    if first is not None:
+        missing = (len(placement) - sum(map(slots_of, pods))) // each
+        pods = [*pods, *(first for _ in range(missing))]
+    for pod, ranks in zip(pods, ranks_of(pods), strict=True):
+        if len(ranks) and ranks.start < len(placement):
+            node = placement[ranks.start].node
+            by_node[node] = summed((by_node.get(node, {}), requests_of(pod)))
+    return by_node
 
 
 def place_of(attempt: Attempt, member: Member) -> Place:

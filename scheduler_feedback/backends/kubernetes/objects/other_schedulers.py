@@ -9,8 +9,10 @@ label ``kueue.x-k8s.io/pod-group-name``        Kueue's groups of plain pods
 label ``scheduling.x-k8s.io/pod-group``        coscheduling; ``pod-group.scheduling.sigs.k8s.io[/name]`` before
 ``spec.schedulingGroup``                       upstream's own gangs
 label ``jobset.sigs.k8s.io/jobset-name``       a JobSet, also as Kueue admits it
+label ``leaderworkerset.sigs.k8s.io/name``     a LeaderWorkerSet: each of its groups is a gang
+label ``ray.io/cluster``                       a RayCluster
 label ``training.kubeflow.org/job-name``       Kubeflow's jobs
-the pod's controller                           any other owner of several pods: a Job, a RayCluster, a StatefulSet
+the pod's controller                           any other owner of several pods: a Job, a StatefulSet
 =============================================  =========================================================
 
 A pod with none of these, or of a ReplicaSet (independent serving replicas), is a gang of one.
@@ -26,7 +28,8 @@ from scheduler_feedback.backends.kubernetes.api_server.informer_cache import Inf
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import exit_code_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
-from scheduler_feedback.backends.kubernetes.objects.translate import GROUP_LABEL, rank_key, slots_of, wall_ns
+from scheduler_feedback.backends.kubernetes.objects.rank_order import rank_key
+from scheduler_feedback.backends.kubernetes.objects.translate import GROUP_LABEL, slots_of, wall_ns
 from scheduler_feedback.core.events import AttemptEnded, Event, Hosted, RankExit
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot
 
@@ -45,8 +48,11 @@ _LABELS = (
     ("podgroup", "pod-group.scheduling.sigs.k8s.io"),
     ("podgroup", "pod-group.scheduling.sigs.k8s.io/name"),
     ("jobset", "jobset.sigs.k8s.io/jobset-name"),
+    ("lws", "leaderworkerset.sigs.k8s.io/name"),
     ("kubeflow", "training.kubeflow.org/job-name"),
+    ("raycluster", "ray.io/cluster"),
 )
+_GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 _QUEUES = ("kai.scheduler/queue", "kueue.x-k8s.io/queue-name", "volcano.sh/queue-name")
 _MOST_NUMBERS = 20_000
 """Maximum number of gangs whose latest attempt number is kept: far more than the ended jobs that the cycle keeps."""
@@ -64,6 +70,8 @@ def gang_of(pod: Pod) -> str:
     if owner is not None and owner.kind != "ReplicaSet":
         found.append((owner.kind.lower(), owner.name))
     kind, name = next(((kind, name) for kind, name in found if name), ("pod", metadata.name))
+    if kind == "lws":
+        name = f"{name}-{metadata.label(_GROUP_INDEX, '0')}"
     return f"{metadata.namespace}.{name}.{kind}"
 
 

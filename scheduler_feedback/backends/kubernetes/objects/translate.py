@@ -7,7 +7,6 @@ a pod's devices.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,8 +21,11 @@ from scheduler_feedback.backends.kubernetes.objects.constraints import (
     is_accelerator,
     refusal,
 )
+from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import MEMBERS, bounded, is_elastic
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Node, Pod, PodGroup, Queue
+from scheduler_feedback.backends.kubernetes.objects.owner_kinds import RECREATING
 from scheduler_feedback.backends.kubernetes.objects.quantities import amounts, requests_of
+from scheduler_feedback.backends.kubernetes.objects.rank_order import INDEX_LABELS, rank_key, whole
 from scheduler_feedback.core import state as core
 from scheduler_feedback.core.cluster import Level, Limit
 from scheduler_feedback.core.events import NodeSeen
@@ -50,18 +52,12 @@ PLACEMENT = f"{OURS}placement"
 BEYOND = f"{OURS}beyond-least"
 """Annotation of a pod that was bound when its group already had its least number of pods."""
 
+WORLD_SIZE = f"{OURS}world-size"
+"""Annotation that we write on a pod: the number of ranks of its gang."""
+
 ARRAY = f"{OURS}array"
 ARRAY_PARALLEL = f"{OURS}array-parallel"
 
-_INDEX_LABELS = (
-    "jobset.sigs.k8s.io/job-index",
-    "batch.kubernetes.io/job-completion-index",
-    "apps.kubernetes.io/pod-index",
-    "training.kubeflow.org/replica-index",
-)
-_ROLE_LABELS = ("training.kubeflow.org/replica-type", "jobset.sigs.k8s.io/replicatedjob-name")
-_FIRST_ROLES = ("launcher", "master", "leader", "driver")
-_RECREATING = frozenset({"Job", "JobSet", "PyTorchJob", "MPIJob"})
 _RETRIES_BY_OWNER = 1_000_000
 """Limit on retries of a gang that has an owner, too high to be reached: the owner limits the retries."""
 
@@ -132,19 +128,6 @@ def slots_of(pod: Pod) -> int:
     return sum(count for resource, count in requests_of(pod).items() if is_accelerator(resource))
 
 
-def rank_key(pod: Pod) -> tuple[object, ...]:
-    """Return the sort key that orders a gang's pods by rank: launchers first; the others by role, index and name."""
-    metadata = pod.metadata
-    role = next((value for label in _ROLE_LABELS if (value := metadata.label(label))), "")
-    indices = tuple(index for label in _INDEX_LABELS if (index := whole(metadata.label(label))) is not None)
-    natural = tuple((whole(part) is not None, whole(part) or 0, part) for part in _split(metadata.name))
-    return (role.lower() not in _FIRST_ROLES, role, indices, natural)
-
-
-def _split(name: str) -> list[str]:
-    return [part for part in re.split(r"([0-9]+)", name) if part]
-
-
 # --- gangs -----------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +136,9 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
 
     Bound pods stay members when pods are added; the unbound pods follow in the order of their ranks.
     """
-    least = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
+    requested = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
+    elastic = bool(requested) and is_elastic(group)
+    least = (whole(group.metadata.annotation(MEMBERS)) or requested) if elastic else requested
     found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
     found.sort(key=lambda pod: (not pod.spec.node_name, rank_key(pod)))
     members = tuple(sorted(found[:least], key=rank_key))
@@ -163,8 +148,22 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
     if len(members) < least or any(pod.spec.scheduling_gates for pod in members):
         return Gang(job_id, key, members, None, "", None, True)
     gang = _gang(job_id, key, members, group.metadata, True)
+    if elastic:
+        return _with_bounds(gang, group.metadata, requested)
     bound = all(pod.spec.node_name for pod in members)
     return replace(gang, beyond=tuple(found[least:]) if bound else ())
+
+
+def _with_bounds(gang: Gang, declared: Metadata, requested: int) -> Gang:
+    """Return the gang with the bounds of its size; refused if it cannot be resized."""
+    if gang.spec is None:
+        return gang
+    try:
+        return replace(
+            gang, spec=bounded(gang.spec, gang.pods, [slots_of(pod) for pod in gang.pods], declared, requested)
+        )
+    except BackendError as error:
+        return replace(gang, spec=None, constraint=None, refused=str(error))
 
 
 def beyond(pod: Pod, group: PodGroup) -> Gang:
@@ -207,7 +206,7 @@ def _gang(job_id: str, key: str, pods: tuple[Pod, ...], declared: Metadata, grou
             why = "its GPU pods differ in node selector, affinity, tolerations, CPU or memory, which is not implemented"
         if not why:
             constraint = next(iter(constraints.values()))
-            spec = _spec(pods, declared, constraint.name)
+            spec = _spec(pods, declared, constraint)
             why = malformed(spec) or ""
         if not why:
             array_of, array_index = _array(pods[0], declared)
@@ -224,7 +223,7 @@ def _array(pod: Pod, declared: Metadata) -> tuple[str, int]:
     example a Job) form an array.
     """
     name = declared.annotation(ARRAY)
-    indices = (whole(pod.metadata.label(label)) for label in _INDEX_LABELS)
+    indices = (whole(pod.metadata.label(label)) for label in INDEX_LABELS)
     index = next((index for index in indices if index is not None), 0)
     if name:
         return f"{declared.namespace}.{name}", index
@@ -233,7 +232,7 @@ def _array(pod: Pod, declared: Metadata) -> tuple[str, int]:
     return "", 0
 
 
-def _spec(pods: Sequence[Pod], declared: Metadata, constraint: str) -> JobSpec:
+def _spec(pods: Sequence[Pod], declared: Metadata, constraint: Constraint) -> JobSpec:
     counts = [slots_of(pod) for pod in pods]
     ranks = sum(counts)
     groups: tuple[Group, ...] = ()
@@ -241,7 +240,7 @@ def _spec(pods: Sequence[Pod], declared: Metadata, constraint: str) -> JobSpec:
         groups = tuple(Group(f"pod-{n}", count, same_node=True) for n, count in enumerate(counts) if count)
     first = pods[0]
     owner = first.owner
-    again = owner is not None and owner.kind in _RECREATING
+    again = owner is not None and owner.kind in RECREATING
     deadline = first.spec.active_deadline_seconds
     required = _level(declared, REQUIRED_TOPOLOGY)
     return JobSpec(
@@ -261,7 +260,8 @@ def _spec(pods: Sequence[Pod], declared: Metadata, constraint: str) -> JobSpec:
         preferred_level=None if required is not None else _level(declared, PREFERRED_TOPOLOGY),
         workload=declared.annotation(WORKLOAD),
         groups=groups,
-        constraint=constraint,
+        constraint=constraint.name,
+        requests=constraint.requests,
         array_parallel=_count(declared, ARRAY_PARALLEL),
     )
 
@@ -333,9 +333,14 @@ def resource_of(node: Node) -> str:
 
 
 def node_seen(
-    node: Node, slots: int, refuses: tuple[str, ...], labels: TopologyLabels, limits: tuple[Limit, ...] = ()
+    node: Node,
+    slots: int,
+    refuses: tuple[str, ...],
+    labels: TopologyLabels,
+    limits: tuple[Limit, ...] = (),
+    free: tuple[tuple[str, int], ...] = (),
 ) -> NodeSeen:
-    """Return the node, converted to the cycle's type, with this number of slots."""
+    """Return the node, converted to the cycle's type, with this number of slots. free: see ``cluster.Node.free``."""
     metadata = node.metadata
     resource = resource_of(node)
     product = metadata.label(labels.gpu_type) if labels.gpu_type else ""
@@ -351,6 +356,7 @@ def node_seen(
         island=metadata.label(labels.island) if labels.island else "",
         refuses=refuses,
         limits=limits,
+        free=free,
     )
 
 
@@ -376,18 +382,10 @@ def wall_ns(timestamp: str) -> int:
         return 0
 
 
-def whole(text: str) -> int | None:
-    """Parse a count below 2^31 from a label or annotation; None for any other text."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        return None
-    value = int(text)
-    return value if value < 1 << 31 else None
-
-
 def slots_written(pod: Pod) -> tuple[int, ...]:
     """Return the slots that the annotation of a bound pod contains; () if gangwatch did not bind the pod."""
-    text = pod.metadata.annotation(SLOTS)
-    return tuple(slot for part in text.split(",") if (slot := whole(part)) is not None)
+    parts = pod.metadata.annotation(SLOTS).split(",")
+    return tuple(slot for part in parts if (slot := whole(part)) is not None)
 
 
 def attempt_of(pod: Pod) -> int:

@@ -87,7 +87,10 @@ def view_of(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> St
                 continue
             statuses[job_id] = GangStatus(False, "Starting", f"attempt {job.attempt} is being bound")
         else:
-            statuses[job_id] = GangStatus(True, "Scheduled", f"all pods of attempt {job.attempt} have their places")
+            message = f"all pods of attempt {job.attempt} have their places"
+            if len(job.ranks) != job.spec.ranks:
+                message += f"; it runs with {len(job.ranks)} of the {job.spec.ranks} ranks that it asks for"
+            statuses[job_id] = GangStatus(True, "Scheduled", message)
     return StateView(marks, statuses, state.now_ns, accusations_of(state))
 
 

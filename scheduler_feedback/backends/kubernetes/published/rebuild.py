@@ -33,7 +33,7 @@ def rebuild(
         for one in seen:
             node = cache.nodes.get(one.node)
             if one.present and node is not None:
-                state.nodes[one.node] = _node(one, node)
+                state.nodes[one.node] = _node(one, node, now_ns)
         for key in sorted({*cache.groups, *cache.pods}):
             gang = cache.gang(key)
             job = None if gang is None else _job(cache, gang, now_ns)
@@ -43,7 +43,7 @@ def rebuild(
     return state, keys
 
 
-def _node(seen: NodeSeen, node: Node) -> cluster.Node:
+def _node(seen: NodeSeen, node: Node, now_ns: int) -> cluster.Node:
     memory = remembered(node)
     return cluster.Node(
         seen.node,
@@ -68,6 +68,8 @@ def _node(seen: NodeSeen, node: Node) -> cluster.Node:
         doubted_ns=memory.doubted_ns,
         refuses=seen.refuses,
         limits=seen.limits,
+        free=seen.free,
+        reported_ns=now_ns,
     )
 
 

@@ -10,8 +10,16 @@ import msgspec
 from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.attempts.gang_stop import left_suspended, resume
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
+from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import MEMBERS
 from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Node, Part, Pod, PodGroup
-from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, BEYOND, PLACEMENT, RANK, SLOTS
+from scheduler_feedback.backends.kubernetes.objects.translate import (
+    ATTEMPT,
+    BEYOND,
+    PLACEMENT,
+    RANK,
+    SLOTS,
+    WORLD_SIZE,
+)
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
 from scheduler_feedback.backends.kubernetes.published.advice import Rule, remove_rule, rules_of
 from scheduler_feedback.backends.kubernetes.published.marks import Marks, changes
@@ -58,9 +66,9 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
             )
         elif any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK, BEYOND)):
             path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
-            work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND))
+            work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND, WORLD_SIZE))
     for group in await _groups(client):
-        written = any(group.metadata.annotation(key) for key in (PLACEMENT, EXPECTED_START))
+        written = any(group.metadata.annotation(key) for key in (PLACEMENT, EXPECTED_START, MEMBERS))
         if written or any(one.type == SCHEDULED for one in group.status.conditions or ()):
             work["groups"].append(_clear_group(client, group))
     work["device rules"] = [remove_rule(client, rule.metadata.name) for rule in await _rules(client)]
@@ -120,7 +128,7 @@ async def _groups(client: Client) -> list[PodGroup]:
 
 
 async def _clear_group(client: Client, group: PodGroup) -> None:
-    await _strip(client, group.path, PLACEMENT, EXPECTED_START)
+    await _strip(client, group.path, PLACEMENT, EXPECTED_START, MEMBERS)
     try:
         if group.of_api == COSCHEDULING:
             await client.patch(f"{group.path}/status", {"status": {"conditions": None, "phase": None}})

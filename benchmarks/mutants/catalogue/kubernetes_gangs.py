@@ -1,0 +1,52 @@
+"""Mutants of owners, elastic gangs and shared nodes on Kubernetes."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_K = "tests/kubernetes/test_"
+_OWNERS = (_K + "owners.py",)
+_ELASTIC = (_K + "elastic.py",)
+_CACHE = (_K + "attempt.py",)
+_TRANSLATE = (_K + "translate.py",)
+_ROOM = ("tests/policies/test_room_of_started_gangs.py",)
+_MOVING = ("tests/policies/test_room_of_moving_gangs.py",)
+_GROUPS = ("tests/policies/test_elastic_groups.py",)
+
+MUTANTS = (
+    Mutant("backends.kubernetes.attempts.suspension:suspendable", "owner, kind = parent, known", "pass", _OWNERS),
+    Mutant("backends.kubernetes.attempts.suspension:_why_not", "pod.metadata.uid not in own and", "False and", _OWNERS),
+    Mutant(
+        "backends.kubernetes.attempts.suspension:_why_not",
+        "not found.spec.shutdown_after_job_finishes",
+        "False",
+        _OWNERS,
+    ),
+    Mutant("backends.kubernetes.attempts.gang_stop:_suspend", "if not kind.is_suspended", "if None and", _OWNERS),
+    Mutant("backends.kubernetes.attempts.gang_stop:left_suspended", "break", "pass", _OWNERS),
+    Mutant("backends.kubernetes.objects.owner_kinds:OwnerKind.suspend", "if self.in_run_policy", "if False", _OWNERS),
+    Mutant("backends.kubernetes.objects.owner_kinds:path_of", "owner.api_version or", "", _OWNERS),
+    Mutant(
+        "backends.kubernetes.objects.rank_order:rank_key", ", role, indices, natural)", ", role, natural)", _TRANSLATE
+    ),
+    Mutant("backends.kubernetes.attempts.gang_resize:resize", "and members < now", "", _ELASTIC),
+    Mutant("backends.kubernetes.attempts.gang_resize:_job", "spec.completions != spec.parallelism", "False", _ELASTIC),
+    Mutant("backends.kubernetes.attempts.gang_resize:_pytorch", "members - others}", "members}", _ELASTIC),
+    Mutant("backends.kubernetes.objects.elastic_gangs:bounded", "if not spec.restartable:", "if False:", _ELASTIC),
+    Mutant("backends.kubernetes.objects.elastic_gangs:bounded", "min_ranks=least * each", "min_ranks=least", _ELASTIC),
+    Mutant("backends.kubernetes.api_server.node_limits:limits_of", "now * one.slots_a_pod", "now", _CACHE),
+    Mutant(
+        "backends.kubernetes.api_server.node_limits:limits_of",
+        "if not limits or free_slots <= 0:",
+        "if not limits:",
+        _CACHE,
+    ),
+    Mutant("backends.kubernetes.api_server.node_usage:NodeUsage.free", "free[resource] -= count", "pass", _CACHE),
+    Mutant("policies.index.held_slots:HeldSlots._note_start", "or job.state is not JobState.STARTING", "", _ROOM),
+    Mutant("policies.index.slot_plan:Plan.pods_left", "pods * count", "count", _ROOM),
+    Mutant("policies.queue.placement:_most_pods", "plan.pods_left(number, spec.requests)", "None", _ROOM),
+    Mutant("policies.index.held_slots:HeldSlots.vacate", "self._leave(job, given)", "pass", _MOVING),
+    Mutant("policies.index.held_slots:HeldSlots.stay", "self._leave(job, slots, 0)", "pass", _MOVING),
+    Mutant("policies.index.slot_plan:Plan._undo_leave", "del known[key]", "pass", _MOVING),
+    Mutant("policies.queue.backfill_scheduling:place_beside", "room.beyond(plan, job.spec)", "[]", _ROOM),
+    Mutant("policies.queue.placement:_place_by_slots", "ranks -= ranks % spec.unit", "pass", _GROUPS),
+    Mutant("policies.intake.job_admission:_fixed_groups", "least % first.ranks or", "", _GROUPS),
+)
