@@ -101,7 +101,7 @@ def test_maintenance_lists_the_jobs_of_a_node_and_drain_waits_until_it_is_empty(
     assert moved["ranks"][0]["node"] != node and moved["attempt"] == 2
 
     with door.start("node", "maintenance", node, "--drain") as waits:
-        time.sleep(2)
+        assert waits.stderr is not None and node in waits.stderr.readline(), "it has begun"
         waits.send_signal(signal.SIGINT)
         waits.communicate(timeout=30)
         assert waits.returncode == 130
