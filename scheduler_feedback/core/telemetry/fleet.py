@@ -215,9 +215,10 @@ class Fleet:
 
     def failed(self) -> list[Failed]:
         """Return (node, error) of the frames that could not be processed since the last call. Each error is a bug."""
-        found = [*self._consumption.failed, *self.counting.failed]
-        self._consumption.failed.clear()
-        self.counting.failed.clear()
+        found: list[Failed] = []
+        for failed in (self._consumption.failed, self.counting.failed, self.occurrences.failed):
+            found += failed
+            failed.clear()
         return found
 
     def set_aside(self, name: str) -> None:
