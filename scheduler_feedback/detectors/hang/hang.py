@@ -230,7 +230,7 @@ class HangDetector:
                 findings.append(Cleared(over.verdict_id, name, now_ns, "the job finishes steps again"))
             return findings
         proven = watched.active is not None and watched.active.confidence >= CONFIDENT
-        if job.open_collectives is None:
+        if job.given_open_collectives is None:
             return findings
         stalled_seconds = (now_ns - watched.finished_ns) * 1e-9
         usual = watched.usual
