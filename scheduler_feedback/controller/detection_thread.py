@@ -48,6 +48,9 @@ FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 """Seconds after which the detection thread takes over, if the thread that reads frames does not run detection."""
 
+MEASURES_WAIT_SECONDS = 2.0
+"""Longest time in seconds for which a scrape waits for a running tick: metrics must be there when detection is late."""
+
 QUEUE_FRAMES = 65_536
 """Maximum number of queued frames: five seconds of frames from 12,500 nodes, at a frame per second."""
 
@@ -103,6 +106,7 @@ class DetectionThread:
         self._restarts: deque[int] = deque(maxlen=MOST_RESTARTS)
         self._offered = self._taken = self._refused = self._passed_over = 0
         self._frame_age = FrameAge()
+        self._measures: list[Sample] = []
         self._patience_seconds = 0.0
         self._due_ns = 0
         self._forgot_ns = self._ticked_ns = clock.monotonic_ns()
@@ -136,12 +140,18 @@ class DetectionThread:
         return self._frame_age.late()
 
     def measures(self) -> list[Sample]:
-        """Return the metrics of the fleet and of detection, as of the last tick. Waits for a running tick."""
-        with self._lock:
-            of_parts = self._measured()
+        """Return the metrics of the fleet and of detection, as of the last tick.
+
+        Waits for a running tick, up to MEASURES_WAIT_SECONDS; then the samples of the last call are returned again.
+        """
+        if self._lock.acquire(timeout=MEASURES_WAIT_SECONDS):
+            try:
+                self._measures = self._measured()
+            finally:
+                self._lock.release()
         dropped = max(0, self._offered - self._taken - len(self._queue))
         return [
-            *of_parts,
+            *self._measures,
             ("gangwatch_watch_frames_dropped_total", (), float(dropped)),
             ("gangwatch_watch_frames_refused_total", (), float(self._refused)),
             ("gangwatch_watch_frames_set_aside_total", (), float(self._passed_over)),

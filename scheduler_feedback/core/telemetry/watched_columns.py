@@ -38,7 +38,8 @@ class WatchedColumns:
         if row >= len(self._fresh):
             add = max(8, len(self._fresh) // 4)
             self._gauges, self._counters = (
-                np.concatenate((old, np.zeros((add, old.shape[1]), old.dtype))) for old in (self._gauges, self._counters)
+                np.concatenate((old, np.zeros((add, old.shape[1]), old.dtype)))
+                for old in (self._gauges, self._counters)
             )
             self._fresh = np.concatenate((self._fresh, np.zeros(add, np.bool_)))
         self._fresh[row] = True
@@ -53,9 +54,7 @@ class WatchedColumns:
         """Whether no node has a row."""
         return len(self._free) == self._rows
 
-    def take(
-        self, rows: Sequence[int], frames: Sequence[Frame]
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def take(self, rows: Sequence[int], frames: Sequence[Frame]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Keep the values of one frame for each of k different rows. Return two arrays, bool [k]: whether a gauge has
         changed, and whether a counter has. An unknown gauge (NaN) equals an unknown gauge."""
         at = np.array(rows, np.intp)
