@@ -112,8 +112,9 @@ class Occurrences:
 
     Series are compared for many frames at once; the events have the same order as if each frame had been alone.
 
-    failed: (node, error) of frames that could not be processed, until the caller clears the list. parts: node of each GPU; None: any node may report about any GPU.
+    parts: node of each GPU; None: any node may report about any GPU.
     passed_over: number of dropped events beyond MOST_OF_NODE, by node.
+    failed: (node, error) of frames that could not be processed, until the caller clears the list.
     """
 
     MOST_OF_NODE = 256
