@@ -233,10 +233,7 @@ class Attempts:
                 if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
                     self._first_step(gang, record, node)
         _finish(taken)
-        tables = tuple((of_gang, np.array(cells, np.int64).reshape(-1, 4)) for of_gang, cells, _ in taken if cells)
-        for of_gang, table in tables:
-            of_gang.opened_all(table, frame.monotonic_ns)
-        node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
+        _open(node, frame, taken, count == len(frame.records))
         return events
 
     def _take_blocked(self, node: NodeView, record: EventRecord, member: Member, received_ns: int) -> None:
@@ -335,6 +332,14 @@ def _finish(taken: list[_Taken]) -> None:
         if steps:
             gang.finish_all(steps)
             steps.clear()
+
+
+def _open(node: NodeView, frame: Frame, taken: list[_Taken], only_open: bool) -> None:
+    """Add the open steps and collectives to their gangs. only_open: whether the frame has no other records."""
+    tables = tuple((gang, np.array(cells, np.int64).reshape(-1, 4)) for gang, cells, _ in taken if cells)
+    for gang, table in tables:
+        gang.opened_all(table, frame.monotonic_ns)
+    node._records, node._opened = (frame.records, tables) if only_open else ((), ())
 
 
 def _row(record: StepRecord, now_ns: int, received_ns: int) -> tuple[int, ...]:
