@@ -301,11 +301,14 @@ class DetectionThread:
         found: list[Sample] = []
         if self._failures.is_out("fleet"):
             return found
-        parts = () if self._failures.is_out(SHARED) else (*self._detectors.items(), (SHARED, self._shared))
-        for name, part in parts:
+        measured: dict[str, Callable[[], Iterable[Sample]]] = {}
+        if not self._failures.is_out(SHARED):
+            measured = {name: detector.measures for name, detector in self._detectors.items()}
+            measured[SHARED] = self._shared.measures
+        for name, measures in measured.items():
             if not self._failures.is_out(name):
                 try:
-                    found += list(part.measures())
+                    found += list(measures())
                 except Exception as error:
                     self._failures.report(name, error, out=True)
         try:

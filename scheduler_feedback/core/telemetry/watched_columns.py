@@ -27,8 +27,8 @@ class WatchedColumns:
         self._gauge, self._counter = gauge, counter
         self._rows = 0
         self._free: list[int] = []
-        self._gauges = np.zeros((0, len(gauge)), np.int64)
-        self._counters = np.zeros((0, len(counter)), np.uint64)
+        self._gauges: npt.NDArray[np.int64] = np.zeros((0, len(gauge)), np.int64)
+        self._counters: npt.NDArray[np.uint64] = np.zeros((0, len(counter)), np.uint64)
         self._fresh = np.zeros(0, np.bool_)
 
     def add(self) -> int:
@@ -37,10 +37,8 @@ class WatchedColumns:
         self._rows = max(self._rows, row + 1)
         if row >= len(self._fresh):
             add = max(8, len(self._fresh) // 4)
-            self._gauges, self._counters = (
-                np.concatenate((old, np.zeros((add, old.shape[1]), old.dtype)))
-                for old in (self._gauges, self._counters)
-            )
+            self._gauges = np.concatenate((self._gauges, np.zeros((add, len(self._gauge)), np.int64)))
+            self._counters = np.concatenate((self._counters, np.zeros((add, len(self._counter)), np.uint64)))
             self._fresh = np.concatenate((self._fresh, np.zeros(add, np.bool_)))
         self._fresh[row] = True
         return row
