@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from prometheus_client.metrics_core import Metric
-
 from exporter.plugins.plugins import Plugins
-from exporter.prometheus.library_format import page, sample_families
+from exporter.prometheus.library_format import page
 from exporter.prometheus.line_cache import gzipped
+from exporter.prometheus.sample_page import sample_texts
 from exporter.server import wants_open_metrics
 from exporter.serving.http_messages import accepts_gzip
 from scheduler_feedback.core.telemetry.fleet import Sample
@@ -33,17 +32,19 @@ class ControllerMetrics:
 
     def answer(self, headers: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
         """Return the body and the headers of a response. headers: those of the request, by lower-case name."""
-        own = controller_families(self._failures, self._sources)
-        more = self._plugins.families(family.name for family in own)
-        body, kind = page([*own, *more], wants_open_metrics(headers.get("accept", "")))
+        open_metrics = wants_open_metrics(headers.get("accept", ""))
+        own = controller_texts(self._failures, self._sources, open_metrics)
+        more, kind = page(self._plugins.families(own), open_metrics)
+        body = "".join(own.values()).encode() + more
         found = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
         if accepts_gzip(headers):
             return gzipped(body), {**found, "Content-Encoding": "gzip"}
         return body, found
 
 
-def controller_families(failures: PartFailures, sources: Sources) -> list[Metric]:
-    """Return the samples of all sources as families. A source that fails because of a bug is left out and reported."""
+def controller_texts(failures: PartFailures, sources: Sources, open_metrics: bool) -> dict[str, str]:
+    """Return the samples of all sources as text, by family. A source that fails because of a bug is left out and
+    reported."""
     samples: list[Sample] = []
     for source in sources:
         try:
@@ -51,17 +52,20 @@ def controller_families(failures: PartFailures, sources: Sources) -> list[Metric
         except Exception as error:
             failures.report("metrics", error)
     try:
-        return sample_families(samples)
+        return sample_texts(samples, open_metrics)
     except Exception as error:
         failures.report("metrics", error)
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
         by_name.setdefault(str(sample[0]), []).append(sample)
-    return [family for one in by_name.values() for family in _families(one)]
+    found: dict[str, str] = {}
+    for one in by_name.values():
+        found |= _texts(one, open_metrics)
+    return found
 
 
-def _families(samples: list[Sample]) -> list[Metric]:
+def _texts(samples: list[Sample], open_metrics: bool) -> dict[str, str]:
     try:
-        return sample_families(samples)
+        return sample_texts(samples, open_metrics)
     except Exception:  # already reported above
-        return []
+        return {}

@@ -48,6 +48,9 @@ FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 """Seconds after which the detection thread takes over, if the thread that reads frames does not run detection."""
 
+MEASURES_WAIT_SECONDS = 2.0
+"""Longest time in seconds for which a scrape waits for a running tick: metrics must be there when detection is late."""
+
 QUEUE_FRAMES = 65_536
 """Maximum number of queued frames: five seconds of frames from 12,500 nodes, at a frame per second."""
 
@@ -102,8 +105,8 @@ class DetectionThread:
         self._failures = PartFailures(self._detectors) if failures is None else failures
         self._restarts: deque[int] = deque(maxlen=MOST_RESTARTS)
         self._offered = self._taken = self._refused = self._passed_over = 0
-        self._measures: tuple[Sample, ...] = ()
         self._frame_age = FrameAge()
+        self._measures: list[Sample] = []
         self._patience_seconds = 0.0
         self._due_ns = 0
         self._forgot_ns = self._ticked_ns = clock.monotonic_ns()
@@ -137,7 +140,15 @@ class DetectionThread:
         return self._frame_age.late()
 
     def measures(self) -> list[Sample]:
-        """Return the metrics of the fleet and of detection, as of the last tick."""
+        """Return the metrics of the fleet and of detection, as of the last tick.
+
+        Waits for a running tick, up to MEASURES_WAIT_SECONDS; then the samples of the last call are returned again.
+        """
+        if self._lock.acquire(timeout=MEASURES_WAIT_SECONDS):
+            try:
+                self._measures = self._measured()
+            finally:
+                self._lock.release()
         dropped = max(0, self._offered - self._taken - len(self._queue))
         return [
             *self._measures,
@@ -261,36 +272,50 @@ class DetectionThread:
         except Exception as error:
             self._begin_again(error)
             return []
-        samples: list[Sample] = []
         self._take_pace(telemetry)
         if not self._failures.is_out(SHARED):
             try:
-                events.extend(self._detect(telemetry, samples))
+                events.extend(self._detect(telemetry))
             except Exception as error:
                 self._failures.report(SHARED, error, out=True)
-        try:
-            samples.extend(self._fleet.measures())
-        except Exception as error:
-            self._failures.report("metrics", error)
-        self._measures = tuple(samples)
         return events
 
-    def _detect(self, telemetry: Telemetry, samples: list[Sample]) -> list[Finding]:
-        """Run every detector that is in service; return the results that the arbiter (detectors/arbiter.py) publishes.
-
-        samples: metric samples are added to this list.
-        """
+    def _detect(self, telemetry: Telemetry) -> list[Finding]:
+        """Run every detector that is in service; return the results that the arbiter (detectors/arbiter.py)
+        publishes."""
         context = self._shared.begin(telemetry)
         results: dict[str, Sequence[Proposal]] = {}
         for name, detector in self._detectors.items():
             if not self._failures.is_out(name):
                 try:
                     results[name] = detector.tick(context)
-                    samples.extend(detector.measures())
                 except Exception as error:
                     self._failures.report(name, error, out=True)
-        samples.extend(self._shared.measures())
         return self._shared.conclude(context, results)
+
+    def _measured(self) -> list[Sample]:
+        """Return the metrics of the fleet and of the detectors in service, from any thread that holds the lock.
+
+        They are not collected in each tick: with 100,000 ranks, that takes longer than some detectors.
+        """
+        found: list[Sample] = []
+        if self._failures.is_out("fleet"):
+            return found
+        measured: dict[str, Callable[[], Iterable[Sample]]] = {}
+        if not self._failures.is_out(SHARED):
+            measured = {name: detector.measures for name, detector in self._detectors.items()}
+            measured[SHARED] = self._shared.measures
+        for name, measures in measured.items():
+            if not self._failures.is_out(name):
+                try:
+                    found += list(measures())
+                except Exception as error:
+                    self._failures.report(name, error, out=True)
+        try:
+            found += list(self._fleet.measures())
+        except Exception as error:
+            self._failures.report("metrics", error)
+        return found
 
     def _fold(self) -> None:
         queue = self._queue
@@ -380,7 +405,6 @@ class DetectionThread:
         often = len(self._restarts) == MOST_RESTARTS and now_ns - self._restarts[0] < RESTARTS_SECONDS * 1e9
         self._failures.report("fleet", error, "" if often else "started again", out=often)
         self._restarts.append(now_ns)
-        self._measures = ()
         self._begin()
         self._failures.set_aside(0, 0)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.schema.clock import ManualClock
+from scheduler_feedback.controller import detection_thread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.frame_age import LATE_SECONDS, FrameAge
 from tests.cluster.memory_backend import World
@@ -58,3 +59,15 @@ def test_late_detection_is_shown_by_the_api_and_on_the_page(tmp_path: Path) -> N
         assert found[0].startswith("Detection is late: it uses telemetry that is 12 s old")
         assert found[0] in site.ask("GET", "/").content.decode()
         assert site.ask("GET", "/readyz").status == 200, "jobs are scheduled and monitored"
+
+
+def test_metrics_do_not_wait_long_for_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection_thread, "MEASURES_WAIT_SECONDS", 0.05)
+    watch = DetectionThread((), lambda _: None, ManualClock(100 * SECOND, WALL + 100 * SECOND))
+    node = Machine("n0", (("j-0", 0),))
+    watch.offer(node.layout(), node.frame(99 * SECOND), 99 * SECOND)
+    watch.run_tick()
+    before = watch.measures()
+    assert metric(watch) is not None
+    with watch._lock:  # a tick is running
+        assert watch.measures() == before

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from agent.schema.wire import Decoder
-from exporter.prometheus.library_format import page
-from gangwatch.controller_metrics import controller_families
+from gangwatch.controller_metrics import controller_texts
 from scheduler_feedback.api import documents
 from scheduler_feedback.api.web import overview, page_renderer
 from scheduler_feedback.api.web import pages as pages_module
@@ -430,7 +429,7 @@ def test_a_bad_sample_drops_its_family_and_a_bad_source_its_samples() -> None:
     def bad() -> list[Any]:
         return [("gangwatch_no_such_metric", (), 1.0), ("gangwatch_frozen", (("strange", "1"),), 1.0)]
 
-    text = page(controller_families(failures, (good, raises, bad)), open_metrics=False)[0].decode()
+    text = "".join(controller_texts(failures, (good, raises, bad), open_metrics=False).values())
     assert "gangwatch_cycles_total 7" in text
     assert "no_such_metric" not in text
     assert failures.troubles()[0]["failures"] == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from agent.node import Node
 from agent.schema.clock import SystemClock
@@ -262,3 +263,57 @@ def test_the_number_of_events_is_limited() -> None:
     kept = found.take()
     assert len(kept) == Occurrences.MOST_OF_NODE
     assert kept[-1].event.detail["code"] == str(3 * Occurrences.MOST_OF_NODE - 1), "the newest are kept"
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def course_of_three(random: np.random.Generator) -> list[tuple[Layout, Frame, bool, list[EventRecord]] | None]:
+    """Return frames of three nodes with changing ports, losses, events and layouts; None: the events are taken."""
+    found: list[tuple[Layout, Frame, bool, list[EventRecord]] | None] = []
+    for seq in range(1, 120):
+        node = f"n{random.integers(3)}"
+        gauges = (RDMA_INFO, PORT_INFO, *CARRIERS) if random.random() < 0.9 else (PORT_INFO, RDMA_INFO, *CARRIERS)
+        made = make_layout(node, (Tier("fast", 1.0),), gauges, (LOST,))
+        one = frame(made, seq, [1, 1, *random.choice([0.0, 1.0, np.nan], 2)], (int(random.integers(3)),))
+        events = [EventRecord("xid", f"gpu{seq}", NOW + seq * SECOND, {"code": "79"})] if random.random() < 0.1 else []
+        found.append((made, structs.replace(one, node=node), bool(random.random() < 0.95), events))
+        if random.random() < 0.1:
+            found.append(None)
+    return [*found, None]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_together_give_the_events_of_frames_alone_in_the_same_order(seed: int) -> None:
+    course = course_of_three(np.random.default_rng(seed))
+    results = []
+    for at_once in (1, 7, 256):
+        occurrences = Occurrences()
+        occurrences.MOST_QUEUED = at_once  # type: ignore[misc]
+        taken: list[tuple[NodeEvent, ...]] = []
+        for one in course:
+            if one is None:
+                taken.append(occurrences.take())
+            else:
+                occurrences.observe(*one)
+        assert not occurrences.failed
+        results.append(taken)
+    assert sum(map(len, results[0])) > 20
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_frame_that_cannot_be_processed_affects_only_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(occurrences: Occurrences, node: object, one: Frame, continues: bool) -> None:
+        if one.node == "n1":
+            raise KeyError("bug")
+        original(occurrences, node, one, continues)  # type: ignore[arg-type]
+
+    original = Occurrences._counters
+    monkeypatch.setattr(Occurrences, "_counters", fails)
+    found = Occurrences()
+    for seq, losses in ((1, 3), (2, 4)):
+        for node in ("n0", "n1"):
+            made = make_layout(node, (Tier("fast", 1.0),), (RDMA_INFO, PORT_INFO), (LOST,))
+            found.observe(made, structs.replace(frame(made, seq, [1, 1], (losses,)), node=node), seq > 1, ())
+    assert [one.node for one in found.take()] == ["n0"]
+    assert [node for node, _ in found.failed] == ["n1", "n1"]

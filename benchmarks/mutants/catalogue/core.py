@@ -26,6 +26,7 @@ _OCCURRENCES = tuple(
         "records_get_names_of_the_shape_and_old_records_are_left_out",
         "a_different_gpu_in_a_slot_is_a_replaced_part",
         "the_number_of_events_is_limited",
+        "frames_together_give_the_events_of_frames_alone_in_the_same_order",
     )
 )
 """Tests of occurrences, except the test that starts an agent."""
@@ -252,9 +253,9 @@ MUTANTS = (
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
-        "core.telemetry.fleet:_check",
-        "if frame.node != layout.node:",
-        "if False:",
+        "core.telemetry.fleet:Fleet.observe",
+        "or frame.node != layout.node",
+        "",
         ("tests/core/test_fleet.py",),
     ),
     Mutant("core.telemetry.fleet:Fleet.shares_machine", "- {node}", "", ("tests/core/test_fleet.py",)),
@@ -329,14 +330,12 @@ MUTANTS = (
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
-        "core.telemetry.fleet_records:_possible",
+        "core.telemetry.fleet_records:_row",
         "0 <= wait_ns <= duration_ns",
         "0 <= wait_ns",
         ("tests/core/test_fleet.py",),
     ),
-    Mutant(
-        "core.telemetry.fleet_records:_possible", "now_ns - OLDEST_RECORD_NS <= ", "", ("tests/core/test_fleet.py",)
-    ),
+    Mutant("core.telemetry.fleet_records:_row", "now_ns - OLDEST_RECORD_NS <= ", "", ("tests/core/test_fleet.py",)),
     Mutant(
         "core.telemetry.fleet_records:Attempts._opened_again",
         "if self.gangs.get(gang.name) is not gang:",
@@ -587,7 +586,17 @@ MUTANTS = (
         _FRAMES,
     ),
     Mutant("core.telemetry.placements:Placements.follow", "self._remove(gang, known, touched)", "pass", _FRAMES),
+    # --- watched columns ---
+    Mutant("core.telemetry.watched_columns:WatchedColumns.add", "self._fresh[row] = True", "pass", _OCCURRENCES),
+    Mutant(
+        "core.telemetry.watched_columns:WatchedColumns.take",
+        "self._gauges[at], self._counters[at], self._fresh[at] = gauges, counters, False",
+        "self._fresh[at] = False",
+        _OCCURRENCES,
+    ),
     # --- occurrences ---
+    Mutant("core.telemetry.occurrences:Occurrences._settle", "sorted(changed)", "changed", _OCCURRENCES),
+    Mutant("core.telemetry.occurrences:Occurrences._settle", "if id(node) in now:", "if False:", _OCCURRENCES),
     Mutant("core.telemetry.occurrences:Occurrences._record", ' or "before_start" in detail', "", _OCCURRENCES),
     Mutant(
         "core.telemetry.occurrences:Occurrences._record",

@@ -164,8 +164,15 @@ class Fleet:
         Raises FrameError, without any change, if the frame does not fit its layout or names another node. Invalid
         records are refused one by one and counted.
         """
-        _check(layout, frame)
         seq, monotonic_ns = frame.seq, frame.monotonic_ns
+        if (
+            frame.layout_id != layout.layout_id
+            or frame.node != layout.node
+            or (len(frame.tier_ns), len(frame.gauges), len(frame.counters)) != layout.sizes
+            or not (0 <= seq < LARGEST and 0 <= monotonic_ns < LARGEST)
+            or not (0 <= frame.wall_ns < LARGEST and 0 <= frame.record_seq < LARGEST)
+        ):
+            raise _misfit(layout, frame)
         node = self._nodes.get(frame.node)
         if node is None:
             node = self._nodes[frame.node] = NodeView(frame.node)
@@ -188,7 +195,7 @@ class Fleet:
             here = self._membership.here(node.name)
             if node._here is not here:
                 node._here, node._records, node._opened = here, (), ()  # check its records again
-            layout = self._membership.layout_of(layout, received_ns)
+            layout = self._membership.layout_of(layout, here, received_ns)
         if node._layout_id != layout.layout_id:
             layout = layout.whole() if self._membership is None else self._membership.whole_of(layout)
             self._read_layout(node, layout)
@@ -215,9 +222,10 @@ class Fleet:
 
     def failed(self) -> list[Failed]:
         """Return (node, error) of the frames that could not be processed since the last call. Each error is a bug."""
-        found = [*self._consumption.failed, *self.counting.failed]
-        self._consumption.failed.clear()
-        self.counting.failed.clear()
+        found: list[Failed] = []
+        for failed in (self._consumption.failed, self.counting.failed, self.occurrences.failed):
+            found += failed
+            failed.clear()
         return found
 
     def set_aside(self, name: str) -> None:
@@ -316,20 +324,17 @@ class Fleet:
         self._consumption.take(group, gang, frame, continues)
 
 
-def _check(layout: AnyLayout, frame: Frame) -> None:
-    """Raise FrameError if the frame does not fit its layout, names another node, or has a number out of range."""
-    check_fits(layout, frame)
+def _misfit(layout: AnyLayout, frame: Frame) -> FrameError:
+    """Return the error of a frame that does not fit its layout, names another node, or has a number out of range."""
+    try:
+        check_fits(layout, frame)
+    except FrameError as error:
+        return error
     if frame.node != layout.node:
-        raise FrameError(f"frame {frame.seq} of {frame.node}: its layout is of node {layout.node}")
-    if not (
-        0 <= frame.seq < LARGEST
-        and 0 <= frame.wall_ns < LARGEST
-        and 0 <= frame.monotonic_ns < LARGEST
-        and 0 <= frame.record_seq < LARGEST
-    ):
-        names = ("seq", "wall_ns", "monotonic_ns", "record_seq")
-        wrong = ", ".join(f"{name} {getattr(frame, name)}" for name in names)
-        raise FrameError(f"frame {frame.seq} of {frame.node}: one of {wrong} is out of range")
+        return FrameError(f"frame {frame.seq} of {frame.node}: its layout is of node {layout.node}")
+    names = ("seq", "wall_ns", "monotonic_ns", "record_seq")
+    wrong = ", ".join(f"{name} {getattr(frame, name)}" for name in names)
+    return FrameError(f"frame {frame.seq} of {frame.node}: one of {wrong} is out of range")
 
 
 def _member(column: Column) -> Member | None:

@@ -175,7 +175,7 @@ class Attempts:
 
     def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
         events: list[EventRecord] = []
-        opened: list[tuple[Gang, list[int]]] = []
+        taken: list[_Taken] = []
         # Most records of a node are of one gang, so the gang is looked up only when it changes.
         name, attempt = "", -1
         gang: Gang | None = None
@@ -183,6 +183,8 @@ class Attempts:
         why: Refusal | None = None
         rank, column = -1, -1
         cells: list[int] = []
+        steps: list[tuple[int, ...]] = []
+        row: tuple[int, ...] = ()
         count = 0
         now_ns, here = frame.monotonic_ns, node.name
         for record in records:  # hot loop over the frames of ten thousand nodes: avoid calls
@@ -190,6 +192,7 @@ class Attempts:
                 if record.member is None:
                     events.append(record)
                 else:
+                    _finish(taken)
                     self._take_blocked(node, record, record.member, received_ns)
                 continue
             member = record.member
@@ -197,43 +200,40 @@ class Attempts:
             if isinstance(record, OpenRecord):
                 fine = 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST
             else:
-                fine = _possible(record, now_ns)
+                row = _row(record, now_ns, received_ns)
+                fine = bool(row)
             if not fine or not 0 <= member.rank < MOST_RANKS or (another and not possible(member)):
                 self.refused += 1
                 continue
             if another:
-                name, attempt, rank, cells = member.gang, member.attempt, -1, []
+                name, attempt, rank, cells, steps = member.gang, member.attempt, -1, [], []
                 gang, ranks, why = self._gang(here, member, received_ns)
                 if gang is not None:
                     gang.received_ns = received_ns
-                    opened.append((gang, cells))
+                    taken.append((gang, cells, steps))
             if gang is None:
                 if why is not None:
                     self._refuse(node, record, why, received_ns)
                 continue
             if member.rank != rank:  # records of one rank are consecutive
                 rank = member.rank
-                if ranks is None or rank in ranks:
-                    column = self.column(gang, rank, here)
-                else:
+                if ranks is not None and rank not in ranks:
                     column = -1
                     self._refuse(node, record, Refusal.RANK, received_ns)
+                elif (column := gang.reported_again(rank, here)) < 0:
+                    _finish(taken)
+                    column = self.column(gang, rank, here)
             if column < 0:
                 continue
             if isinstance(record, OpenRecord):
                 cells += (record.what != "step", column, record.number, record.since_ns)
                 count += 1
             else:
-                gang.finish(
-                    column, record.step, record.start_ns, record.duration_ns, record.wait_ns, received_ns,
-                    record.tokens, record.squares,
-                )  # fmt: skip
+                steps.append((column, *row))
                 if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
                     self._first_step(gang, record, node)
-        tables = tuple((of_gang, np.array(cells, np.int64).reshape(-1, 4)) for of_gang, cells in opened if cells)
-        for of_gang, table in tables:
-            of_gang.opened_all(table, frame.monotonic_ns)
-        node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
+        _finish(taken)
+        _open(node, frame, taken, count == len(frame.records))
         return events
 
     def _take_blocked(self, node: NodeView, record: EventRecord, member: Member, received_ns: int) -> None:
@@ -322,15 +322,50 @@ def possible(member: Member) -> bool:
     return 0 <= member.rank < MOST_RANKS and 0 <= member.attempt < LARGEST and 0 < len(member.gang) <= 256
 
 
-def _possible(record: StepRecord, now_ns: int) -> bool:
-    """Return whether the values of the record are possible. now_ns: monotonic time of its frame."""
-    wait_ns, duration_ns = record.wait_ns, record.duration_ns
-    return (
+_Taken = tuple[Gang, list[int], list[tuple[int, ...]]]
+"""A gang with records in a frame: the cells of its open steps and collectives, and its finished steps."""
+
+
+def _finish(taken: list[_Taken]) -> None:
+    """Add the finished steps to their gangs, in order."""
+    for gang, _, steps in taken:
+        if steps:
+            gang.finish_all(steps)
+            steps.clear()
+
+
+def _open(node: NodeView, frame: Frame, taken: list[_Taken], only_open: bool) -> None:
+    """Add the open steps and collectives to their gangs. only_open: whether the frame has no other records."""
+    tables = tuple((gang, np.array(cells, np.int64).reshape(-1, 4)) for gang, cells, _ in taken if cells)
+    for gang, table in tables:
+        gang.opened_all(table, frame.monotonic_ns)
+    node._records, node._opened = (frame.records, tables) if only_open else ((), ())
+
+
+def _row(record: StepRecord, now_ns: int, received_ns: int) -> tuple[int, ...]:
+    """Return the record as in ``Gang.finish_all``, without the column; () if one of its values is impossible.
+
+    now_ns: monotonic time of the record's frame.
+    """
+    step, start_ns, duration_ns = record.step, record.start_ns, record.duration_ns
+    wait_ns, tokens, squares = record.wait_ns, record.tokens, record.squares
+    end_ns = start_ns + duration_ns
+    if (
         duration_ns > 0
-        and record.start_ns >= 0
-        and now_ns - OLDEST_RECORD_NS <= record.start_ns + duration_ns <= now_ns + CLOCK_SLACK_NS
-        and 0 <= record.step < LARGEST
+        and start_ns >= 0
+        and now_ns - OLDEST_RECORD_NS <= end_ns <= now_ns + CLOCK_SLACK_NS
+        and 0 <= step < LARGEST
         and (wait_ns is None or 0 <= wait_ns <= duration_ns)
-        and (record.tokens is None or 0 <= record.tokens < LARGEST)
-        and (record.squares is None or 0 <= record.squares < LARGEST)
-    )
+        and (tokens is None or 0 <= tokens < LARGEST)
+        and (squares is None or 0 <= squares < LARGEST)
+    ):
+        return (
+            step,
+            end_ns,
+            duration_ns,
+            received_ns,
+            -1 if wait_ns is None else wait_ns,
+            -1 if tokens is None else tokens,
+            -1 if squares is None else squares,
+        )
+    return ()

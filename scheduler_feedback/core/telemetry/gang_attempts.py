@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,9 +38,9 @@ replaces it instead of the oldest."""
 LEAST_GROWTH = 8
 """Least number of columns by which the arrays grow: the usual number of ranks on a node."""
 
-MOST_OPENING = 4096
-"""Open steps and open collectives (begun, not ended) are queued, and processed together after at most this many
-frames."""
+MOST_OPENING = 64
+"""Open steps and open collectives (begun, not ended) are queued, and processed together when they are read. They are
+also processed when this number and one for every two ranks are queued: about four tables for each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Gang:
         self._nodes: list[str] = []
         self._reported_ns: list[int] = []
         self.placed = True
-        self._opening: list[tuple[IntArray, int]] = []
+        self._opening: dict[int, tuple[IntArray, int]] = {}
         self._mean: tuple[int, int, float | None] = (0, 0, None)  # number of steps, newest sequence, result
         self.changes = 0
         columns = 4
@@ -162,6 +163,10 @@ class Gang:
         self.received_ns = received_ns
         self._steps.finish(column, step, start_ns, duration_ns, wait_ns, received_ns, tokens, squares)
 
+    def finish_all(self, steps: Sequence[tuple[int, ...]]) -> None:
+        """Add finished steps, in order, each as in ``StepRing.finish_all``."""
+        self._steps.finish_all(steps)
+
     def completed(self, after: int = 0) -> Steps | None:
         """Return the steps that every known rank has completed since sequence `after`; None if there are none."""
         return self._steps.completed(self._by_rank(), after)
@@ -192,18 +197,23 @@ class Gang:
     def opened_all(self, table: IntArray, seen_ns: int) -> None:
         """Record k open steps or collectives from `table`, int64 [k, 4].
 
-        The columns of `table`: 0 for a step or 1 for a collective, column of the rank, number, start.
+        The columns of `table`: 0 for a step or 1 for a collective, column of the rank, number, start. The caller must
+        not change the array afterwards, and may pass it again for a later frame.
         """
-        self._opening.append((table, seen_ns))
-        if len(self._opening) > MOST_OPENING:
+        # A table that is reported again replaces itself, at the end of the queue.
+        key = id(table)
+        self._opening.pop(key, None)
+        self._opening[key] = table, seen_ns
+        if len(self._opening) > MOST_OPENING + len(self._column) // 2:
             self._settle_opened()
 
     def _settle_opened(self) -> None:
         if not self._opening:
             return
-        table = np.concatenate([one for one, _ in self._opening])
-        seen_ns = np.repeat([seen_ns for _, seen_ns in self._opening], [len(one) for one, _ in self._opening])
+        tables = list(self._opening.values())
         self._opening.clear()
+        table = np.concatenate([one for one, _ in tables])
+        seen_ns = np.repeat([seen_ns for _, seen_ns in tables], [len(one) for one, _ in tables])
         for kind, target in enumerate((self._open_step, self._open_collective)):
             chosen = table[:, 0] == kind
             target[table[chosen, 1]] = np.column_stack((table[chosen, 2:], seen_ns[chosen]))

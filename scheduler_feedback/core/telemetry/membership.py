@@ -147,15 +147,15 @@ class Membership:
 
     # --- series -------------------------------------------------------------------------------------------------------
 
-    def layout_of(self, layout: AnyLayout, received_ns: int) -> AnyLayout:
+    def layout_of(self, layout: AnyLayout, here: Mapping[str, Placed], received_ns: int) -> AnyLayout:
         """Return the layout with the accepted names of its ranks. Refused series have empty rank labels.
 
+        here: the gangs placed on the node, as the method ``here`` returns them.
         Returns the same object until the layout or the accepted names change.
         """
         node = self._nodes.get(layout.node)
         if node is None:
             node = self._nodes[layout.node] = _Node()
-        here = self._placements.of(layout.node)
         if node.layout_id == layout.layout_id:
             assert node.layout is not None
             if node.here is here and (node.again_ns is None or received_ns < node.again_ns):

@@ -11,7 +11,7 @@ Records of the kernel's log from before the agent's start are ignored.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import structs
 
 from agent.schema.frame import AnyLayout, Column, EventRecord, Frame, Layout
+from scheduler_feedback.core.telemetry.counter_features import Failed
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import (
@@ -32,6 +33,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
     IndexArray,
     NodeEvent,
 )
+from scheduler_feedback.core.telemetry.watched_columns import WatchedColumns
 
 STALE_NS = 600_000_000_000
 """Events reported more than ten minutes late are ignored, because it is too late to act on them."""
@@ -91,12 +93,12 @@ class _Node:
     """Column of each series in `counters`."""
     counters: tuple[_Watched, ...] = ()
     """Monitored counters, one per entry of `counter`."""
-    gauge_bytes: bytes = b""
-    """Values of the gauges at the last check, as bytes for a fast comparison."""
+    columns: WatchedColumns | None = None
+    """Last values of the series, with those of similar nodes."""
+    row: int = 0
+    """Row of the node in `columns`."""
     wrong: dict[_Watched, bool] = field(default_factory=dict)
     """Last known state of each gauge: whether it shows a fault."""
-    counter_bytes: bytes = b""
-    """Values of the counters at the last check, as bytes for a fast comparison."""
     counted: dict[_Watched, int] = field(default_factory=dict)
     """Last known value of each counter."""
     gpus: dict[str, str] = field(default_factory=dict)
@@ -108,13 +110,19 @@ class _Node:
 class Occurrences:
     """Device events of all nodes since the last call of ``take``.
 
+    Series are compared for many frames at once; the events have the same order as if each frame had been alone.
+
     parts: node of each GPU; None: any node may report about any GPU.
     passed_over: number of dropped events beyond MOST_OF_NODE, by node.
+    failed: (node, error) of frames that could not be processed, until the caller clears the list.
     """
 
     MOST_OF_NODE = 256
     """Maximum number of events of one node between two calls of ``take``, half a second apart; the newest are kept. The
     limit is per node, so that a noisy node does not displace events of other nodes."""
+
+    MOST_QUEUED = 256
+    """Maximum number of frames whose series are compared at once."""
 
     def __init__(self, parts: Parts | None = None) -> None:
         self._parts = parts
@@ -122,37 +130,77 @@ class Occurrences:
         self._found: dict[str, deque[tuple[int, NodeEvent]]] = {}
         self._count = 0
         self.passed_over: Counter[str] = Counter()
+        self.failed: list[Failed] = []
+        self._columns: dict[bytes, WatchedColumns] = {}
+        self._queue: list[_Queued] = []
 
     def take(self) -> tuple[NodeEvent, ...]:
         """Return the events since the last call, in order."""
+        self._settle()
         found = sorted((one for of_node in self._found.values() for one in of_node), key=itemgetter(0))
         self._found.clear()
         return tuple(event for _, event in found)
 
     def forget(self, node: str) -> None:
         """Delete a node's data. Its next frame counts as its first."""
-        self._nodes.pop(node, None)
+        self._settle()
+        if (gone := self._nodes.pop(node, None)) is not None:
+            self._leave(gone)
 
-    def observe(self, layout: AnyLayout, frame: Frame, continues: bool, events: Iterable[EventRecord]) -> None:
-        """Process one frame. events: event records in the frame.
+    def observe(self, layout: AnyLayout, frame: Frame, continues: bool, events: Sequence[EventRecord]) -> None:
+        """Process one frame, which fits its layout. events: event records in the frame.
 
         continues: whether the node's last frame is of the same boot and agent process.
         """
         node = self._nodes.get(frame.node)
         if node is None:
             node = self._nodes[frame.node] = _Node()
-        if node.layout_id != layout.layout_id:
-            self._read(node, layout.whole(), frame)
-        for record in events:
-            self._record(node, record, frame)
-        gauges = frame.gauges.take(node.gauge)
-        if (new := gauges.tobytes()) != node.gauge_bytes:
-            node.gauge_bytes = new
-            self._gauges(node, gauges, frame)
-        counts = frame.counters.take(node.counter)
-        if (new := counts.tobytes()) != node.counter_bytes or not continues:
-            node.counter_bytes = new
-            self._counters(node, frame, continues)
+        if events or node.layout_id != layout.layout_id:
+            self._settle()  # events keep their order
+            if node.layout_id != layout.layout_id:
+                self._read(node, layout.whole(), frame)
+            for record in events:
+                self._record(node, record, frame)
+        self._queue.append((node, frame, continues))
+        if len(self._queue) >= self.MOST_QUEUED:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Process the series of the queued frames."""
+        queue, self._queue = self._queue, []
+        changed: list[tuple[int, bool, bool]] = []
+        left: Sequence[int] = range(len(queue))
+        while left:
+            # First the first frame of each node, then the second ones. Most nodes have only one.
+            places: dict[int, list[int]] = {}
+            now: set[int] = set()
+            later: list[int] = []
+            for place in left:
+                node = queue[place][0]
+                if id(node) in now:
+                    later.append(place)
+                else:
+                    now.add(id(node))
+                    places.setdefault(id(node.columns), []).append(place)
+            for alike in places.values():
+                changed += _changed(queue, alike)
+            left = later
+        for place, gauges, counters in sorted(changed):
+            node, frame, continues = queue[place]
+            try:
+                if gauges:
+                    self._gauges(node, frame.gauges.take(node.gauge), frame)
+                if counters:
+                    self._counters(node, frame, continues)
+            except Exception as error:
+                self.failed.append((frame.node, error))
+
+    def _leave(self, node: _Node) -> None:
+        """Free the node's row."""
+        if (columns := node.columns) is not None:
+            columns.drop(node.row)
+            if columns.empty:
+                del self._columns[columns.key]
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -230,7 +278,30 @@ class Occurrences:
         node.counter, node.counters = _watched(layout.counters, LOSSES, nics)
         node.wrong = {one: node.wrong[one] for one in node.gauges if one in node.wrong}
         node.counted = {one: node.counted[one] for one in node.counters if one in node.counted}
-        node.gauge_bytes = node.counter_bytes = b""
+        self._leave(node)
+        key = repr((layout.sizes, len(node.gauge))).encode() + node.gauge.tobytes() + node.counter.tobytes()
+        columns = self._columns.get(key)
+        if columns is None:
+            columns = self._columns[key] = WatchedColumns(key, node.gauge, node.counter)
+        node.columns, node.row = columns, columns.add()
+
+
+_Queued = tuple[_Node, Frame, bool]
+"""A node, its frame, and whether the frame before was of the same boot and agent process."""
+
+
+def _changed(queue: Sequence[_Queued], places: Sequence[int]) -> Iterator[tuple[int, bool, bool]]:
+    """Yield (place, whether a gauge changed, whether to compare counters) of the frames that have news.
+
+    places: positions in the queue of frames of different nodes that share their columns.
+    """
+    columns = queue[places[0]][0].columns
+    assert columns is not None
+    rows = [queue[place][0].row for place in places]
+    gauges, counters = columns.take(rows, [queue[place][1] for place in places])
+    counters |= ~np.array([queue[place][2] for place in places])
+    for index in np.flatnonzero(gauges | counters).tolist():
+        yield places[index], bool(gauges[index]), bool(counters[index])
 
 
 def _names(gauges: Iterable[Column]) -> tuple[dict[str, str], dict[str, str]]:

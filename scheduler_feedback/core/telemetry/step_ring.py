@@ -9,6 +9,7 @@ the same time, so a few array operations replace a dozen scalar operations per r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
@@ -142,6 +143,15 @@ class StepRing:
         if len(self._queued) >= MOST_QUEUED:
             self._settle()
 
+    def finish_all(self, steps: Sequence[tuple[int, ...]]) -> None:
+        """Add finished steps, in order: (column, step, end, duration, time of receipt, wait, tokens, squares).
+
+        Times are in nanoseconds. A wait, tokens or squares of -1 was not reported.
+        """
+        self._queued += steps
+        if len(self._queued) >= MOST_QUEUED:
+            self._settle()
+
     # --- queued steps -------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
@@ -272,6 +282,8 @@ class StepRing:
         columns: columns in the order of the result.
         """
         self._settle()
+        if after >= self._sequence:
+            return None
         rows = np.flatnonzero(self._done > after)
         if not len(rows):
             return None

@@ -285,24 +285,49 @@ class JobTelemetry:
     """Ranks of the attempt and their places."""
     steps: StepTable | None = None
     """New steps. None if no rank has ever reported a step; only counters are then available."""
-    open_steps: IntArray | None = None
-    """int64 [n, 3]: number of the step in progress, its start, and when it was last reported; -1 for never."""
-    open_collectives: IntArray | None = None
-    """int64 [n, 3]: number of the collective in progress, its start, and when it was last reported; -1 for never."""
-    steps_finished: IntArray | None = None
-    """int64 [n]: number of each rank's newest finished step; -1 for none."""
+    given_open_steps: IntArray | Callable[[], IntArray] | None = None
+    """The array `open_steps`, or a function that returns it: most ticks need none of these arrays."""
+    given_open_collectives: IntArray | Callable[[], IntArray] | None = None
+    """The array `open_collectives`, or a function that returns it."""
+    given_steps_finished: IntArray | Callable[[], IntArray] | None = None
+    """The array `steps_finished`, or a function that returns it."""
     consumed: Callable[[IntArray], Consumed] | None = None
     """Returns what the ranks' processes had consumed at the given times [n] (each on its host's wall clock). None if no
     source counts consumption."""
     shared_machine: npt.NDArray[np.bool_] | None = None
     """bool [n]: whether other nodes of the cluster are on the rank's machine."""
-    frames: tuple[tuple[str, int], ...] = ()
-    """Newest frame of each node that this telemetry is computed from, for the evidence of a verdict."""
+    given_frames: Callable[[], tuple[tuple[str, int], ...]] | None = None
+    """Returns `frames`; None if there are none."""
     process_states: Callable[[], IntArray] | None = None
     """Returns int64 [n], the newest ProcessState of each rank's processes; UNKNOWN_STATE if no agent reports it. None
     if no source reports states."""
     blocked: Callable[[], Mapping[int, Blocked]] | None = None
     """Returns the newest report of each rank that makes no progress, by rank number. None if no source has reports."""
+
+    @property
+    def open_steps(self) -> IntArray | None:
+        """int64 [n, 3]: number of the step in progress, its start, and when it was last reported; -1 for never."""
+        return _array(self.given_open_steps)
+
+    @property
+    def open_collectives(self) -> IntArray | None:
+        """int64 [n, 3]: number of the collective in progress, its start, and when it was last reported; -1 for
+        never."""
+        return _array(self.given_open_collectives)
+
+    @property
+    def steps_finished(self) -> IntArray | None:
+        """int64 [n]: number of each rank's newest finished step; -1 for none."""
+        return _array(self.given_steps_finished)
+
+    @property
+    def frames(self) -> tuple[tuple[str, int], ...]:
+        """Newest frame of each node that this telemetry is computed from, for the evidence of a verdict."""
+        return () if self.given_frames is None else self.given_frames()
+
+
+def _array(given: IntArray | Callable[[], IntArray] | None) -> IntArray | None:
+    return given() if callable(given) else given
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

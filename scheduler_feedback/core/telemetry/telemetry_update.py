@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,25 @@ class _Seen:
     """Value of the gang's `changes` when the shape and the arrays were computed."""
     stepped: bool = False
     """Whether any step of the attempt has been returned."""
+    no_steps: StepTable | None = None
+    """A table without steps, which most ticks return."""
+
+
+T = TypeVar("T")
+
+
+class _Once(Generic[T]):
+    """A function without arguments that is called at most once, when its result is first needed."""
+
+    __slots__ = ("_make", "_result")
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make: Callable[[], T] | None = make
+
+    def __call__(self) -> T:
+        if self._make is not None:
+            self._result, self._make = self._make(), None
+        return self._result
 
 
 class Look:
@@ -169,26 +189,32 @@ class Look:
                 steps.number, steps.end_ns + offset_ns, steps.seconds, steps.wait_seconds, steps.tokens, steps.squares
             )
         elif seen.stepped:
-            none = np.zeros((0, len(shape)))
-            table = StepTable(np.zeros(0, np.int64), np.zeros((0, len(shape)), np.int64), none, none)
+            if seen.no_steps is None or seen.no_steps.seconds.shape[1] != len(shape):
+                none = np.zeros((0, len(shape)))
+                seen.no_steps = StepTable(np.zeros(0, np.int64), np.zeros((0, len(shape)), np.int64), none, none)
+            table = seen.no_steps
 
         def consumed(at_ns: IntArray) -> Consumed:
             found = gang.consumed(at_ns - offset_ns)
             return Consumed(found.values, found.at_ns + offset_ns)
 
-        nodes = self._fleet.nodes
         return JobTelemetry(
             shape,
             table,
-            _walled(gang.open_steps(), offset_ns),
-            _walled(gang.open_collectives(), offset_ns),
-            gang.newest_steps(),
+            _Once(lambda: _walled(gang.open_steps(), offset_ns)),
+            _Once(lambda: _walled(gang.open_collectives(), offset_ns)),
+            _Once(gang.newest_steps),
             consumed,
             seen.shared,
-            tuple((node, nodes[node].seq) for node in seen.nodes if node in nodes),
+            _Once(lambda: self._frames(seen.nodes)),
             lambda: self._fleet.process_states(gang),
             lambda: self._fleet.blocked(gang.name),
         )
+
+    def _frames(self, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+        """Return the newest frame of each of these nodes, for the evidence of a verdict."""
+        nodes = self._fleet.nodes
+        return tuple((node, nodes[node].seq) for node in names if node in nodes)
 
     def _is_of(self, member: Member, gang: Gang, node: str) -> bool:
         """Return whether `member` is a rank of the gang, and the node may report this rank."""
@@ -269,7 +295,7 @@ class Look:
         if seen is None or seen.gang is not gang:
             seen = self._seen[gang.name] = _Seen(gang)
         changed = seen.changes != gang.changes
-        if changed or not touched.isdisjoint(seen.nodes):
+        if changed or (touched and not touched.isdisjoint(seen.nodes)):
             if changed:
                 nodes = gang.nodes
                 seen.nodes = tuple(sorted(set(nodes)))

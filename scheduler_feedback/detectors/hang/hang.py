@@ -88,6 +88,8 @@ class _AttemptState:
     step: int = -1
     seconds: list[float] = field(default_factory=list)
     """Lengths of the newest steps, in seconds."""
+    median: tuple[list[float] | None, float] = (None, 0.0)
+    """A list of lengths and its median: the last result of `usual`."""
     restored_usual: float | None = None
     """Usual step of this attempt in seconds, from a snapshot."""
     longest: float = 0.0
@@ -110,8 +112,18 @@ class _AttemptState:
 
     @property
     def usual(self) -> float | None:
-        """Length of a usual step in seconds; None if no step of the attempt was received."""
-        return float(np.median(self.seconds)) if self.seconds else self.restored_usual
+        """Length of a usual step in seconds; None if no step of the attempt was received.
+
+        Read every tick, so the median is computed only for new steps. The list is replaced, never changed in place.
+        """
+        if not self.seconds:
+            return self.restored_usual
+        of, median = self.median
+        if of is not self.seconds:
+            ordered, middle = sorted(self.seconds), len(self.seconds) // 2
+            median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+            self.median = self.seconds, median
+        return median
 
     def steps(self, lengths: FloatArray) -> None:
         """Add the lengths of finished steps, in seconds."""
@@ -209,7 +221,7 @@ class HangDetector:
         since_ns, watched.evaluated_ns = max(watched.evaluated_ns, watched.finished_ns), now_ns
         if job.steps is not None and len(job.steps):
             seconds = job.steps.seconds
-            watched.steps(np.nanmax(np.where(np.isfinite(seconds), seconds, 0.0), axis=1))
+            watched.steps(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1))
             watched.finished_ns = max(watched.finished_ns, int(job.steps.end_ns.max()))
             watched.step = int(job.steps.number[-1])
             watched.abstained = False
@@ -218,7 +230,7 @@ class HangDetector:
                 findings.append(Cleared(over.verdict_id, name, now_ns, "the job finishes steps again"))
             return findings
         proven = watched.active is not None and watched.active.confidence >= CONFIDENT
-        if job.open_collectives is None:
+        if job.given_open_collectives is None:
             return findings
         stalled_seconds = (now_ns - watched.finished_ns) * 1e-9
         usual = watched.usual

@@ -59,6 +59,7 @@ class WorkloadDetector:
         self._unreported = UnreportedWorkloads()
         self._shapes: tuple[Shape, ...] = ()
         self._roles = Grouping(())
+        self._hosts: tuple[tuple[Shape, ...], set[str]] = ((), set())  # shapes, and the hosts of several of them
         self._ends: list[int] = []  # end of each job's roles among the roles of all jobs
 
     def tick(self, context: DetectionContext) -> list[Finding]:
@@ -71,8 +72,7 @@ class WorkloadDetector:
         if context.published.refused:
             for course in self._courses.values():
                 course.forget_verdicts(context.published.refused)
-        hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
-        crowded = {host for host, jobs in hosts.items() if jobs > 1}
+        crowded = self._crowded(tuple(job.shape for job in telemetry.jobs))
         self._follow(telemetry)
         self._wait(telemetry)
         for job in telemetry.jobs:
@@ -89,6 +89,16 @@ class WorkloadDetector:
         if self._timed:
             findings += self._unreported.evaluate(context)
         return findings
+
+    def _crowded(self, shapes: tuple[Shape, ...]) -> set[str]:
+        """Return the hosts on which ranks of several jobs run. They are determined again only if a shape has
+        changed."""
+        before, crowded = self._hosts
+        if len(shapes) != len(before) or any(a is not b for a, b in zip(shapes, before, strict=True)):
+            jobs_on = Counter(host for shape in shapes for host in set(shape.sharing.get("host", ())) if host)
+            crowded = {host for host, jobs in jobs_on.items() if jobs > 1}
+            self._hosts = shapes, crowded
+        return crowded
 
     def measures(self) -> Iterator[Sample]:
         """Yield no samples: this detector has no metrics."""
@@ -141,6 +151,8 @@ class WorkloadDetector:
         """Add the time that tasks on the nodes wait to the job's history. Needed for jobs with one stage per node and
         for jobs without tensor pipe counters."""
         counters = telemetry.counters
+        if not len(counters.at_ns):
+            return
         uncounted = np.isnan(counters.values[FEATURE["tensor_active"]])
         all_counted = not uncounted.any()
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):

@@ -1,0 +1,109 @@
+"""Text of gangwatch's samples, equal to the text of prometheus_client, at a quarter of its cost.
+
+A controller of 1,000 nodes has 20,000 samples, for which prometheus_client takes half a second of Python's lock.
+Families have the same headers, lines, order and numbers as ``family_text(sample_families(samples))``, which the tests
+compare. Nothing is kept between two calls except the format of each metric's lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+
+from prometheus_client.utils import floatToGoString
+
+from agent.schema.catalog import BY_NAME
+from exporter.prometheus.library_format import empty_family, family_text
+from exporter.prometheus.series import Labels
+from exporter.prometheus.text_format import Sample
+
+_SHORT = 1e6
+"""From this value on, Go writes a float with an exponent and Python does not."""
+
+
+def sample_texts(samples: Iterable[Sample], open_metrics: bool) -> dict[str, str]:
+    """Return the text of each family, by its name in OpenMetrics, in the order in which their first samples come.
+
+    Samples with NaN are left out. Raises ValueError for a name or labels that are not in the catalogue, and for a
+    duplicate series.
+    """
+    families: dict[str, list[tuple[Labels, float]]] = {}
+    for name, labels, value in samples:
+        if value == value:  # only NaN differs from itself
+            try:
+                families[name].append((labels, value))
+            except KeyError:
+                families[name] = [(labels, value)]
+    return {
+        empty_family(name).name: _header(name, open_metrics) + _rows(name, family) for name, family in families.items()
+    }
+
+
+def _rows(name: str, family: list[tuple[Labels, float]]) -> str:
+    """Return the lines of a metric's samples."""
+    lines = _lines(name, [labels for labels, _ in family])
+    if len(set(lines)) < len(lines):
+        twice, _ = Counter(lines).most_common(1)[0]
+        raise ValueError(f"duplicate series {twice.rstrip()}")
+    return "".join([f"{line}{_number(value)}\n" for line, (_, value) in zip(lines, family, strict=True)])
+
+
+def _lines(name: str, family: list[Labels]) -> list[str]:
+    """Return each line up to its value: all at once if they have the same labels and need no escapes."""
+    keys = tuple([key for key, _ in family[0]])
+    form = _form(name, keys)
+    if not form or set(map(len, family)) != {len(keys)}:
+        same, lines = False, []
+    elif len(keys) == 1:
+        same = {labels[0][0] for labels in family} == {*keys}
+        lines = [form % labels[0][1] for labels in family]
+    elif keys:
+        pairs = [tuple(zip(*labels, strict=True)) for labels in family]
+        same = {pair[0] for pair in pairs} == {keys}
+        lines = [form % pair[1] for pair in pairs]
+    else:
+        same, lines = True, [form] * len(family)
+    if same:
+        text = "".join(lines)
+        if "\\" not in text and "\n" not in text and text.count('"') == 2 * len(keys) * len(family):
+            return lines
+    return [_any_line(name, labels) for labels in family]
+
+
+def _number(value: float) -> str:
+    """Return a number as prometheus_client writes it. The value must not be NaN."""
+    value = float(value)
+    return repr(value) if -math.inf < value < _SHORT else floatToGoString(value)  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=1024)
+def _form(name: str, keys: tuple[str, ...]) -> str:
+    """Return the format of a sample's line up to its value; '' if the keys are not sorted.
+
+    keys: names of the labels in the order of the samples. Raises ValueError for a name or labels that are not in the
+    catalogue.
+    """
+    metric = BY_NAME.get(name)
+    if metric is None:
+        raise ValueError(f"{name} is not in the catalogue")
+    if tuple(sorted(key for key in keys if key != "node")) != metric.labels:
+        raise ValueError(f"{name}: labels {keys}, the catalogue has {metric.labels}")
+    if list(keys) != sorted(set(keys)):
+        return ""
+    pairs = ",".join(f'{key}="%s"' for key in keys)
+    return f"{name}{{{pairs}}} " if pairs else f"{name} "
+
+
+def _any_line(name: str, labels: Labels) -> str:
+    """Return a sample's line up to its value, written by prometheus_client."""
+    _form(name, tuple([key for key, _ in labels]))  # checks the name and the labels
+    family = empty_family(name)
+    family.add_sample(name, {str(key): str(text) for key, text in labels}, 0.0)
+    return family_text([family], False).decode().removeprefix(_header(name, False)).removesuffix("0.0\n")
+
+
+@lru_cache(maxsize=1024)
+def _header(name: str, open_metrics: bool) -> str:
+    return family_text([empty_family(name)], open_metrics).decode()
