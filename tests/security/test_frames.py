@@ -344,10 +344,11 @@ def test_backend_decides_once_a_second_for_all_ranks_of_a_node() -> None:
     layout = make_layout("n0", (Tier("t", 1.0),), (), columns)
     membership = Membership(Placements(attest), Parts(lambda _: 0))
     for at_ns in (0, SECOND // 2, SECOND):
-        assert membership.layout_of(layout, at_ns) is layout
+        assert membership.layout_of(layout, membership.here("n0"), at_ns) is layout
     assert asked == ["slurm-7.0"] * 2
     slurm.jobs.clear()
-    assert membership.layout_of(layout, 2 * SECOND) is not layout, "a refused rank stayed in the layout"
+    renamed = membership.layout_of(layout, membership.here("n0"), 2 * SECOND)
+    assert renamed is not layout, "a refused rank stayed in the layout"
 
 
 def test_records_of_a_job_that_slurm_never_lists_are_bounded_and_dropped() -> None:
