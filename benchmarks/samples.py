@@ -60,10 +60,14 @@ def measure(nodes: int, rounds: int) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.samples", description=(__doc__ or "").split("\n\n")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.samples",
+        description=(__doc__ or "").split("\n\n")[1],
+        epilog="Example: python -m benchmarks.samples --nodes 1000 --json",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    parser.add_argument("--nodes", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=500, help="simulated nodes (default 500)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of both writers (default 5)")
     arguments = parser.parse_args()
     found = measure(arguments.nodes, arguments.rounds)
     print(json.dumps(found, indent=2) if arguments.json else found)

@@ -18,6 +18,6 @@ settings.load_profile("gangwatch")
 
 
 def pytest_collection_finish() -> None:
-    """Exclude thousands of collected tests from garbage collection, which takes 6 % less CPU time in all."""
+    """Exclude the thousands of collected tests from every later garbage collection."""
     gc.collect()
     gc.freeze()

@@ -233,6 +233,19 @@ def test_skips_are_listed_with_their_reason(project: Path) -> None:
     assert closing(output)["skipped"] == 3
 
 
+def test_the_cpu_time_of_the_slowest_files_is_listed(project: Path) -> None:
+    (project / "test_busy.py").write_text(
+        "import subprocess, sys, time\n\nBUSY = 'import time\\nwhile time.process_time() < 0.5: pass'\n\n"
+        "def test_computes_in_a_child():\n    subprocess.run([sys.executable, '-c', BUSY], check=True)\n"
+    )
+    (project / "test_waits.py").write_text("import time\n\ndef test_waits():\n    time.sleep(0.5)\n")
+    _, output = run(project)
+    rows = (line.split() for line in output.splitlines())
+    listed = {row[2]: (float(row[0]), float(row[1])) for row in rows if len(row) == 3 and row[2].endswith(".py")}
+    assert listed["test_busy.py"][1] >= 0.5, output
+    assert listed["test_waits.py"][0] >= 0.5 and listed["test_waits.py"][1] < 0.3, output
+
+
 def test_make_test_runs_this_program() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\ntest: ")[2].partition("\n\n")[0]
     assert recipe.splitlines()[1:] == ["\t$(BIN)/python -m tests.run"]

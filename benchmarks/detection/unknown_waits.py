@@ -130,7 +130,9 @@ def measured(cells: Sequence[Cell], reports: Reports, seed: int) -> Iterator[Fou
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all kinds of reports and print the figures."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.detection.unknown_waits", description=__doc__.partition("\n")[0]
+        prog="python -m benchmarks.detection.unknown_waits",
+        description=__doc__.split("\n\n")[1],
+        epilog="Example: python -m benchmarks.detection.unknown_waits --seed 19 --cells 48 --json",
     )
     parser.add_argument("--seed", type=int, default=TEST_SEED, help=f"seed of all random choices (default {TEST_SEED})")
     parser.add_argument("--cells", type=int, default=CELLS, help=f"runs of each kind (default {CELLS})")

@@ -25,8 +25,8 @@ Section = tuple[list[RenderableType], int]
 NARROW = 90
 """Terminal width in characters below which less important columns are omitted."""
 
-SHORTEST_WORDS = 4
-"""Characters of a column with words that are left when columns with numbers and names of jobs are not cut."""
+LEAST_TEXT = 4
+"""Least width, in characters, of a column with text. If the screen has no room for it, all columns are cut."""
 
 MAX_STALE_AGENTS = 5
 """Maximum number of agents that are not reporting to name on the screen; `gangwatch nodes` lists all."""
@@ -231,7 +231,7 @@ def _text(value: object, style: str = "") -> Text:
     return Text(_safe(value), style=style, no_wrap=True, overflow="ellipsis")
 
 
-_WORDS = frozenset({"NAME", "QUEUE", "SLOWED BY", "REASON"})
+_TEXT = frozenset({"NAME", "QUEUE", "SLOWED BY", "REASON"})
 
 
 def _table(*columns: str) -> Table:
@@ -255,16 +255,16 @@ def _cut(lines: Sequence[RenderableType], rows: int, total: int) -> Section:
 def _tabled(table: Table, width: int, total: int) -> Section:
     """Return a section with this table and, if rows were left out, a line with their number.
 
-    total: number of rows, including those that were left out. Columns with words are cut before those with numbers and
-    names of jobs, which are only cut if a screen has no room for them.
+    total: number of rows, including those that were left out. Columns with text are cut first. Numbers and ids are cut
+    only if the screen has no room for them.
     """
     whole = [
         (column, max(len(str(cell)) for cell in (column.header, *column.cells)))
         for column in table.columns
-        if column.header not in _WORDS
+        if column.header not in _TEXT
     ]
-    words = len(table.columns) - len(whole)
-    if sum(characters + 1 for _, characters in whole) + words * (SHORTEST_WORDS + 1) <= width:
+    texts = len(table.columns) - len(whole)
+    if sum(characters + 1 for _, characters in whole) + texts * (LEAST_TEXT + 1) <= width:
         for column, characters in whole:
             column.min_width = characters
     more = total - table.row_count

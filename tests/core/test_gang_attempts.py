@@ -138,7 +138,7 @@ def test_queued_tables_count_in_the_order_of_their_last_report() -> None:
     assert gang.open_steps().tolist()[0] == [7, 100, 900]
 
 
-def test_tables_that_nobody_reads_do_not_pile_up() -> None:
+def test_the_number_of_unread_tables_is_bounded() -> None:
     gang, columns = gang_of(2)
     for number in range(1000):
         gang.opened_all(np.array([[0, columns[0], number, 100]], np.int64), number)

@@ -59,8 +59,8 @@ class FrontDoor:
     def json(self, *arguments: str) -> Any:
         """Run a command with --json in this process. Return its output, which must be one document.
 
-        Tests wait by asking again and again. A new process for each question needs 0.3 s of CPU time, and with many
-        tests at once these processes were most of the load.
+        Tests that wait repeat this several times a second, and a new process takes about 0.3 s of CPU time only to
+        start.
         """
         command, *rest = arguments
         out, err = io.StringIO(), io.StringIO()

@@ -91,7 +91,7 @@ def test_without_a_report_the_gang_counts_until_it_runs() -> None:
     assert started(state, [node(), Submitted("a", spec("narrow", 4)), Submitted("b", spec("wide"))], 1) == ["a"]
     assert started(state, [Submitted("c", spec("wide"))], 2) == []
     ranks = tuple(RankSeen(rank, "n1", rank, 0, 0) for rank in range(4))
-    assert started(state, [AttemptRunning("a", 1, ranks)], 3) == ["b"], "the report stands"
+    assert started(state, [AttemptRunning("a", 1, ranks)], 3) == ["b"], "once a runs, only the node's report counts"
 
 
 def test_a_running_gang_does_not_count_in_a_rebuilt_index() -> None:

@@ -30,7 +30,7 @@ def limits_of(
     free: Mapping[str, int],
     emptied: Mapping[str, int],
 ) -> tuple[tuple[Limit, ...], Free]:
-    """Return the limits of a node, sorted by constraint, and what is free of the resources that constraints request.
+    """Return the limits of a node, sorted by constraint, and the free amount of each resource that constraints request.
 
     wanted: constraints of gangs. resource: the accelerator whose units are the node's slots. free: resources that no
     pod requests now. emptied: the same if all gangs had ended. A constraint has a limit only if these resources limit
