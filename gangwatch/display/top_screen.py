@@ -203,7 +203,8 @@ def _legend(drawn: Document, left_out: int) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     if drawn["reserved_for"] is not None:
         at = drawn["reserved_from_ns"]
-        text.append(f"+ {drawn['reserved_slots']} slots reserved for {drawn['reserved_for']}")
+        slots = drawn["reserved_slots"]
+        text.append(f"+ {slots} slot{'' if slots == 1 else 's'} reserved for {drawn['reserved_for']}")
         text.append(f"{'' if at is None else ' from ' + _clock(at)}  ")
     for job in sorted(drawn["names"]):
         if job != drawn["reserved_for"]:

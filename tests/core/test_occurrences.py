@@ -220,6 +220,18 @@ def test_a_recovery_action_and_a_lost_gpu_are_reported_to_a_new_reader_too() -> 
     ]  # fmt: skip
 
 
+def test_a_gpu_that_is_lost_in_the_first_frame_is_reported() -> None:
+    """The frame's only monitored value is 0, as are the values of a node without frames."""
+    made = layout(GPU_INFO, Column("gangwatch_gpu_up", (("gpu", "GPU-1"),)))
+    found = Occurrences()
+    for seq in (1, 2):
+        found.observe(made, frame(made, seq, [1, 0]), seq > 1, ())
+    assert reported(found) == [(DEVICE_LOST, "GPU-1", "")]
+    found.forget("n")
+    found.observe(made, frame(made, 3, [1, 0]), False, ())
+    assert reported(found) == [(DEVICE_LOST, "GPU-1", "")]
+
+
 def test_records_get_names_of_the_shape_and_old_records_are_left_out() -> None:
     made = layout(GPU_INFO, RDMA_INFO, PORT_INFO)
     found, at = Occurrences(), NOW + SECOND

@@ -145,6 +145,7 @@ def test_in_small_roles_the_spread_of_all_roles_decides() -> None:
     fours = where_of(RANKS, stage=[rank // 4 for rank in range(RANKS)])
     own = varied(r5=1.5, r6=1.1, r7=1.2)
     assert slow_ranks(own, fours)[0] == [5]
+    assert slow_ranks(varied(r0=1.5, r2=1.1, r3=1.2), fours)[0] == [0], "the first rank is no outlier of its role"
     uneven = {f"r{rank}": 1.0 + 0.12 * (rank % 4) for rank in range(RANKS)}
     assert slow_ranks(varied(**(uneven | {"r5": 1.5})), fours)[0] == [], "ranks of all roles differ as much"
 

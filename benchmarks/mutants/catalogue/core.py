@@ -23,6 +23,7 @@ _OCCURRENCES = tuple(
         "losses_are_counted_between_samples_and_implausible_increases_are_ignored",
         "interfaces_without_rdma_devices_count_on_nodes_that_have_none",
         "a_recovery_action_and_a_lost_gpu_are_reported_to_a_new_reader_too",
+        "a_gpu_that_is_lost_in_the_first_frame_is_reported",
         "records_get_names_of_the_shape_and_old_records_are_left_out",
         "a_different_gpu_in_a_slot_is_a_replaced_part",
         "the_number_of_events_is_limited",
