@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from agent.schema.clock import Clock
@@ -9,31 +10,44 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 PAUSE = 20
-"""Least pause between two computations of the metrics, as a multiple of the time that one computation takes."""
+"""Pause between two computations of the metrics, as a multiple of the CPU time that one computation takes."""
+
+LONGEST_PAUSE_SECONDS = 15.0
+"""Longest pause between two computations: the scrape interval of the chart, so that each scrape finds new values."""
 
 
 class StateSamples:
-    """Newest metric samples of the state. compute: returns them. failed: called if `compute` raises an exception."""
+    """Newest metric samples of the state."""
 
     def __init__(
-        self, compute: Callable[[State], Sequence[Sample]], failed: Callable[[str, Exception], None], clock: Clock
+        self,
+        compute: Callable[[State], Sequence[Sample]],
+        failed: Callable[[str, Exception], None],
+        clock: Clock,
+        cpu_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
-        self._compute, self._failed, self._clock = compute, failed, clock
+        """Create samples that are empty until the first update.
+
+        compute: returns the samples of a state. failed: called if `compute` raises an exception. cpu_time_ns: returns
+        the CPU time of the calling thread in nanoseconds. Elapsed time would not do: on a busy machine one computation
+        can take seconds, and twenty times that would leave old values for minutes.
+        """
+        self._compute, self._failed, self._clock, self._cpu_time_ns = compute, failed, clock, cpu_time_ns
         self._due_ns = 0
         self.newest: tuple[Sample, ...] = ()
 
     def update(self, state: State) -> None:
         """Compute the metrics again unless the last computation was too recent.
 
-        They take at most a twentieth of the time.
+        They take at most a twentieth of a core, or one computation in LONGEST_PAUSE_SECONDS.
         """
-        began_ns = self._clock.monotonic_ns()
-        if began_ns < self._due_ns:
+        if self._clock.monotonic_ns() < self._due_ns:
             return
+        began_ns = self._cpu_time_ns()
         try:
             self.newest = tuple(self._compute(state))
         except Exception as error:
             self.newest = ()  # no metrics instead of old ones
             self._failed("metrics", error)
-        ended_ns = self._clock.monotonic_ns()
-        self._due_ns = ended_ns + (ended_ns - began_ns) * PAUSE
+        pause_ns = min((self._cpu_time_ns() - began_ns) * PAUSE, round(LONGEST_PAUSE_SECONDS * 1e9))
+        self._due_ns = self._clock.monotonic_ns() + pause_ns

@@ -231,6 +231,7 @@ def test_metrics_frames_and_traces_contain_only_names(planted: Planted) -> None:
         lambda: b"job " in b"".join(planted.sink.bodies) and b"gangwatch_gang" in b"".join(planted.sink.bodies),
         lambda: f"{len(planted.sink.bodies)} bodies",
     )
+    wait_until(lambda: b"gangwatch_gang_info{" in planted.ask("GET", "/metrics")[1], lambda: "no gang in /metrics")
     outputs = {
         "metrics": planted.ask("GET", "/metrics")[1],
         "agent's metrics": planted.ask("GET", "/metrics", url=agent.url)[1],
