@@ -7,6 +7,7 @@ each response one of 16.
 from __future__ import annotations
 
 import ctypes
+import contextlib
 import os
 import struct
 import threading
@@ -68,7 +69,8 @@ class HungFuse:
     _answering = False
 
     def _reply(self, unique: int, body: bytes = b"", error: int = 0) -> None:
-        os.write(self._device, _ANSWER.pack(_ANSWER.size + len(body), -error, unique) + body)
+        with contextlib.suppress(FileNotFoundError):  # the request was interrupted: its process has ended
+            os.write(self._device, _ANSWER.pack(_ANSWER.size + len(body), -error, unique) + body)
 
     def _serve(self) -> None:
         while True:
