@@ -6,8 +6,8 @@ each response one of 16.
 
 from __future__ import annotations
 
-import ctypes
 import contextlib
+import ctypes
 import os
 import struct
 import threading
