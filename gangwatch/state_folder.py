@@ -30,6 +30,7 @@ from typing import TypeVar
 import msgspec
 
 from agent.schema.errors import GangwatchError, StateFolderBusyError
+from scheduler_feedback.backends.local.step_socket import step_socket
 
 
 class NotRunningError(GangwatchError):
@@ -216,8 +217,6 @@ class StateFolder:
 
         If this path is too long, return one in /tmp.
         """
-        from scheduler_feedback.backends.local.local_backend import step_socket  # every command imports this module
-
         return Path(step_socket(self.path, node))
 
     # --- making it ready ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ add what is missing."""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import importlib.util
 import os
@@ -66,12 +67,17 @@ def find_gpus(library: str | None = None) -> tuple[Gpu, ...]:
 
 def _nvml(library: str | None = None) -> tuple[tuple[Gpu, ...], Finding]:
     blind = "no GPU telemetry, slots are CPU slots"
+    absent = "install the NVIDIA driver with libnvidia-ml.so.1 (Debian: libnvidia-ml1; container: the NVIDIA toolkit)"
     try:
+        from agent.sources.nvml import LIBRARY
+
+        ctypes.CDLL(library or LIBRARY)  # most machines with no GPU end here, before NumPy is imported
         from agent.sources.nvml.nvml import Library
         from agent.sources.nvml.nvml_enumeration import describe_device, find_devices
+    except OSError as error:
+        return (), Finding("nvml", "missing", f"{blind}: NVML: {error}", absent)
     except SourceError as error:
         return (), Finding("nvml", "missing", f"{blind}: {error}", "reinstall gangwatch with its dependencies")
-    absent = "install the NVIDIA driver with libnvidia-ml.so.1 (Debian: libnvidia-ml1; container: the NVIDIA toolkit)"
     try:
         nvml = Library(library)
     except SourceError as error:

@@ -14,7 +14,8 @@ import pytest
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.backends.local import attempt_files, local_processes
-from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode, free_port, step_socket
+from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode, free_port
+from scheduler_feedback.backends.local.step_socket import step_socket
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, AttemptUnknown, RankFailed
 from scheduler_feedback.core.job import Group, JobSpec, Slot, StopReason

@@ -12,6 +12,9 @@ PYNVML_FLOOR = "13.580.82"
 """Oldest nvidia-ml-py that gangwatch supports, as in pyproject.toml. Older ones lack structures. 12.575 to 13.580.65
 have other numbers for the fields with the throttle times; newer drivers return other values for these numbers."""
 
+LIBRARY = "libnvidia-ml.so.1"
+"""Name of the driver's library, which the dynamic loader finds."""
+
 _REMEDY = f"install nvidia-ml-py>={PYNVML_FLOOR}"
 
 try:

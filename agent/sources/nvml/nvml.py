@@ -27,9 +27,8 @@ import pynvml
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import CounterArray, GaugeArray, ValidArray
+from agent.sources.nvml import LIBRARY
 from agent.sources.nvml.nvml_codes import ABSENT_DRIVER, DEAD, LOST, NEVER, code_text
-
-LIBRARY = "libnvidia-ml.so.1"
 
 RETRY_LOST_SECONDS = 30.0
 """Time in seconds between attempts to use a GPU that was lost."""

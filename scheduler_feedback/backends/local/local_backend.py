@@ -10,7 +10,6 @@ The variables with a rank's place override both. A job gets nothing else of the 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -29,6 +28,7 @@ from agent.schema.errors import BackendError
 from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.backends.local import attempt_files, local_processes
 from scheduler_feedback.backends.local.local_attempt import FollowedAttempt
+from scheduler_feedback.backends.local.step_socket import step_socket
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import Event, NodeSeen
 
@@ -37,7 +37,6 @@ _log = logging.getLogger(__name__)
 _BASE = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]+)*\Z")
 _STRAY_SCAN_SECONDS = 10.0
-_SOCKET_PATH_BYTES = 107  # sun_path has 108 bytes with the terminating zero (unix(7))
 _FIRST_PORT = 15000  # below the kernel's range for outgoing connections, above the usual ports of services
 _SHIM = Path(__file__).with_name("shim.py")
 
@@ -49,15 +48,6 @@ class LocalNode:
     name: str
     slots: int
     devices: tuple[str, ...] = ()
-
-
-def step_socket(state_folder: Path, node: str) -> str:
-    """Return the path of the node's step socket: in the state folder, or in /tmp if that path is too long."""
-    path = f"{state_folder}/run/{node}.sock"
-    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
-        return path
-    digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:8]
-    return f"/tmp/gangwatch-{os.getuid()}-{digest}/{node}.sock"
 
 
 def free_port() -> int:
