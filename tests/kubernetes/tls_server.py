@@ -69,6 +69,15 @@ async def proxying(target_port: int, connects: list[str]) -> AsyncIterator[int]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connects.append((await reader.readuntil(b"\r\n\r\n")).decode())
         upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", target_port)
+        with contextlib.closing(writer), contextlib.closing(upstream_writer):  # also if the test ends before the client
+            await carry(reader, writer, upstream_reader, upstream_writer)
+
+    async def carry(
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        upstream_reader: asyncio.StreamReader,
+        upstream_writer: asyncio.StreamWriter,
+    ) -> None:
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
 
         async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
