@@ -22,7 +22,7 @@ from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Cluster, needs_manager, running, wait_for
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import group, pod
-from tests.kubernetes.test_owners import PYTORCH, Owner, owned, path
+from tests.kubernetes.test_owners import PYTORCH, Owner, owned, path, reference
 
 BOUNDS = {LEAST_MEMBERS: "2", MOST_MEMBERS: "6", RESTARTABLE: "true"}
 JOB: Owner = ("batch/v1", "Job", "train")
@@ -93,7 +93,7 @@ def test_pods_that_a_growing_gang_does_not_have_yet_count_on_their_nodes() -> No
 
 
 def api_of(owner: Owner, declared: PodGroup, **spec: Any) -> LittleApi:
-    body = {"metadata": {"name": "train", "namespace": "default"}, "spec": spec}
+    body = {"metadata": {"name": "train", "namespace": "default", "uid": reference(owner)["uid"]}, "spec": spec}
     return LittleApi({path(owner): body, GROUP: msgspec.to_builtins(declared)})
 
 
@@ -109,6 +109,15 @@ def test_a_job_is_resized_so_that_the_group_never_lacks_pods(members: int, order
     assert api.done == [("PATCH", one) for one in order]
     assert api.objects[path(JOB)]["spec"] == indexed(members)
     assert api.objects[GROUP]["metadata"]["annotations"][MEMBERS] == str(members)
+
+
+def test_a_job_with_the_name_of_the_owner_is_not_resized() -> None:
+    declared = group("train", 4, BOUNDS)
+    api = api_of(JOB, declared, **indexed(4))
+    api.objects[path(JOB)]["metadata"]["uid"] = "another"
+    with pytest.raises(BackendError, match="it cannot be resized: Job train has uid another"):
+        asyncio.run(resize(api, declared, pods_of(4), 2))
+    assert api.done == []
 
 
 def test_a_gang_of_the_right_size_is_not_written() -> None:

@@ -131,6 +131,17 @@ def test_a_jobset_with_pods_of_another_gang_is_not_suspended(ignores: bool) -> N
     assert api.done == []
 
 
+@pytest.mark.parametrize("of", ["pod", "job"])
+def test_an_object_with_the_name_of_the_owner_is_not_suspended(of: str) -> None:
+    """It was created after the owner was deleted, or a user named it to have it suspended: gangwatch may do more."""
+    api, pods = job_set()
+    named = job("train-w-1") if of == "pod" else JOB_SET
+    api.objects[path(named)]["metadata"]["uid"] = "another"
+    with pytest.raises(BackendError, match=f"{named[1]} {named[2]} has uid another, and what it should own names uid"):
+        stopped(api, *pods)
+    assert api.done == []
+
+
 def test_a_jobset_that_gangwatch_may_not_read_is_named() -> None:
     api, pods = job_set()
     api.fails[("GET", path(JOB_SET))] = [refused(403, "Forbidden")]

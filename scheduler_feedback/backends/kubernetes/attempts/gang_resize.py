@@ -54,6 +54,8 @@ async def resize(client: Client, group: PodGroup, pods: Sequence[Pod], members: 
         raise BackendError(f"it cannot be resized: its pods belong to {owner.kind} {owner.name}")
     path = path_of(owner, group.metadata.namespace, kind)
     found = await client.get(path, _owners)
+    if why := owner.names_another(found.metadata):
+        raise BackendError(f"it cannot be resized: {why}")
     now, patch = _job(owner, found, members) if owner.kind == "Job" else _pytorch(owner, found, members)
     annotation = {"metadata": {"annotations": {MEMBERS: str(members)}}}
     written = group.metadata.annotation(MEMBERS) in (str(members), "" if group.spec.min_member == members else None)

@@ -63,6 +63,8 @@ async def suspendable(client: Client, namespace: str, owner: OwnerReference, pod
             found = await client.get(path, _owners)
         except RefusedError as error:
             return Suspendable("", f"{owner.kind} {owner.name} cannot be read: {error}")
+        if why := owner.names_another(found.metadata):
+            return Suspendable("", why)
         parent = next((one for one in found.metadata.owner_references or () if one.controller), None)
         if parent is None:
             why = await _why_not(client, found, owner, kind, pods)

@@ -24,6 +24,16 @@ class OwnerReference(Part):
     api_version: str = ""
     controller: bool = False
 
+    def names_another(self, found: Metadata) -> str:
+        """Return why the object of this name is not the owner; '' if it is.
+
+        An owner is its uid. An object of the same name may have been created after the owner was deleted, and a user
+        may create a pod that names an object of somebody else.
+        """
+        if found.uid == self.uid:
+            return ""
+        return f"{self.kind} {self.name} has uid {found.uid}, and what it should own names uid {self.uid}"
+
 
 class Metadata(Part):
     name: str = ""
