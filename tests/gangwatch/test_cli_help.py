@@ -92,6 +92,21 @@ def test_python_m_gangwatch_runs_the_program(tmp_path: Path) -> None:
     assert (failed.returncode, failed.stdout) == (3, "")
 
 
+def test_an_interrupt_during_the_imports_prints_no_traceback() -> None:
+    program = (
+        "import sys\n"
+        "from gangwatch.__main__ import main\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'gangwatch.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
 HEAVY = (
     "aiohttp", "asyncio", "cryptography", "grafana_foundation_sdk", "numpy", "pyarrow", "pynvml", "rich", "sqlite3",
     "starlette", "uvicorn", "yaml", "scheduler_feedback.cycle", "scheduler_feedback.detectors",
