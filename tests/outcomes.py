@@ -20,6 +20,8 @@ from typing import IO, Any
 
 import pytest
 
+from tests import cpu_groups
+
 _GROUP = re.compile(r"@[^\]@]*$")
 """pytest-xdist appends "@GROUP" to the id of a test with a group; an "@" before a bracket is part of a parameter."""
 
@@ -33,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     path = os.environ.get("GANGWATCH_TEST_OUTCOMES")
     if path:
         config.pluginmanager.register(ProcessorTime(), "gangwatch-processor-time")
+        if folder := os.environ.get(cpu_groups.VARIABLE):
+            config.pluginmanager.register(FileGroups(Path(folder)), "gangwatch-file-groups")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(path)), "gangwatch-outcomes")
 
@@ -70,6 +74,21 @@ class ProcessorTime:
         report.user_properties.append(("cpu_seconds", round(now - self._before, 2)))
         self._before = now
         return report
+
+
+class FileGroups:
+    """Plug-in of the process that runs a test: enters the control group of the test's file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._file = folder, ""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        file = item.nodeid.partition("::")[0]
+        if file != self._file:
+            self._file = file
+            cpu_groups.enter(self._folder, file)
+        return (yield)
 
 
 class Outcomes:

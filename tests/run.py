@@ -29,6 +29,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import cpu_groups
+
 BUDGET = 3
 """Number of tests in total that may pass only in their second run."""
 
@@ -92,11 +94,12 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
-    """Run pytest. Return its exit code and the outcomes that it recorded."""
+def run_pytest(arguments: Sequence[str], outcomes: Path, groups: Path | None) -> Run:
+    """Run pytest. Return its exit code and the outcomes that it recorded. groups: folder of the control groups."""
     outcomes.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "tests.outcomes", "-p", "tests.distribution", *arguments]
-    code = subprocess.call(command, env={**environment(), "GANGWATCH_TEST_OUTCOMES": str(outcomes)})
+    variables = {**environment(), "GANGWATCH_TEST_OUTCOMES": str(outcomes), cpu_groups.VARIABLE: str(groups or "")}
+    code = subprocess.call(command, env=variables)
     made = Run(code, False)
     for line in outcomes.read_text().splitlines() if outcomes.exists() else ():
         try:
@@ -228,21 +231,23 @@ def main(arguments: Sequence[str]) -> int:
     interrupted = False
     if not selection:
         translate_tests(os.cpu_count() or 1)
-    with tempfile.TemporaryDirectory(prefix="gangwatch-tests-") as name:
+    with tempfile.TemporaryDirectory(prefix="gangwatch-tests-") as name, cpu_groups.groups() as groups:
         folder = Path(name)
         try:
             for title, own in passes:
-                first = run_pytest([*own, *selection], folder / "outcomes")
+                first = run_pytest([*own, *selection], folder / "outcomes", groups)
                 again = None
                 if first.code == TESTS_FAILED and first.finished and first.failed:
                     sys.stdout.write(f"\n{len(first.failed)} tests failed; they run again, alone.\n")
                     sys.stdout.flush()
                     (folder / "failed").write_text("".join(f"{test}\n" for test in first.failed))
-                    again = run_pytest([f"@{folder / 'failed'}"], folder / "outcomes")
+                    again = run_pytest([f"@{folder / 'failed'}"], folder / "outcomes", groups)
                 verdict.take(title, first, again, may_be_empty=bool(selection))
         except KeyboardInterrupt:
             verdict.broken.append("interrupted")
             interrupted = True
+        if groups is not None:
+            verdict.cpu = cpu_groups.seconds(groups)
         lines = report(verdict, options.unsteady, options.budget, time.monotonic() - began)
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

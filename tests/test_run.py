@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+from tests.cpu_groups import groups
 from tests.outcomes import id_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -244,6 +246,20 @@ def test_the_cpu_time_of_the_slowest_files_is_listed(project: Path) -> None:
     listed = {row[2]: (float(row[0]), float(row[1])) for row in rows if len(row) == 3 and row[2].endswith(".py")}
     assert listed["test_busy.py"][1] >= 0.5, output
     assert listed["test_waits.py"][0] >= 0.5 and listed["test_waits.py"][1] < 0.3, output
+
+
+def test_the_cpu_time_of_a_daemon_counts_for_the_file_that_started_it(project: Path) -> None:
+    with groups() as folder:
+        if folder is None:
+            needs.absent("cgroup v1 with cpuacct, and root")
+    (project / "test_daemon.py").write_text(
+        "import subprocess, sys, time\n\nBUSY = 'import time\\nwhile time.process_time() < 0.5: pass'\n\n"
+        "def test_starts_a_daemon():\n"
+        "    subprocess.run(['sh', '-c', f'{sys.executable} -c \"{BUSY}\" & echo'], stdout=subprocess.DEVNULL)\n"
+        "    time.sleep(1)\n"
+    )
+    _, output = run(project)
+    assert float(next(line.split()[1] for line in output.splitlines() if line.endswith(" test_daemon.py"))) >= 0.3
 
 
 def test_make_test_runs_this_program() -> None:
