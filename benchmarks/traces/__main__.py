@@ -11,11 +11,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from benchmarks.traces.campaign import CLASSES, Row, Task, read_results, results, tasks
 from benchmarks.traces.figures import figures
 from benchmarks.traces.generate import SIZES, generate
 from benchmarks.traces.job import WAITS
+from benchmarks.traces.model import LayoutName
 from benchmarks.traces.trace_file import write
 
 COLUMNS = (
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--classes", help=f"classes, by commas: {', '.join(CLASSES)} (default all)")
     parser.add_argument("--most-ranks", type=int, default=SIZES[-1], help=f"largest job (default {SIZES[-1]})")
     parser.add_argument("--waits", choices=WAITS, help="how all files report waits (default: at random)")
+    parser.add_argument("--layout", choices=get_args(LayoutName), help="layout of all jobs (default: at random)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--cut", action="store_true", help="detect again in the file cut off at each detection")
     parser.add_argument("--out", type=Path, help="result file (JSON lines) to continue")
@@ -60,11 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--classes: {', '.join(unknown)}; known are {', '.join(CLASSES)}")
     if options.most_ranks < SIZES[0]:
         parser.error(f"--most-ranks: at least {SIZES[0]}")
-    todo = tasks(options.seed, options.runs, names, options.most_ranks, options.cut, options.waits)
+    todo = tasks(
+        options.seed, options.runs, names, options.most_ranks, options.cut, options.waits, options.layout
+    )  # fmt: skip
     if options.write:
         options.write.mkdir(parents=True, exist_ok=True)
         for task in todo:
-            job = generate(task.seed, task.name, most_ranks=task.most_ranks, waits=task.waits)
+            job = generate(task.seed, task.name, most_ranks=task.most_ranks, waits=task.waits, layout=task.layout)
             write(job, options.write / f"{task.seed}-{task.name}.jsonl")
         return 0
     rows = collect(todo, options.jobs, options.out)
@@ -75,10 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def collect(todo: Sequence[Task], jobs: int, out: Path | None) -> list[Row]:
     """Return the rows of all tasks. Tasks in the result file `out` are not run again."""
-    wanted = {(task.seed, task.name, task.most_ranks, task.waits): task for task in todo}
+    wanted = {(task.seed, task.name, task.most_ranks, task.waits, task.layout): task for task in todo}
     rows = []
     for row in read_results(out) if out else []:
-        if wanted.pop((row["seed"], row["truth"]["name"], row["most_ranks"], row.get("waits")), None):
+        of = (row["seed"], row["truth"]["name"], row["most_ranks"], row.get("waits"), row.get("layout"))
+        if wanted.pop(of, None):
             rows.append(row)
     total = len(rows) + len(wanted)
     file = out.open("a", encoding="utf-8") if out else None

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.traces.generate import CLASSES, generate
 from benchmarks.traces.job import Waits
+from benchmarks.traces.model import LayoutName
 from benchmarks.traces.score import score
 from benchmarks.traces.trace_file import write
 from benchmarks.traces.workloads import HEALTHY
@@ -20,6 +21,10 @@ from scheduler_feedback import step_traces
 from scheduler_feedback.step_traces.judging import judge
 
 Row = dict[str, Any]
+
+OF_EXPERTS = ("hot-expert", "hot-expert-tokens")
+"""Classes that need expert groups. Without them each rank has all experts of its layers, and popularity changes
+nothing."""
 
 EQUAL = 1e-9
 """Largest difference of two confidences that count as equal."""
@@ -39,22 +44,33 @@ class Task:
     """Whether to detect again in the file cut off at each detection."""
     waits: Waits | None = None
     """How the file reports waits; None: at random."""
+    layout: LayoutName | None = None
+    """Layout of the job; None: at random."""
 
 
 def tasks(
-    seed: int, runs: int, names: Sequence[str], most_ranks: int, cut: bool = False, waits: Waits | None = None
+    seed: int,
+    runs: int,
+    names: Sequence[str],
+    most_ranks: int,
+    cut: bool = False,
+    waits: Waits | None = None,
+    layout: LayoutName | None = None,
 ) -> list[Task]:
     """Return `runs` tasks, alternately of healthy and faulty classes. names: classes. cut: also test truncated files.
-    waits: how all files report waits; None: at random.
+    waits, layout: how all files report waits, and the layout of all jobs; None: at random.
 
     More runs only add tasks at the end.
     """
+    if layout not in (None, "moe"):
+        names = [name for name in names if name not in OF_EXPERTS]
     groups = [[n for n in names if n in HEALTHY], [n for n in names if n not in HEALTHY]]
     groups = [group for group in groups if group]
     found = []
     for number in range(runs):
         group = groups[number % len(groups)]
-        found.append(Task(seed + number, group[number // len(groups) % len(group)], most_ranks, cut, waits))
+        name = group[number // len(groups) % len(group)]
+        found.append(Task(seed + number, name, most_ranks, cut, waits, layout))
     return found
 
 
@@ -87,7 +103,7 @@ def _same(one: Row, other: Row) -> bool:
 
 def run(task: Task) -> Row:
     """Generate, detect and score one trace."""
-    job = generate(task.seed, task.name, most_ranks=task.most_ranks, waits=task.waits)
+    job = generate(task.seed, task.name, most_ranks=task.most_ranks, waits=task.waits, layout=task.layout)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         write(job, path)
@@ -96,6 +112,7 @@ def run(task: Task) -> Row:
             "seed": task.seed,
             "most_ranks": task.most_ranks,
             "waits": task.waits,
+            "layout": task.layout,
             "truth": job.truth.as_dict(),
             "outcome": score(full, job.truth).as_dict(),
         }

@@ -11,8 +11,10 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-LayoutName = Literal["ddp", "pp", "pp-tp", "moe"]
+LayoutName = Literal["ddp", "pp", "pp-tp", "moe", "deep"]
 LAYOUTS: tuple[LayoutName, ...] = ("ddp", "pp", "pp-tp", "moe")
+"""Layouts that are chosen at random. "deep", a pipeline with one rank a stage, is chosen by an option. So the traces of
+earlier seeds stay the same."""
 
 MOE_LAYERS = 4
 """Expert layers in a step. All ranks of an expert group meet in each of them."""
@@ -82,6 +84,8 @@ def make_layout(name: LayoutName, ranks: int, rng: np.random.Generator) -> Layou
         experts = min(8, ranks // 2)
         shares = rng.dirichlet(np.full(MOE_LAYERS, 40.0), size=ranks).T
         return Layout(name, 1, ranks, 1, experts, per_node, shares=shares)
+    if name == "deep":
+        return Layout(name, ranks, 1, 1, 1, per_node)
     stages = 4 if ranks >= 16 else 2
     tensor = 1 if name == "pp" else (8 if ranks >= 64 else 2)
     return Layout(name, stages, ranks // stages // tensor, tensor, 1, per_node)

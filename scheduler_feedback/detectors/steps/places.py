@@ -44,6 +44,10 @@ class Places:
         """Return whether all ranks of the role of the rank with this index are on one node."""
         return len(self.by_node[int(self.role[rank])][1]) == 1
 
+    def alone(self, rank: int) -> bool:
+        """Return whether no other rank has the role of the rank with this index."""
+        return len(self.roles[int(self.role[rank])]) == 1
+
 
 def places(shape: Shape) -> Places:
     """Return the nodes and roles of the gang's ranks, numbered from 0."""

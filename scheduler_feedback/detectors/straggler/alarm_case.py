@@ -148,7 +148,13 @@ def measure(case: Case) -> Measured:
     of_node = [r for r in sorted(case.alarmed) if r != rank and where.index[r] == where.index[rank]]
     of_other_nodes = [r for r in sorted(case.alarmed) if where.index[r] != where.index[rank]]
     few = len(case.alarmed) <= most_alarmed(len(case.ranks))
+    usual = float((baseline.reference if from_start else baseline.compute)[rank])
     own_gain = float(case.mean("node_gain")[where.index[rank]] if of_node else gain[rank])
+    if where.alone(rank):
+        others = sorted({rank, *(case.alarmed if few else of_node)})
+        own_gain = max(
+            own_gain, _gain_alone(np.delete(compute, others), float(compute[rank]), usual * drift_of_others(case))
+        )
     if of_node and where.on_one_node(rank):
         own_gain = max(own_gain, _gain_beyond(compute, case, [rank, *of_node]))
     if of_other_nodes and few:
@@ -163,7 +169,7 @@ def measure(case: Case) -> Measured:
         sigmas=float(np.mean([judged.sigmas[rank] for judged in case.interval])),
         from_start=from_start,
         compute=compute[rank],
-        usual=baseline.reference[rank] if from_start else baseline.compute[rank],
+        usual=usual,
         drift=drift_of_others(case),
         wait=wait[rank],
         others_wait=middle_of_others_of(wait, where, rank),
@@ -232,6 +238,15 @@ def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
     rest = compute[members][~alarmed[members]]
     slowest = max(float(compute[one]) for one in own if case.where.role[one] == role)
     return slowest - float(rest.max()) if len(rest) else 0.0
+
+
+def _gain_alone(others: FloatArray, compute: float, expected: float) -> float:
+    """Return the time that a step would save if the only rank of a role were as fast as when it was healthy.
+
+    The step would still take as long as the slowest other role needs. Ranks that are slow for their own reasons do not
+    count. others: compute times of the other ranks. compute: that of the rank. expected: that of the healthy rank.
+    """
+    return max(compute - max([expected, *others.tolist()]), 0.0)
 
 
 def _extra_wait(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:

@@ -177,6 +177,19 @@ def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
     return None
 
 
+def _may_not_wait_for_input(case: Case, measured: Measured) -> Refusal | None:
+    """Refuse the only rank of the first pipeline stage if no counter shows why it is slow: it may wait for its input.
+
+    With more ranks in the stage, only one of them would wait for a slow disk; the input of a single rank is that of the
+    job. Later stages get their input from the stage before.
+    """
+    if not case.where.alone(case.rank) or case.where.role[case.rank] != 0 or measured.split.cause is not Cause.UNKNOWN:
+        return None
+    return Refusal(
+        "it is the only rank of the first pipeline stage: it may wait for its input, and no counter shows a cause"
+    )
+
+
 def _has_no_period(case: Case, measured: Measured) -> Refusal | None:
     """Refuse if the slow steps are at a fixed period: then they are periodic work of the rank."""
     period = 0 if measured.split.cause is Cause.SUSPENDED else _period(case, measured.expected)
@@ -199,6 +212,7 @@ CHECKS = (
     _has_no_more_tokens,
     _peers_wait,
     _has_no_larger_part,
+    _may_not_wait_for_input,
     _has_no_period,
     _has_no_other_reason,
 )

@@ -130,6 +130,12 @@ def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[
     stages = course.shape.coordinate("stage")
     compute = np.array(course.compute)
     noise = float(np.std(np.log(compute[:, members]).mean(axis=1))) / math.sqrt(len(compute)) + 0.005
+    if len(members) > 1:
+        alike = Evidence("slowest_to_fastest_of_the_stage", float(by_rank[members].max() / by_rank[members].min()),
+                         ratio, "ratio", "the stage against the other stages: its ranks are alike", 2.0)  # fmt: skip
+    else:
+        alike = Evidence("ranks_of_the_stage", 1.0, 2.0, "ranks", "with one rank, a slower GPU would look the same",
+                         log_odds.STAGE_OF_ONE)  # fmt: skip
     yield Claim(
         f"{STAGE}-{int(stages[members[0]])}", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1,
         tuple(ranks[m] for m in members), seconds - float(of_stage[worst] - of_stage.mean()),
@@ -137,9 +143,7 @@ def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[
             Evidence("stage_compute_seconds_a_step", float(of_stage[worst]), others, "seconds",
                      f"median of the other {len(where.roles) - 1} stages",
                      log_odds.of_residual(math.log(ratio) / noise)),
-            Evidence("slowest_to_fastest_of_the_stage",
-                     float(by_rank[members].max() / by_rank[members].min()), ratio, "ratio",
-                     "the stage against the other stages: its ranks are alike", 2.0),
+            alike,
         ),
     )  # fmt: skip
 
