@@ -32,10 +32,10 @@ def limits_of(
 ) -> tuple[tuple[Limit, ...], Free]:
     """Return the limits of a node, sorted by constraint, and the free amount of each resource that constraints request.
 
-    wanted: constraints of gangs. accelerators: resources whose units are the node's slots; if there are several, such as
-    MIG profiles, the units of each one limit the pods that request it. free: resources that no
-    pod requests now. emptied: the same if all gangs had ended. A constraint has a limit only if these resources limit
-    it more than slots do. Without any limit no free amounts are returned: pods that fit alone then fit together. A node
+    wanted: constraints of gangs. accelerators: resources whose units are the node's slots; if there are several, such
+    as MIG profiles, the units of each one limit the pods that request it. free: resources that no pod requests now.
+    emptied: the same if all gangs had ended. A constraint has a limit only if these resources limit it more than slots
+    do. Without any limit no free amounts are returned: pods that fit alone then fit together. A node
     without free slots takes no pod, so its free amounts are neither compared nor returned, and their changes cause no
     reports.
     """
