@@ -35,6 +35,7 @@ _VERSION = re.compile(
 """Form of a semantic version: https://semver.org/#semantic-versioning-200"""
 
 _LITERAL = re.compile(r'"([^"\\]*)"|\'([^\'\\]*)\'')
+_TESTS_DOMAIN = re.compile(r"\bin\s+device\s*\.\s*(attributes|capacity)\s*(?!\s*\[)")
 _WORD = re.compile(r"\w+")
 _READS_ALL = re.compile(r"[+\\]|\b(all|exists|exists_one|map|filter|size|format|join|replace|transform\w*)\b")
 """Parts of an expression that may read an attribute which the expression does not name."""
@@ -56,7 +57,10 @@ def matches(expression: str, driver: str, device: Device) -> bool:
     key = (expression, driver, repr(data)) if used is not None else None
     if key is not None and (known := _results.get(key)) is not None:
         return known
-    found = program.eval(data={"device": data}).value() is True
+    try:
+        found = program.eval(data={"device": data}).value() is True
+    except RuntimeError:  # more iterations than the library allows
+        found = False
     if key is not None:
         if len(_results) >= MOST_SHARED_RESULTS:
             _results.clear()
@@ -159,7 +163,12 @@ def _used(expression: str) -> frozenset[str] | None:
 
 
 def _domains(expression: str) -> list[str]:
-    """Return the string literals of the expression. Some of them are domains of attributes."""
+    """Return the string literals of the expression, among them the domains of attributes that it reads.
+
+    Return none if the expression tests whether a domain exists.
+    """
+    if _TESTS_DOMAIN.search(expression):
+        return []
     return [double or single for double, single in _LITERAL.findall(expression)]
 
 
