@@ -369,6 +369,41 @@ def test_a_node_with_two_kinds_of_device_has_slots_of_the_more_numerous_one() ->
     assert resource_of(node("n2", 0)) == ""
 
 
+def test_each_mig_profile_of_a_node_is_counted_on_its_own() -> None:
+    """Three large instances and four small ones are seven slots. Pods of each profile have their own limit."""
+    mixed = node("n1", 3, "nvidia.com/mig-2g.20gb", **{"nvidia.com/gpu.product": "NVIDIA-H200"})
+    assert mixed.status.allocatable is not None
+    mixed.status.allocatable["nvidia.com/mig-1g.10gb"] = "4"
+    cache = cache_of()
+    cache.node_changed("n1", None, mixed)
+
+    def asking(name: str, profile: str, count: int, **spec: Any) -> Pod:
+        resources = {"requests": {"cpu": "1", f"nvidia.com/mig-{profile}": str(count)}}
+        return pod(name, 0, containers=[{"name": "m", "resources": resources}], **spec)
+
+    large, small = constraint_of(asking("a", "2g.20gb", 1)), constraint_of(asking("b", "1g.10gb", 2))
+    absent = constraint_of(asking("c", "7g.80gb", 1))
+    cache.want(large)
+    cache.want(small, 2)
+    cache.want(absent)
+    found = seen(cache)["n1"]
+    assert (found.slots, found.gpu_type, found.refuses) == (7, "NVIDIA-H200 mig-mixed", (absent.name,))
+    assert {limit.constraint: (limit.pods, limit.most_pods) for limit in found.limits} == {
+        large.name: (3, 3),
+        small.name: (2, 2),
+    }
+    gang = asking("ours", "2g.20gb", 1, nodeName="n1")
+    add(cache, gang, asking("other", "1g.10gb", 1, schedulerName="x", nodeName="n1"))
+    cache.hold(gang.metadata.uid, Place("j", 1, "n1", range(1)))
+    found = seen(cache)["n1"]
+    assert found.slots == 6, "one is that of others"
+    assert {limit.constraint: (limit.pods, limit.most_pods) for limit in found.limits} == {
+        large.name: (2, 3),
+        small.name: (1, 1),
+    }
+    assert dict(found.free)["nvidia.com/mig-1g.10gb"] == 3
+
+
 def test_annotations_of_gangwatch_count_once_the_pod_is_bound() -> None:
     one = pod("a", 2)
     one.metadata.annotations = {ATTEMPT: "3", SLOTS: "4,5,x"}
