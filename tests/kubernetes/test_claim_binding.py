@@ -188,7 +188,9 @@ def test_a_start_waits_for_devices_of_ended_pods_and_says_so_in_the_end() -> Non
     scene = ClaimScene()
     scene.add("a", request(count=2))
     scene.site.claim("old", request(), allocation=ALLOCATION, reservedFor=[MINE])
-    scene.do(lambda carrier: carrier.start(attempt_of("default/a"), start(*slots("n1", 0, 1))))
+    attempt = attempt_of("default/a")
+    attempt.placement = slots("n1", 0, 1)
+    scene.do(lambda carrier: carrier.start(attempt, start(*attempt.placement)))
     (failed,) = scene.said
     assert isinstance(failed, ActionFailed)
     assert "request gpu: 2 devices of class gpu.nvidia.com are requested, 1 of 2 are free" in failed.reason

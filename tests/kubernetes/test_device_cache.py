@@ -253,12 +253,11 @@ def test_pods_of_others_take_slots_and_ended_pods_do_not() -> None:
     site.cache.pod_changed(other.metadata.key, other, None)
     site.claim("theirs", request(), allocation=results(("n1", "gpu-0")), reservedFor=[user(other)])
     assert seen(site.cache)["n1"].slots == 4, "the claim controller is about to free the device"
-    place = site.cache.nodes["n1"]
-    assert site.cache.devices.is_releasing(place)
     mine = site.pod("a", request(count=4))
+    assert site.cache.is_releasing(mine, "n1")
     assert "3 of 4 are free" in site.cache.assume(mine, "n1"), "until then nobody else gets it"
     site.claim("theirs", request())
-    assert not site.cache.devices.is_releasing(place)
+    assert not site.cache.is_releasing(mine, "n1")
     assert site.cache.assume(mine, "n1") == ""
 
 
@@ -308,6 +307,18 @@ def test_claims_of_unbound_pods_without_an_attempt_are_abandoned() -> None:
         ("default/a-claim", one.metadata.uid),
         ("default/b-claim", two.metadata.uid),
     ], "the attempt has ended"
+
+
+def test_devices_of_an_interrupted_start_are_kept_only_if_the_start_continues() -> None:
+    site = Site("n1")
+    one = site.pod("a", request())
+    claim = site.cache.devices.claims["default/a-claim"]
+    body = {"allocation": results(("n1", "gpu-0")), "reservedFor": [user(one)]}
+    site.change(msgspec.structs.replace(claim, status=msgspec.convert(body, type(claim.status))))
+    one = site.cache.pods["default/a"]
+    assert site.cache.assume(one, "n1") == "claim a-claim still has the devices of an earlier attempt"
+    assert site.cache.is_releasing(one, "n1")
+    assert site.cache.assume(one, "n1", adopts=True) == ""
 
 
 def test_a_gang_with_channels_of_a_compute_domain_lies_in_one_clique() -> None:

@@ -291,7 +291,7 @@ class KubernetesBackend(ClusterBackend):
             by_uid = {pod.metadata.uid: pod for pod in pods}
             for member in attempt.members:
                 if member.uid and not member.bound:
-                    self.cache.assume(by_uid[member.uid], member.node)  # if devices are missing, the binding fails
+                    self.cache.assume(by_uid[member.uid], member.node, adopts=True)  # without devices the binding fails
             self._connection.go(key, self._lifecycle.bind(attempt))
         return attempt
 
@@ -351,7 +351,7 @@ class KubernetesBackend(ClusterBackend):
             if why := self.cache.why_not(constraint_of(found), member.node):
                 return self._place_again(key, attempt, member, why)
             if why := self.cache.assume(found, member.node):
-                if self.cache.devices.is_releasing(self.cache.nodes[member.node]):
+                if self.cache.is_releasing(found, member.node):
                     continue  # the lost pod still has its devices; the change of their claim is seen again
                 return self._place_again(key, attempt, member, why)
             fresh.remove(found)

@@ -72,18 +72,24 @@ class NodeCache:
         amounts = self.devices.amounts(place) if place is not None else {}
         return {**allocatable, **amounts} if amounts else allocatable
 
-    def assume(self, pod: Pod, node: str) -> str:
+    def assume(self, pod: Pod, node: str, *, adopts: bool = False) -> str:
         """Reserve the resources of a pod that is about to be bound, and devices for its claims.
 
-        Return '' or why there are no devices for it; then nothing is reserved.
+        Return '' or why there are no devices for it; then nothing is reserved. adopts: see ``DeviceCache.assume``.
         """
         with self.lock:
             if pod.spec.devices is not None:
                 place = self.nodes.get(node)
-                if why := "there is no such node" if place is None else self.devices.assume(pod, place):
+                if why := "there is no such node" if place is None else self.devices.assume(pod, place, adopts=adopts):
                     return why
             self._usage.take(pod.metadata.uid, node, requests_of(pod), seen=False)
             return ""
+
+    def is_releasing(self, pod: Pod, node: str) -> bool:
+        """Return whether devices that the pod may get on the node are about to be freed."""
+        with self.lock:
+            place = self.nodes.get(node)
+            return place is not None and self.devices.is_releasing(pod, place)
 
     def unassume(self, uid: str) -> None:
         """Release the reservation of a pod that was not bound."""

@@ -174,7 +174,7 @@ def _put(cache: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[i
         why = f"{constraint.resource}: {len(ranks)} requested, {free} free"
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)
     if why := cache.assume(pod, node):
-        passing = cache.devices.is_releasing(cache.nodes[node])
+        passing = cache.is_releasing(pod, node)
         message = f"pod {pod.metadata.name} does not fit on {node}: {why}"
         raise DoesNotFitError(message, node, constraint.name, passing=passing)
     return Member(pod.metadata.key, pod.metadata.uid, node, ranks, slots)

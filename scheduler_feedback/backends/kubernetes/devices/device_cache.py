@@ -220,8 +220,11 @@ class DeviceCache:
 
     # --- allocation --------------------------------------------------------------------------------------------------
 
-    def assume(self, pod: Pod, node: Node) -> str:
-        """Choose devices of the node for the pod's claims and take them. Return '' or why that is not possible."""
+    def assume(self, pod: Pod, node: Node, *, adopts: bool = False) -> str:
+        """Choose devices of the node for the pod's claims and take them. Return '' or why that is not possible.
+
+        adopts: whether to keep devices that an interrupted start has written into the pod's claims.
+        """
         resolved = pod.spec.devices
         if resolved is None:
             return ""
@@ -230,6 +233,8 @@ class DeviceCache:
             if why := self._joins(one, node):
                 return why
             claim = self.claims[one.key]
+            if one.key not in self._assumed and pod.metadata.uid in claim.consumers and not adopts:
+                return f"claim {claim.metadata.name} still has the devices of an earlier attempt"
             if one.key not in self._assumed and claim.status.allocation is None:
                 new.append(one)
         found = allocate(
@@ -270,6 +275,10 @@ class DeviceCache:
             return f"claim {name} has devices on other nodes"
         return ""
 
+    def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
+        names = (claims_of_pod(pod) or {}).values()
+        return [claim for key in names if (claim := self.claims.get(key)) is not None]
+
     def _unavailable(self) -> set[DeviceId]:
         return {*self._taken, *(device for one in self._assumed.values() for device in one.devices)}
 
@@ -295,8 +304,13 @@ class DeviceCache:
         found = self._assumed.get(claim)
         return found.body if found is not None else None
 
-    def is_releasing(self, node: Node) -> bool:
-        """Return whether the node has devices of claims whose consumers have all ended."""
+    def is_releasing(self, pod: Pod, node: Node) -> bool:
+        """Return whether the node has devices of claims whose consumers have all ended, or the pod those of an attempt.
+
+        Both are freed within a moment: by the claim controller, and by this controller (``abandoned_claims``).
+        """
+        if any(pod.metadata.uid in claim.consumers for claim in self._claims_of(pod)):
+            return True
         for one in self.inventory.devices_on(node):
             claim = self.claims.get(self._taken.get(one.id, ""))
             if claim is not None and not any(map(self._is_living, claim.consumers)):
