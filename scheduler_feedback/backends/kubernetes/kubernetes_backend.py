@@ -33,6 +33,8 @@ from scheduler_feedback.backends.kubernetes.devices.device_objects import API as
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
+from scheduler_feedback.backends.kubernetes.objects.networks import API as NETWORKS_API
+from scheduler_feedback.backends.kubernetes.objects.networks import NetworkAttachment
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     BEYOND,
@@ -64,6 +66,7 @@ PATHS = {
     "queues": "/apis/gangwatch.io/v1alpha1/queues",
     "slices": f"/apis/{DEVICES_API}/resourceslices",
     "classes": f"/apis/{DEVICES_API}/deviceclasses",
+    "networks": f"/apis/{NETWORKS_API}/network-attachment-definitions",
     "device_claims": f"/apis/{DEVICES_API}/resourceclaims",
 }
 
@@ -106,6 +109,7 @@ class KubernetesBackend(ClusterBackend):
             "queues": Watch(client, PATHS["queues"], Queue, cache.queue_changed, optional=True),
             "slices": Watch(client, PATHS["slices"], ResourceSlice, cache.slice_changed, optional=True),
             "classes": Watch(client, PATHS["classes"], DeviceClass, cache.class_changed, optional=True),
+            "networks": Watch(client, PATHS["networks"], NetworkAttachment, cache.network_changed, optional=True),
             "device_claims": Watch(
                 client, PATHS["device_claims"], ResourceClaim, cache.device_claim_changed, optional=True
             ),

@@ -15,6 +15,7 @@ from scheduler_feedback.backends.kubernetes.api_server.node_cache import NodeCac
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.networks import NETWORKS, NetworkAttachment, amounts_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.objects.rank_order import rank_key
@@ -49,7 +50,8 @@ class InformerCache(NodeCache):
         self._members: dict[str, set[str]] = {}  # by gang key, the keys of its pods
         self._probes: set[str] = set()  # keys of our probe pods
         self.dirty_gangs: set[str] = set()
-        self._unresolved = False  # whether slices or classes have changed since all claims were resolved
+        self.networks: dict[str, NetworkAttachment] = {}
+        self._unresolved = False  # whether slices, classes or networks have changed since all pods were resolved
         self._agents: dict[str, tuple[str, str]] = {}  # by the pod's key: its node and address
         self._lone: dict[str, Gang] = {}  # pods that are gangs of one, as of the last scan
 
@@ -65,7 +67,7 @@ class InformerCache(NodeCache):
                 self._agents.pop(key, None)
                 return
             ours = after.spec.scheduler_name == self._scheduler
-            if ours and after.spec.resource_claims:
+            if ours and _needs_resolution(after):
                 self._ours[after.metadata.uid] = key
                 for other in self.devices.use(after, rank_key(after)):
                     self._resolve_again(other)
@@ -132,12 +134,21 @@ class InformerCache(NodeCache):
             self._mark_stale(("",))
             self._unresolved = True
 
+    def network_changed(self, key: str, _before: NetworkAttachment | None, after: NetworkAttachment | None) -> None:
+        with self.lock:
+            if after is None:
+                self.networks.pop(key, None)
+            else:
+                self.networks[key] = after
+            self._unresolved = True
+
     def _resolved(self, pod: Pod) -> Pod:
-        """Return the pod with what its claims ask for."""
-        devices = self.devices.resolve(pod)
-        if devices == pod.spec.devices:
+        """Return the pod with the devices that its claims ask for, and those that its networks need."""
+        devices, networks = self.devices.resolve(pod), amounts_of(pod, self.networks) or None
+        if (devices, networks) == (pod.spec.devices, pod.spec.networks):
             return pod
-        return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, devices=devices, asked=None))
+        spec = msgspec.structs.replace(pod.spec, devices=devices, networks=networks, asked=None)
+        return msgspec.structs.replace(pod, spec=spec)
 
     def _resolve_again(self, key: str) -> None:
         known = self.pods.get(key)
@@ -228,7 +239,7 @@ class InformerCache(NodeCache):
         with self.lock:
             if self._unresolved:  # a request for all devices depends on the slices, and every request on its class
                 self._unresolved = False
-                for key in [key for key, pod in self.pods.items() if pod.spec.resource_claims]:
+                for key in [key for key, pod in self.pods.items() if _needs_resolution(pod)]:
                     self._resolve_again(key)
             dirty, self.dirty_gangs = self.dirty_gangs, set()
             return dirty
@@ -271,6 +282,11 @@ class InformerCache(NodeCache):
         """Return the address of the agent's pod, by node."""
         with self.lock:
             return dict(self._agents.values())
+
+
+def _needs_resolution(pod: Pod) -> bool:
+    """Return whether the pod's requests depend on other objects: its claims, or its networks."""
+    return bool(pod.spec.resource_claims) or bool(pod.metadata.annotation(NETWORKS))
 
 
 def _alone(pod: Pod, before: Gang | None) -> Gang:

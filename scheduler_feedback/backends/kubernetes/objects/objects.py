@@ -224,6 +224,8 @@ class PodSpec(Part):
     """Result of ``quantities.requests_of``, once computed; not a field of the object."""
     devices: Devices | None = None
     """Devices that the pod's claims ask for, once resolved; not a field of the object."""
+    networks: dict[str, int] | None = None
+    """Devices that the pod's networks need, by extended resource; not a field of the object."""
 
 
 class Terminated(Part):
