@@ -244,6 +244,19 @@ def test_devices_are_chosen_before_the_claims_are_written_and_not_twice() -> Non
     assert site.cache.devices.assumed("default/c-claim") == results(("n1", "gpu-0"))
 
 
+def test_a_device_of_several_nodes_is_not_chosen_on_two_of_them() -> None:
+    site = Site("n1", "n2")
+    body = slice_body("wide", [{"name": "wide-0"}], NIC, allNodes=True)
+    site.cache.slice_changed("wide", None, msgspec.convert(body, ResourceSlice))
+    one, two = site.pod("a", request(), request("nic", NIC)), site.pod("b", request(), request("nic", NIC))
+    assert site.cache.assume(one, "n1") == ""
+    assert "request nic: 1 devices of class nic.example.com are requested, 0 of 1 are free" in site.cache.assume(
+        two, "n2"
+    )
+    site.cache.unassume(one.metadata.uid)
+    assert site.cache.assume(two, "n2") == ""
+
+
 def test_pods_of_others_take_slots_and_ended_pods_do_not() -> None:
     site = Site("n1", gpus=4)
     other = pod("other", 0, schedulerName="x", nodeName="n1")

@@ -217,7 +217,7 @@ class NodeCache:
         if accelerators and self._wanted:
             emptied = self._usage.free_of_others(name, available, self._held)
             refuses = tuple(self._refused_by(node, accelerators, emptied))
-            now = self.free_of(name)
+            now = self._usage.free(name, available)
             limits, free = limits_of(self._wanted.values(), accelerators, slots, slots - held, now, emptied)
         seen = node_seen(node, slots, refuses, self._labels, limits, free, accelerators)
         if self._seen.get(name) != seen:

@@ -15,7 +15,7 @@ import msgspec
 
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, DeviceTaint, DeviceToleration
 from scheduler_feedback.backends.kubernetes.devices.inventory import DeviceId, Published
-from scheduler_feedback.backends.kubernetes.devices.selectors import attribute_of, matches
+from scheduler_feedback.backends.kubernetes.devices.selectors import attribute_of
 
 ALL = 0
 """Count of a request for all devices that match."""
@@ -73,10 +73,9 @@ def fulfils(request: Request, published: Published, classes: Classes) -> bool:
     declared = classes.get(request.device_class)
     if declared is None:
         return False
-    driver, device = published.id.driver, published.device
     expressions = (*(one.expression for one in declared.spec.selectors or ()), *request.selectors)
-    return all(matches(one, driver, device) for one in expressions) and not any(
-        _keeps_away(taint, request.tolerations) for taint in device.taints or ()
+    return all(map(published.fulfils, expressions)) and not any(
+        _keeps_away(taint, request.tolerations) for taint in published.device.taints or ()
     )
 
 

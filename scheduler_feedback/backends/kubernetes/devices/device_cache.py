@@ -55,6 +55,7 @@ class DeviceCache:
         self._is_living, self._is_ours = is_living, is_ours
         self._taken: dict[DeviceId, str] = {}  # key of the claim that has the device, from the API server
         self._assumed: dict[str, Assumed] = {}  # by the claim's key
+        self._pending: set[DeviceId] = set()  # devices of all assumed allocations
         self._users: dict[str, dict[str, tuple[Any, ...]]] = {}  # by claim: our pods, with the key that orders them
         self._signatures: dict[str, Request] = {}  # of the requests of our pods' claims
         self.reserved: set[str] = set()
@@ -82,7 +83,7 @@ class DeviceCache:
                     del self._taken[device]
         if after is None:
             self.claims.pop(key, None)
-            self._assumed.pop(key, None)
+            self._drop(key)
             self.reserved.discard(key)
             return nodes
         self.claims[key] = after
@@ -90,7 +91,7 @@ class DeviceCache:
             self._taken[device] = key
         assumed = self._assumed.get(key)
         if assumed is not None and (after.status.allocation is not None or assumed.claim_uid != after.metadata.uid):
-            del self._assumed[key]
+            self._drop(key)
         if after.status.reserved_for:
             self.reserved.add(key)
         return nodes | _nodes_of(after)
@@ -237,9 +238,9 @@ class DeviceCache:
                 return f"claim {claim.metadata.name} still has the devices of an earlier attempt"
             if one.key not in self._assumed and claim.status.allocation is None:
                 new.append(one)
-        found = allocate(
-            [one.requests for one in new], self.inventory.devices_on(node), self._unavailable(), self.classes
-        )
+        devices = self.inventory.devices_on(node) if new else []
+        taken = {one.id for one in devices if one.id in self._taken or one.id in self._pending}
+        found = allocate([one.requests for one in new], devices, taken, self.classes)
         if isinstance(found, str):
             pool = self.inventory.updating_on(node)
             return f"{found} (pool {pool} is being updated)" if pool else found
@@ -251,6 +252,7 @@ class DeviceCache:
                 allocation_body(claim, chosen, self.classes),
                 frozenset(choice.device.id for choice in chosen),
             )
+            self._pending |= self._assumed[one.key].devices
         for one in resolved.claims:
             if one.key in self._assumed:
                 self._assumed[one.key].pods.add(pod.metadata.uid)
@@ -279,8 +281,9 @@ class DeviceCache:
         names = (claims_of_pod(pod) or {}).values()
         return [claim for key in names if (claim := self.claims.get(key)) is not None]
 
-    def _unavailable(self) -> set[DeviceId]:
-        return {*self._taken, *(device for one in self._assumed.values() for device in one.devices)}
+    def _drop(self, claim: str) -> None:
+        if (assumed := self._assumed.pop(claim, None)) is not None:
+            self._pending -= assumed.devices
 
     def unassume(self, uid: str) -> set[str]:
         """Give back what was taken for the pod with this uid and is not in the API server. Return the nodes."""
@@ -289,7 +292,7 @@ class DeviceCache:
             one.pods.discard(uid)
             if not one.pods:
                 nodes.add(one.node)
-                del self._assumed[key]
+                self._drop(key)
         return nodes
 
     def claims_for(self, uids: Collection[str]) -> list[tuple[str, str]]:

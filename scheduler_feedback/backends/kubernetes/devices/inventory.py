@@ -7,12 +7,16 @@ Source: https://kubernetes.io/docs/reference/kubernetes-api/resource/resource-sl
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler_feedback.backends.kubernetes.devices.device_objects import Device, ResourceSlice
+from scheduler_feedback.backends.kubernetes.devices.selectors import matches
 from scheduler_feedback.backends.kubernetes.objects.constraints import holds
 from scheduler_feedback.backends.kubernetes.objects.objects import Node, NodeSelector
+
+MOST_RESULTS = 64
+"""Maximum number of results that a device keeps: more than the classes and selectors of one cluster."""
 
 
 class DeviceId(NamedTuple):
@@ -35,6 +39,18 @@ class Published:
 
     selector: NodeSelector | None
     """Nodes that can use a device of several nodes; None: all nodes."""
+
+    results: dict[str, bool] = field(default_factory=dict, compare=False)
+    """Whether the device fulfils a CEL expression, for those evaluated so far."""
+
+    def fulfils(self, expression: str) -> bool:
+        """Return whether the device fulfils the expression. Raises SelectorError if that is not supported."""
+        known = self.results.get(expression)
+        if known is None:
+            if len(self.results) >= MOST_RESULTS:
+                self.results.clear()
+            known = self.results[expression] = matches(expression, self.id.driver, self.device)
+        return known
 
 
 def is_usable(device: Device) -> bool:

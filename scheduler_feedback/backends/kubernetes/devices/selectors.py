@@ -51,14 +51,12 @@ def matches(expression: str, driver: str, device: Device) -> bool:
     Kubernetes does not schedule a pod if its expression fails on any device that it evaluates. Raises SelectorError if
     the expression is not supported.
     """
-    program = compiled(expression)
-    used = _used(expression)
-    data = _data(driver, device, used, _domains(expression))
-    key = (expression, driver, repr(data)) if used is not None else None
+    program, used, domains = compiled(expression), _used(expression), _domains(expression)
+    key = (expression, driver, _read(device, used)) if used is not None else None
     if key is not None and (known := _results.get(key)) is not None:
         return known
     try:
-        found = program.eval(data={"device": data}).value() is True
+        found = program.eval(data={"device": _data(driver, device, used, domains)}).value() is True
     except RuntimeError:  # more iterations than the library allows
         found = False
     if key is not None:
@@ -68,7 +66,19 @@ def matches(expression: str, driver: str, device: Device) -> bool:
     return found
 
 
-_results: dict[tuple[str, str, str], bool] = {}
+_results: dict[tuple[str, str, tuple[object, ...]], bool] = {}
+
+
+def _read(device: Device, used: frozenset[str]) -> tuple[object, ...]:
+    """Return the attributes and capacities of the device that an expression with these words may read."""
+    found: list[object] = [device.allow_multiple_allocations]
+    for name, one in (device.attributes or {}).items():
+        if name.rpartition("/")[2] in used:
+            found.append((name, one.number, one.flag, one.text, one.version))
+    for name, amount in (device.capacity or {}).items():
+        if name.rpartition("/")[2] in used:
+            found.append((name, amount.value))
+    return tuple(found)
 
 
 @lru_cache(maxsize=MOST_EXPRESSIONS)
@@ -157,11 +167,13 @@ def semver(text: str) -> list[Any]:
     return parts
 
 
+@lru_cache(maxsize=MOST_EXPRESSIONS)
 def _used(expression: str) -> frozenset[str] | None:
     """Return the words of the expression, which name every attribute that it reads; None if it may read all."""
     return None if _READS_ALL.search(expression) else frozenset(_WORD.findall(expression))
 
 
+@lru_cache(maxsize=MOST_EXPRESSIONS)
 def _domains(expression: str) -> list[str]:
     """Return the string literals of the expression, among them the domains of attributes that it reads.
 
