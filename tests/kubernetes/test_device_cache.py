@@ -174,6 +174,17 @@ def test_an_unsupported_expression_of_a_class_is_named() -> None:
     assert seen(site.cache)["n1"].slots == 2, "other classes work"
 
 
+def test_claims_are_refused_by_an_api_server_without_them() -> None:
+    site = Site("n1")
+    site.pod("a", request())
+    site.cache.set_served(served=False)
+    site.cache.take_dirty()
+    assert "from Kubernetes 1.34 on" in site.gang("default/a").refused
+    site.cache.set_served(served=True)
+    assert "default/a" in site.cache.take_dirty()
+    assert site.gang("default/a").refused == ""
+
+
 def test_a_request_for_all_devices_counts_those_of_a_node() -> None:
     site = Site("n1", "n2", gpus=4)
     assert slots_of(site.pod("a", request(allocationMode="All"))) == 4

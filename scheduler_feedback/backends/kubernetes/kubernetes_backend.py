@@ -184,6 +184,8 @@ class KubernetesBackend(ClusterBackend):
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
         with self.cache.lock:
+            if (watch := self.watches.get("device_claims")) is not None:
+                self.cache.set_served(served=not watch.absent)
             gangs = self._scan_gangs()
             events = self._scan_nodes()  # before the gangs: nodes then carry the gangs' constraints
             events += gangs

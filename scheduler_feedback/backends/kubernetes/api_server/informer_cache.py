@@ -134,6 +134,12 @@ class InformerCache(NodeCache):
             self._mark_stale(("",))
             self._unresolved = True
 
+    def set_served(self, *, served: bool) -> None:
+        """Record whether the API server has the API of claims for devices."""
+        with self.lock:
+            self._unresolved |= served != self.devices.served
+            self.devices.served = served
+
     def network_changed(self, key: str, _before: NetworkAttachment | None, after: NetworkAttachment | None) -> None:
         with self.lock:
             if after is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.devices.allocation import Request, allocate, fulfils
-from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceClaim, ResourceSlice
+from scheduler_feedback.backends.kubernetes.devices.device_objects import API, DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.backends.kubernetes.devices.inventory import DeviceId, Inventory, Published
 from scheduler_feedback.backends.kubernetes.devices.pod_claims import (
     PodClaim,
@@ -50,6 +50,8 @@ class DeviceCache:
 
     def __init__(self, is_living: Callable[[str], bool], is_ours: Callable[[str], bool]) -> None:
         self.inventory = Inventory()
+        self.served = True
+        """Whether the API server has resource.k8s.io/v1."""
         self.classes: dict[str, DeviceClass] = {}
         self.claims: dict[str, ResourceClaim] = {}
         self._is_living, self._is_ours = is_living, is_ours
@@ -130,6 +132,8 @@ class DeviceCache:
         """Return what the pod's claims ask for; None if it has no claims."""
         if not pod.spec.resource_claims:
             return None
+        if not self.served:
+            return Devices(refused=f"its claims need {API}, which the API server serves from Kubernetes 1.34 on")
         names = claims_of_pod(pod)
         if names is None:
             return Devices(missing=True)
