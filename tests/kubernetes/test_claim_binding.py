@@ -199,7 +199,8 @@ def test_a_start_waits_for_devices_of_ended_pods_and_says_so_in_the_end() -> Non
 def test_the_configuration_of_class_and_claim_is_part_of_the_allocation() -> None:
     """As kube-scheduler writes it: that of a class with its requests, then that of the claim."""
     scene = ClaimScene()
-    scene.add("a", request("gpu"), request("second"))
+    scene.add("a", request("gpu"), request("second"), request("nic", "nic.example.com"))
+    scene.site.publish("n1", [{"name": "vf-0"}], "nic.example.com")
     opaque = {"opaque": {"driver": "gpu.nvidia.com", "parameters": {"kind": "GpuConfig"}}}
     body = class_body()
     body["spec"]["config"] = [opaque]
@@ -211,9 +212,16 @@ def test_the_configuration_of_class_and_claim_is_part_of_the_allocation() -> Non
     allocation = scene.cache.devices.assumed("default/a-claim")
     assert allocation is not None
     assert allocation["devices"]["config"] == [
-        {**opaque, "source": "FromClass", "requests": []},
+        {**opaque, "source": "FromClass", "requests": ["gpu", "second"]},
         {**opaque, "source": "FromClaim", "requests": ["second"]},
     ]
+    claim["spec"]["devices"]["requests"].pop()
+    scene.cache.unassume(scene.cache.pods["default/a"].metadata.uid)
+    scene.site.change(msgspec.convert(claim, ResourceClaim))
+    assert scene.cache.assume(scene.cache.pods["default/a"], "n1") == ""
+    allocation = scene.cache.devices.assumed("default/a-claim")
+    assert allocation is not None
+    assert allocation["devices"]["config"][0] == {**opaque, "source": "FromClass", "requests": []}, "it is for all"
 
 
 def test_devices_of_several_nodes_keep_the_slice_s_selector() -> None:

@@ -110,6 +110,25 @@ def test_devices_with_equal_relevant_attributes_share_a_result(monkeypatch: pyte
     assert evaluated.count(reading_all) == 9
 
 
+def test_devices_that_differ_in_a_relevant_value_have_results_of_their_own() -> None:
+    """The values are of all types, as is the capacity."""
+    for expression, bodies in (
+        ('device.attributes["gpu.example.com"].a == 1', ({"int": 1}, {"int": 2})),
+        ('device.attributes["gpu.example.com"].a', ({"bool": True}, {"bool": False})),
+        ('device.attributes["gpu.example.com"].a == "x"', ({"string": "x"}, {"string": "y"})),
+        (
+            'device.attributes["gpu.example.com"].a.isLessThan(semver("2.0.0"))',
+            ({"version": "1.9.9"}, {"version": "2.0.0"}),
+        ),
+    ):
+        devices = [msgspec.convert({"name": "d", "attributes": {"a": one}}, Device) for one in bodies]
+        found = [matches(expression, DRIVER, one) for one in devices]
+        assert found == [True, False], expression
+    sized = [msgspec.convert({"name": "d", "capacity": {"m": {"value": one}}}, Device) for one in ("2Gi", "1Gi")]
+    large = 'device.capacity["gpu.example.com"].m.isGreaterThan(quantity("1Gi"))'
+    assert [matches(large, DRIVER, one) for one in sized] == [True, False]
+
+
 def test_versions_are_ordered_as_semver_org_does() -> None:
     ordered = ["1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta", "1.0.0-beta.2", "1.0.0-beta.11"]
     ordered += ["1.0.0-rc.1", "1.0.0", "2.0.0", "2.1.0", "2.1.1"]  # https://semver.org/#spec-item-11

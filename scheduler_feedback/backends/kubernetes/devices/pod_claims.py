@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.devices.allocation import ALL, Choice, ClaimRequests, Classes, Request
+from scheduler_feedback.backends.kubernetes.devices.allocation import (
+    ALL,
+    MOST_DEVICES,
+    Choice,
+    ClaimRequests,
+    Classes,
+    Request,
+)
 from scheduler_feedback.backends.kubernetes.devices.device_objects import (
     DeviceClass,
     DeviceRequest,
@@ -99,6 +106,8 @@ def _request(one: DeviceRequest, classes: Classes) -> Request:
             raise BackendError(f"request {one.name}: {what} is not implemented")
     if asked.allocation_mode not in ("ExactCount", "All"):
         raise BackendError(f"request {one.name}: allocation mode {asked.allocation_mode} is not implemented")
+    if asked.allocation_mode == "ExactCount" and not 1 <= asked.count <= MOST_DEVICES:
+        raise BackendError(f"request {one.name}: {asked.count} is no number of devices from 1 to {MOST_DEVICES}")
     declared = classes.get(asked.device_class_name)
     if declared is None:
         raise BackendError(f"request {one.name}: device class {asked.device_class_name} does not exist")
