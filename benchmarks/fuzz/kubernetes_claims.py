@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -27,7 +28,10 @@ _KINDS: dict[str, Any] = {
     "claims": ResourceClaim,
     "pods": Pod,
 }
-_LISTS = {name: msgspec.json.Decoder(list[kind]) for name, kind in _KINDS.items()}
+_LISTS: dict[str, msgspec.json.Decoder[list[Any]]] = {
+    name: msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+    for name, kind in _KINDS.items()
+}
 
 EXPRESSIONS = (
     'device.driver == "gpu.nvidia.com"',
@@ -52,7 +56,14 @@ def _expressions(chance: random.Random) -> list[Any]:
 
 
 def _device(chance: random.Random, number: int) -> dict[str, Any]:
-    values = ({"string": "gpu"}, {"int": 3}, {"bool": True}, {"version": "1.2.3"}, {"version": "x"}, {})
+    values: Sequence[dict[str, Any]] = (
+        {"string": "gpu"},
+        {"int": 3},
+        {"bool": True},
+        {"version": "1.2.3"},
+        {"version": "x"},
+        {},
+    )
     names = ("type", "version", "resource.kubernetes.io/pcieRoot", "a/b/c", "/")
     return {
         "name": f"d{number}",
@@ -76,7 +87,7 @@ def _request(chance: random.Random, number: int) -> dict[str, Any]:
 def _claim(chance: random.Random, number: int) -> dict[str, Any]:
     result = {"request": "r0", "driver": _GPU, "pool": "n1", "device": f"d{chance.randrange(3)}"}
     field = {"key": "metadata.name", "operator": "In", "values": chance.choice((["n1"], [], ["n9"]))}
-    selector = chance.choice((None, {"nodeSelectorTerms": [{"matchFields": [field]}]}, {"nodeSelectorTerms": []}))
+    selector: Any = chance.choice((None, {"nodeSelectorTerms": [{"matchFields": [field]}]}, {"nodeSelectorTerms": []}))
     allocation = {"devices": {"results": [result]}, "nodeSelector": selector}
     users = [{"resource": chance.choice(("pods", "x")), "name": "p0", "uid": f"u{chance.randrange(3)}"}]
     match = [{"matchAttribute": chance.choice(("resource.kubernetes.io/pcieRoot", "x", ""))}]
@@ -119,7 +130,9 @@ def _pod(chance: random.Random, number: int) -> dict[str, Any]:
 
 def _make(chance: random.Random) -> bytes:
     node: dict[str, Any] = {"nodeName": "n1"}
-    where = chance.choice((node, node, node, node, {"allNodes": True}, {"nodeSelector": {"nodeSelectorTerms": []}}, {}))
+    where: dict[str, Any] = chance.choice(
+        (node, node, node, node, {"allNodes": True}, {"nodeSelector": {"nodeSelectorTerms": []}}, {})
+    )
     slices = chance.randrange(1, 3)
     pool = {
         "name": "n1",
