@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_feedback.backends.kubernetes.api_server.client import Access
-from scheduler_feedback.backends.kubernetes.attempts import attempt_lifecycle
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
+from scheduler_feedback.backends.kubernetes.attempts import attempt_lifecycle, claim_binding
+from scheduler_feedback.backends.kubernetes.attempts.claim_binding import Reservation
 from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes import device_driver as driver
@@ -140,6 +141,34 @@ def test_a_start_that_is_interrupted_after_the_claims_are_written_is_finished(
     with running(access, folder / "next" if fresh else folder, fresh=fresh):
         wait_for("it is bound", lambda: len(nodes()) == pods, 30)
         assert {node for node, _ in driver.allocated(api)} == set(nodes())
+
+
+def test_a_start_that_is_interrupted_while_claims_are_written_is_finished(
+    plane: ControlPlane, cluster: Cluster, access: Access, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the claims have devices. The next controller has the journal, keeps them and writes the rest."""
+    needs_manager(plane)
+    api = cluster.api
+    api.create(f"{driver.API}/deviceclasses", driver.class_body())
+    template = driver.template_body("one-gpu", driver.request())
+    api.create(f"{driver.API}/namespaces/default/resourceclaimtemplates", template)
+    add_gpu_nodes(cluster, "n1", "n2")
+    cluster.add_gang("gang", 4, gpus=0, **driver.claiming(template="one-gpu"))
+    reserve = claim_binding._reserve
+
+    async def half(client: Client, wanted: Reservation) -> str:
+        if wanted.pod in ("gang-0", "gang-3"):
+            await asyncio.Event().wait()
+        return await reserve(client, wanted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(claim_binding, "_reserve", half)
+        with running(access, folder):
+            wait_for("two claims are written", lambda: len(driver.allocated(api)) == 2, 30)
+    with running(access, folder, fresh=False) as it:
+        wait_for("it is bound", lambda: cluster.bound("gang") == 4, 30)
+        assert len(driver.allocated(api)) == 4
+        assert it.jobs()["gang"].attempt == 1, "the start was continued"
 
 
 def test_devices_of_an_interrupted_start_are_freed_if_the_gang_cannot_start(
