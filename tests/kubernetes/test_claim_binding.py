@@ -19,7 +19,7 @@ from tests.kubernetes.device_driver import class_body, gpu, request, slice_body
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import pod
 from tests.kubernetes.test_attempt_lifecycle import PODS, Scene, attempt_of, bindings, slots, start
-from tests.kubernetes.test_device_cache import Site, results
+from tests.kubernetes.test_device_cache import Site, results, user
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 LOST = UnreachableError("a request: no answer")
@@ -170,6 +170,23 @@ def test_no_pod_is_bound_if_a_claim_cannot_be_written() -> None:
     scene.do(lambda carrier: carrier.start(attempt_of("default/a"), start(*slots("n1", 0))))
     assert bindings(scene) == []
     assert scene.said == [ActionFailed("act", "j", "pod a: claim a-claim: no right")]
+
+
+def test_abandoned_claims_of_a_pod_that_was_bound_in_the_meantime_are_kept() -> None:
+    """The cache does not have the binding yet, which an earlier leader requested."""
+    scene = ClaimScene()
+    for name in "ab":
+        scene.add(name, request())
+        status = {"allocation": ALLOCATION, "reservedFor": [user(scene.cache.pods[f"default/{name}"])]}
+        scene.api.objects[f"{CLAIMS}/{name}-claim"]["status"] = status
+    scene.api.objects[f"{PODS}/b"]["spec"]["nodeName"] = "n1"
+    claims = [(f"default/{name}-claim", scene.cache.pods[f"default/{name}"].metadata.uid) for name in "ab"]
+    scene.do(lambda carrier: carrier.release_abandoned(claims))
+    assert scene.status("a") == {}
+    assert scene.status("b")["allocation"] == ALLOCATION
+    del scene.api.objects[f"{PODS}/b"]
+    scene.do(lambda carrier: carrier.release_abandoned(claims))
+    assert scene.status("b") == {}, "it is gone"
 
 
 def test_a_start_waits_for_devices_of_ended_pods_and_says_so_in_the_end() -> None:

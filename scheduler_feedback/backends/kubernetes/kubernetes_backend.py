@@ -218,7 +218,7 @@ class KubernetesBackend(ClusterBackend):
         """Free the devices of claims that an ended attempt, or an earlier controller, has written for unbound pods."""
         abandoned = self.cache.abandoned_claims()
         if abandoned and self._may_act() and not self._connection.busy(_CLAIMS):
-            self._connection.go(_CLAIMS, self._lifecycle.release_claims(abandoned))
+            self._connection.go(_CLAIMS, self._lifecycle.release_abandoned(abandoned))
 
     def _scan_nodes(self) -> list[Event]:
         """Return events for changed nodes, and for gangs that get new slot numbers because their old ones are gone."""

@@ -172,6 +172,11 @@ class InformerCache(NodeCache):
         pod = self.pods.get(self._ours.get(uid, ""))
         return not pod.over if pod is not None else super().is_living(uid)
 
+    def key_of(self, uid: str) -> str:
+        """Return 'NAMESPACE/NAME' of our pod with this uid, if it has claims or networks; '' if there is none."""
+        with self.lock:
+            return self._ours.get(uid, "")
+
     def abandoned_claims(self) -> list[tuple[str, str]]:
         """Return (key of a claim, uid of a pod) for each of our pods that has a claim, no node, and no attempt.
 

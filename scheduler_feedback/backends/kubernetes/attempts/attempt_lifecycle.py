@@ -19,6 +19,7 @@ from scheduler_feedback.backends.kubernetes.attempts.binding import (
     bind_one,
     create_once,
     delete_all,
+    has_node,
     write_placement,
 )
 from scheduler_feedback.backends.kubernetes.attempts.claim_binding import Reservation, release_all, reserve_all
@@ -226,6 +227,19 @@ class AttemptLifecycle:
             claims = [(key, uid) for key, uid in self._cache.devices.claims_for(uids)]
         if claims:
             await self.release_claims(claims)
+
+    async def release_abandoned(self, claims: Iterable[tuple[str, str]]) -> None:
+        """Release claims of pods without an attempt: (key of the claim, uid of the pod).
+
+        The server may have bound a pod since the cache got it, on a request of an earlier leader.
+        """
+        free: list[tuple[str, str]] = []
+        for key, uid in claims:
+            name = self._cache.key_of(uid)
+            if name and not await has_node(self._connection.client, name, uid):
+                free.append((key, uid))
+        if free:
+            await self.release_claims(free)
 
     async def release_claims(self, claims: Iterable[tuple[str, str]]) -> None:
         """Release these claims: (key of the claim, uid of a pod that was not bound)."""
