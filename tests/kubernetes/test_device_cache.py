@@ -279,7 +279,7 @@ def test_pods_of_others_take_slots_and_ended_pods_do_not() -> None:
     assert seen(site.cache)["n1"].slots == 4, "the claim controller is about to free the device"
     mine = site.pod("a", request(count=4))
     assert site.cache.is_releasing(mine, "n1")
-    assert "3 of 4 are free" in site.cache.assume(mine, "n1"), "until then nobody else gets it"
+    assert "3 of 4 are free" in site.cache.assume(mine, "n1"), "until then no other claim gets it"
     site.claim("theirs", request())
     assert not site.cache.is_releasing(mine, "n1")
     assert site.cache.assume(mine, "n1") == ""

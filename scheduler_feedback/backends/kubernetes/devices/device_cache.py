@@ -66,7 +66,7 @@ class DeviceCache:
     # --- from the watches --------------------------------------------------------------------------------------------
 
     def slice_changed(self, key: str, before: ResourceSlice | None, after: ResourceSlice | None) -> set[str]:
-        """Take in a slice. Return the nodes whose devices may have changed; '' among them means all nodes."""
+        """Update the inventory with a slice. Return the nodes whose devices may have changed; '' among them means all nodes."""
         return self.inventory.change(key, before, after)
 
     def class_changed(self, key: str, after: DeviceClass | None) -> None:
@@ -76,7 +76,7 @@ class DeviceCache:
             self.classes[key] = after
 
     def claim_changed(self, key: str, before: ResourceClaim | None, after: ResourceClaim | None) -> set[str]:
-        """Take in a claim. Return the nodes on which it has or had devices."""
+        """Update a claim and its devices. Return the nodes on which it has or had devices."""
         nodes: set[str] = set()
         if before is not None:
             nodes |= _nodes_of(before)
