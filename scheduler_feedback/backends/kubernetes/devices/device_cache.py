@@ -66,7 +66,7 @@ class DeviceCache:
     # --- from the watches --------------------------------------------------------------------------------------------
 
     def slice_changed(self, key: str, before: ResourceSlice | None, after: ResourceSlice | None) -> set[str]:
-        """Update the inventory with a slice. Return the nodes whose devices may have changed; '' among them means all nodes."""
+        """Update the inventory. Return the nodes whose devices may have changed; '' among them means all nodes."""
         return self.inventory.change(key, before, after)
 
     def class_changed(self, key: str, after: DeviceClass | None) -> None:

@@ -81,7 +81,7 @@ class Inventory:
         return bool(self._slices)
 
     def change(self, key: str, before: ResourceSlice | None, after: ResourceSlice | None) -> set[str]:
-        """Update the pools of a changed slice. Return the nodes whose devices may have changed; '' among them means all nodes."""
+        """Update a pool. Return the nodes whose devices may have changed; '' among them means all nodes."""
         changed: set[str] = set()
         for pool in {(one.spec.driver, one.spec.pool.name) for one in (before, after) if one is not None}:
             slices = self._slices.setdefault(pool, {})
