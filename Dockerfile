@@ -53,4 +53,4 @@ RUN python -c 'from gangwatch.extras import require; require("the image", "kuber
 FROM runtime AS controller
 COPY --from=controller-environment /opt/gangwatch /opt/gangwatch
 # The chart's renewal of certificates runs openssl, which comes with the base image; where it does not, the build ends here.
-RUN openssl version && python -c 'from gangwatch.extras import require; require("the image", "controller", "kubernetes", "oidc", "otlp", "otlp-grpc", "remote-write")'
+RUN openssl version && python -c 'from gangwatch.extras import require; require("the image", "controller", "kubernetes", "devices", "oidc", "otlp", "otlp-grpc", "remote-write")'

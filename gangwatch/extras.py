@@ -34,6 +34,7 @@ EXTRAS: dict[str, Extra] = {
         "`gangwatch up`, `controller`, `demo` and `certificates`; also for Slurm",
     ),
     "kubernetes": Extra(("aiohttp", "cryptography"), "`gangwatch kubernetes`, `check --kubernetes` and [token_review]"),
+    "devices": Extra(("cel_expr_python",), "selectors of resource claims and device classes on Kubernetes"),
     "dashboards": Extra(("grafana_foundation_sdk",), "`gangwatch dashboards`"),
     "remote-write": Extra(("cramjam",), "[remote_write]: push to Prometheus"),
     "oidc": Extra(("jwt", "aiohttp"), "[oidc]: login with an identity provider"),

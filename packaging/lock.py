@@ -43,7 +43,7 @@ EDITABLE = "editables>=0.5"
 
 IMAGES = {
     "agent": ("kubernetes", "remote-write"),
-    "controller": ("controller", "kubernetes", "slurm", "oidc", "otlp", "otlp-grpc", "remote-write"),
+    "controller": ("controller", "kubernetes", "devices", "slurm", "oidc", "otlp", "otlp-grpc", "remote-write"),
 }
 """Extras of each image, by the target in the Dockerfile. An agent in a pod gets its certificate from the API server."""
 

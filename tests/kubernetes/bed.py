@@ -26,7 +26,8 @@ from tests.ports import held_ports
 ADMIN = "admin-token"
 START_SECONDS = 120.0
 CONTROLLERS = (
-    "job-controller,disruption-controller,garbage-collector-controller,namespace-controller,serviceaccount-controller"
+    "job-controller,disruption-controller,garbage-collector-controller,namespace-controller,"
+    "serviceaccount-controller,resourceclaim-controller"
 )
 
 

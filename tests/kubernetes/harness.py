@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -255,16 +255,22 @@ class Cluster:
         self.api.delete("/api/v1/namespaces/default/pods", {"gracePeriodSeconds": 0})
         self.api.delete("/api/v1/nodes")
         self._clear_volumes()
+        for kind in ("resourceslices", "deviceclasses", "namespaces/default/resourceclaimtemplates"):
+            self.api.delete(f"/apis/resource.k8s.io/v1/{kind}")
+        self._clear_finalized("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims")
         wait_for("all pods are gone", lambda: not self.api.get("/api/v1/pods")["items"])
 
     def _clear_volumes(self) -> None:
         """Remove the finalizers of volumes and claims, because no controller runs that would do so."""
         for path in ("/api/v1/namespaces/default/persistentvolumeclaims", "/api/v1/persistentvolumes"):
-            for item in self.api.get(path)["items"]:
-                one = f"{path}/{item['metadata']['name']}"
-                self.api.delete(one)
-                if self.api.find(one) is not None:
-                    self.api.patch(one, {"metadata": {"finalizers": None}})
+            self._clear_finalized(path)
+
+    def _clear_finalized(self, path: str) -> None:
+        for item in self.api.get(path)["items"]:
+            one = f"{path}/{item['metadata']['name']}"
+            self.api.delete(one)
+            with suppress(RefusedError):  # a controller may have removed them, and the object, in the meantime
+                self.api.patch(one, {"metadata": {"finalizers": None}})
 
 
 class Running:

@@ -278,6 +278,10 @@ def test_which_objects_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         "volumes",
         "podgroups",
         "queues",
+        "slices",
+        "classes",
+        "device_claims",
+        "networks",
     }
     watches = RecordingBackend(monkeypatch, upstream_groups=True)._watching(api)
     assert watches["upstream"].path == f"/apis/{API}/podgroups"

@@ -22,6 +22,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE
 from scheduler_feedback.core.events import CancelRequested
 from scheduler_feedback.core.job import JobState
 from tests.deploy.test_chart import render
+from tests.kubernetes import device_driver
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Api, Cluster, Running, install_crds, needs_manager, running, wait_for
@@ -48,8 +49,11 @@ PATHS = {
     "CronJob": "/apis/batch/v1/namespaces/gangwatch/cronjobs",
 }
 
-ASKED_INSIDE = {("signers", "approve"), ("signers", "sign")}
+ASKED_INSIDE = {("signers", "approve"), ("signers", "sign"), ("resourceclaims/binding", "patch")}
 """(resource, verb) that the API server checks itself, without a line in its audit log."""
+
+NOT_SERVED = {("network-attachment-definitions", "watch")}
+"""(resource, verb) for a definition that this cluster does not have. It is listed all the same."""
 
 OTHER_OWNERS = {
     (kind.plural, verb) for (group, _), kind in KINDS.items() if group != "batch" for verb in ("get", "patch")
@@ -103,7 +107,7 @@ def test_the_chart_s_controller_uses_exactly_its_rights(audited: ControlPlane, f
         api.close()
     used, refused = audit(audited)
     assert not refused
-    assert granted(objects) - used == ASKED_INSIDE | OTHER_OWNERS
+    assert granted(objects) - used == ASKED_INSIDE | OTHER_OWNERS | NOT_SERVED
     assert used - granted(objects) == set()
 
 
@@ -134,6 +138,7 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
         wait_for("the node is measured", lambda: ended_well(it, f"probe-{slow}-1"))
         kubelet.rejects.clear()
         wait_for("it runs again", lambda: it.jobs()["moved"].state is JobState.RUNNING)
+        claim_a_device(cluster)
         cluster.add_gang("evicted", 1)  # without a Job to suspend
         wait_for("it runs", lambda: "evicted" in it.jobs() and it.jobs()["evicted"].state is JobState.RUNNING)
         it.controller.cycle.report([CancelRequested(it.jobs()["evicted"].job_id, "ada")])
@@ -149,6 +154,18 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
         cluster.finish("moved")
         wait_for("it was tried", lambda: "rejected" in it.jobs() and it.jobs()["rejected"].attempt >= 1)
         wait_for("and deleted", lambda: not cluster.pods("rejected"))
+
+
+def claim_a_device(cluster: Cluster) -> None:
+    """Bind a pod with a claim, to the only GPU of another node."""
+    cluster.api.create(f"{device_driver.API}/deviceclasses", device_driver.class_body())
+    claim = device_driver.claim_body("claim", device_driver.request())
+    cluster.api.create(f"{device_driver.API}/namespaces/default/resourceclaims", claim)
+    cluster.add_nodes("devices", gpus=0)
+    device_driver.publish(cluster.api, "devices", [device_driver.gpu(0)])
+    cluster.add_gang("claiming", 1, gpus=0, **device_driver.claiming(claim="claim"))
+    wait_for("it has the device", lambda: cluster.bound("claiming") == 1)
+    cluster.finish("claiming")
 
 
 def sign(api: Api, access: Access, folder: Path, release: str = "gangwatch") -> None:

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles, dashed, is_agent
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, constraint_of
+from scheduler_feedback.backends.kubernetes.objects.networks import NETWORKS, RESOURCE, NetworkAttachment
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Container, Pod, Queue, StoredVolume
-from scheduler_feedback.backends.kubernetes.objects.quantities import summed
+from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of, summed
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
@@ -367,6 +368,97 @@ def test_a_node_with_two_kinds_of_device_has_slots_of_the_more_numerous_one() ->
     mixed.status.allocatable["nvidia.com/mig-1g.10gb"] = "0"
     assert resource_of(mixed) == GPU
     assert resource_of(node("n2", 0)) == ""
+
+
+def test_each_mig_profile_of_a_node_is_counted_on_its_own() -> None:
+    """Three large instances and four small ones are seven slots. Pods of each profile have their own limit."""
+    mixed = node("n1", 3, "nvidia.com/mig-2g.20gb", **{"nvidia.com/gpu.product": "NVIDIA-H200"})
+    assert mixed.status.allocatable is not None
+    mixed.status.allocatable["nvidia.com/mig-1g.10gb"] = "4"
+    cache = cache_of()
+    cache.node_changed("n1", None, mixed)
+
+    def asking(name: str, profile: str, count: int, **spec: Any) -> Pod:
+        resources = {"requests": {"cpu": "1", f"nvidia.com/mig-{profile}": str(count)}}
+        return pod(name, 0, containers=[{"name": "m", "resources": resources}], **spec)
+
+    large, small = constraint_of(asking("a", "2g.20gb", 1)), constraint_of(asking("b", "1g.10gb", 2))
+    absent = constraint_of(asking("c", "7g.80gb", 1))
+    cache.want(large)
+    cache.want(small, 2)
+    cache.want(absent)
+    found = seen(cache)["n1"]
+    assert (found.slots, found.gpu_type, found.refuses) == (7, "NVIDIA-H200 mig-mixed", (absent.name,))
+    assert {limit.constraint: (limit.pods, limit.most_pods) for limit in found.limits} == {
+        large.name: (3, 3),
+        small.name: (2, 2),
+    }
+    gang = asking("ours", "2g.20gb", 1, nodeName="n1")
+    add(cache, gang, asking("other", "1g.10gb", 1, schedulerName="x", nodeName="n1"))
+    cache.hold(gang.metadata.uid, Place("j", 1, "n1", range(1)))
+    found = seen(cache)["n1"]
+    assert found.slots == 6, "one is that of others"
+    assert {limit.constraint: (limit.pods, limit.most_pods) for limit in found.limits} == {
+        large.name: (2, 3),
+        small.name: (1, 1),
+    }
+    assert dict(found.free)["nvidia.com/mig-1g.10gb"] == 3
+
+
+RAILS = {"rail-0": "example.com/vf_rail0", "rail-1": "example.com/vf_rail1", "plain": ""}
+
+
+def with_networks(name: str, networks: str, requested: dict[str, str] | None = None, **spec: Any) -> Pod:
+    resources = {"requests": {"cpu": "1", GPU: "1", **(requested or {})}}
+    one = pod(name, 0, containers=[{"name": "m", "resources": resources}], **spec)
+    one.metadata.annotations = {NETWORKS: networks}
+    return one
+
+
+@pytest.mark.parametrize(
+    ("networks", "requested", "expected"),
+    [
+        ("rail-0, default/rail-1@net2", {}, (1, 1)),
+        ("rail-0,rail-0,plain,absent", {}, (2, 0)),
+        ('[{"name": "rail-1", "interface": "net1"}, {"name": "rail-1", "namespace": "default"}]', {}, (0, 2)),
+        ("rail-0", {"example.com/vf_rail0": "1"}, (1, 0)),  # the injector has added it
+        ("rail-0", {"example.com/vf_rail0": "3"}, (3, 0)),
+        ("other/rail-0", {}, (0, 0)),
+        ("[{", {}, (0, 0)),
+        ("[" * 5000, {}, (0, 0)),
+    ],
+)
+def test_virtual_functions_of_a_pod_s_networks_are_counted(
+    networks: str, requested: dict[str, str], expected: tuple[int, int]
+) -> None:
+    cache = cache_of("n1")
+    for name, resource in RAILS.items():
+        body = {"metadata": {"name": name, "namespace": "default", "annotations": {RESOURCE: resource}}}
+        cache.network_changed(f"default/{name}", None, msgspec.convert(body, NetworkAttachment))
+    add(cache, with_networks("a", networks, requested))
+    found = requests_of(cache.pods["default/a"])
+    assert tuple(found.get(resource, 0) for resource in list(RAILS.values())[:2]) == expected
+
+
+def test_virtual_functions_limit_the_pods_of_a_node_and_are_reserved() -> None:
+    """The network is known only after the pod, as after a restart."""
+    cache = cache_of()
+    place = node("n1", 8)
+    assert place.status.allocatable is not None
+    place.status.allocatable["example.com/vf_rail0"] = "3"
+    cache.node_changed("n1", None, place)
+    add(cache, with_networks("a", "rail-0,rail-0"))
+    body = {"metadata": {"name": "rail-0", "namespace": "default", "annotations": {RESOURCE: "example.com/vf_rail0"}}}
+    cache.network_changed("default/rail-0", None, msgspec.convert(body, NetworkAttachment))
+    assert "default/a" in cache.take_dirty()
+    gang = cache.gang("default/a")
+    assert gang is not None
+    assert gang.constraint is not None
+    cache.want(gang.constraint)
+    (limit,) = seen(cache)["n1"].limits
+    assert (limit.pods, limit.most_pods) == (1, 1)
+    assert cache.assume(gang.pods[0], "n1") == ""
+    assert cache.free_of("n1")["example.com/vf_rail0"] == 1
 
 
 def test_annotations_of_gangwatch_count_once_the_pod_is_bound() -> None:

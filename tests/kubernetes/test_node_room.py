@@ -15,6 +15,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Cluster, needs_manager, running, wait_for
+from tests.kubernetes.makers import node_body
 from tests.kubernetes.test_feedback import POLICY, accuse
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
@@ -104,3 +105,25 @@ def test_a_gang_moves_off_a_slow_node_and_keeps_the_other_one_whose_processors_i
         wait_for("it runs again", lambda: it.jobs()["train"].attempt == 2, 60)
         wait_for("with both pods", lambda: cluster.bound("train") == 2)
         assert set(cluster.nodes_of("train").values()) == {spare, *(before - {slow})}
+
+
+def test_gangs_with_different_mig_profiles_share_a_node(cluster: Cluster, access: Access, folder: Path) -> None:
+    """Each profile has its own number of instances. Before, only the most frequent profile of the node was usable."""
+    body = node_body("n1", 2, "nvidia.com/mig-3g.40gb")
+    body["status"]["allocatable"]["nvidia.com/mig-1g.10gb"] = "4"
+    cluster.api.create("/api/v1/nodes", body)
+    cluster.api.patch("/api/v1/nodes/n1/status", {"status": body["status"]})
+
+    def instances(profile: str) -> list[dict[str, Any]]:
+        resources = {"cpu": "1", f"nvidia.com/mig-{profile}": "1"}
+        return [{"name": "main", "image": "none", "resources": {"requests": resources, "limits": resources}}]
+
+    for name, profile, members in (("large", "3g.40gb", 2), ("small", "1g.10gb", 3), ("third", "3g.40gb", 1)):
+        cluster.add_gang(name, members, containers=instances(profile))
+    with running(access, folder) as it:
+        wait_for("both are bound", lambda: (cluster.bound("large"), cluster.bound("small")) == (2, 3), 30)
+        assert {it.jobs()[name].attempt for name in ("large", "small")} == {1}, "no start has failed"
+        wait_for("the third waits for a large instance", lambda: cluster.condition("third"))
+        assert cluster.bound("third") == 0
+        cluster.finish("large")
+        wait_for("the third is bound", lambda: cluster.bound("third") == 1, 30)

@@ -83,7 +83,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.kubernetes.kubernetes_backend:KubernetesBackend._adopted",
-        "self.cache.assume(by_uid[member.uid], member.node)",
+        "self.cache.assume(by_uid[member.uid], member.node, adopts=True)",
         "pass",
         _BACKEND,
     ),
@@ -411,13 +411,11 @@ MUTANTS = (
     Mutant("backends.kubernetes.api_server.node_usage:NodeUsage.leave_unseen", "and not known.seen", "", _CACHE),
     Mutant(
         "backends.kubernetes.api_server.node_usage:NodeUsage.take",
-        "if known is not None:\n            self.leave(uid)",
-        "",
+        "self.leave(uid)",
+        "pass",
         _CACHE,
     ),
-    Mutant(
-        "backends.kubernetes.api_server.informer_cache:InformerCache.release", "place in (None, held)", "True", _CACHE
-    ),
+    Mutant("backends.kubernetes.api_server.node_cache:NodeCache.release", "place in (None, held)", "True", _CACHE),
     Mutant(
         "backends.kubernetes.api_server.informer_cache:InformerCache._reach_again",
         "self.dirty_gangs |= {key, group_of(pod) or key}",

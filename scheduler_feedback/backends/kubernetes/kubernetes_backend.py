@@ -29,13 +29,18 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
 )
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
 from scheduler_feedback.backends.kubernetes.cluster_backend import ClusterBackend
+from scheduler_feedback.backends.kubernetes.devices.device_objects import API as DEVICES_API
+from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
+from scheduler_feedback.backends.kubernetes.objects.networks import API as NETWORKS_API
+from scheduler_feedback.backends.kubernetes.objects.networks import NetworkAttachment
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     BEYOND,
     Gang,
     group_of,
+    is_complete,
     resource_of,
     slots_of,
 )
@@ -59,7 +64,15 @@ PATHS = {
     "claims": "/api/v1/persistentvolumeclaims",
     "volumes": "/api/v1/persistentvolumes",
     "queues": "/apis/gangwatch.io/v1alpha1/queues",
+    "slices": f"/apis/{DEVICES_API}/resourceslices",
+    "classes": f"/apis/{DEVICES_API}/deviceclasses",
+    "networks": f"/apis/{NETWORKS_API}/network-attachment-definitions",
+    "device_claims": f"/apis/{DEVICES_API}/resourceclaims",
 }
+
+
+_CLAIMS = ("abandoned claims", 0)
+"""Key of the work that frees the devices of abandoned claims."""
 
 
 class KubernetesBackend(ClusterBackend):
@@ -94,6 +107,12 @@ class KubernetesBackend(ClusterBackend):
             "volumes": Watch(client, PATHS["volumes"], StoredVolume, cache.volume_changed),
             "podgroups": Watch(client, PATHS["podgroups"], PodGroup, cache.group_changed, optional=True),
             "queues": Watch(client, PATHS["queues"], Queue, cache.queue_changed, optional=True),
+            "slices": Watch(client, PATHS["slices"], ResourceSlice, cache.slice_changed, optional=True),
+            "classes": Watch(client, PATHS["classes"], DeviceClass, cache.class_changed, optional=True),
+            "networks": Watch(client, PATHS["networks"], NetworkAttachment, cache.network_changed, optional=True),
+            "device_claims": Watch(
+                client, PATHS["device_claims"], ResourceClaim, cache.device_claim_changed, optional=True
+            ),
         }
         if self._settings.upstream_groups:
             watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, cache.upstream_changed, optional=True)
@@ -145,8 +164,10 @@ class KubernetesBackend(ClusterBackend):
             self._connection.go(key, self._lifecycle.start(attempt, action))
         else:
             node = self.cache.nodes.get(action.placement[0].node)
-            if self._probes is None or node is None:
-                raise BackendError("the node cannot be probed: it no longer exists, or no probe image is configured")
+            if self._probes is None or node is None or not resource_of(node):
+                raise BackendError(
+                    "the node cannot be probed: it is gone, no probe image is configured, or only claims get its GPUs"
+                )
             pod = self._probes.pod(action, resource_of(node))
             self._connection.go(key, self._lifecycle.start_probe(attempt, action, pod))
         self._take_up(attempt)
@@ -163,6 +184,8 @@ class KubernetesBackend(ClusterBackend):
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
         with self.cache.lock:
+            if (watch := self.watches.get("device_claims")) is not None:
+                self.cache.set_served(served=not watch.absent)
             gangs = self._scan_gangs()
             events = self._scan_nodes()  # before the gangs: nodes then carry the gangs' constraints
             events += gangs
@@ -177,6 +200,7 @@ class KubernetesBackend(ClusterBackend):
                 if not self._connection.busy(key):
                     self._drop(key)
             self._clear_probes()
+            self._clear_claims()
             events += self._events
             self._events = []
             return events
@@ -189,6 +213,12 @@ class KubernetesBackend(ClusterBackend):
                 continue
             if self._may_act():
                 self._connection.go(key, self._lifecycle.delete_probe(pod))
+
+    def _clear_claims(self) -> None:
+        """Free the devices of claims that an ended attempt, or an earlier controller, has written for unbound pods."""
+        abandoned = self.cache.abandoned_claims()
+        if abandoned and self._may_act() and not self._connection.busy(_CLAIMS):
+            self._connection.go(_CLAIMS, self._lifecycle.release_abandoned(abandoned))
 
     def _scan_nodes(self) -> list[Event]:
         """Return events for changed nodes, and for gangs that get new slot numbers because their old ones are gone."""
@@ -267,7 +297,7 @@ class KubernetesBackend(ClusterBackend):
             by_uid = {pod.metadata.uid: pod for pod in pods}
             for member in attempt.members:
                 if member.uid and not member.bound:
-                    self.cache.assume(by_uid[member.uid], member.node)
+                    self.cache.assume(by_uid[member.uid], member.node, adopts=True)  # without devices the binding fails
             self._connection.go(key, self._lifecycle.bind(attempt))
         return attempt
 
@@ -313,7 +343,7 @@ class KubernetesBackend(ClusterBackend):
             and self.cache.place_of(pod.metadata.uid) is None
             and not pod.over
             and not pod.spec.node_name
-            and not pod.spec.scheduling_gates
+            and is_complete(pod)
             and not pod.metadata.deletion_timestamp
         ]
         for member in attempt.members:
@@ -326,11 +356,14 @@ class KubernetesBackend(ClusterBackend):
                 continue
             if why := self.cache.why_not(constraint_of(found), member.node):
                 return self._place_again(key, attempt, member, why)
+            if why := self.cache.assume(found, member.node):
+                if self.cache.is_releasing(found, member.node):
+                    continue  # the lost pod still has its devices; the change of their claim is seen again
+                return self._place_again(key, attempt, member, why)
             fresh.remove(found)
             self.cache.dirty_gangs.add(found.metadata.key)  # until now it may have been one more than the gang needs
             member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
             self.cache.hold(member.uid, place_of(attempt, member))
-            self.cache.assume(found, member.node)
             work = self._lifecycle.bind_in_place(attempt, member)
             self._connection.go((f"{key[0]}/{member.ranks.start}", key[1]), work)
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler_feedback.backends.kubernetes.objects.constraints import Constraint, room_for, share_of
@@ -24,7 +24,7 @@ class Wanted:
 
 def limits_of(
     wanted: Iterable[Wanted],
-    resource: str,
+    accelerators: Collection[str],
     slots: int,
     free_slots: int,
     free: Mapping[str, int],
@@ -32,20 +32,25 @@ def limits_of(
 ) -> tuple[tuple[Limit, ...], Free]:
     """Return the limits of a node, sorted by constraint, and the free amount of each resource that constraints request.
 
-    wanted: constraints of gangs. resource: the accelerator whose units are the node's slots. free: resources that no
-    pod requests now. emptied: the same if all gangs had ended. A constraint has a limit only if these resources limit
-    it more than slots do. Without any limit no free amounts are returned: pods that fit alone then fit together. A node
+    wanted: constraints of gangs. accelerators: resources whose units are the node's slots; if there are several, such
+    as MIG profiles, the units of each one limit the pods that request it. free: resources that no pod requests now.
+    emptied: the same if all gangs had ended. A constraint has a limit only if these resources limit it more than slots
+    do. Without any limit no free amounts are returned: pods that fit alone then fit together. A node
     without free slots takes no pod, so its free amounts are neither compared nor returned, and their changes cause no
     reports.
     """
     limits, requested = [], set()
     for one in sorted(wanted, key=lambda one: one.constraint.name):
         constraint = one.constraint
-        if constraint.resource != resource:
+        if constraint.resource not in accelerators:
             continue
-        requested |= {name for name, _ in constraint.requests}
+        requested |= {constraint.resource, *(name for name, _ in constraint.requests)}
         most = room_for(constraint, emptied)
+        if len(accelerators) > 1:
+            most = min(most, max(emptied.get(constraint.resource, 0), 0) // one.slots_a_pod)
         now = room_for(constraint, free) if free_slots > 0 else most
+        if len(accelerators) > 1:
+            now = min(now, max(free.get(constraint.resource, 0), 0) // one.slots_a_pod)
         if now * one.slots_a_pod < free_slots or most * one.slots_a_pod < slots:
             share = share_of(constraint, emptied)
             limits.append(Limit(constraint.name, min(now, slots), min(most, slots), share))

@@ -48,10 +48,11 @@ class NodeUsage:
     def take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
         """Record that a pod uses the node. seen: whether the API server has the binding."""
         known = self._placed.get(uid)
-        if known is not None and known.node == node:
+        if known is not None and known.node == node and (known.requests is requests or known.requests == requests):
             known.seen |= seen
             return
         if known is not None:
+            seen |= known.seen and known.node == node
             self.leave(uid)
         self._placed[uid] = Placed(node, requests, seen)
         use = self._use.setdefault(node, NodeUse())
@@ -59,6 +60,10 @@ class NodeUsage:
         for resource, count in requests.items():
             use.used[resource] = use.used.get(resource, 0) + count
         self.changed.add(node)
+
+    def is_placed(self, uid: str) -> bool:
+        """Return whether the pod uses a node."""
+        return uid in self._placed
 
     def leave(self, uid: str) -> None:
         """Record that a pod no longer uses its node."""

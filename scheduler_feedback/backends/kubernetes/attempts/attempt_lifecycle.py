@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent.schema.errors import BackendError
@@ -19,8 +19,10 @@ from scheduler_feedback.backends.kubernetes.attempts.binding import (
     bind_one,
     create_once,
     delete_all,
+    has_node,
     write_placement,
 )
+from scheduler_feedback.backends.kubernetes.attempts.claim_binding import Reservation, release_all, reserve_all
 from scheduler_feedback.backends.kubernetes.attempts.gang_resize import resize
 from scheduler_feedback.backends.kubernetes.attempts.gang_stop import (
     left_suspended,
@@ -37,6 +39,7 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     assign,
     ended,
     place_of,
+    requests_by_node,
     scan_attempt,
 )
 from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import is_elastic
@@ -51,6 +54,9 @@ PODS_SECONDS = 10.0
 RECREATED_SECONDS = 30.0
 """Seconds by which the end of a stopped gang is delayed. So the gang keeps its slots until its owner has recreated its
 pods."""
+
+FREED_SECONDS = 5.0
+"""Seconds that a start waits for devices of pods that have ended; the claim controller frees them within a second."""
 
 STARTS_AT_ONCE = 128
 """Maximum number of gangs whose pods are bound to nodes at one time: twice the maximum number of requests, so that the
@@ -114,17 +120,26 @@ class AttemptLifecycle:
             self._emit(ActionFailed(action.action_id, attempt.job_id, "its pods do not exist yet"))
 
     async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
-        try:
-            with self._cache.lock:
-                self._unplan(attempt)
-                attempt.members = assign(self._cache, gang.pods, action.placement)
-                attempt.beyond = not gang.grouped and bool(group_of(gang.pods[0]))
-                self.hold(attempt)
-        except DoesNotFitError as error:
-            if error.node:
-                self._cache.bar(error.constraint, error.node)
-            self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
-            return
+        until = asyncio.get_running_loop().time() + FREED_SECONDS
+        while True:
+            try:
+                with self._cache.lock:
+                    self._unplan(attempt)
+                    attempt.members = assign(self._cache, gang.pods, action.placement)
+                    attempt.beyond = not gang.grouped and bool(group_of(gang.pods[0]))
+                    self.hold(attempt)
+                break
+            except DoesNotFitError as error:
+                if error.passing and asyncio.get_running_loop().time() < until and self._may_bind(attempt):
+                    with self._cache.lock:
+                        key = (attempt.job_id, attempt.number)
+                        self._cache.plan(key, requests_by_node(gang.pods, action.placement))
+                    await asyncio.sleep(_LOOK_SECONDS)
+                    continue
+                if error.node:
+                    self._cache.bar(error.constraint, error.node)
+                self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
+                return
         group = self._cache.groups.get(attempt.key)
         if gang.grouped and group is not None:
             await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
@@ -165,7 +180,9 @@ class AttemptLifecycle:
 
     async def bind(self, attempt: Attempt) -> None:
         """Bind the gang's pods that are not bound yet; if one cannot be bound, undo the attempt."""
-        failures = await bind_all(self._connection.client, attempt, lambda: self._may_bind(attempt))
+        failures = await self._reserve_claims(attempt, attempt.members, lambda: self._may_bind(attempt))
+        if not failures:
+            failures = await bind_all(self._connection.client, attempt, lambda: self._may_bind(attempt))
         if failures:
             attempt.failure = "; ".join(failures[:3])
             if attempt.phase is Phase.BINDING:
@@ -177,12 +194,57 @@ class AttemptLifecycle:
 
     async def bind_in_place(self, attempt: Attempt, member: Member) -> None:
         """Bind the replacement of a lost pod."""
-        if why := await bind_one(self._connection.client, attempt, member, self._may_act):
+        failures = await self._reserve_claims(attempt, [member], self._may_act)
+        why = failures[0] if failures else await bind_one(self._connection.client, attempt, member, self._may_act)
+        if why:
+            await self._release_claims([member])
             _log.warning("%s: %s", attempt.job_id, why)
             with self._cache.lock:
                 self._cache.unassume(member.uid)
                 member.uid = ""
         self._queue_scan(attempt)
+
+    async def _reserve_claims(
+        self, attempt: Attempt, members: Sequence[Member], may_act: Callable[[], bool]
+    ) -> list[str]:
+        """Write the devices of these unbound pods into their claims, before any of them is bound. Return errors."""
+        wanted: list[Reservation] = []
+        with self._cache.lock:
+            pods = {pod.metadata.uid: pod for pod in self._cache.pods_of(attempt.key)}
+            for member in members:
+                pod = pods.get(member.uid)
+                if member.bound or pod is None or pod.spec.devices is None:
+                    continue
+                for claim in pod.spec.devices.claims:
+                    allocation = self._cache.devices.assumed(claim.key)
+                    wanted.append(Reservation(claim.key, pod.metadata.name, member.uid, allocation))
+        return await reserve_all(self._connection.client, wanted, may_act) if wanted else []
+
+    async def _release_claims(self, members: Iterable[Member]) -> None:
+        """Remove these pods, which were not bound, from their claims, and free the devices of these claims."""
+        with self._cache.lock:
+            uids = {member.uid for member in members if member.uid and not member.bound}
+            claims = [(key, uid) for key, uid in self._cache.devices.claims_for(uids)]
+        if claims:
+            await self.release_claims(claims)
+
+    async def release_abandoned(self, claims: Iterable[tuple[str, str]]) -> None:
+        """Release claims of pods without an attempt: (key of the claim, uid of the pod).
+
+        The server may have bound a pod since the cache got it, on a request of an earlier leader.
+        """
+        free: list[tuple[str, str]] = []
+        for key, uid in claims:
+            name = self._cache.key_of(uid)
+            if name and not await has_node(self._connection.client, name, uid):
+                free.append((key, uid))
+        if free:
+            await self.release_claims(free)
+
+    async def release_claims(self, claims: Iterable[tuple[str, str]]) -> None:
+        """Release these claims: (key of the claim, uid of a pod that was not bound)."""
+        for why in await release_all(self._connection.client, claims, self._may_act):
+            _log.warning("%s", why)
 
     def _may_bind(self, attempt: Attempt) -> bool:
         return self._may_act() and attempt.phase is not Phase.STOPPING
@@ -227,6 +289,7 @@ class AttemptLifecycle:
                 for pod in self._cache.pods_of(attempt.key)
                 if pod.metadata.uid in bound and pod.status.phase == "Running"
             ]
+        await self._release_claims(attempt.members)
         for member in attempt.members:
             if not member.bound:
                 self._cache.unassume(member.uid)

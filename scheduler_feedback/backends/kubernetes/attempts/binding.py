@@ -102,6 +102,18 @@ async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) 
         )
 
 
+async def has_node(client: Client, key: str, uid: str) -> bool:
+    """Return whether the server has a node for the pod 'NAMESPACE/NAME' with this uid. Raises UnreachableError."""
+    namespace, _, name = key.partition("/")
+    try:
+        pod = await client.get(f"/api/v1/namespaces/{namespace}/pods/{name}", _pods)
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+        return False
+    return pod.metadata.uid == uid and bool(pod.spec.node_name)
+
+
 async def create_once(client: Client, path: str, body: dict[str, Any], may_act: Callable[[], bool]) -> str:
     """Create a pod and return its uid. An existing pod of that name comes from an earlier request that got no response.
 

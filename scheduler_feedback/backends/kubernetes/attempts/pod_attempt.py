@@ -114,11 +114,14 @@ class Attempt:
 
 
 class DoesNotFitError(Exception):
-    """A pod of the gang cannot go where the cycle placed it. node: '' if no single node is the cause."""
+    """A pod of the gang cannot go where the cycle placed it. node: '' if no single node is the cause.
 
-    def __init__(self, why: str, node: str = "", constraint: str = "") -> None:
+    passing: whether pods that have ended still have devices there, which the claim controller is about to free.
+    """
+
+    def __init__(self, why: str, node: str = "", constraint: str = "", *, passing: bool = False) -> None:
         super().__init__(why)
-        self.node, self.constraint = node, constraint
+        self.node, self.constraint, self.passing = node, constraint, passing
 
 
 def assign(cache: InformerCache, pods: Sequence[Pod], placement: Sequence[Slot]) -> list[Member]:
@@ -170,7 +173,10 @@ def _put(cache: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[i
     if len(ranks) > free:
         why = f"{constraint.resource}: {len(ranks)} requested, {free} free"
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)
-    cache.assume(pod, node)
+    if why := cache.assume(pod, node):
+        passing = cache.is_releasing(pod, node)
+        message = f"pod {pod.metadata.name} does not fit on {node}: {why}"
+        raise DoesNotFitError(message, node, constraint.name, passing=passing)
     return Member(pod.metadata.key, pod.metadata.uid, node, ranks, slots)
 
 

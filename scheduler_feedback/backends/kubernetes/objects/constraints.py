@@ -20,7 +20,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import (
     Taint,
     Toleration,
 )
-from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of
+from scheduler_feedback.backends.kubernetes.objects.quantities import DEVICES, requests_of
 
 OURS = "gangwatch.io/"
 """Prefix of every label, annotation and taint that we write."""
@@ -31,8 +31,8 @@ _MIG = "nvidia.com/mig-"
 
 
 def is_accelerator(resource: str) -> bool:
-    """Return whether the units of the resource are slots: whole GPUs and MIG profiles."""
-    return resource == _GPU or resource.startswith(_MIG)
+    """Return whether the units of the resource are slots: whole GPUs, MIG profiles, and such devices of claims."""
+    return resource in (_GPU, DEVICES) or resource.startswith(_MIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,9 @@ class Constraint:
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()
     """Node affinity terms of each volume that has a node affinity. For each volume, the node must meet one term."""
 
+    reach: tuple[tuple[NodeTerm, ...], ...] = ()
+    """Nodes that can use the devices of claims which already have devices: terms as for volumes."""
+
 
 def constraint_of(pod: Pod) -> Constraint:
     """Return the conditions that a node must meet for the pod."""
@@ -74,7 +77,9 @@ def constraint_of(pod: Pod) -> Constraint:
         for one in pod.spec.volumes or ()
         if one.reach is not None and one.reach.terms is not None
     )
-    asked = (resource, selector, required, tolerations, rest, volumes)
+    claims = pod.spec.devices.claims if pod.spec.devices is not None else ()
+    reach = tuple(one.reach for one in claims if one.reach is not None)
+    asked = (resource, selector, required, tolerations, rest, volumes, *((reach,) if reach else ()))
     encoded = msgspec.json.encode(asked)
     known = _known.get(encoded)
     if known is None:
@@ -106,10 +111,12 @@ def why_not(constraint: Constraint, node: Node, free: Mapping[str, int]) -> str:
     for key, value in constraint.selector:
         if labels.get(key) != value:
             return f"label {key} is not {value!r}"
-    if constraint.terms is not None and not any(_holds(term, node) for term in constraint.terms):
+    if constraint.terms is not None and not any(holds(term, node) for term in constraint.terms):
         return "required node affinity is not met"
-    if not all(any(_holds(term, node) for term in terms) for terms in constraint.volumes):
+    if not all(any(holds(term, node) for term in terms) for terms in constraint.volumes):
         return "one of its volumes cannot be reached from there"
+    if not all(any(holds(term, node) for term in terms) for terms in constraint.reach):
+        return "one of its claims has devices that cannot be used there"
     for taint in node.spec.taints or ():
         if _keeps_away(taint, constraint.tolerations):
             return f"taint {taint.key}:{taint.effect} is not tolerated"
@@ -151,7 +158,7 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
     return toleration.key == taint.key and toleration.value == taint.value
 
 
-def _holds(term: NodeTerm, node: Node) -> bool:
+def holds(term: NodeTerm, node: Node) -> bool:
     """Return whether all requirements of the term hold. An empty term never holds."""
     expressions, fields = term.match_expressions or (), term.match_fields or ()
     if not expressions and not fields:
@@ -188,8 +195,10 @@ def refusal(pod: Pod) -> str:
     Preferences are ignored: preferred affinity and ScheduleAnyway.
     """
     spec = pod.spec
-    if spec.resource_claims:
-        return "resource claims (dynamic resource allocation) are not implemented"
+    if spec.resource_claims and spec.devices is None:
+        return "its resource claims are unknown"
+    if spec.devices is not None and spec.devices.refused:
+        return spec.devices.refused
     affinity = spec.affinity
     for one, what in (
         (affinity and affinity.pod_affinity, "pod affinity"),

@@ -177,6 +177,36 @@ class Volume(Part):
     """Nodes that can reach the claimed volume; computed, not a field of the object."""
 
 
+class PodResourceClaim(Part):
+    """A claim of a pod for devices: one that exists, or one that is made from a template."""
+
+    name: str = ""
+    resource_claim_name: str = ""
+    resource_claim_template_name: str = ""
+
+
+class ClaimMade(Part):
+    """Name of the claim that was made from a template; None if the pod needs none."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class Devices(Part):
+    """What the claims of a pod ask for. Computed; not an object of the API."""
+
+    claims: tuple[Any, ...] = ()
+    """The pod's claims (``pod_claims.PodClaim``)."""
+    amounts: dict[str, int] = {}
+    """Number of devices that count for this pod, by their signature, and the number of slots among them."""
+    missing: bool = False
+    """Whether a claim has not been made from its template yet."""
+    refused: str = ""
+    """Reason why the claims cannot be scheduled; '' if they can."""
+    channel: bool = False
+    """Whether a claim asks for a channel of a ComputeDomain, so that the gang must lie in one NVLink domain."""
+
+
 class SchedulingGroup(Part):
     pod_group_name: str = ""
 
@@ -193,7 +223,7 @@ class PodSpec(Part):
     init_containers: list[Container] | None = None
     overhead: dict[str, str] | None = None
     scheduling_gates: list[SchedulingGate] | None = None
-    resource_claims: list[Any] | None = None
+    resource_claims: list[PodResourceClaim] | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
     volumes: list[Volume] | None = None
     priority: int = 0
@@ -202,6 +232,10 @@ class PodSpec(Part):
     scheduling_group: SchedulingGroup | None = None
     asked: Mapping[str, int] | None = None
     """Result of ``quantities.requests_of``, once computed; not a field of the object."""
+    devices: Devices | None = None
+    """Devices that the pod's claims ask for, once resolved; not a field of the object."""
+    networks: dict[str, int] | None = None
+    """Devices that the pod's networks need, by extended resource; not a field of the object."""
 
 
 class Terminated(Part):
@@ -223,6 +257,7 @@ class PodStatus(Part):
     start_time: str = ""
     pod_ip: str = msgspec.field(default="", name="podIP")
     container_statuses: list[ContainerStatus] | None = None
+    resource_claim_statuses: list[ClaimMade] | None = None
 
 
 _MOST_SHARED = 4096

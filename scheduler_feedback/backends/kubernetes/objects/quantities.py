@@ -36,6 +36,10 @@ THOUSANDTHS = 1000
 """CPU is counted in thousandths, as in the kubelet; all else in units."""
 
 
+DEVICES = "resource.k8s.io/device"
+"""Name under which devices of claims are counted as slots. It is no resource of Kubernetes."""
+
+
 @lru_cache(maxsize=4096)
 def parse_quantity(text: str) -> Decimal:
     """Parse a quantity such as '500m', '2Gi' or '1e3'. Raises BackendError for malformed text."""
@@ -67,7 +71,8 @@ def requests_of(pod: Pod) -> Mapping[str, int]:
 
     For each resource this is the larger of two amounts, plus the overhead of the runtime class: the sum of all
     containers; and the peak of any init container with the sidecars (init containers that always restart) started
-    before it.
+    before it. Devices of its claims and networks are included once they are resolved (``PodSpec.devices`` and
+    ``networks``); the requests may already include those of networks.
     """
     if pod.spec.asked is None:
         pod.spec.asked = _one_for_all(tuple(_asked(pod).items()))
@@ -98,6 +103,10 @@ def _asked(pod: Pod) -> dict[str, int]:
         total[resource] = max(total.get(resource, 0), peak)
     _add(total, amounts(pod.spec.overhead))
     total["pods"] = 1
+    for resource, count in (pod.spec.networks or {}).items():
+        total[resource] = max(total.get(resource, 0), count)
+    if pod.spec.devices is not None:
+        _add(total, pod.spec.devices.amounts)
     return {resource: count for resource, count in total.items() if count}
 
 

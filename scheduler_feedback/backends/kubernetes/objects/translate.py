@@ -7,13 +7,14 @@ a pod's devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from msgspec import structs
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.objects.annotations import count_of, flag_of, level_of, seconds_of
 from scheduler_feedback.backends.kubernetes.objects.constraints import (
     OURS,
     Constraint,
@@ -128,6 +129,11 @@ def slots_of(pod: Pod) -> int:
     return sum(count for resource, count in requests_of(pod).items() if is_accelerator(resource))
 
 
+def is_complete(pod: Pod) -> bool:
+    """Return whether the pod may be scheduled: no gate holds it, and each of its claims has been made."""
+    return not pod.spec.scheduling_gates and (pod.spec.devices is None or not pod.spec.devices.missing)
+
+
 # --- gangs -----------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +151,7 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
     job_id, key = job_id_of(group.metadata), group.metadata.key
     if not least:
         return Gang(job_id, key, (), None, "", None, True, tuple(pod for pod in found if not pod.spec.node_name))
-    if len(members) < least or any(pod.spec.scheduling_gates for pod in members):
+    if len(members) < least or not all(map(is_complete, members)):
         return Gang(job_id, key, members, None, "", None, True)
     gang = _gang(job_id, key, members, group.metadata, True)
     if elastic:
@@ -172,7 +178,7 @@ def beyond(pod: Pod, group: PodGroup) -> Gang:
     The pod is never moved: its owner could not recreate it without all other pods of the group.
     """
     job_id, key = job_id_of(pod.metadata), pod.metadata.key
-    if pod.spec.scheduling_gates:
+    if not is_complete(pod):
         return Gang(job_id, key, (pod,), None, "", None, False)
     gang = _gang(job_id, key, (pod,), group.metadata, False)
     if gang.spec is None:
@@ -189,7 +195,7 @@ def beyond(pod: Pod, group: PodGroup) -> Gang:
 
 def lone(pod: Pod) -> Gang:
     """Return the gang of one for a pod without a group."""
-    if pod.spec.scheduling_gates:
+    if not is_complete(pod):
         return Gang(job_id_of(pod.metadata), pod.metadata.key, (pod,), None, "", None, False)
     return _gang(job_id_of(pod.metadata), pod.metadata.key, (pod,), pod.metadata, False)
 
@@ -203,7 +209,8 @@ def _gang(job_id: str, key: str, pods: tuple[Pod, ...], declared: Metadata, grou
             why = "none of its pods requests a GPU: gangwatch places by GPUs"
         constraints = {one.name: one for one in map(constraint_of, working)}
         if not why and len(constraints) > 1:
-            why = "its GPU pods differ in node selector, affinity, tolerations, CPU or memory, which is not implemented"
+            differ = "node selector, affinity, tolerations, CPU, memory or claims"
+            why = f"its GPU pods differ in {differ}, which is not implemented"
         if not why:
             constraint = next(iter(constraints.values()))
             spec = _spec(pods, declared, constraint)
@@ -242,67 +249,33 @@ def _spec(pods: Sequence[Pod], declared: Metadata, constraint: Constraint) -> Jo
     owner = first.owner
     again = owner is not None and owner.kind in RECREATING
     deadline = first.spec.active_deadline_seconds
-    required = _level(declared, REQUIRED_TOPOLOGY)
+    requests = constraint.requests
+    if len({count for count in counts if count}) == 1:  # else no amount is that of every pod
+        requests = tuple(sorted((*requests, (constraint.resource, max(counts)))))
+    required = level_of(declared, REQUIRED_TOPOLOGY)
+    if required is None and any(pod.spec.devices is not None and pod.spec.devices.channel for pod in pods):
+        required = Level.ISLAND  # a ComputeDomain's channels connect nodes of one NVLink domain
     return JobSpec(
         declared.name,
         (declared.key,),
         ranks,
         queue=declared.label(QUEUE) or first.metadata.label(QUEUE, "default"),
-        time_limit_seconds=_seconds(declared, TIME_LIMIT, float(deadline) if deadline else None),
-        restartable=_flag(declared, RESTARTABLE) and again,
-        preemptible=_flag(declared, PREEMPTIBLE) and (again or not _flag(declared, RESTARTABLE)),
+        time_limit_seconds=seconds_of(declared, TIME_LIMIT, float(deadline) if deadline else None),
+        restartable=flag_of(declared, RESTARTABLE) and again,
+        preemptible=flag_of(declared, PREEMPTIBLE) and (again or not flag_of(declared, RESTARTABLE)),
         grace_seconds=float(max(pod.spec.termination_grace_period_seconds for pod in pods)),
-        restart_cost_seconds=_seconds(declared, RESTART_COST, 10.0) or 0.0,
-        checkpoint_interval_seconds=_seconds(declared, CHECKPOINT_INTERVAL, None),
+        restart_cost_seconds=seconds_of(declared, RESTART_COST, 10.0) or 0.0,
+        checkpoint_interval_seconds=seconds_of(declared, CHECKPOINT_INTERVAL, None),
         max_retries=_RETRIES_BY_OWNER if owner is not None else 0,
         priority=max(pod.spec.priority for pod in pods),
         required_level=required,
-        preferred_level=None if required is not None else _level(declared, PREFERRED_TOPOLOGY),
+        preferred_level=None if required is not None else level_of(declared, PREFERRED_TOPOLOGY),
         workload=declared.annotation(WORKLOAD),
         groups=groups,
         constraint=constraint.name,
-        requests=constraint.requests,
-        array_parallel=_count(declared, ARRAY_PARALLEL),
+        requests=requests,
+        array_parallel=count_of(declared, ARRAY_PARALLEL),
     )
-
-
-def _flag(metadata: Metadata, key: str) -> bool:
-    text = metadata.annotation(key, "false")
-    if text not in ("true", "false"):
-        raise BackendError(f"annotation {key}: {text[:40]!r} is neither 'true' nor 'false'")
-    return text == "true"
-
-
-def _count(metadata: Metadata, key: str) -> int:
-    text = metadata.annotation(key, "0")
-    count = whole(text)
-    if count is None:
-        raise BackendError(f"annotation {key}: {text[:40]!r} is not a number of gangs")
-    return count
-
-
-def _seconds(metadata: Metadata, key: str, default: float | None) -> float | None:
-    text = metadata.annotation(key)
-    if not text:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise BackendError(f"annotation {key}: {text[:40]!r} is not a number of seconds")
-    return seconds
-
-
-def _level(metadata: Metadata, key: str) -> Level | None:
-    text = metadata.annotation(key)
-    if not text:
-        return None
-    try:
-        return Level(text)
-    except ValueError:
-        levels = ", ".join(level.value for level in Level)
-        raise BackendError(f"annotation {key}: {text[:40]!r} is not one of {levels}") from None
 
 
 def ranks_of(pods: Sequence[Pod]) -> list[range]:
@@ -339,16 +312,23 @@ def node_seen(
     labels: TopologyLabels,
     limits: tuple[Limit, ...] = (),
     free: tuple[tuple[str, int], ...] = (),
+    accelerators: Collection[str] | None = None,
 ) -> NodeSeen:
-    """Return the node, converted to the cycle's type, with this number of slots. free: see ``cluster.Node.free``."""
+    """Return the node, converted to the cycle's type, with this number of slots. free: see ``cluster.Node.free``.
+
+    accelerators: resources whose units are the node's slots; None: those of its status. A node with MIG profiles of
+    several kinds has the type 'PRODUCT mig-mixed', so a gang can use such nodes together whatever their profiles are.
+    """
     metadata = node.metadata
-    resource = resource_of(node)
+    if accelerators is None:
+        accelerators = [name for name, count in allocatable_of(node).items() if is_accelerator(name) and count]
     product = metadata.label(labels.gpu_type) if labels.gpu_type else ""
-    profile = resource.partition("/")[2] if resource.startswith("nvidia.com/mig-") else ""
+    profiles = [name.partition("/")[2] for name in accelerators if name.startswith("nvidia.com/mig-")]
+    profile = "mig-mixed" if profiles and len(accelerators) > 1 else "".join(profiles)
     return NodeSeen(
         metadata.name,
         slots,
-        present=is_ready(node) and bool(resource),
+        present=is_ready(node) and bool(accelerators),
         gpu_type=" ".join(part for part in (product, profile) if part),
         spine=metadata.label(labels.spine) if labels.spine else "",
         rack=metadata.label(labels.rack) if labels.rack else "",

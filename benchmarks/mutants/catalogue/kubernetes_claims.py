@@ -1,0 +1,67 @@
+"""Mutants of claims for devices and of networks on Kubernetes."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_K = "tests/kubernetes/test_"
+_CACHE = (_K + "device_cache.py",)
+_ALLOCATION = (_K + "device_allocation.py",)
+_SELECTORS = (_K + "device_selectors.py",)
+_BINDING = (_K + "claim_binding.py",)
+_INFORMER = (_K + "informer_cache.py",)
+_D = "backends.kubernetes.devices."
+
+MUTANTS = (
+    Mutant(_D + "device_cache:DeviceCache.assume", "or one.id in self._pending", "", _CACHE),
+    Mutant(_D + "device_cache:DeviceCache.assume", "one.id in self._taken or", "", _CACHE),
+    Mutant(_D + "device_cache:DeviceCache.assume", "and not adopts", "", _CACHE),
+    Mutant(_D + "device_cache:DeviceCache._drop", "self._pending -= assumed.devices", "pass", _CACHE),
+    Mutant(_D + "device_cache:DeviceCache._is_of_others", "and not self._is_ours(one.uid)", "", _CACHE),
+    Mutant(_D + "device_cache:DeviceCache._pod_claim", "first and", "", _CACHE),
+    Mutant(
+        _D + "device_cache:DeviceCache.is_releasing", "not any(map(self._is_living", "any(map(self._is_living", _CACHE
+    ),
+    Mutant(_D + "pod_claims:needs_one_clique", "in CHANNEL_CLASSES", "not in CHANNEL_CLASSES", _CACHE),
+    Mutant(_D + "pod_claims:is_slot_class", 'label == "true"', "True", _CACHE),
+    Mutant(_D + "pod_claims:_node_selector", "if part not in", "if part in", _BINDING),
+    Mutant(_D + "pod_claims:_configuration", '"requests": requests', '"requests": []', _BINDING),
+    Mutant(_D + "allocation:_Search._meets", "other.claim == number and", "", _ALLOCATION),
+    Mutant(_D + "allocation:_Search._candidates", "free[after + 1 :]", "free[after + 2 :]", _ALLOCATION),
+    Mutant(_D + "allocation:allocate", "len(free) < count", "len(free) <= count", _ALLOCATION),
+    Mutant(_D + "allocation:_keeps_away", "not one.effect or", "", _ALLOCATION),
+    Mutant(_D + "inventory:Inventory._rebuild", "one.spec.pool.generation == newest", "True", _ALLOCATION),
+    Mutant(_D + "inventory:is_usable", "device.consumes_counters", "False", _ALLOCATION),
+    Mutant(_D + "selectors:matches", "if used is not None else None", "", _SELECTORS),
+    Mutant(_D + "selectors:_read", "one.number, ", "", _SELECTORS),
+    Mutant(_D + "selectors:semver", "0 if before else 1", "1 if before else 0", _SELECTORS),
+    Mutant(
+        "backends.kubernetes.api_server.informer_cache:InformerCache.abandoned_claims",
+        "if self.place_of(uid) is None:",
+        "if True:",
+        _CACHE,
+    ),
+    Mutant(
+        "backends.kubernetes.attempts.claim_binding:_reserve",
+        "claim = await _protected(client, path, claim)",
+        "pass",
+        _BINDING,
+    ),
+    Mutant(
+        "backends.kubernetes.attempts.claim_binding:_release",
+        '{"allocation": None, "devices": None}',
+        "{}",
+        _BINDING,
+    ),
+    Mutant(
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle._delete",
+        "await self._release_claims(attempt.members)",
+        "pass",
+        _BINDING,
+    ),
+    Mutant("backends.kubernetes.objects.networks:networks_of", "or own", "or ''", _INFORMER),
+    Mutant(
+        "backends.kubernetes.api_server.node_limits:limits_of",
+        "now = min(now, max(free.get(constraint.resource, 0), 0) // one.slots_a_pod)",
+        "pass",
+        _INFORMER,
+    ),
+)

@@ -1,0 +1,148 @@
+"""Devices of each node, from the ResourceSlices that drivers publish.
+
+A pool may have several slices. Only its newest generation counts, and only if all slices of that generation exist.
+Source: https://kubernetes.io/docs/reference/kubernetes-api/resource/resource-slice-v1/ (spec.pool).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scheduler_feedback.backends.kubernetes.devices.device_objects import Device, ResourceSlice
+from scheduler_feedback.backends.kubernetes.devices.selectors import matches
+from scheduler_feedback.backends.kubernetes.objects.constraints import holds
+from scheduler_feedback.backends.kubernetes.objects.objects import Node, NodeSelector
+
+MOST_RESULTS = 64
+"""Maximum number of results that a device keeps: more than the classes and selectors of one cluster."""
+
+
+class DeviceId(NamedTuple):
+    """Names that identify a device."""
+
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A device that a driver has published."""
+
+    id: DeviceId
+    device: Device
+
+    node: str
+    """Name of the node that the device is part of; '' if several nodes can use it."""
+
+    selector: NodeSelector | None
+    """Nodes that can use a device of several nodes; None: all nodes."""
+
+    results: dict[str, bool] = field(default_factory=dict, compare=False)
+    """Whether the device fulfils a CEL expression, for those evaluated so far."""
+
+    def fulfils(self, expression: str) -> bool:
+        """Return whether the device fulfils the expression. Raises SelectorError if that is not supported."""
+        known = self.results.get(expression)
+        if known is None:
+            if len(self.results) >= MOST_RESULTS:
+                self.results.clear()
+            known = self.results[expression] = matches(expression, self.id.driver, self.device)
+        return known
+
+
+def is_usable(device: Device) -> bool:
+    """Return whether gangwatch can allocate the device: only as a whole, for one claim at a time.
+
+    Partitions that share counters, devices for several claims, devices that are attached after the allocation, and
+    devices that represent CPU or memory of the node are not supported.
+    """
+    return not (
+        device.consumes_counters
+        or device.allow_multiple_allocations
+        or device.binding_conditions
+        or device.node_allocatable_resources
+    )
+
+
+class Inventory:
+    """The devices of all pools."""
+
+    def __init__(self) -> None:
+        self._slices: dict[tuple[str, str], dict[str, ResourceSlice]] = {}  # by pool (driver, name) and slice
+        self._local: dict[str, dict[tuple[str, str], list[Published]]] = {}  # by node and pool
+        self._wide: dict[tuple[str, str], list[Published]] = {}  # by pool: devices of several nodes
+        self._incomplete: dict[tuple[str, str], set[str]] = {}  # by pool: its nodes; '' for several nodes
+        self._nodes: dict[tuple[str, str], set[str]] = {}  # by pool: nodes with devices of it
+
+    def __bool__(self) -> bool:
+        return bool(self._slices)
+
+    def change(self, key: str, before: ResourceSlice | None, after: ResourceSlice | None) -> set[str]:
+        """Update a pool. Return the nodes whose devices may have changed; '' among them means all nodes."""
+        changed: set[str] = set()
+        for pool in {(one.spec.driver, one.spec.pool.name) for one in (before, after) if one is not None}:
+            slices = self._slices.setdefault(pool, {})
+            slices.pop(key, None)
+            if after is not None and pool == (after.spec.driver, after.spec.pool.name):
+                slices[key] = after
+            changed |= self._nodes.get(pool, set()) | self._incomplete.get(pool, set())
+            self._rebuild(pool)
+            changed |= self._nodes.get(pool, set()) | self._incomplete.get(pool, set())
+        return changed
+
+    def _rebuild(self, pool: tuple[str, str]) -> None:
+        for node in self._nodes.pop(pool, set()):
+            if node:
+                self._local[node].pop(pool, None)
+        self._wide.pop(pool, None)
+        self._incomplete.pop(pool, None)
+        if not self._slices[pool]:
+            del self._slices[pool]
+            return
+        newest = max(one.spec.pool.generation for one in self._slices[pool].values())
+        slices = [one for _, one in sorted(self._slices[pool].items()) if one.spec.pool.generation == newest]
+        if len(slices) != slices[0].spec.pool.resource_slice_count:
+            self._incomplete[pool] = {one.spec.node_name for one in slices}
+            return
+        for one in slices:
+            self._add(pool, one)
+
+    def _add(self, pool: tuple[str, str], one: ResourceSlice) -> None:
+        spec = one.spec
+        if spec.per_device_node_selection or not (spec.node_name or spec.all_nodes or spec.node_selector):
+            return
+        selector = None if spec.all_nodes else spec.node_selector
+        devices = [
+            Published(DeviceId(*pool, device.name), device, spec.node_name, selector)
+            for device in spec.devices or ()
+            if is_usable(device)
+        ]
+        self._nodes.setdefault(pool, set()).add(spec.node_name)
+        if spec.node_name:
+            self._local.setdefault(spec.node_name, {}).setdefault(pool, []).extend(devices)
+        else:
+            self._wide.setdefault(pool, []).extend(devices)
+
+    def devices_on(self, node: Node) -> list[Published]:
+        """Return the devices that pods on the node can use, in the order of their pools and slices."""
+        found = [one for _, devices in sorted(self._local.get(node.metadata.name, {}).items()) for one in devices]
+        for _, devices in sorted(self._wide.items()):
+            found += [one for one in devices if _reaches(one.selector, node)]
+        return found
+
+    def updating_on(self, node: Node) -> str:
+        """Return the name of a pool of the node that is being updated; '' if there is none."""
+        name = node.metadata.name
+        return next((pool for (_, pool), nodes in sorted(self._incomplete.items()) if nodes & {name, ""}), "")
+
+    def per_node(self) -> Iterable[list[Published]]:
+        """Yield the devices of each node that has devices of its own."""
+        for pools in self._local.values():
+            yield [one for devices in pools.values() for one in devices]
+
+
+def _reaches(selector: NodeSelector | None, node: Node) -> bool:
+    return selector is None or any(holds(term, node) for term in selector.node_selector_terms)
