@@ -246,7 +246,7 @@ def _gain_alone(others: FloatArray, compute: float, expected: float) -> float:
     The step would still take as long as the slowest other role needs. Ranks that are slow for their own reasons do not
     count. others: compute times of the other ranks. compute: that of the rank. expected: that of the healthy rank.
     """
-    return max(compute - max([expected, *others.tolist()]), 0.0)
+    return max(compute - max(expected, float(others.max(initial=0.0))), 0.0)
 
 
 def _extra_wait(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:
