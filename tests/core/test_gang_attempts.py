@@ -126,22 +126,22 @@ def test_open_steps_and_collectives_are_separate_and_the_newest_counts() -> None
     assert gang.open_collectives().tolist() == [[-1, -1, -1], [9, 200, 500], [11, 350, 700]]
 
 
-def test_queued_tables_count_in_the_order_of_their_last_report() -> None:
+def test_queued_reports_count_in_the_order_of_their_last_report() -> None:
     gang, columns = gang_of(2)
-    early = np.array([[0, columns[0], 7, 100], [1, columns[0], 70, 110]], np.int64)
-    late = np.array([[0, columns[0], 8, 200]], np.int64)
-    for table, seen_ns in ((early, 500), (late, 600), (early, 700), (late, 800)):
-        gang.opened_all(table, seen_ns)
+    early = [0, columns[0], 7, 100, 1, columns[0], 70, 110]
+    late = [0, columns[0], 8, 200]
+    for cells, seen_ns in ((early, 500), (late, 600), (early, 700), (late, 800)):
+        gang.opened_all(cells, seen_ns)
     assert gang.open_steps().tolist()[0] == [8, 200, 800]
     assert gang.open_collectives().tolist()[0] == [70, 110, 700]
     gang.opened_all(early, 900)
     assert gang.open_steps().tolist()[0] == [7, 100, 900]
 
 
-def test_the_number_of_unread_tables_is_bounded() -> None:
+def test_the_number_of_unread_reports_is_bounded() -> None:
     gang, columns = gang_of(2)
     for number in range(1000):
-        gang.opened_all(np.array([[0, columns[0], number, 100]], np.int64), number)
+        gang.opened_all([0, columns[0], number, 100], number)
         assert len(gang._opening) <= MOST_OPENING + 1
     assert gang.open_steps().tolist()[0] == [999, 100, 999]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent.schema.frame import Record, StepRecord
 from scheduler_feedback.core.telemetry.consumption import Group
-from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
 
 MOST_WAITING = 512
@@ -49,8 +49,8 @@ class NodeView:
     """Groups of ranks whose consumption the layout contains."""
     _records: tuple[Record, ...] = ()
     """Records of the newest frame if all of them are about open steps and collectives; otherwise empty."""
-    _opened: tuple[tuple[Gang, IntArray], ...] = ()
-    """Open steps and collectives of the newest frame, by gang."""
+    _opened: tuple[tuple[Gang, list[int]], ...] = ()
+    """Open steps and collectives of the newest frame, by gang, as ``Gang.opened_all`` takes them."""
     _here: object = None
     """Placement of the node when its newest frame was processed; compared by identity."""
     _waiting: deque[tuple[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))

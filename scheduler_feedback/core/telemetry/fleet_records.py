@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, StepRecord
 from scheduler_feedback.core.telemetry import blocked_ranks
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
@@ -147,7 +145,7 @@ class Attempts:
         if any(group.gang is gang and rank in group.ranks for group in view._groups):
             return True
         column = gang.column(rank, node)
-        return any(one is gang and column in table[:, 1] for one, table in view._opened)
+        return any(one is gang and column in cells[1::4] for one, cells in view._opened)
 
     def take(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> Sequence[EventRecord]:
         """Process the frame's records; returns the events among them.
@@ -311,9 +309,9 @@ class Attempts:
         for gang, _ in node._opened:
             if self.gangs.get(gang.name) is not gang:
                 return False
-        for gang, table in node._opened:
+        for gang, cells in node._opened:
             gang.received_ns = node.received_ns
-            gang.opened_all(table, frame.monotonic_ns)
+            gang.opened_all(cells, frame.monotonic_ns)
         return True
 
 
@@ -336,10 +334,10 @@ def _finish(taken: list[_Taken]) -> None:
 
 def _open(node: NodeView, frame: Frame, taken: list[_Taken], only_open: bool) -> None:
     """Add the open steps and collectives to their gangs. only_open: whether the frame has no other records."""
-    tables = tuple((gang, np.array(cells, np.int64).reshape(-1, 4)) for gang, cells, _ in taken if cells)
-    for gang, table in tables:
-        gang.opened_all(table, frame.monotonic_ns)
-    node._records, node._opened = (frame.records, tables) if only_open else ((), ())
+    opened = tuple([(gang, cells) for gang, cells, _ in taken if cells])
+    for gang, cells in opened:
+        gang.opened_all(cells, frame.monotonic_ns)
+    node._records, node._opened = (frame.records, opened) if only_open else ((), ())
 
 
 def _row(record: StepRecord, now_ns: int, received_ns: int) -> tuple[int, ...]:

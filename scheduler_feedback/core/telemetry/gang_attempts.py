@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -68,7 +69,7 @@ class Gang:
         self._nodes: list[str] = []
         self._reported_ns: list[int] = []
         self.placed = True
-        self._opening: dict[int, tuple[IntArray, int]] = {}
+        self._opening: dict[int, tuple[Sequence[int], int]] = {}
         self._mean: tuple[int, int, float | None] = (0, 0, None)  # number of steps, newest sequence, result
         self.changes = 0
         columns = 4
@@ -192,28 +193,30 @@ class Gang:
 
     def opened(self, column: int, what: str, number: int, since_ns: int, seen_ns: int) -> None:
         """Record a rank's open step or collective as of a frame (`seen_ns`, host clock)."""
-        self.opened_all(np.array([[what != "step", column, number, since_ns]], np.int64), seen_ns)
+        self.opened_all([int(what != "step"), column, number, since_ns], seen_ns)
 
-    def opened_all(self, table: IntArray, seen_ns: int) -> None:
-        """Record k open steps or collectives from `table`, int64 [k, 4].
+    def opened_all(self, cells: Sequence[int], seen_ns: int) -> None:
+        """Record k open steps or collectives.
 
-        The columns of `table`: 0 for a step or 1 for a collective, column of the rank, number, start. The caller must
-        not change the array afterwards, and may pass it again for a later frame.
+        cells: four numbers for each, one after the other: 0 for a step or 1 for a collective, column of the rank,
+        number, start. The caller must not change the sequence afterwards, and may pass it again for a later frame.
         """
-        # A table that is reported again replaces itself, at the end of the queue.
-        key = id(table)
+        # Cells that are reported again replace themselves, at the end of the queue.
+        key = id(cells)
         self._opening.pop(key, None)
-        self._opening[key] = table, seen_ns
+        self._opening[key] = cells, seen_ns
         if len(self._opening) > MOST_OPENING + len(self._column) // 2:
             self._settle_opened()
 
     def _settle_opened(self) -> None:
         if not self._opening:
             return
-        tables = list(self._opening.values())
+        every = list(self._opening.values())
         self._opening.clear()
-        table = np.concatenate([one for one, _ in tables])
-        seen_ns = np.repeat([seen_ns for _, seen_ns in tables], [len(one) for one, _ in tables])
+        counts = [len(cells) // 4 for cells, _ in every]
+        flat = chain.from_iterable([cells for cells, _ in every])
+        table = np.fromiter(flat, np.int64, 4 * sum(counts)).reshape(-1, 4)
+        seen_ns = np.repeat([seen_ns for _, seen_ns in every], counts)
         for kind, target in enumerate((self._open_step, self._open_collective)):
             chosen = table[:, 0] == kind
             target[table[chosen, 1]] = np.column_stack((table[chosen, 2:], seen_ns[chosen]))
@@ -259,7 +262,7 @@ class Gang:
         """Return the ranks' cumulative counters at the times `at_ns` (int64 [n], on each rank's host clock, ordered by
         rank). Values between two samples are interpolated."""
         columns = self._by_rank()
-        times, values = self._trail_ns[columns], self._trail[columns]
+        times = self._trail_ns[columns]
         here = np.arange(len(columns))
         kept = times >= 0
         before = np.where(kept & (times <= at_ns[:, None]), times, -1)
@@ -270,7 +273,8 @@ class Gang:
         low_ns, high_ns = times[here, low], times[here, high]
         actual_ns = np.clip(at_ns, low_ns, high_ns)
         share = (actual_ns - low_ns) / np.maximum(high_ns - low_ns, 1)
-        between = values[here, low] + share[:, None] * (values[here, high] - values[here, low])
+        values_low, values_high = self._trail[columns, low], self._trail[columns, high]
+        between = values_low + share[:, None] * (values_high - values_low)
         return Consumed(np.where((has_low | has_high)[:, None], between, np.nan), actual_ns)
 
     # --- growth -------------------------------------------------------------------------------------------------------
