@@ -83,13 +83,13 @@ class Hashed:
 class Messages:
     """Messages of the simulated agents of one seed, with lost, repeated and late frames, and restarts."""
 
-    def __init__(self, nodes: int, seed: int) -> None:
+    def __init__(self, nodes: int, seed: int, as_tables: bool) -> None:
         self._timeline = Timeline(
             Plan(nodes, seed, BEGUN_NS, BEGUN_NS + DISTURBED_SECONDS * SECOND, LIFETIME_SECONDS, DISTURBED_SHARE,
                  STEP_SECONDS)
         )  # fmt: skip
         jobs = [run.job_on(run.first_node + n) for run in self._timeline.running for n in range(run.nodes)]
-        self._agents = Agents(0, jobs, WANTED)
+        self._agents = Agents(0, jobs, WANTED, as_tables)
         self._random = np.random.default_rng((seed, 3))
         self._late: dict[int, bytes] = {}
         self.restarts = [0] * nodes
@@ -128,10 +128,10 @@ class Messages:
         return message.replace(before, b"%d" % (self.restarts[node] % 9 + 1) + before[1:], 1)
 
 
-def fingerprint(nodes: int, seconds: int, seed: int, hashing: bool) -> dict[str, Any]:
+def fingerprint(nodes: int, seconds: int, seed: int, hashing: bool, as_tables: bool = True) -> dict[str, Any]:
     """Return the digests after this many simulated seconds, or (not `hashing`) the CPU time of each stage in µs a
     frame."""
-    messages = Messages(nodes, seed)
+    messages = Messages(nodes, seed, as_tables)
     decoders = [Decoder() for _ in range(nodes)]
     layouts: list[PackedLayout] = []
     for decoder, message in zip(decoders, messages.first, strict=True):
@@ -198,8 +198,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=150, help="simulated seconds (default 150)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cost", action="store_true", help="measure CPU time instead of hashing")
+    parser.add_argument(
+        "--records", choices=("table", "objects"), default="table", help="form of the records (default table)"
+    )
     arguments = parser.parse_args()
-    found = fingerprint(arguments.nodes, arguments.seconds, arguments.seed, not arguments.cost)
+    found = fingerprint(
+        arguments.nodes, arguments.seconds, arguments.seed, not arguments.cost, arguments.records == "table"
+    )
     print(json.dumps(found, indent=2) if arguments.json else found)
     return 0
 

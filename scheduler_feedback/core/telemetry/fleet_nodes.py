@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from agent.schema.frame import Record, StepRecord
+from agent.schema.frame import Record, RecordTable, StepRecord
 from scheduler_feedback.core.telemetry.consumption import Group
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
@@ -47,7 +47,7 @@ class NodeView:
     """Id of the layout of the newest frame."""
     _groups: list[Group] = field(default_factory=list)
     """Groups of ranks whose consumption the layout contains."""
-    _records: tuple[Record, ...] = ()
+    _records: tuple[Record, ...] | RecordTable = ()
     """Records of the newest frame if all of them are about open steps and collectives; otherwise empty."""
     _opened: tuple[tuple[Gang, list[int]], ...] = ()
     """Open steps and collectives of the newest frame, by gang, as ``Gang.opened_all`` takes them."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, StepRecord
+from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, RecordTable, StepRecord
+from agent.schema.record_table import FINISHED_STEP, OPEN_COLLECTIVE, OPEN_STEP, ROW, record_of
 from scheduler_feedback.core.telemetry import blocked_ranks
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
@@ -154,22 +155,25 @@ class Attempts:
         """
         if node._waiting and received_ns >= node._waiting_ns and (waited := self._waited(node, received_ns)):
             self._take(node, frame, waited, received_ns)
-        records = frame.records
+        table = frame.table
+        records: Sequence[Record] | RecordTable = frame.records if table is None else table
+        count = len(records)
         expected = node._record_seq if continues else None
         same = records is node._records and node._opened and expected == frame.record_seq
         if same and self._opened_again(node, frame):
-            node._record_seq = frame.record_seq + len(records)
+            node._record_seq = frame.record_seq + count
             return ()
-        if not records and continues:
+        if not count and continues:
             node._records = node._opened = ()
             return ()
-        if expected is not None and records:
-            if frame.record_seq > expected:
-                node.records_missed += frame.record_seq - expected
-            elif frame.record_seq < expected:
-                records = records[expected - frame.record_seq :]
-        node._record_seq = frame.record_seq + len(frame.records)
-        return self._take(node, frame, records, received_ns)
+        known = 0 if expected is None or not count else max(0, expected - frame.record_seq)
+        if expected is not None and count:
+            node.records_missed += max(0, frame.record_seq - expected)
+        node._record_seq = frame.record_seq + count
+        if table is None:
+            return self._take(node, frame, frame.records[known:], received_ns)
+        self._take_table(node, frame, table if not known else table.after(known), received_ns)
+        return ()
 
     def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
         events: list[EventRecord] = []
@@ -229,10 +233,69 @@ class Attempts:
             else:
                 steps.append((column, *row))
                 if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
-                    self._first_step(gang, record, node)
+                    self._first_step(gang, record.step, record.start_ns + record.duration_ns, node)
         _finish(taken)
         _open(node, frame, taken, count == len(frame.records))
         return events
+
+    def _take_table(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> None:
+        """Process a table of records, with the same effect as ``_take`` has for the same records."""
+        taken: list[_Taken] = []
+        members, last = table.members, -1
+        name, attempt, rank, column = "", -1, -1, -1
+        gang: Gang | None = None
+        ranks: frozenset[int] | None = None
+        why: Refusal | None = None
+        cells: list[int] = []
+        steps: list[tuple[int, ...]] = []
+        count, places, here = 0, len(members), node.name
+        oldest_ns, latest_ns = frame.monotonic_ns - OLDEST_RECORD_NS, frame.monotonic_ns + CLOCK_SLACK_NS
+        for row in ROW.iter_unpack(table.rows):  # hot loop over the frames of ten thousand nodes: avoid calls
+            kind, place, number, start_ns, duration_ns, wait_ns, tokens, squares = row
+            end_ns = start_ns + duration_ns
+            if not 0 <= place < places or not 0 <= number < LARGEST or not 0 <= start_ns < LARGEST:
+                fine = False
+            elif kind == FINISHED_STEP:
+                fine = oldest_ns <= end_ns <= latest_ns and duration_ns > 0 and -1 <= wait_ns <= duration_ns
+                fine = fine and -1 <= tokens < LARGEST and -1 <= squares < LARGEST
+            else:
+                fine = kind in (OPEN_STEP, OPEN_COLLECTIVE)
+            if not fine:
+                self.refused += 1
+                continue
+            if place != last:
+                member = members[place]
+                another = member.gang != name or member.attempt != attempt
+                if not 0 <= member.rank < MOST_RANKS or (another and not possible(member)):
+                    self.refused += 1
+                    continue
+                last = place
+                if another:
+                    name, attempt, rank, cells, steps = member.gang, member.attempt, -1, [], []
+                    gang, ranks, why = self._gang(here, member, received_ns)
+                    if gang is not None:
+                        gang.received_ns = received_ns
+                        taken.append((gang, cells, steps))
+                if gang is not None and member.rank != rank:
+                    rank = member.rank
+                    if ranks is not None and rank not in ranks:
+                        column = -1
+                        self._refuse(node, record_of(member, row), Refusal.RANK, received_ns)
+                    elif (column := gang.reported_again(rank, here)) < 0:
+                        _finish(taken)
+                        column = self.column(gang, rank, here)
+            if gang is None:
+                if why is not None:
+                    self._refuse(node, record_of(members[place], row), why, received_ns)
+            elif column >= 0 and kind == FINISHED_STEP:
+                steps.append((column, number, end_ns, duration_ns, received_ns, wait_ns, tokens, squares))
+                if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
+                    self._first_step(gang, number, end_ns, node)
+            elif column >= 0:
+                cells += (kind, column, number, start_ns)
+                count += 1
+        _finish(taken)
+        _open(node, frame, taken, count == len(frame.table or ()))
 
     def _take_blocked(self, node: NodeView, record: EventRecord, member: Member, received_ns: int) -> None:
         """Keep a report of where a rank is blocked, if the node may report the rank."""
@@ -296,10 +359,9 @@ class Attempts:
                 self._membership.refuse(node.name, gang, Refusal.UNKNOWN)
         return found
 
-    def _first_step(self, gang: Gang, record: StepRecord, node: NodeView) -> None:
+    def _first_step(self, gang: Gang, step: int, end_ns: int, node: NodeView) -> None:
         self._stepped[gang.name] = gang.attempt
-        end_ns = record.start_ns + record.duration_ns
-        self._first_steps.append((gang.name, gang.attempt, record.step, node.wall_of(end_ns)))
+        self._first_steps.append((gang.name, gang.attempt, step, node.wall_of(end_ns)))
         if len(self._stepped) > MOST_GANGS:
             del self._stepped[next(iter(self._stepped))]
 
@@ -337,7 +399,8 @@ def _open(node: NodeView, frame: Frame, taken: list[_Taken], only_open: bool) ->
     opened = tuple([(gang, cells) for gang, cells, _ in taken if cells])
     for gang, cells in opened:
         gang.opened_all(cells, frame.monotonic_ns)
-    node._records, node._opened = (frame.records, opened) if only_open else ((), ())
+    records = frame.records if frame.table is None else frame.table
+    node._records, node._opened = (records, opened) if only_open else ((), ())
 
 
 def _row(record: StepRecord, now_ns: int, received_ns: int) -> tuple[int, ...]:

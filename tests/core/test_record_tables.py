@@ -1,0 +1,135 @@
+"""Frames with tables of records have the same effect as frames with the same records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.schema.frame import Frame, Member, OpenRecord, Record, RecordTable, StepRecord, make_layout
+from agent.schema.record_table import ROW, tabulate
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.placements import Placed, Placements, Refusal
+from scheduler_feedback.core.telemetry.telemetry_update import Look
+
+SECOND = 1_000_000_000
+NODES = ("n0", "n1")
+LAYOUTS = {node: make_layout(node, (), (), ()) for node in NODES}
+RANKS = {"n0": frozenset({0, 1, 2}), "n1": frozenset({3, 4})}
+
+NUMBERS = st.one_of(st.integers(0, 3), st.sampled_from((1 << 61, 1 << 62, (1 << 63) - 1)))
+NANOSECONDS = st.one_of(
+    st.integers(0, 30).map(lambda half: 10_000 * SECOND + half * SECOND // 2),
+    st.sampled_from((0, 1, SECOND, 1 << 62, (1 << 63) - 1)),
+)
+DURATIONS = st.sampled_from((0, 1, SECOND // 2, SECOND, 2 * SECOND, 1 << 62, (1 << 63) - 1))
+GIVEN = st.one_of(st.none(), DURATIONS)
+MEMBERS = st.builds(
+    Member,
+    st.sampled_from(("j-1", "j-1", "j-1", "slurm-7.0", "uid-0/x", "j-9", "late", "")),
+    st.sampled_from((1, 1, 1, 2, 0, -1)),
+    st.sampled_from((0, 1, 2, 3, 4, 4, 9, -1, 1 << 17)),
+)
+RECORDS: st.SearchStrategy[Record] = st.one_of(
+    st.builds(StepRecord, MEMBERS, NUMBERS, NANOSECONDS, DURATIONS, GIVEN, GIVEN, st.just(0), GIVEN),
+    st.builds(OpenRecord, MEMBERS, st.sampled_from(("step", "collective")), NUMBERS, NANOSECONDS),
+)
+FRAMES = st.lists(
+    st.tuples(
+        st.sampled_from(NODES),
+        st.lists(RECORDS, max_size=5),
+        st.integers(-1, 2),  # how far the frame's sequence number advances
+        st.integers(-3, 3),  # how far its records' sequence number is from the expected one
+        st.booleans(),  # whether it repeats the records of the node's last frame
+        st.sampled_from(("a", "a", "a", "b")),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def attest(node: str, gang: str, at_ns: int) -> Placed | Refusal | None:
+    if gang == "j-1":
+        return Placed(1, RANKS[node])
+    if gang == "late":
+        return Placed(1, None) if at_ns > 10_006 * SECOND else Refusal.NOT_KNOWN_YET
+    return Placed(1, None) if gang.startswith("slurm") and node == "n0" else None
+
+
+def state_of(fleet: Fleet) -> Any:
+    """Return everything that records change in a fleet."""
+    telemetry = Look(fleet).next(10**18 + 10_020 * SECOND, 10_020 * SECOND)
+    jobs = []
+    for job in telemetry.jobs:
+        steps = job.steps
+        arrays = [job.open_steps, job.open_collectives, job.steps_finished]
+        if steps is not None:
+            arrays += [steps.number, steps.end_ns, steps.seconds, steps.wait_seconds, steps.tokens, steps.squares]
+        found = [None if array is None else (array.dtype.str, array.shape, array.tobytes()) for array in arrays]
+        jobs.append((job.shape.job, job.shape.attempt, job.shape.ranks.tolist(), job.shape.nodes, found))
+    gangs = [(one.name, one.attempt, one.received_ns, one.late, one.repeated) for one in fleet.gangs.values()]
+    nodes = [(one.name, one.records_missed, one.frames_refused, len(one._waiting)) for one in fleet.nodes.values()]
+    counts = fleet.records_refused, fleet.records_of_ended_attempts, sorted(fleet.measures()), fleet.newly_refused()
+    return jobs, gangs, nodes, counts
+
+
+def frames(made: Sequence[tuple[str, list[Record], int, int, bool, str]], as_tables: bool) -> list[Frame]:
+    found = []
+    last: dict[str, tuple[int, int, tuple[Record, ...], RecordTable | None]] = {}
+    for place, (node, records, ahead, shift, repeats, agent) in enumerate(made):
+        seq, record_seq, before, table = last.get(node, (1, 10, (), None))
+        seq = max(1, seq + ahead)
+        if not repeats:
+            before = tuple(records)
+            table = tabulate(before) if as_tables else None
+        sent = () if table is not None else before
+        at_ns = 10_000 * SECOND + place * SECOND
+        found.append(
+            Frame(
+                node, "boot", agent, seq, LAYOUTS[node].layout_id, 10**18 + at_ns, at_ns, np.zeros(0, np.int64),
+                np.zeros(0), np.zeros(0, np.uint64), np.zeros(0, np.bool_), max(0, record_seq + shift), sent, table,
+            )
+        )  # fmt: skip
+        last[node] = seq, max(0, record_seq + shift) + len(before), before, table
+    return found
+
+
+@settings(max_examples=300)
+@given(FRAMES, st.booleans())
+def test_tables_and_records_have_the_same_effect(made: Any, guarded: bool) -> None:
+    states = []
+    for as_tables in (False, True):
+        fleet = Fleet(Placements(attest) if guarded else None)
+        first_steps = []
+        for frame in frames(made, as_tables):
+            fleet.observe(LAYOUTS[frame.node], frame, frame.monotonic_ns)
+            first_steps += fleet.first_steps()
+        states.append((state_of(fleet), first_steps))
+    assert states[0] == states[1]
+
+
+@given(
+    st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=8, max_size=8), max_size=4), st.integers(0, 2)
+)
+def test_any_rows_are_accepted_or_refused(rows: list[list[int]], members: int) -> None:
+    fleet = Fleet()
+    table = RecordTable(
+        tuple(Member("j-1", 1, rank) for rank in range(members)), b"".join(ROW.pack(*row) for row in rows)
+    )
+    frame = frames([("n0", [], 0, 0, False, "a")], as_tables=False)[0]
+    frame = msgspec.structs.replace(frame, table=table)
+    assert fleet.observe(LAYOUTS["n0"], frame, 1)
+    assert fleet.records_refused <= len(rows)
+
+
+def test_a_row_of_an_unknown_kind_or_rank_is_refused() -> None:
+    fleet = Fleet()
+    rows = [(3, 0, 1, 1, 0, 0, 0, 0), (-1, 0, 1, 1, 0, 0, 0, 0), (0, 1, 1, 1, 0, 0, 0, 0), (0, -1, 1, 1, 0, 0, 0, 0)]
+    table = RecordTable((Member("j-1", 1, 0),), b"".join(ROW.pack(*row) for row in rows))
+    frame = frames([("n0", [], 0, 0, False, "a")], as_tables=False)[0]
+    fleet.observe(LAYOUTS["n0"], msgspec.structs.replace(frame, table=table), 1)
+    assert fleet.records_refused == 4 and not fleet.gangs
