@@ -159,6 +159,14 @@ def change(rng: random.Random, tree: Any, depth: int = 0) -> None:
             change(rng, tree[at], depth + 1)
 
 
+def _change_row(rng: random.Random, table: dict[str, Any]) -> None:
+    """Replace a number in a table of records."""
+    if isinstance(rows := table.get("rows"), bytes) and len(rows) >= 8:
+        at = rng.randrange(len(rows) // 8) * 8
+        number = rng.choice([one for one in INTEGERS if -(2**63) <= one < 2**63])
+        table["rows"] = rows[:at] + number.to_bytes(8, "little", signed=True) + rows[at + 8 :]
+
+
 def make_message(rng: random.Random) -> bytes:
     """Make one message: mostly valid MessagePack, with one field that no agent would send."""
     return changed(rng, rng.choice(_corpus()))
@@ -177,6 +185,8 @@ def changed(rng: random.Random, message: bytes) -> bytes:
     elif chance < 0.6:
         for _ in range(rng.randint(1, 2)):
             change(rng, tree)
+    if isinstance(tree, dict) and isinstance(tree.get("records"), dict) and rng.random() < 0.7:
+        _change_row(rng, tree["records"])
     if "layout" in tree and isinstance(tree["layout"], dict) and rng.random() < 0.7:
         try:  # set its id to the digest of its content, else every change would be refused here
             made = msgspec.convert(tree["layout"], Layout)
