@@ -5,16 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import (
-    BLOCK_IO,
-    CONSUMED,
-    CPU,
-    MOST_OPENING,
-    TRAIL,
-    TRAIL_SPACING_NS,
-    Gang,
-    IntArray,
-)
+from scheduler_feedback.core.telemetry.consumption_trail import BLOCK_IO, CONSUMED, CPU, TRAIL, TRAIL_SPACING_NS
+from scheduler_feedback.core.telemetry.gang_attempts import MOST_OPENING, Gang, IntArray
 from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS
 
 SECOND = 1_000_000_000
@@ -190,7 +182,7 @@ def test_frequent_samples_do_not_remove_the_history_of_slow_ones() -> None:
     step = TRAIL_SPACING_NS / SECOND / 5
     for number in range(1, 5 * TRAIL):
         consume(gang, column, number * step, 1.0 + number)
-    kept = gang._trail_ns[column]
+    kept = gang._trails.sampled_ns[gang._slots[column]]
     assert kept.max() - kept.min() >= (TRAIL - 2) * TRAIL_SPACING_NS, "eight seconds, at any sampling rate"
     newest = gang.consumed(at(1e6))
     assert newest.at_ns[0] == round((5 * TRAIL - 1) * step * SECOND)

@@ -11,10 +11,22 @@ from collections.abc import Mapping, Sequence
 from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, RecordTable, StepRecord
 from agent.schema.record_table import FINISHED_STEP, OPEN_COLLECTIVE, OPEN_STEP, ROW, record_of
 from scheduler_feedback.core.telemetry import blocked_ranks
+from scheduler_feedback.core.telemetry.consumption_trail import Trails
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Counted, Membership
 from scheduler_feedback.core.telemetry.placements import Refusal
+from scheduler_feedback.core.telemetry.record_checks import (
+    CLOCK_SLACK_NS,
+    LARGEST,
+    MOST_RANKS,
+    OLDEST_RECORD_NS,
+    Taken,
+    finish_steps,
+    open_all,
+    possible,
+    row_of,
+)
 
 FORGET_NS = 600_000_000_000
 """Time without reports after which a gang counts as ended: ten minutes. No known pause for a checkpoint takes as
@@ -23,19 +35,6 @@ long."""
 MOST_GANGS = 1 << 16
 """Maximum number of gangs. More than 100,000 GPUs can run without reaching the limit. Further gangs are refused and
 counted, so that no sender fills the memory."""
-
-MOST_RANKS = 1 << 17
-"""Limit of rank numbers: every rank number must be below this value."""
-
-LARGEST = 1 << 62
-"""Limit of step numbers, attempt numbers and times in nanoseconds (146 years): all must be below this value. The sum of
-two such values still fits in 64 bits."""
-
-CLOCK_SLACK_NS = 1_000_000_000
-"""Maximum time by which a step may end after the time of the frame that reports it: the delay of the agent's reader."""
-
-OLDEST_RECORD_NS = 3_600_000_000_000
-"""Maximum age of a record; older ones are refused. An agent's ring cannot contain records older than an hour."""
 
 HELD_NS = 30_000_000_000
 """Time for which a node must not have reported a rank before another node may report that rank."""
@@ -54,6 +53,7 @@ class Attempts:
 
     def __init__(self, nodes: Mapping[str, NodeView] | None = None, membership: Membership | None = None) -> None:
         self.gangs: dict[str, Gang] = {}
+        self.trails = Trails()
         self._nodes = {} if nodes is None else nodes
         self._membership = membership
         self._outside_ranks: Counter[str] = Counter()
@@ -80,7 +80,7 @@ class Attempts:
                 return None
             if gang is not None:
                 self._leave(gang)
-            gang = self.gangs[name] = Gang(name, attempt)
+            gang = self.gangs[name] = Gang(name, attempt, self.trails)
             gang.placed = placed
             gang.received_ns = received_ns
         elif gang.attempt > attempt:
@@ -110,6 +110,7 @@ class Attempts:
         """Delete the gang's reports, and subtract its ranks from the count of ranks without a placement on their
         node."""
         self.blocked.forget(gang.name)
+        gang.leave()
         if not gang.placed and self._membership is not None:
             owner = self._membership.owners.get(gang.name, "")
             self._outside_ranks[owner] -= len(gang)
@@ -177,7 +178,7 @@ class Attempts:
 
     def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
         events: list[EventRecord] = []
-        taken: list[_Taken] = []
+        taken: list[Taken] = []
         # Most records of a node are of one gang, so the gang is looked up only when it changes.
         name, attempt = "", -1
         gang: Gang | None = None
@@ -194,7 +195,7 @@ class Attempts:
                 if record.member is None:
                     events.append(record)
                 else:
-                    _finish(taken)
+                    finish_steps(taken)
                     self._take_blocked(node, record, record.member, received_ns)
                 continue
             member = record.member
@@ -202,7 +203,7 @@ class Attempts:
             if isinstance(record, OpenRecord):
                 fine = 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST
             else:
-                row = _row(record, now_ns, received_ns)
+                row = row_of(record, now_ns, received_ns)
                 fine = bool(row)
             if not fine or not 0 <= member.rank < MOST_RANKS or (another and not possible(member)):
                 self.refused += 1
@@ -223,7 +224,7 @@ class Attempts:
                     column = -1
                     self._refuse(node, record, Refusal.RANK, received_ns)
                 elif (column := gang.reported_again(rank, here)) < 0:
-                    _finish(taken)
+                    finish_steps(taken)
                     column = self.column(gang, rank, here)
             if column < 0:
                 continue
@@ -234,13 +235,13 @@ class Attempts:
                 steps.append((column, *row))
                 if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
                     self._first_step(gang, record.step, record.start_ns + record.duration_ns, node)
-        _finish(taken)
-        _open(node, frame, taken, count == len(frame.records))
+        finish_steps(taken)
+        open_all(node, frame, taken, count == len(frame.records))
         return events
 
     def _take_table(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> None:
         """Process a table of records, with the same effect as ``_take`` has for the same records."""
-        taken: list[_Taken] = []
+        taken: list[Taken] = []
         members, last = table.members, -1
         name, attempt, rank, column = "", -1, -1, -1
         gang: Gang | None = None
@@ -282,7 +283,7 @@ class Attempts:
                         column = -1
                         self._refuse(node, record_of(member, row), Refusal.RANK, received_ns)
                     elif (column := gang.reported_again(rank, here)) < 0:
-                        _finish(taken)
+                        finish_steps(taken)
                         column = self.column(gang, rank, here)
             if gang is None:
                 if why is not None:
@@ -294,8 +295,8 @@ class Attempts:
             elif column >= 0:
                 cells += (kind, column, number, start_ns)
                 count += 1
-        _finish(taken)
-        _open(node, frame, taken, count == len(frame.table or ()))
+        finish_steps(taken)
+        open_all(node, frame, taken, count == len(frame.table or ()))
 
     def _take_blocked(self, node: NodeView, record: EventRecord, member: Member, received_ns: int) -> None:
         """Keep a report of where a rank is blocked, if the node may report the rank."""
@@ -375,58 +376,3 @@ class Attempts:
             gang.received_ns = node.received_ns
             gang.opened_all(cells, frame.monotonic_ns)
         return True
-
-
-def possible(member: Member) -> bool:
-    """Return whether the rank number, attempt and gang name are within limits."""
-    return 0 <= member.rank < MOST_RANKS and 0 <= member.attempt < LARGEST and 0 < len(member.gang) <= 256
-
-
-_Taken = tuple[Gang, list[int], list[tuple[int, ...]]]
-"""A gang with records in a frame: the cells of its open steps and collectives, and its finished steps."""
-
-
-def _finish(taken: list[_Taken]) -> None:
-    """Add the finished steps to their gangs, in order."""
-    for gang, _, steps in taken:
-        if steps:
-            gang.finish_all(steps)
-            steps.clear()
-
-
-def _open(node: NodeView, frame: Frame, taken: list[_Taken], only_open: bool) -> None:
-    """Add the open steps and collectives to their gangs. only_open: whether the frame has no other records."""
-    opened = tuple([(gang, cells) for gang, cells, _ in taken if cells])
-    for gang, cells in opened:
-        gang.opened_all(cells, frame.monotonic_ns)
-    records = frame.records if frame.table is None else frame.table
-    node._records, node._opened = (records, opened) if only_open else ((), ())
-
-
-def _row(record: StepRecord, now_ns: int, received_ns: int) -> tuple[int, ...]:
-    """Return the record as in ``Gang.finish_all``, without the column; () if one of its values is impossible.
-
-    now_ns: monotonic time of the record's frame.
-    """
-    step, start_ns, duration_ns = record.step, record.start_ns, record.duration_ns
-    wait_ns, tokens, squares = record.wait_ns, record.tokens, record.squares
-    end_ns = start_ns + duration_ns
-    if (
-        duration_ns > 0
-        and start_ns >= 0
-        and now_ns - OLDEST_RECORD_NS <= end_ns <= now_ns + CLOCK_SLACK_NS
-        and 0 <= step < LARGEST
-        and (wait_ns is None or 0 <= wait_ns <= duration_ns)
-        and (tokens is None or 0 <= tokens < LARGEST)
-        and (squares is None or 0 <= squares < LARGEST)
-    ):
-        return (
-            step,
-            end_ns,
-            duration_ns,
-            received_ns,
-            -1 if wait_ns is None else wait_ns,
-            -1 if tokens is None else tokens,
-            -1 if squares is None else squares,
-        )
-    return ()
