@@ -38,14 +38,19 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(StepRecord, MEMBERS, NUMBERS, NANOSECONDS, DURATIONS, GIVEN, GIVEN, st.just(0), GIVEN),
     st.builds(OpenRecord, MEMBERS, st.sampled_from(("step", "collective")), NUMBERS, NANOSECONDS),
 )
+ORDINARY = st.tuples(
+    st.integers(0, 3), st.sampled_from(("j-1", "j-1", "late", "slurm-7.0")), NUMBERS, NANOSECONDS, DURATIONS, GIVEN
+)
+"""Records of all ranks of the node: 1 has finished steps, 2 open steps, 3 both, 0 the last rank alone an open step."""
+
 FRAMES = st.lists(
     st.tuples(
         st.sampled_from(NODES),
-        st.lists(RECORDS, max_size=5),
-        st.integers(-1, 2),  # how far the frame's sequence number advances
-        st.integers(-3, 3),  # how far its records' sequence number is from the expected one
+        st.one_of(st.lists(RECORDS, max_size=5), ORDINARY, ORDINARY, ORDINARY),
+        st.sampled_from((1, 1, 1, 1, 0, -1, 2)),  # how far the frame's sequence number advances
+        st.sampled_from((0, 0, 0, 0, -3, -1, 2)),  # how far its records' sequence number is from the expected one
         st.booleans(),  # whether it repeats the records of the node's last frame
-        st.sampled_from(("a", "a", "a", "b")),
+        st.sampled_from(("a", "a", "a", "a", "a", "b")),
     ),
     min_size=1,
     max_size=12,
@@ -77,17 +82,36 @@ def state_of(fleet: Fleet) -> Any:
     return jobs, gangs, nodes, counts
 
 
-def frames(made: Sequence[tuple[str, list[Record], int, int, bool, str]], as_tables: bool) -> list[Frame]:
+def ordinary(node: str, of: tuple[int, str, int, int, int, int | None], at_ns: int) -> list[Record]:
+    """Return the records of ORDINARY; mostly of steps that have just ended."""
+    what, gang, number, start_ns, duration_ns, given = of
+    found: list[Record] = []
+    ranks = sorted(RANKS[node])
+    for rank in ranks:
+        member = Member(gang, 1, rank)
+        if what & 1:
+            wait_ns = None if given is None else given if number > 1 else min(given, duration_ns)
+            start_ns = at_ns - duration_ns if 0 < duration_ns < 3 * SECOND else start_ns
+            found.append(StepRecord(member, number, start_ns, duration_ns, wait_ns, given, 0, given))
+        if what & 2 or (not what and rank == ranks[-1]):
+            found.append(OpenRecord(member, "step", number + 1, at_ns))
+    return found
+
+
+def frames(made: Sequence[tuple[str, Any, int, int, bool, str]], as_tables: bool) -> list[Frame]:
     found = []
+    known: dict[tuple[Member, ...], tuple[Member, ...]] = {}  # a decoder returns equal ranks as the same object
     last: dict[str, tuple[int, int, tuple[Record, ...], RecordTable | None]] = {}
     for place, (node, records, ahead, shift, repeats, agent) in enumerate(made):
         seq, record_seq, before, table = last.get(node, (1, 10, (), None))
         seq = max(1, seq + ahead)
-        if not repeats:
-            before = tuple(records)
-            table = tabulate(before) if as_tables else None
-        sent = () if table is not None else before
         at_ns = 10_000 * SECOND + place * SECOND
+        if not repeats:
+            before = tuple(records if isinstance(records, list) else ordinary(node, records, at_ns))
+            table = tabulate(before) if as_tables else None
+            if table is not None:
+                table = RecordTable(known.setdefault(table.members, table.members), table.rows)
+        sent = () if table is not None else before
         found.append(
             Frame(
                 node, "boot", agent, seq, LAYOUTS[node].layout_id, 10**18 + at_ns, at_ns, np.zeros(0, np.int64),
@@ -101,6 +125,21 @@ def frames(made: Sequence[tuple[str, list[Record], int, int, bool, str]], as_tab
 @settings(max_examples=300)
 @given(FRAMES, st.booleans())
 def test_tables_and_records_have_the_same_effect(made: Any, guarded: bool) -> None:
+    compare(made, guarded)
+
+
+def test_a_table_of_known_ranks_is_checked_and_repeated_as_records_are() -> None:
+    """The third table has waits that are longer than the steps; the last one is sent twice."""
+    tables = [(3, "j-1", number, 0, SECOND, wait_ns) for number, wait_ns in ((1, 0), (2, 0), (3, 2 * SECOND), (4, 0))]
+    made = [("n0", one, 1, 0, False, "a") for one in tables]
+    jobs, gangs, _, counts = compare([*made, ("n0", tables[-1], 1, 0, True, "a")], guarded=True)
+    assert counts[0] == 3, "the steps of three ranks"
+    assert [gang[-1] for gang in gangs] == [3], "repeated steps"
+    assert len(jobs) == 1
+
+
+def compare(made: Any, guarded: bool) -> Any:
+    """Return the state of the fleet after these frames, which must not depend on the form of their records."""
     states = []
     for as_tables in (False, True):
         fleet = Fleet(Placements(attest) if guarded else None)
@@ -110,6 +149,7 @@ def test_tables_and_records_have_the_same_effect(made: Any, guarded: bool) -> No
             first_steps += fleet.first_steps()
         states.append((state_of(fleet), first_steps))
     assert states[0] == states[1]
+    return states[0][0]
 
 
 @given(
@@ -133,3 +173,23 @@ def test_a_row_of_an_unknown_kind_or_rank_is_refused() -> None:
     frame = frames([("n0", [], 0, 0, False, "a")], as_tables=False)[0]
     fleet.observe(LAYOUTS["n0"], msgspec.structs.replace(frame, table=table), 1)
     assert fleet.records_refused == 4 and not fleet.gangs
+
+
+def test_ranks_are_checked_again_if_another_node_has_taken_one() -> None:
+    """Without a placement, the last node that reports a rank has it."""
+    fleet, members = Fleet(), (Member("j-1", 1, 0), Member("j-1", 1, 1))
+
+    def take(node: str, seq: int, *numbers: int) -> None:
+        at_ns = (10_000 + seq) * SECOND
+        rows = b"".join(ROW.pack(0, place, number, at_ns, 0, 0, 0, 0) for place, number in enumerate(numbers))
+        frame = frames([(node, [], 0, 0, False, "a")], as_tables=False)[0]
+        frame = msgspec.structs.replace(
+            frame, seq=seq, record_seq=10 * seq, monotonic_ns=at_ns, table=RecordTable(members[: len(numbers)], rows)
+        )
+        assert fleet.observe(LAYOUTS[node], frame, at_ns)
+
+    take("n0", 1, 5, 5)
+    take("n1", 1, 6)
+    take("n0", 2, 7, 7)
+    gang = fleet.gangs["j-1"]
+    assert gang.nodes == ("n0", "n0") and gang.open_steps()[:, 0].tolist() == [7, 7]

@@ -302,14 +302,14 @@ MUTANTS = (
     # --- fleet_records ---
     Mutant(
         "core.telemetry.fleet_records:Attempts._take_table",
-        "-1 <= wait_ns <= duration_ns",
-        "-1 <= wait_ns",
+        "wait_ns > duration_ns or ",
+        "",
         ("tests/core/test_record_tables.py",),
     ),
     Mutant(
         "core.telemetry.fleet_records:Attempts._take_table",
-        "if not 0 <= place < places or",
-        "if place >= places or",
+        "if not 0 <= place < places:",
+        "if place >= places:",
         ("tests/core/test_record_tables.py",),
     ),
     Mutant(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, RecordTable, StepRecord
-from agent.schema.record_table import FINISHED_STEP, OPEN_COLLECTIVE, OPEN_STEP, ROW, record_of
+from agent.schema.record_table import FINISHED_STEP, ROW, record_of
 from scheduler_feedback.core.telemetry import blocked_ranks
 from scheduler_feedback.core.telemetry.consumption_trail import Trails
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
@@ -19,10 +19,13 @@ from scheduler_feedback.core.telemetry.placements import Refusal
 from scheduler_feedback.core.telemetry.record_checks import (
     CLOCK_SLACK_NS,
     LARGEST,
+    LARGEST_BITS,
     MOST_RANKS,
     OLDEST_RECORD_NS,
     Taken,
     finish_steps,
+    is_possible,
+    known_ranks,
     open_all,
     possible,
     row_of,
@@ -173,7 +176,8 @@ class Attempts:
         node._record_seq = frame.record_seq + count
         if table is None:
             return self._take(node, frame, frame.records[known:], received_ns)
-        self._take_table(node, frame, table if not known else table.after(known), received_ns)
+        if known or not self._take_known(node, frame, table, received_ns):
+            self._take_table(node, frame, table if not known else table.after(known), received_ns)
         return ()
 
     def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
@@ -239,10 +243,53 @@ class Attempts:
         open_all(node, frame, taken, count == len(frame.records))
         return events
 
+    def _take_known(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> bool:
+        """Process a table whose ranks are those of the node's last table, as ``_take_table`` does.
+
+        Return False without any change if a row needs more checks: it has another gang, or a number out of range.
+        """
+        last = node._ranks
+        if last is None or last.members is not table.members:
+            return False
+        gang, columns = last.gang, last.columns
+        found, ranks, why = self._gang(node.name, table.members[0], received_ns)
+        if found is not gang or why is not None or ranks != last.ranks or gang.changes != last.changes:
+            return False
+        oldest_ns, latest_ns = frame.monotonic_ns - OLDEST_RECORD_NS, frame.monotonic_ns + CLOCK_SLACK_NS
+        cells: list[int] = []
+        steps: list[tuple[int, ...]] = []
+        try:  # hot loop over the frames of ten thousand nodes: avoid calls
+            for kind, place, number, start_ns, duration_ns, wait_ns, tokens, squares in ROW.iter_unpack(table.rows):
+                if kind == FINISHED_STEP:
+                    end_ns = start_ns + duration_ns
+                    if (
+                        (place | number | start_ns | wait_ns + 1 | tokens + 1 | squares + 1) >> LARGEST_BITS
+                        or wait_ns > duration_ns
+                        or duration_ns <= 0
+                        or not oldest_ns <= end_ns <= latest_ns
+                    ):
+                        return False
+                    steps.append((columns[place], number, end_ns, duration_ns, received_ns, wait_ns, tokens, squares))
+                elif kind >> 1 or (place | number | start_ns) >> LARGEST_BITS:
+                    return False
+                else:
+                    cells += (kind, columns[place], number, start_ns)
+        except IndexError:
+            return False
+        if steps:
+            if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
+                return False
+            gang.finish_all(steps)
+        gang.received_ns = received_ns
+        gang.report_again(columns)
+        open_all(node, frame, [(gang, cells, steps)], not steps)
+        return True
+
     def _take_table(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> None:
         """Process a table of records, with the same effect as ``_take`` has for the same records."""
         taken: list[Taken] = []
-        members, last = table.members, -1
+        members = table.members
+        last: int | None = None
         name, attempt, rank, column = "", -1, -1, -1
         gang: Gang | None = None
         ranks: frozenset[int] | None = None
@@ -254,17 +301,18 @@ class Attempts:
         for row in ROW.iter_unpack(table.rows):  # hot loop over the frames of ten thousand nodes: avoid calls
             kind, place, number, start_ns, duration_ns, wait_ns, tokens, squares = row
             end_ns = start_ns + duration_ns
-            if not 0 <= place < places or not 0 <= number < LARGEST or not 0 <= start_ns < LARGEST:
-                fine = False
-            elif kind == FINISHED_STEP:
-                fine = oldest_ns <= end_ns <= latest_ns and duration_ns > 0 and -1 <= wait_ns <= duration_ns
-                fine = fine and -1 <= tokens < LARGEST and -1 <= squares < LARGEST
-            else:
-                fine = kind in (OPEN_STEP, OPEN_COLLECTIVE)
-            if not fine:
+            if kind == FINISHED_STEP:
+                odd = (number | start_ns | wait_ns + 1 | tokens + 1 | squares + 1) >> LARGEST_BITS
+                odd = odd or wait_ns > duration_ns or duration_ns <= 0 or not oldest_ns <= end_ns <= latest_ns
+            else:  # not negative and without a bit above the largest number
+                odd = (number | start_ns) >> LARGEST_BITS or kind >> 1
+            if odd and not is_possible(row, oldest_ns, latest_ns):
                 self.refused += 1
                 continue
             if place != last:
+                if not 0 <= place < places:
+                    self.refused += 1
+                    continue
                 member = members[place]
                 another = member.gang != name or member.attempt != attempt
                 if not 0 <= member.rank < MOST_RANKS or (another and not possible(member)):
@@ -297,6 +345,7 @@ class Attempts:
                 count += 1
         finish_steps(taken)
         open_all(node, frame, taken, count == len(frame.table or ()))
+        node._ranks = known_ranks(node, table, taken, ranks)
 
     def _take_blocked(self, node: NodeView, record: EventRecord, member: Member, received_ns: int) -> None:
         """Keep a report of where a rank is blocked, if the node may report the rank."""

@@ -115,6 +115,17 @@ class Gang:
         self._reported_ns[column] = self.received_ns
         return column
 
+    def report_again(self, columns: Sequence[int]) -> None:
+        """Record that the nodes of the ranks in `columns` have reported them again."""
+        received_ns = self.received_ns
+        for column in columns:
+            self._reported_ns[column] = received_ns
+
+    def columns_on(self, ranks: Sequence[int], node: str) -> list[int]:
+        """Return the columns of these ranks; an empty list if one of them is unknown or on another node."""
+        columns = [self._column.get(rank, -1) for rank in ranks]
+        return [] if any(column < 0 or self._nodes[column] != node for column in columns) else columns
+
     def holder(self, rank: int) -> tuple[str, int] | None:
         """Return the node that reports the rank and the time of its last report; None if no node has reported it."""
         column = self._column.get(rank)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from agent.schema.frame import Frame, Member, StepRecord
-from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
+from agent.schema.frame import Frame, Member, RecordTable, StepRecord
+from agent.schema.record_table import FINISHED_STEP, NOT_REPORTED, OPEN_COLLECTIVE, OPEN_STEP
+from scheduler_feedback.core.telemetry.fleet_nodes import KnownRanks, NodeView
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 
 MOST_RANKS = 1 << 17
 """Limit of rank numbers: every rank number must be below this value."""
 
-LARGEST = 1 << 62
+LARGEST_BITS = 62
+LARGEST = 1 << LARGEST_BITS
 """Limit of step numbers, attempt numbers and times in nanoseconds (146 years): all must be below this value. The sum of
 two such values still fits in 64 bits."""
 
@@ -73,3 +75,42 @@ def row_of(record: StepRecord, now_ns: int, received_ns: int) -> tuple[int, ...]
             -1 if squares is None else squares,
         )
     return ()
+
+
+def is_possible(row: tuple[int, ...], oldest_ns: int, latest_ns: int) -> bool:
+    """Return whether the numbers of a table's row are within limits, except for the index of its rank.
+
+    oldest_ns, latest_ns: limits of the end of a finished step.
+    """
+    kind, _, number, start_ns, duration_ns, wait_ns, tokens, squares = row
+    if not 0 <= number < LARGEST or not 0 <= start_ns < LARGEST:
+        return False
+    if kind != FINISHED_STEP:
+        return kind in (OPEN_STEP, OPEN_COLLECTIVE)
+    return (
+        duration_ns > 0
+        and oldest_ns <= start_ns + duration_ns <= latest_ns
+        and NOT_REPORTED <= wait_ns <= duration_ns
+        and NOT_REPORTED <= tokens < LARGEST
+        and NOT_REPORTED <= squares < LARGEST
+    )
+
+
+def known_ranks(
+    node: NodeView, table: RecordTable, taken: list[Taken], ranks: frozenset[int] | None
+) -> KnownRanks | None:
+    """Return the ranks of a processed table, if all of them are of one attempt and on this node; otherwise None.
+
+    taken: gangs with accepted records. ranks: ranks that the node may report; None: any.
+    """
+    members = table.members
+    if len(taken) != 1 or not members:
+        return None
+    gang, first = taken[0][0], members[0]
+    if any(one.gang != first.gang or one.attempt != first.attempt for one in members):
+        return None
+    numbers = [one.rank for one in members]
+    columns = gang.columns_on(numbers, node.name)
+    if not columns or (ranks is not None and not ranks.issuperset(numbers)):
+        return None
+    return KnownRanks(members, gang, columns, ranks, gang.changes)
