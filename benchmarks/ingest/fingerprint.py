@@ -179,6 +179,7 @@ def fingerprint(nodes: int, seconds: int, seed: int, hashing: bool, as_tables: b
             for job in new.jobs:
                 names = ("given_open_steps", "given_open_collectives", "given_steps_finished", "given_frames")
                 telemetry.add([getattr(job, name)() for name in names])
+                assert job.consumed is not None
                 telemetry.add([job.consumed(np.full(len(job.shape), wall_ns - back, np.int64)) for back in (0, SECOND)])
         since = time.thread_time()
         results = detection.tick(new)
