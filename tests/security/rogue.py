@@ -235,7 +235,8 @@ class Cluster:
                 assert steps is not None
                 found[name] = (
                     gang.attempt, gang.ranks, gang.nodes, steps.number.tolist(), steps.seconds.tolist(),
-                    gang.newest_steps().tolist(), gang.open_steps().tolist(), gang._trails._total[gang._slots[: len(gang)]].tolist(),
+                    gang.newest_steps().tolist(), gang.open_steps().tolist(),
+                    gang._trails._total[gang._slots[: len(gang)]].tolist(),
                     fleet.process_states(gang).tolist(),
                 )  # fmt: skip
                 found[f"story of {name}"] = [
