@@ -21,6 +21,7 @@ from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import FrameError
 from agent.schema.frame import Frame, Layout, Selection
 from agent.schema.peer_quota import NoPlaceError, Places
+from agent.schema.record_table import wants_table
 from agent.schema.wire import encode_frame, encode_layout, with_length
 from exporter.frame_formats import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
 from exporter.prometheus.exposition import EVERYTHING, Exposition, Settings
@@ -72,8 +73,11 @@ _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 class FrameStream:
     """Queue of one reader of /frames: the latest frame, then all later ones. A layout is sent before its frames."""
 
-    def __init__(self, patterns: tuple[str, ...], closed: Callable[[FrameStream], None]) -> None:
+    def __init__(
+        self, patterns: tuple[str, ...], closed: Callable[[FrameStream], None], as_table: bool = False
+    ) -> None:
         self._patterns = patterns
+        self._as_table = as_table
         self._closed = closed
         self._frames: deque[tuple[Layout, Frame]] = deque(maxlen=STREAM_FRAMES)
         self._condition = threading.Condition()
@@ -108,7 +112,7 @@ class FrameStream:
         if self._selection is None or layout.layout_id != self._source_id:
             self._selection, self._source_id = selection(layout, self._patterns), layout.layout_id
             body = with_length(encode_layout(self._selection.layout))
-        return body + with_length(encode_frame(self._selection.apply(frame)))
+        return body + with_length(encode_frame(self._selection.apply(frame), self._as_table))
 
     def close(self) -> None:
         self._closed(self)
@@ -256,7 +260,8 @@ class AgentApp:
         except ValueError as error:
             return text_answer(400, str(error))
         headers = ((UNKNOWN_HEADER, ", ".join(unknown)),) if unknown else ()
-        stream = FrameStream(patterns, self._close_stream)
+        as_table = wants_table(request.headers.get("accept", ""))
+        stream = FrameStream(patterns, self._close_stream, as_table)
         if request.method == "HEAD":
             return Answer(200, FRAME_TYPE, stream, headers)
         with self._lock:

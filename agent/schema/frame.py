@@ -175,6 +175,26 @@ class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
 Record = StepRecord | OpenRecord | EventRecord
 
 
+ROW_BYTES = 64
+"""Length of a row of a record table: eight int64 (agent/schema/record_table.py)."""
+
+
+class RecordTable(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Records of steps and collectives as rows of integers (agent/schema/record_table.py)."""
+
+    members: tuple[Member, ...]
+    """Ranks of the rows."""
+    rows: bytes
+    """Rows of ROW_BYTES, in the order of the records."""
+
+    def __len__(self) -> int:
+        return len(self.rows) // ROW_BYTES
+
+    def after(self, count: int) -> RecordTable:
+        """Return the table without its first rows."""
+        return RecordTable(self.members, self.rows[count * ROW_BYTES :])
+
+
 # --- frame -----------------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +225,8 @@ class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):
     record_seq: int = 0
     """Sequence number of the first record. A reader that has received record n expects n + 1."""
     records: tuple[Record, ...] = ()
+    table: RecordTable | None = None
+    """The records as a table, if the reader requested it. `records` is then empty."""
 
 
 def check_fits(layout: AnyLayout, frame: Frame) -> None:
@@ -258,6 +280,7 @@ class Selection:
             valid,
             frame.record_seq,
             frame.records,
+            frame.table,
         )
 
 

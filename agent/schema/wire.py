@@ -3,6 +3,9 @@
 A message is a msgpack map ``{"v": version, "k": "layout" | "frame", ...}`` with arrays as little-endian bytes. On a
 stream, each message follows its length as four bytes, big-endian. A reader accepts the version of its build, the
 previous version and the next one. It ignores unknown fields of the other versions.
+
+The records of a frame are an array of maps, or a table if the reader requested it: a map of ``members`` and ``rows``
+(``agent.schema.record_table``).
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.errors import FrameError, VersionError
-from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record, make_layout
+from agent.schema.frame import MAX_RECORDS, ROW_BYTES, Frame, Layout, Member, Record, RecordTable, make_layout
+from agent.schema.record_table import tabulate
 from agent.schema.stream_outline import Outline, outline
 
 WIRE_VERSION = 1
@@ -23,6 +27,11 @@ WIRE_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Maximum message length in bytes. A longer message is refused before it is read. A message with 100,000 series of 9
 bytes each, and records, is far shorter."""
+
+
+class _WireTable(msgspec.Struct):
+    members: tuple[Member, ...]
+    rows: bytes
 
 
 class _WireFrame(msgspec.Struct):
@@ -40,7 +49,7 @@ class _WireFrame(msgspec.Struct):
     counters: bytes
     counters_valid: bytes
     record_seq: int
-    records: tuple[Record, ...]
+    records: tuple[Record, ...] | _WireTable
 
 
 class _ReadFrame(_WireFrame):
@@ -70,6 +79,7 @@ _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(_ReadFrame)
 _records_decoder: msgspec.msgpack.Decoder[tuple[Record, ...]] = msgspec.msgpack.Decoder(tuple[Record, ...])
 _raw_records_decoder = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
+_table_decoder = msgspec.msgpack.Decoder(_WireTable)
 _record_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 _layout_decoder = msgspec.msgpack.Decoder(_WireLayout)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
@@ -80,8 +90,11 @@ def encode_layout(layout: Layout) -> bytes:
     return _encoder.encode(_WireLayout(WIRE_VERSION, "layout", layout))
 
 
-def encode_frame(frame: Frame) -> bytes:
-    """Encode a frame as one message without its length prefix."""
+def encode_frame(frame: Frame, as_table: bool = False) -> bytes:
+    """Encode a frame as one message without its length prefix.
+
+    as_table: whether the reader can read tables of records.
+    """
     return _encoder.encode(
         _WireFrame(
             WIRE_VERSION,
@@ -98,9 +111,19 @@ def encode_frame(frame: Frame) -> bytes:
             frame.counters.astype("<u8").tobytes(),
             np.packbits(frame.counters_valid, bitorder="little").tobytes(),
             frame.record_seq,
-            frame.records,
+            _records(frame.records, as_table),
         )
     )
+
+
+def encode_records(records: tuple[Record, ...], as_table: bool) -> bytes:
+    """Encode records as the last value of a frame's message."""
+    return _encoder.encode(_records(records, as_table))
+
+
+def _records(records: tuple[Record, ...], as_table: bool) -> tuple[Record, ...] | _WireTable:
+    table = tabulate(records) if as_table else None
+    return records if table is None else _WireTable(table.members, table.rows)
 
 
 def decode(message: bytes) -> Layout | Frame:
@@ -115,15 +138,21 @@ def decode(message: bytes) -> Layout | Frame:
 class Decoder:
     """Decoder of the messages of one stream.
 
-    If the encoded records equal those of the previous frame, ``decode`` returns the record objects of the previous
-    frame. Arrays are read-only, since they use the memory of the message or of the previous frame.
+    If the encoded records equal those of the previous frame, ``decode`` returns the record objects or the table of the
+    previous frame. Arrays are read-only, since they use the memory of the message or of the previous frame.
     """
 
-    __slots__ = ("_frame_before", "_outline", "_raw_records", "_records", "_valid", "_valid_bits")
+    __slots__ = (
+        "_before_rows", "_frame_before", "_members", "_outline", "_raw_records", "_records", "_table", "_valid",
+        "_valid_bits",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._raw_records = b""
         self._records: tuple[Record, ...] = ()
+        self._table: RecordTable | None = None
+        self._before_rows = b""
+        self._members: tuple[Member, ...] = ()
         self._valid_bits = b""
         self._valid = np.zeros(0, np.bool_)
         self._outline: Outline | None = None
@@ -171,6 +200,7 @@ class Decoder:
             self._valid,
             record_seq,
             self._records,
+            self._table,
         )
 
     def _other(self, message: bytes) -> Layout | Frame:
@@ -195,10 +225,11 @@ class Decoder:
     def _frame(self, wire: _ReadFrame) -> Frame:
         record_seq = wire.record_seq
         raw = bytes(wire.records)
-        if wire.v == WIRE_VERSION:
+        table = None
+        if wire.v == WIRE_VERSION or _is_map(raw):
             if raw != self._raw_records:
                 self._read_records(raw)
-            records = self._records
+            records, table = self._records, self._table
         else:
             records, missing = _of_neighbour(raw)
             # The dropped records may be anywhere, so record_seq is advanced by their number: a reader sees a gap.
@@ -222,21 +253,67 @@ class Decoder:
             self._valid,
             record_seq,
             records,
+            table,
         )
 
     def _read_records(self, raw: bytes) -> None:
+        records: tuple[Record, ...] = ()
+        table: RecordTable | None = None
         try:
-            records = _records_decoder.decode(raw)
+            if _is_map(raw):
+                table = self._read_table(raw)
+            else:
+                records = _records_decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError(f"records: {error}") from None
         if len(records) > MAX_RECORDS:
             raise FrameError(f"records: {len(records)}, at most {MAX_RECORDS}")
-        self._raw_records, self._records = raw, records
+        self._raw_records, self._records, self._table = raw, records, table
+
+    def _read_table(self, raw: bytes) -> RecordTable:
+        """Decode a table of records. Its members are decoded only if they differ from those of the last table."""
+        size = len(self._before_rows)
+        if size and raw.startswith(self._before_rows):
+            head = _BYTES_HEAD.get(raw[size : size + 1], 0)
+            start = size + 1 + head
+            if head and len(raw) - start == int.from_bytes(raw[size + 1 : start], "big"):
+                return _checked_table(self._members, raw[start:])
+        wire = _table_decoder.decode(raw)
+        table = _checked_table(wire.members, wire.rows)
+        before_rows = _encoder.encode(_WireTable(wire.members, b""))[:-_EMPTY_BYTES]
+        self._before_rows = before_rows if raw.startswith(before_rows) else b""
+        self._members = wire.members
+        return table
 
     def _read_valid(self, bits: bytes, count: int) -> None:
         self._valid_bits = bits
         self._valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.bool_)
         self._valid.flags.writeable = False
+
+
+_BYTES_HEAD = {b"\xc4": 1, b"\xc5": 2, b"\xc6": 4}
+"""Number of bytes of the length of a byte string (bin 8, bin 16, bin 32 of msgpack), by its first byte."""
+
+_EMPTY_BYTES = 2
+"""Length of an encoded empty byte string."""
+
+
+def _is_map(raw: bytes) -> bool:
+    """Return whether the encoded value is a map: fixmap, map 16 or map 32 of msgpack."""
+    return raw[:1] in _MAPS
+
+
+_MAPS = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
+
+
+def _checked_table(members: tuple[Member, ...], rows: bytes) -> RecordTable:
+    """Return the table. Raise FrameError if it is too long, or if its last row is incomplete."""
+    count = len(rows) // ROW_BYTES
+    if len(rows) % ROW_BYTES:
+        raise FrameError(f"records: rows of {len(rows)} bytes, expected a multiple of {ROW_BYTES}")
+    if count > MAX_RECORDS or len(members) > MAX_RECORDS:
+        raise FrameError(f"records: {count} rows of {len(members)} ranks, at most {MAX_RECORDS}")
+    return RecordTable(members, rows)
 
 
 _I8, _F8, _U8 = np.dtype("<i8"), np.dtype("<f8"), np.dtype("<u8")

@@ -109,7 +109,7 @@ def make_session(rng: random.Random) -> bytes:
         if node in twice and rng.random() < 0.3:  # nothing happened since
             made = msgspec.structs.replace(made, records=twice[node].records, record_seq=twice[node].record_seq)
         twice[node] = made
-        found.append(encode_frame(made))
+        found.append(encode_frame(made, as_table=rng.random() < 0.5))
     for at, message in enumerate(found):
         if rng.random() < 0.15:
             found[at] = changed(rng, message)

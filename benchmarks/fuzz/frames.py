@@ -31,7 +31,7 @@ from agent.schema.frame import (
 from agent.schema.wire import Decoder, MessageSplitter, encode_frame, encode_layout, with_length
 from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
-from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
 from scheduler_feedback.feed.frames_response import RefusedError, Response
 
 SECOND = 1_000_000_000
@@ -139,7 +139,7 @@ def _corpus() -> tuple[bytes, ...]:
         for _ in range(8):
             made = layout(rng, node)
             found.append(encode_layout(made))
-            found += [encode_frame(frame(rng, made, seq)) for seq in range(1, 6)]
+            found += [encode_frame(frame(rng, made, seq), as_table=seq % 2 == 0) for seq in range(1, 6)]
     return tuple(found)
 
 
@@ -159,6 +159,14 @@ def change(rng: random.Random, tree: Any, depth: int = 0) -> None:
             change(rng, tree[at], depth + 1)
 
 
+def _change_row(rng: random.Random, table: dict[str, Any]) -> None:
+    """Replace a number in a table of records."""
+    if isinstance(rows := table.get("rows"), bytes) and len(rows) >= 8:
+        at = rng.randrange(len(rows) // 8) * 8
+        number = rng.choice([one for one in INTEGERS if -(2**63) <= one < 2**63])
+        table["rows"] = rows[:at] + number.to_bytes(8, "little", signed=True) + rows[at + 8 :]
+
+
 def make_message(rng: random.Random) -> bytes:
     """Make one message: mostly valid MessagePack, with one field that no agent would send."""
     return changed(rng, rng.choice(_corpus()))
@@ -172,11 +180,13 @@ def changed(rng: random.Random, message: bytes) -> bytes:
     if chance < 0.2:  # from a neighbouring release, with fields and records unknown to this one
         tree["v"] = rng.choice((0, 2, 2, 3, -1))
         tree["more"] = [1]
-        if "records" in tree:
+        if isinstance(tree.get("records"), list):
             tree["records"].append({"type": "tomorrow", "x": 1})
     elif chance < 0.6:
         for _ in range(rng.randint(1, 2)):
             change(rng, tree)
+    if isinstance(tree, dict) and isinstance(tree.get("records"), dict) and rng.random() < 0.7:
+        _change_row(rng, tree["records"])
     if "layout" in tree and isinstance(tree["layout"], dict) and rng.random() < 0.7:
         try:  # set its id to the digest of its content, else every change would be refused here
             made = msgspec.convert(tree["layout"], Layout)
@@ -298,6 +308,7 @@ TARGETS: tuple[Target, ...] = (
         (
             "agent.schema.wire:Decoder",
             "agent.schema.wire:_array",
+            "agent.schema.wire:_checked_table",
             "agent.schema.wire:_checked_layout",
             "agent.schema.wire:_of_neighbour",
             "agent.schema.stream_outline",

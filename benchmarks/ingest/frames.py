@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, Record, StepRecord, Tier, make_layout
-from agent.schema.wire import encode_frame, encode_layout, with_length
+from agent.schema.wire import encode_frame, encode_layout, encode_records, with_length
 from exporter.frame_formats import selection
 
 GPUS = 8
@@ -195,9 +195,13 @@ def _nic_counters(gpu: int, fast: int) -> list[Column]:
 
 
 class Agents:
-    """Simulated agents of many nodes: the layout of each, and its encoded frame, which is updated in place."""
+    """Simulated agents of many nodes: the layout of each, and its encoded frame, which is updated in place.
 
-    def __init__(self, first: int, placed: list[Job], wanted: tuple[str, ...]) -> None:
+    as_tables: whether records are sent as tables, as the controller requests.
+    """
+
+    def __init__(self, first: int, placed: list[Job], wanted: tuple[str, ...], as_tables: bool = True) -> None:
+        self.as_tables = as_tables
         self.names = [f"node-{first + index:05d}" for index in range(len(placed))]
         self._jobs = placed
         self._first = first
@@ -312,7 +316,7 @@ class Agents:
             found.append(OpenRecord(member, "step", step, begun_ns))
             if now_ns - begun_ns > computes_ns[gpu]:
                 found.append(OpenRecord(member, "collective", step * 40, begun_ns + computes_ns[gpu]))
-        self._records[index], self._counts[index] = _encode(tuple(found)), len(found)
+        self._records[index], self._counts[index] = encode_records(tuple(found), self.as_tables), len(found)
 
 
 _STEADY = {"gangwatch_gpu_up": 1.0, "gangwatch_rdma_port_state": 4.0}

@@ -170,6 +170,7 @@ class Generator:
         if connection.node < 0 and connection.asked.endswith(b"\r\n\r\n"):
             node = connection.asked.split(b"/", 2)[1].decode()
             connection.node = self._place[node]
+            self._agents.as_tables = b"records=table" in connection.asked
             connection.asked = b""
             connection.tls.write(HEAD)
             self._speaking[connection.node] = connection

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from agent.schema.errors import GangwatchError
 from agent.schema.identity import Certificate, read_certificate
+from agent.schema.record_table import TABLE_TYPE
 from scheduler_feedback.feed.frames_response import Response
 
 RECORD_BYTES = 16 * 1024
@@ -208,7 +209,7 @@ def frames_request(url: str, wanted: Sequence[str], headers: Mapping[str, str]) 
         f"GET {parts.path.rstrip('/')}/frames{query} HTTP/1.1",
         f"Host: {parts.netloc.rpartition('@')[2]}",
         "User-Agent: gangwatch",
-        "Accept: application/vnd.gangwatch.frame",
+        f"Accept: {TABLE_TYPE}",
         "Accept-Encoding: identity",
         *(f"{name}: {value}" for name, value in headers.items()),
     ]

@@ -25,7 +25,8 @@ from scheduler_feedback.controller import detection_thread as watch_module
 from scheduler_feedback.controller import restarting_feed
 from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, DetectionThread
 from scheduler_feedback.core.telemetry import consumption, counter_features
-from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, Gang
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors import DETECTORS

@@ -57,7 +57,7 @@ def test_steps_follow_each_other_without_a_gap(now_ns: int, disturbed_ns: int, s
 
 def test_a_disturbed_rank_computes_longer_and_the_others_wait_for_it() -> None:
     job = Job("j", 0, 2 * SECOND, 0, 10 * SECOND, SLOWER, frozenset({2}))
-    agents, decoder = Agents(0, [job], WANTED), Decoder()
+    agents, decoder = Agents(0, [job], WANTED, as_tables=False), Decoder()
     own: dict[int, set[float]] = {}
     for half_second in range(1, 60):
         now_ns = half_second * SECOND // 2
@@ -75,7 +75,7 @@ def test_a_disturbed_rank_computes_longer_and_the_others_wait_for_it() -> None:
 
 def test_a_node_sends_the_layout_and_the_steps_of_its_new_job() -> None:
     jobs = [Run(number, 0, 2, 0, 10**12, 2 * SECOND, 10**12, frozenset()) for number in (1, 22)]
-    agents, decoder = Agents(0, [jobs[0].job_on(node) for node in (0, 1)], WANTED), Decoder()
+    agents, decoder = Agents(0, [jobs[0].job_on(node) for node in (0, 1)], WANTED, as_tables=False), Decoder()
 
     def received(index: int) -> tuple[Layout, Frame]:
         layout = decoder.decode(agents.layout_message(index)[4:])

@@ -13,9 +13,10 @@ import pytest
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
 from scheduler_feedback.core.telemetry import consumption
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, CPU, Trails
 from scheduler_feedback.core.telemetry.counter_features import rows_of
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, CPU
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 
@@ -295,3 +296,27 @@ def test_rows_of_different_lengths_are_refused() -> None:
     for lengths in ((8, 13), (8, 16), (7, 6, 8), (0, 5)):
         with pytest.raises(ValueError, match="rows of different lengths"):
             rows_of([np.zeros(length) for length in lengths])
+
+
+def test_queued_frames_of_an_attempt_that_has_ended_are_not_added_to_the_next_one() -> None:
+    """The next attempt may get the slots of the last one."""
+    trails = Trails()
+    counted = consumption.Consumption(trails)
+    index, widths = np.arange(len(CONSUMED)).reshape(1, -1), np.full((1, len(CONSUMED)), 64, np.uint8)
+    group = counted.group("j-1", 1, (0,), index, widths, 0, (1, len(CONSUMED)), None)
+    first = Gang("j-1", 1, trails)
+    group.slots = first.slots_of(np.array([first.column(0, "n1")]))
+
+    def frame(second: int) -> Frame:
+        at_ns = np.array([second * SECOND])
+        count = np.full(len(CONSUMED), 100 * second, np.uint64)
+        return Frame("n1", "boot", "agent", second, "layout", 0, second * SECOND, at_ns, np.zeros(0), count, count >= 0)
+
+    for second in (1, 2):
+        counted.take(group, first, frame(second), True)
+    first.leave()
+    second_attempt = Gang("j-1", 2, trails)
+    second_attempt.column(0, "n1")
+    counted.settle()
+    assert not counted.failed
+    assert np.isnan(second_attempt.consumed(np.array([2 * SECOND])).values).all()

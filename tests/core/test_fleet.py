@@ -25,8 +25,9 @@ from agent.schema.frame import (
     make_layout,
 )
 from scheduler_feedback.core.telemetry import consumption, fleet_records
+from scheduler_feedback.core.telemetry.consumption_trail import BLOCK_IO, CONSUMED, CPU, SAMPLES
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.gang_attempts import BLOCK_IO, CONSUMED, CPU, SAMPLES, Gang
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS, MOST_CELLS
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 
@@ -149,7 +150,8 @@ def test_superseded_frame_gives_only_records_unless_it_is_the_first() -> None:
     assert steps is not None and steps.number.tolist() == [10, 11, 12, 13]
     kept = [gang.consumed(np.array([at * SECOND])) for at in reported]
     assert [at.at_ns[0] // SECOND for at in kept] == [10, 11, 12, 13]
-    assert gang._trail_ns[0][gang._trail_ns[0] >= 0].tolist() == [10 * SECOND, 11 * SECOND, 13 * SECOND]
+    sampled_ns = gang._trails.sampled_ns[gang._slots[0]]
+    assert sampled_ns[sampled_ns >= 0].tolist() == [10 * SECOND, 11 * SECOND, 13 * SECOND]
     assert kept[-1].values[0, CPU] - kept[0].values[0, CPU] == pytest.approx(3 * SECOND / 2), "no frame is lost"
 
 

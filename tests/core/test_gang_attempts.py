@@ -5,16 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import (
-    BLOCK_IO,
-    CONSUMED,
-    CPU,
-    MOST_OPENING,
-    TRAIL,
-    TRAIL_SPACING_NS,
-    Gang,
-    IntArray,
-)
+from scheduler_feedback.core.telemetry.consumption_trail import BLOCK_IO, CONSUMED, CPU, TRAIL, TRAIL_SPACING_NS
+from scheduler_feedback.core.telemetry.gang_attempts import MOST_OPENING, Gang, IntArray
 from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS
 
 SECOND = 1_000_000_000
@@ -126,22 +118,22 @@ def test_open_steps_and_collectives_are_separate_and_the_newest_counts() -> None
     assert gang.open_collectives().tolist() == [[-1, -1, -1], [9, 200, 500], [11, 350, 700]]
 
 
-def test_queued_tables_count_in_the_order_of_their_last_report() -> None:
+def test_queued_reports_count_in_the_order_of_their_last_report() -> None:
     gang, columns = gang_of(2)
-    early = np.array([[0, columns[0], 7, 100], [1, columns[0], 70, 110]], np.int64)
-    late = np.array([[0, columns[0], 8, 200]], np.int64)
-    for table, seen_ns in ((early, 500), (late, 600), (early, 700), (late, 800)):
-        gang.opened_all(table, seen_ns)
+    early = [0, columns[0], 7, 100, 1, columns[0], 70, 110]
+    late = [0, columns[0], 8, 200]
+    for cells, seen_ns in ((early, 500), (late, 600), (early, 700), (late, 800)):
+        gang.opened_all(cells, seen_ns)
     assert gang.open_steps().tolist()[0] == [8, 200, 800]
     assert gang.open_collectives().tolist()[0] == [70, 110, 700]
     gang.opened_all(early, 900)
     assert gang.open_steps().tolist()[0] == [7, 100, 900]
 
 
-def test_the_number_of_unread_tables_is_bounded() -> None:
+def test_the_number_of_unread_reports_is_bounded() -> None:
     gang, columns = gang_of(2)
     for number in range(1000):
-        gang.opened_all(np.array([[0, columns[0], number, 100]], np.int64), number)
+        gang.opened_all([0, columns[0], number, 100], number)
         assert len(gang._opening) <= MOST_OPENING + 1
     assert gang.open_steps().tolist()[0] == [999, 100, 999]
 
@@ -190,7 +182,7 @@ def test_frequent_samples_do_not_remove_the_history_of_slow_ones() -> None:
     step = TRAIL_SPACING_NS / SECOND / 5
     for number in range(1, 5 * TRAIL):
         consume(gang, column, number * step, 1.0 + number)
-    kept = gang._trail_ns[column]
+    kept = gang._trails.sampled_ns[gang._slots[column]]
     assert kept.max() - kept.min() >= (TRAIL - 2) * TRAIL_SPACING_NS, "eight seconds, at any sampling rate"
     newest = gang.consumed(at(1e6))
     assert newest.at_ns[0] == round((5 * TRAIL - 1) * step * SECOND)

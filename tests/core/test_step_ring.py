@@ -6,6 +6,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler_feedback.core.telemetry import step_ring
 from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS, RETAIN_NS, StepRing
@@ -117,3 +119,37 @@ def test_batch_of_late_steps_does_not_replace_a_newer_step(monkeypatch: pytest.M
     for column in (1, 2):
         ring.finish(column, 0, SECOND, SECOND, None, received_ns, None, None)
     assert ring.late == 2 and ring.newest().tolist() == [FIRST_ROWS, -1, -1]
+
+
+def test_steps_that_cannot_complete_stay_queued_and_count_once_they_can() -> None:
+    ring = StepRing(3)
+    for _ in range(3):
+        ring.add_rank()
+    for column in range(2):
+        ring.finish(column, 1, 0, SECOND, None, SECOND, None, None)
+        assert ring.sequence == 0 and len(ring._queued) == column + 1
+    assert ring.completed(np.arange(3)) is None
+    ring.finish(2, 1, 0, SECOND, None, SECOND, None, None)
+    assert ring.sequence == 1 and not ring._queued
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=120))
+def test_reading_the_sequence_at_any_time_changes_nothing(reports: list[tuple[int, int, bool]]) -> None:
+    """Steps of three ranks, some repeated or out of order; in one ring the sequence is read in between."""
+    read, unread = StepRing(3), StepRing(3)
+    for ring in (read, unread):
+        for _ in range(3):
+            ring.add_rank()
+    for place, (column, number, reads) in enumerate(reports):
+        for ring in (read, unread):
+            ring.finish(column, number, number * SECOND, SECOND, None, (number + place) * SECOND, None, None)
+        if reads:
+            before = read.sequence
+            read._settle()
+            assert read.sequence == before
+    assert read.sequence == unread.sequence
+    one, other = read.completed(np.arange(3)), unread.completed(np.arange(3))
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert one.number.tolist() == other.number.tolist()
+        assert one.end_ns.tolist() == other.end_ns.tolist()

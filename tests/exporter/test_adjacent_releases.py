@@ -15,8 +15,9 @@ import pytest
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
-from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layout
-from agent.schema.wire import WIRE_VERSION, encode_frame, encode_layout
+from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, OpenRecord, Tier, make_layout
+from agent.schema.record_table import records_of
+from agent.schema.wire import WIRE_VERSION, MessageSplitter, decode, encode_frame, encode_layout
 from exporter import server
 from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.feed import Feed
@@ -58,8 +59,12 @@ def follow(folder: Path, url: str, wanted: tuple[str, ...]) -> list[tuple[AnyLay
     return got
 
 
+OPEN = OpenRecord(Member("j-1", 1, 0), "step", 7, 100)
+
+
 def made(layout: Layout) -> tuple[Layout, Frame]:
-    return layout, frame_of(layout, [612.5, 0.25][: len(layout.gauges)], [2**60 + 1])
+    frame = frame_of(layout, [612.5, 0.25][: len(layout.gauges)], [2**60 + 1])
+    return layout, msgspec.structs.replace(frame, records=(OPEN,))
 
 
 @pytest.mark.parametrize("version", [WIRE_VERSION - 1, WIRE_VERSION, WIRE_VERSION + 1])
@@ -70,12 +75,34 @@ def test_a_controller_receives_frames_of_an_agent_of_another_release(
     assert OF_NEXT_YEAR.metric not in BY_NAME
     # The agent itself knows all of its metrics.
     layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN] if wanted else [KNOWN, OF_NEXT_YEAR], [COUNTED])
-    monkeypatch.setattr(server, "encode_frame", lambda frame: as_of(version, encode_frame(frame)))
+    monkeypatch.setattr(server, "encode_frame", lambda *asked: as_of(version, encode_frame(*asked)))
     monkeypatch.setattr(server, "encode_layout", lambda layout: as_of(version, encode_layout(layout)))
     with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
         ((received, frame), *_) = follow(tmp_path, agent.url, wanted)
     assert received.whole().gauges[0] == KNOWN and received.whole().counters == (COUNTED,)
     assert frame.gauges[0] == 612.5 and int(frame.counters[0]) == 2**60 + 1
+    assert frame.table is not None and list(records_of(frame.table)) == [OPEN], "the controller asks for a table"
+
+
+def test_an_agent_that_has_no_tables_sends_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases without tables ignore what the controller accepts."""
+    monkeypatch.setattr(server, "wants_table", lambda _accept: False)
+    layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN], [COUNTED])
+    with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
+        ((_, frame), *_) = follow(tmp_path, agent.url, ())
+    assert frame.table is None and frame.records == (OPEN,)
+
+
+def test_a_client_that_asks_for_no_table_gets_records() -> None:
+    layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN], [COUNTED])
+    with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
+        asked = urllib.request.Request(f"{agent.url}/frames", headers={"Accept": "application/vnd.gangwatch.frame"})
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            splitter, messages = MessageSplitter(), []
+            while len(messages) < 2:
+                messages += splitter.feed(answer.read1())
+    frame = decode(messages[1])
+    assert isinstance(frame, Frame) and frame.table is None and frame.records == (OPEN,)
 
 
 def test_an_agent_serves_a_controller_that_requests_unknown_metrics(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from msgspec import structs
 
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, Record, StepRecord, Tier, make_layout
+from agent.schema.record_table import records_of, tabulate
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place, RankNames
 from scheduler_feedback.core.telemetry.fleet import Fleet
 
@@ -146,3 +147,42 @@ def test_an_event_about_a_rank_gets_the_rank_s_new_name() -> None:
     assert renamed.member == Member("g", 3, 5)
     _, alone = places.naming(layout_of("n1"), frame_of(layout_of("n1"), event, seq=2))
     assert alone.records[0].member is not None
+
+
+# --- tables of records ------------------------------------------------------------------------------------------------
+
+
+def with_table(frame: Frame) -> Frame:
+    """Return the frame with its records as a table."""
+    return structs.replace(frame, records=(), table=tabulate(frame.records))
+
+
+def test_a_table_gets_the_same_names_as_its_records() -> None:
+    members = [Member("pod-a", 0, rank) for rank in (0, 1)]
+    other = Member("pod-b", 0, 0)
+    records = [step(members[0]), step(members[1]), step(other), step(members[0], 2)]
+    plain = layout_of("n1")
+    by_record, by_table = (Places(a=Place("g", 2, "n1", range(4, 6))) for _ in range(2))
+    _, expected = by_record.naming(plain, frame_of(plain, *records))
+    _, found = by_table.naming(plain, with_table(frame_of(plain, *records)))
+    assert found.table is not None and found.records == ()
+    assert tuple(records_of(found.table)) == expected.records
+    assert expected.records[0].member == Member("g", 2, 4), "a rank that reports before the layout has it"
+
+
+def test_an_unchanged_table_is_the_same_object_until_its_pod_moves() -> None:
+    member, other = Member("pod-a", 0, 0), Member("pod-a", 0, 1)
+    places = Places(a=Place("g", 1, "n1", range(2)))
+    plain = layout_of("n1", member, other)
+    first = with_table(frame_of(plain, step(member), step(other)))
+    _, one = places.naming(plain, first)
+    _, two = places.naming(plain, structs.replace(first, seq=2))
+    assert one.table is two.table is not None
+    assert first.table is not None
+    _, three = places.naming(plain, structs.replace(first, seq=3, table=first.table.after(1)))
+    assert three.table is not None and three.table.members is one.table.members and len(three.table) == 1
+    places.put("a", Place("g", 2, "n1", range(2)))
+    _, four = places.naming(plain, structs.replace(first, seq=4))
+    assert four.table is not None and four.table.members == (Member("g", 2, 0), Member("g", 2, 1))
+    _, five = places.naming(plain, frame_of(plain, step(member), seq=5))
+    assert five.table is None and five.records[0].member == Member("g", 2, 0)

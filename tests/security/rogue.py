@@ -43,7 +43,7 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import Event, Hosted, Tick
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
 from scheduler_feedback.core.telemetry.placements import Attest, Placements
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.policies.index.scheduling_index import drop_index
@@ -235,7 +235,8 @@ class Cluster:
                 assert steps is not None
                 found[name] = (
                     gang.attempt, gang.ranks, gang.nodes, steps.number.tolist(), steps.seconds.tolist(),
-                    gang.newest_steps().tolist(), gang.open_steps().tolist(), gang._total[: len(gang)].tolist(),
+                    gang.newest_steps().tolist(), gang.open_steps().tolist(),
+                    gang._trails._total[gang._slots[: len(gang)]].tolist(),
                     fleet.process_states(gang).tolist(),
                 )  # fmt: skip
                 found[f"story of {name}"] = [

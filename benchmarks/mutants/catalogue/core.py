@@ -94,13 +94,13 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.consumption:_hand_over",
-        "np.repeat(at_ns[of_gang], ranks)",
-        "np.tile(at_ns[of_gang], ranks)",
+        "np.repeat(at_ns, restarted.shape[1])",
+        "np.tile(at_ns, restarted.shape[1])",
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
         "core.telemetry.consumption:_hand_over",
-        "gang.forget_consumed(columns[begun])",
+        "trails.forget(slots[begun])",
         "pass",
         ("tests/core/test_consumption.py", "tests/core/test_fleet.py"),
     ),
@@ -301,15 +301,45 @@ MUTANTS = (
     ),
     # --- fleet_records ---
     Mutant(
+        "core.telemetry.fleet_records:Attempts._take_table",
+        "wait_ns > duration_ns or ",
+        "",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.fleet_records:Attempts._take_table",
+        "if not 0 <= place < places:",
+        "if place >= places:",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
         "core.telemetry.fleet_records:Attempts.take",
-        "records = records[expected - frame.record_seq :]",
-        "pass",
+        "table if not known else table.after(known)",
+        "table",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.consumption:_hand_over",
+        "if any(one[1].left for one in batch):",
+        "if False:",
+        ("tests/core/test_consumption.py",),
+    ),
+    Mutant(
+        "core.telemetry.step_ring:StepRing.sequence",
+        "if len(self._queued) + self._most_filled >= self._ranks:",
+        "if len(self._queued) >= self._ranks:",
+        ("tests/core/test_step_ring.py",),
+    ),
+    Mutant(
+        "core.telemetry.fleet_records:Attempts.take",
+        "max(0, expected - frame.record_seq)",
+        "0",
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
         "core.telemetry.fleet_records:Attempts.take",
-        "node.records_missed += frame.record_seq - expected",
-        "node.records_missed += 1",
+        "node.records_missed += max(0, frame.record_seq - expected)",
+        "node.records_missed += frame.record_seq > expected",
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
@@ -331,12 +361,12 @@ MUTANTS = (
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
-        "core.telemetry.fleet_records:_row",
+        "core.telemetry.record_checks:row_of",
         "0 <= wait_ns <= duration_ns",
         "0 <= wait_ns",
         ("tests/core/test_fleet.py",),
     ),
-    Mutant("core.telemetry.fleet_records:_row", "now_ns - OLDEST_RECORD_NS <= ", "", ("tests/core/test_fleet.py",)),
+    Mutant("core.telemetry.record_checks:row_of", "now_ns - OLDEST_RECORD_NS <= ", "", ("tests/core/test_fleet.py",)),
     Mutant(
         "core.telemetry.fleet_records:Attempts._opened_again",
         "if self.gangs.get(gang.name) is not gang:",
@@ -413,13 +443,13 @@ MUTANTS = (
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang.consume",
+        "core.telemetry.consumption_trail:Trails.consume",
         "(newest < 0) | (one_before < 0) | (spacing >= TRAIL_SPACING_NS)",
         "(newest < 0) | (one_before < 0)",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang.consumed",
+        "core.telemetry.consumption_trail:Trails.consumed",
         "np.clip(at_ns, low_ns, high_ns)",
         "at_ns",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),

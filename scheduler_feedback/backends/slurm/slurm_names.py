@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from msgspec import structs
 
@@ -25,6 +26,10 @@ OURS = "gangwatch: "
 MOST_NAME = 200
 """Maximum length of a job's name, in characters; the rest is cut. The controller's own jobs have the same limit."""
 
+MOST_NUMBERS = 4096
+"""Number of names whose numbers are kept, because the feed asks once a second for each node. Names have at most 256
+characters, so hostile names take 2 MB at most."""
+
 _GANG = re.compile(r"slurm-(\d+)(?:\.\w+)?\Z")
 
 
@@ -33,6 +38,7 @@ def job_id_of(number: int) -> str:
     return f"slurm-{number}"
 
 
+@lru_cache(MOST_NUMBERS)
 def number_of(job_id: str) -> int | None:
     """Return Slurm's number of a job, or of an agent's gang ('slurm-JOB.STEP'); None for any other name."""
     found = _GANG.match(job_id)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from agent.schema.frame import Frame
 from agent.schema.rates import Change, difference, exact
+from scheduler_feedback.core.telemetry.consumption_trail import Trails
 from scheduler_feedback.core.telemetry.counter_features import Failed, fold_apart, rows_of
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, Gang
 
@@ -27,7 +28,7 @@ ROWS_AT_ONCE = 256
 class Group:
     """Ranks of one gang attempt on one node, whose layout contains their counters.
 
-    row: the group's row in the arrays of `places`.
+    row: the group's row in the arrays of `places`. slots: the ranks' slots in the samples of consumption.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Group:
     places: Places
     row: int
     gang: Gang | None = None
-    columns: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    slots: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 
 
 _Queued = tuple[Group, Gang, npt.NDArray[np.intp], Frame, bool]
@@ -48,13 +49,14 @@ class Places:
     index: [m, 5], position of each counter of CONSUMED; -1 for none. widths: [m, 5], bits of each counter.
     tier: index of the tier (collector with its interval) of all these counters. key: key of these positions in
     Consumption.
-    failed: receives (node, error) of frames that could not be processed.
+    trails: samples of consumption of all gangs. failed: receives (node, error) of frames that could not be processed.
     """
 
     def __init__(
-        self, index: npt.NDArray[np.intp], widths: npt.NDArray[np.uint8], tier: int, key: bytes, failed: list[Failed]
-    ) -> None:
-        self.index, self.widths, self.tier, self.key = index, widths, tier, key
+        self, index: npt.NDArray[np.intp], widths: npt.NDArray[np.uint8], tier: int, key: bytes, trails: Trails,
+        failed: list[Failed],
+    ) -> None:  # fmt: skip
+        self.index, self.widths, self.tier, self.key, self._trails = index, widths, tier, key, trails
         self._failed = failed
         self.queue: list[_Queued] = []
         self._rows = 0
@@ -145,7 +147,7 @@ class Places:
         self._before[rows], self._before_valid[rows] = now, valid
         advance[restarted] = 0.0
         advance[~valid] = np.nan
-        _hand_over(batch, restarted, advance, at_ns)
+        _hand_over(self._trails, batch, restarted, advance, at_ns)
 
 
 def _node_of(queued: _Queued) -> str:
@@ -153,29 +155,30 @@ def _node_of(queued: _Queued) -> str:
 
 
 def _hand_over(
-    batch: Sequence[_Queued], restarted: npt.NDArray[np.bool_], advance: FloatArray, at_ns: npt.NDArray[np.int64]
-) -> None:
-    """Add to each gang the consumption of its ranks on all nodes of the batch at once.
+    trails: Trails, batch: Sequence[_Queued], restarted: npt.NDArray[np.bool_], advance: FloatArray,
+    at_ns: npt.NDArray[np.int64],
+) -> None:  # fmt: skip
+    """Add the consumption of all ranks of the batch at once.
 
     restarted: ranks whose counters cannot be compared with earlier samples.
     """
-    places: dict[int, list[int]] = {}
-    for index, one in enumerate(batch):
-        places.setdefault(id(one[1]), []).append(index)
-    ranks = restarted.shape[1]
-    for of_gang in places.values():
-        gang = batch[of_gang[0]][1]
-        columns = np.concatenate([batch[index][2] for index in of_gang])
-        begun = restarted[of_gang].ravel()
-        if begun.any():
-            gang.forget_consumed(columns[begun])
-        gang.consume(columns, advance[of_gang].reshape(len(columns), -1), np.repeat(at_ns[of_gang], ranks))
+    if any(one[1].left for one in batch):  # another attempt of the gang has begun
+        kept = np.array([not one[1].left for one in batch])
+        batch = [one for one in batch if not one[1].left]
+        restarted, advance, at_ns = restarted[kept], advance[kept], at_ns[kept]
+        if not batch:
+            return
+    slots = np.concatenate([one[2] for one in batch])
+    if (begun := restarted.ravel()).any():
+        trails.forget(slots[begun])
+    trails.consume(slots, advance.reshape(len(slots), -1), np.repeat(at_ns, restarted.shape[1]))
 
 
 class Consumption:
     """Counters of the CPU time and I/O of the ranks on all nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, trails: Trails) -> None:
+        self._trails = trails
         self._places: dict[bytes, Places] = {}
         self._queued: dict[int, Places] = {}
         self.failed: list[Failed] = []
@@ -193,7 +196,7 @@ class Consumption:
         key = index.tobytes() + widths.tobytes() + repr((index.shape, tier, sizes)).encode()
         places = self._places.get(key)
         if places is None:
-            places = self._places[key] = Places(index, widths, tier, key, self.failed)
+            places = self._places[key] = Places(index, widths, tier, key, self._trails, self.failed)
         return Group(name, attempt, ranks, places, places.add(old))
 
     def drop(self, groups: Sequence[Group]) -> None:
@@ -204,8 +207,8 @@ class Consumption:
                 del self._places[group.places.key]
 
     def take(self, group: Group, gang: Gang, frame: Frame, continues: bool) -> None:
-        """Queue the group's part of a frame. `group.columns` are the columns of the group's ranks in the gang."""
-        group.places.queue.append((group, gang, group.columns, frame, continues))
+        """Queue the group's part of a frame. `group.slots` are those of the group's ranks in the gang."""
+        group.places.queue.append((group, gang, group.slots, frame, continues))
         self._queued[id(group.places)] = group.places
         if len(group.places.queue) >= ROWS_AT_ONCE:
             group.places.settle()

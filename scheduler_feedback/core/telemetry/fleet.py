@@ -16,15 +16,17 @@ from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
 from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.consumption import Consumption, Group
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
 from scheduler_feedback.core.telemetry.counter_features import Counting, Failed
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
-from scheduler_feedback.core.telemetry.fleet_records import LARGEST, Attempts, possible
-from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, Gang, IntArray
+from scheduler_feedback.core.telemetry.fleet_records import Attempts
+from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.membership import Membership
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
+from scheduler_feedback.core.telemetry.record_checks import LARGEST, possible
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
 """One sample of a metric: its name, labels and value."""
@@ -48,7 +50,7 @@ class Fleet:
         self._here_ns: int | None = None
         self._machines: dict[str, set[str]] = {}
         self._touched: set[str] = set()
-        self._consumption = Consumption()
+        self._consumption = Consumption(self._attempts.trails)
         self._states: dict[str, NodeStates] = {}
         self.counting = Counting()
         self.occurrences = Occurrences(None if placements is None else parts)
@@ -320,7 +322,7 @@ class Fleet:
             if -1 in columns:
                 return  # one of these ranks belongs to another node
             group.gang = gang
-            group.columns = np.array(columns, np.intp)
+            group.slots = gang.slots_of(np.array(columns, np.intp))
         self._consumption.take(group, gang, frame, continues)
 
 

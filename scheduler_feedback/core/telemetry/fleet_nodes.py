@@ -5,14 +5,30 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from agent.schema.frame import Record, StepRecord
+from agent.schema.frame import Member, Record, RecordTable, StepRecord
 from scheduler_feedback.core.telemetry.consumption import Group
-from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
 
 MOST_WAITING = 512
 """Maximum number of records of one node that wait until the scheduler has their gang: a minute of one-second steps of
 eight ranks. Beyond that, the oldest are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRanks:
+    """Ranks of a table of records that the node may report, all of one gang."""
+
+    members: tuple[Member, ...]
+    """Ranks of the table."""
+    gang: Gang
+    """Attempt of the gang to which their records are added."""
+    columns: list[int]
+    """Column of each rank in the gang."""
+    ranks: frozenset[int] | None
+    """Ranks of the gang that the node may report; None: any."""
+    changes: int
+    """Value of the gang's `changes` at that time."""
 
 
 @dataclass(slots=True)
@@ -47,10 +63,12 @@ class NodeView:
     """Id of the layout of the newest frame."""
     _groups: list[Group] = field(default_factory=list)
     """Groups of ranks whose consumption the layout contains."""
-    _records: tuple[Record, ...] = ()
+    _records: tuple[Record, ...] | RecordTable = ()
     """Records of the newest frame if all of them are about open steps and collectives; otherwise empty."""
-    _opened: tuple[tuple[Gang, IntArray], ...] = ()
-    """Open steps and collectives of the newest frame, by gang."""
+    _opened: tuple[tuple[Gang, list[int]], ...] = ()
+    """Open steps and collectives of the newest frame, by gang, as ``Gang.opened_all`` takes them."""
+    _ranks: KnownRanks | None = None
+    """Ranks of the node's last table of records, if all of them were accepted."""
     _here: object = None
     """Placement of the node when its newest frame was processed; compared by identity."""
     _waiting: deque[tuple[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))

@@ -8,14 +8,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, StepRecord
+from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, RecordTable, StepRecord
+from agent.schema.record_table import FINISHED_STEP, ROW, record_of
 from scheduler_feedback.core.telemetry import blocked_ranks
+from scheduler_feedback.core.telemetry.consumption_trail import Trails
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Counted, Membership
 from scheduler_feedback.core.telemetry.placements import Refusal
+from scheduler_feedback.core.telemetry.record_checks import (
+    CLOCK_SLACK_NS,
+    LARGEST,
+    LARGEST_BITS,
+    MOST_RANKS,
+    OLDEST_RECORD_NS,
+    Taken,
+    finish_steps,
+    is_possible,
+    known_ranks,
+    open_all,
+    possible,
+    row_of,
+)
 
 FORGET_NS = 600_000_000_000
 """Time without reports after which a gang counts as ended: ten minutes. No known pause for a checkpoint takes as
@@ -24,19 +38,6 @@ long."""
 MOST_GANGS = 1 << 16
 """Maximum number of gangs. More than 100,000 GPUs can run without reaching the limit. Further gangs are refused and
 counted, so that no sender fills the memory."""
-
-MOST_RANKS = 1 << 17
-"""Limit of rank numbers: every rank number must be below this value."""
-
-LARGEST = 1 << 62
-"""Limit of step numbers, attempt numbers and times in nanoseconds (146 years): all must be below this value. The sum of
-two such values still fits in 64 bits."""
-
-CLOCK_SLACK_NS = 1_000_000_000
-"""Maximum time by which a step may end after the time of the frame that reports it: the delay of the agent's reader."""
-
-OLDEST_RECORD_NS = 3_600_000_000_000
-"""Maximum age of a record; older ones are refused. An agent's ring cannot contain records older than an hour."""
 
 HELD_NS = 30_000_000_000
 """Time for which a node must not have reported a rank before another node may report that rank."""
@@ -55,6 +56,7 @@ class Attempts:
 
     def __init__(self, nodes: Mapping[str, NodeView] | None = None, membership: Membership | None = None) -> None:
         self.gangs: dict[str, Gang] = {}
+        self.trails = Trails()
         self._nodes = {} if nodes is None else nodes
         self._membership = membership
         self._outside_ranks: Counter[str] = Counter()
@@ -81,7 +83,7 @@ class Attempts:
                 return None
             if gang is not None:
                 self._leave(gang)
-            gang = self.gangs[name] = Gang(name, attempt)
+            gang = self.gangs[name] = Gang(name, attempt, self.trails)
             gang.placed = placed
             gang.received_ns = received_ns
         elif gang.attempt > attempt:
@@ -111,6 +113,7 @@ class Attempts:
         """Delete the gang's reports, and subtract its ranks from the count of ranks without a placement on their
         node."""
         self.blocked.forget(gang.name)
+        gang.leave()
         if not gang.placed and self._membership is not None:
             owner = self._membership.owners.get(gang.name, "")
             self._outside_ranks[owner] -= len(gang)
@@ -147,7 +150,7 @@ class Attempts:
         if any(group.gang is gang and rank in group.ranks for group in view._groups):
             return True
         column = gang.column(rank, node)
-        return any(one is gang and column in table[:, 1] for one, table in view._opened)
+        return any(one is gang and column in cells[1::4] for one, cells in view._opened)
 
     def take(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> Sequence[EventRecord]:
         """Process the frame's records; returns the events among them.
@@ -156,26 +159,30 @@ class Attempts:
         """
         if node._waiting and received_ns >= node._waiting_ns and (waited := self._waited(node, received_ns)):
             self._take(node, frame, waited, received_ns)
-        records = frame.records
+        table = frame.table
+        records: Sequence[Record] | RecordTable = frame.records if table is None else table
+        count = len(records)
         expected = node._record_seq if continues else None
         same = records is node._records and node._opened and expected == frame.record_seq
         if same and self._opened_again(node, frame):
-            node._record_seq = frame.record_seq + len(records)
+            node._record_seq = frame.record_seq + count
             return ()
-        if not records and continues:
+        if not count and continues:
             node._records = node._opened = ()
             return ()
-        if expected is not None and records:
-            if frame.record_seq > expected:
-                node.records_missed += frame.record_seq - expected
-            elif frame.record_seq < expected:
-                records = records[expected - frame.record_seq :]
-        node._record_seq = frame.record_seq + len(frame.records)
-        return self._take(node, frame, records, received_ns)
+        known = 0 if expected is None or not count else max(0, expected - frame.record_seq)
+        if expected is not None and count:
+            node.records_missed += max(0, frame.record_seq - expected)
+        node._record_seq = frame.record_seq + count
+        if table is None:
+            return self._take(node, frame, frame.records[known:], received_ns)
+        if known or not self._take_known(node, frame, table, received_ns):
+            self._take_table(node, frame, table if not known else table.after(known), received_ns)
+        return ()
 
     def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
         events: list[EventRecord] = []
-        taken: list[_Taken] = []
+        taken: list[Taken] = []
         # Most records of a node are of one gang, so the gang is looked up only when it changes.
         name, attempt = "", -1
         gang: Gang | None = None
@@ -192,7 +199,7 @@ class Attempts:
                 if record.member is None:
                     events.append(record)
                 else:
-                    _finish(taken)
+                    finish_steps(taken)
                     self._take_blocked(node, record, record.member, received_ns)
                 continue
             member = record.member
@@ -200,7 +207,7 @@ class Attempts:
             if isinstance(record, OpenRecord):
                 fine = 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST
             else:
-                row = _row(record, now_ns, received_ns)
+                row = row_of(record, now_ns, received_ns)
                 fine = bool(row)
             if not fine or not 0 <= member.rank < MOST_RANKS or (another and not possible(member)):
                 self.refused += 1
@@ -221,7 +228,7 @@ class Attempts:
                     column = -1
                     self._refuse(node, record, Refusal.RANK, received_ns)
                 elif (column := gang.reported_again(rank, here)) < 0:
-                    _finish(taken)
+                    finish_steps(taken)
                     column = self.column(gang, rank, here)
             if column < 0:
                 continue
@@ -231,10 +238,114 @@ class Attempts:
             else:
                 steps.append((column, *row))
                 if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
-                    self._first_step(gang, record, node)
-        _finish(taken)
-        _open(node, frame, taken, count == len(frame.records))
+                    self._first_step(gang, record.step, record.start_ns + record.duration_ns, node)
+        finish_steps(taken)
+        open_all(node, frame, taken, count == len(frame.records))
         return events
+
+    def _take_known(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> bool:
+        """Process a table whose ranks are those of the node's last table, as ``_take_table`` does.
+
+        Return False without any change if a row needs more checks: it has another gang, or a number out of range.
+        """
+        last = node._ranks
+        if last is None or last.members is not table.members:
+            return False
+        gang, columns = last.gang, last.columns
+        found, ranks, why = self._gang(node.name, table.members[0], received_ns)
+        if found is not gang or why is not None or ranks != last.ranks or gang.changes != last.changes:
+            return False
+        oldest_ns, latest_ns = frame.monotonic_ns - OLDEST_RECORD_NS, frame.monotonic_ns + CLOCK_SLACK_NS
+        cells: list[int] = []
+        steps: list[tuple[int, ...]] = []
+        try:  # hot loop over the frames of ten thousand nodes: avoid calls
+            for kind, place, number, start_ns, duration_ns, wait_ns, tokens, squares in ROW.iter_unpack(table.rows):
+                if kind == FINISHED_STEP:
+                    end_ns = start_ns + duration_ns
+                    if (
+                        (place | number | start_ns | wait_ns + 1 | tokens + 1 | squares + 1) >> LARGEST_BITS
+                        or wait_ns > duration_ns
+                        or duration_ns <= 0
+                        or not oldest_ns <= end_ns <= latest_ns
+                    ):
+                        return False
+                    steps.append((columns[place], number, end_ns, duration_ns, received_ns, wait_ns, tokens, squares))
+                elif kind >> 1 or (place | number | start_ns) >> LARGEST_BITS:
+                    return False
+                else:
+                    cells += (kind, columns[place], number, start_ns)
+        except IndexError:
+            return False
+        if steps:
+            if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
+                return False
+            gang.finish_all(steps)
+        gang.received_ns = received_ns
+        gang.report_again(columns)
+        open_all(node, frame, [(gang, cells, steps)], not steps)
+        return True
+
+    def _take_table(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> None:
+        """Process a table of records, with the same effect as ``_take`` has for the same records."""
+        taken: list[Taken] = []
+        members = table.members
+        last: int | None = None
+        name, attempt, rank, column = "", -1, -1, -1
+        gang: Gang | None = None
+        ranks: frozenset[int] | None = None
+        why: Refusal | None = None
+        cells: list[int] = []
+        steps: list[tuple[int, ...]] = []
+        count, places, here = 0, len(members), node.name
+        oldest_ns, latest_ns = frame.monotonic_ns - OLDEST_RECORD_NS, frame.monotonic_ns + CLOCK_SLACK_NS
+        for row in ROW.iter_unpack(table.rows):  # hot loop over the frames of ten thousand nodes: avoid calls
+            kind, place, number, start_ns, duration_ns, wait_ns, tokens, squares = row
+            end_ns = start_ns + duration_ns
+            if kind == FINISHED_STEP:
+                odd = (number | start_ns | wait_ns + 1 | tokens + 1 | squares + 1) >> LARGEST_BITS
+                odd = odd or wait_ns > duration_ns or duration_ns <= 0 or not oldest_ns <= end_ns <= latest_ns
+            else:  # not negative and without a bit above the largest number
+                odd = (number | start_ns) >> LARGEST_BITS or kind >> 1
+            if odd and not is_possible(row, oldest_ns, latest_ns):
+                self.refused += 1
+                continue
+            if place != last:
+                if not 0 <= place < places:
+                    self.refused += 1
+                    continue
+                member = members[place]
+                another = member.gang != name or member.attempt != attempt
+                if not 0 <= member.rank < MOST_RANKS or (another and not possible(member)):
+                    self.refused += 1
+                    continue
+                last = place
+                if another:
+                    name, attempt, rank, cells, steps = member.gang, member.attempt, -1, [], []
+                    gang, ranks, why = self._gang(here, member, received_ns)
+                    if gang is not None:
+                        gang.received_ns = received_ns
+                        taken.append((gang, cells, steps))
+                if gang is not None and member.rank != rank:
+                    rank = member.rank
+                    if ranks is not None and rank not in ranks:
+                        column = -1
+                        self._refuse(node, record_of(member, row), Refusal.RANK, received_ns)
+                    elif (column := gang.reported_again(rank, here)) < 0:
+                        finish_steps(taken)
+                        column = self.column(gang, rank, here)
+            if gang is None:
+                if why is not None:
+                    self._refuse(node, record_of(members[place], row), why, received_ns)
+            elif column >= 0 and kind == FINISHED_STEP:
+                steps.append((column, number, end_ns, duration_ns, received_ns, wait_ns, tokens, squares))
+                if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
+                    self._first_step(gang, number, end_ns, node)
+            elif column >= 0:
+                cells += (kind, column, number, start_ns)
+                count += 1
+        finish_steps(taken)
+        open_all(node, frame, taken, count == len(frame.table or ()))
+        node._ranks = known_ranks(node, table, taken, ranks)
 
     def _take_blocked(self, node: NodeView, record: EventRecord, member: Member, received_ns: int) -> None:
         """Keep a report of where a rank is blocked, if the node may report the rank."""
@@ -298,10 +409,9 @@ class Attempts:
                 self._membership.refuse(node.name, gang, Refusal.UNKNOWN)
         return found
 
-    def _first_step(self, gang: Gang, record: StepRecord, node: NodeView) -> None:
+    def _first_step(self, gang: Gang, step: int, end_ns: int, node: NodeView) -> None:
         self._stepped[gang.name] = gang.attempt
-        end_ns = record.start_ns + record.duration_ns
-        self._first_steps.append((gang.name, gang.attempt, record.step, node.wall_of(end_ns)))
+        self._first_steps.append((gang.name, gang.attempt, step, node.wall_of(end_ns)))
         if len(self._stepped) > MOST_GANGS:
             del self._stepped[next(iter(self._stepped))]
 
@@ -311,61 +421,7 @@ class Attempts:
         for gang, _ in node._opened:
             if self.gangs.get(gang.name) is not gang:
                 return False
-        for gang, table in node._opened:
+        for gang, cells in node._opened:
             gang.received_ns = node.received_ns
-            gang.opened_all(table, frame.monotonic_ns)
+            gang.opened_all(cells, frame.monotonic_ns)
         return True
-
-
-def possible(member: Member) -> bool:
-    """Return whether the rank number, attempt and gang name are within limits."""
-    return 0 <= member.rank < MOST_RANKS and 0 <= member.attempt < LARGEST and 0 < len(member.gang) <= 256
-
-
-_Taken = tuple[Gang, list[int], list[tuple[int, ...]]]
-"""A gang with records in a frame: the cells of its open steps and collectives, and its finished steps."""
-
-
-def _finish(taken: list[_Taken]) -> None:
-    """Add the finished steps to their gangs, in order."""
-    for gang, _, steps in taken:
-        if steps:
-            gang.finish_all(steps)
-            steps.clear()
-
-
-def _open(node: NodeView, frame: Frame, taken: list[_Taken], only_open: bool) -> None:
-    """Add the open steps and collectives to their gangs. only_open: whether the frame has no other records."""
-    tables = tuple((gang, np.array(cells, np.int64).reshape(-1, 4)) for gang, cells, _ in taken if cells)
-    for gang, table in tables:
-        gang.opened_all(table, frame.monotonic_ns)
-    node._records, node._opened = (frame.records, tables) if only_open else ((), ())
-
-
-def _row(record: StepRecord, now_ns: int, received_ns: int) -> tuple[int, ...]:
-    """Return the record as in ``Gang.finish_all``, without the column; () if one of its values is impossible.
-
-    now_ns: monotonic time of the record's frame.
-    """
-    step, start_ns, duration_ns = record.step, record.start_ns, record.duration_ns
-    wait_ns, tokens, squares = record.wait_ns, record.tokens, record.squares
-    end_ns = start_ns + duration_ns
-    if (
-        duration_ns > 0
-        and start_ns >= 0
-        and now_ns - OLDEST_RECORD_NS <= end_ns <= now_ns + CLOCK_SLACK_NS
-        and 0 <= step < LARGEST
-        and (wait_ns is None or 0 <= wait_ns <= duration_ns)
-        and (tokens is None or 0 <= tokens < LARGEST)
-        and (squares is None or 0 <= squares < LARGEST)
-    ):
-        return (
-            step,
-            end_ns,
-            duration_ns,
-            received_ns,
-            -1 if wait_ns is None else wait_ns,
-            -1 if tokens is None else tokens,
-            -1 if squares is None else squares,
-        )
-    return ()

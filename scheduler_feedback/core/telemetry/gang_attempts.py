@@ -4,36 +4,22 @@ ranks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_feedback.core.telemetry.consumption_trail import (
+    CONSUMED,
+    Consumed,
+    Trails,
+)
 from scheduler_feedback.core.telemetry.step_ring import StepRing, Steps
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 T = TypeVar("T", np.float64, np.int64)
-
-CONSUMED = (
-    "gangwatch_rank_cpu_seconds_total",
-    "gangwatch_rank_runqueue_wait_seconds_total",
-    "gangwatch_rank_block_io_seconds_total",
-    "gangwatch_rank_stopped_samples_total",
-    "gangwatch_rank_samples_total",
-)
-"""Counters of each rank's processes, in the order of an array's last axis: three times in nanoseconds, then two
-counts."""
-
-CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES = range(len(CONSUMED))
-
-TRAIL = 16
-"""Number of samples of the consumed counters that are kept per rank: with TRAIL_SPACING_NS, at least eight seconds."""
-
-TRAIL_SPACING_NS = 500_000_000
-"""Minimum time between two kept samples. If the newest kept sample is closer to the one before, the next sample
-replaces it instead of the oldest."""
 
 LEAST_GROWTH = 8
 """Least number of columns by which the arrays grow: the usual number of ranks on a node."""
@@ -43,22 +29,14 @@ MOST_OPENING = 64
 also processed when this number and one for every two ranks are queued: about four tables for each node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Consumed:
-    """Cumulative counters of n ranks at requested times."""
-
-    values: FloatArray
-    """float64 [n, 5]: counters in the order of CONSUMED; NaN if unknown."""
-    at_ns: IntArray
-    """int64 [n]: time of each value: the requested time, or the nearest sample if that time is outside the kept
-    range."""
-
-
 class Gang:
     """One attempt of a gang. Internal columns are in the order of the ranks' first reports. All results are ordered by
-    rank."""
+    rank.
 
-    def __init__(self, name: str, attempt: int) -> None:
+    trails: samples of consumption of all gangs; None: own ones. left: whether the attempt has ended.
+    """
+
+    def __init__(self, name: str, attempt: int, trails: Trails | None = None) -> None:
         self.name = name
         self.attempt = attempt
         self.received_ns = 0
@@ -68,17 +46,16 @@ class Gang:
         self._nodes: list[str] = []
         self._reported_ns: list[int] = []
         self.placed = True
-        self._opening: dict[int, tuple[IntArray, int]] = {}
+        self._opening: dict[int, tuple[Sequence[int], int]] = {}
         self._mean: tuple[int, int, float | None] = (0, 0, None)  # number of steps, newest sequence, result
         self.changes = 0
         columns = 4
         self._steps = StepRing(columns)
         self._open_step = np.full((columns, 3), -1, np.int64)
         self._open_collective = np.full((columns, 3), -1, np.int64)
-        self._total = np.zeros((columns, len(CONSUMED)))
-        self._trail_ns = np.full((columns, TRAIL), -1, np.int64)
-        self._trail = np.full((columns, TRAIL, len(CONSUMED)), np.nan)
-        self._trail_head = np.full(columns, -1, np.int64)
+        self._trails = Trails() if trails is None else trails
+        self._slots = self._trails.reserve(columns)
+        self.left = False
 
     # --- ranks --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +94,7 @@ class Gang:
         column = self._column.get(rank)
         if column is None:
             column = len(self._column)
-            if column == len(self._total):
+            if column == len(self._slots):
                 self._widen(column + max(LEAST_GROWTH, column // 8))
             self._column[rank] = column
             self.changes += 1
@@ -137,6 +114,17 @@ class Gang:
             return -1
         self._reported_ns[column] = self.received_ns
         return column
+
+    def report_again(self, columns: Sequence[int]) -> None:
+        """Record that the nodes of the ranks in `columns` have reported them again."""
+        received_ns = self.received_ns
+        for column in columns:
+            self._reported_ns[column] = received_ns
+
+    def columns_on(self, ranks: Sequence[int], node: str) -> list[int]:
+        """Return the columns of these ranks; an empty list if one of them is unknown or on another node."""
+        columns = [self._column.get(rank, -1) for rank in ranks]
+        return [] if any(column < 0 or self._nodes[column] != node for column in columns) else columns
 
     def holder(self, rank: int) -> tuple[str, int] | None:
         """Return the node that reports the rank and the time of its last report; None if no node has reported it."""
@@ -192,28 +180,30 @@ class Gang:
 
     def opened(self, column: int, what: str, number: int, since_ns: int, seen_ns: int) -> None:
         """Record a rank's open step or collective as of a frame (`seen_ns`, host clock)."""
-        self.opened_all(np.array([[what != "step", column, number, since_ns]], np.int64), seen_ns)
+        self.opened_all([int(what != "step"), column, number, since_ns], seen_ns)
 
-    def opened_all(self, table: IntArray, seen_ns: int) -> None:
-        """Record k open steps or collectives from `table`, int64 [k, 4].
+    def opened_all(self, cells: Sequence[int], seen_ns: int) -> None:
+        """Record k open steps or collectives.
 
-        The columns of `table`: 0 for a step or 1 for a collective, column of the rank, number, start. The caller must
-        not change the array afterwards, and may pass it again for a later frame.
+        cells: four numbers for each, one after the other: 0 for a step or 1 for a collective, column of the rank,
+        number, start. The caller must not change the sequence afterwards, and may pass it again for a later frame.
         """
-        # A table that is reported again replaces itself, at the end of the queue.
-        key = id(table)
+        # Cells that are reported again replace themselves, at the end of the queue.
+        key = id(cells)
         self._opening.pop(key, None)
-        self._opening[key] = table, seen_ns
+        self._opening[key] = cells, seen_ns
         if len(self._opening) > MOST_OPENING + len(self._column) // 2:
             self._settle_opened()
 
     def _settle_opened(self) -> None:
         if not self._opening:
             return
-        tables = list(self._opening.values())
+        every = list(self._opening.values())
         self._opening.clear()
-        table = np.concatenate([one for one, _ in tables])
-        seen_ns = np.repeat([seen_ns for _, seen_ns in tables], [len(one) for one, _ in tables])
+        counts = [len(cells) // 4 for cells, _ in every]
+        flat = chain.from_iterable([cells for cells, _ in every])
+        table = np.fromiter(flat, np.int64, 4 * sum(counts)).reshape(-1, 4)
+        seen_ns = np.repeat([seen_ns for _, seen_ns in every], counts)
         for kind, target in enumerate((self._open_step, self._open_collective)):
             chosen = table[:, 0] == kind
             target[table[chosen, 1]] = np.column_stack((table[chosen, 2:], seen_ns[chosen]))
@@ -233,51 +223,34 @@ class Gang:
     # --- consumption --------------------------------------------------------------------------------------------------
 
     def consume(self, columns: npt.NDArray[np.intp], advance: FloatArray, at_ns: int | IntArray) -> None:
-        """Add the consumption of m ranks in `columns` up to `at_ns` (host clock; one time for all ranks, or [m]).
+        """Add the consumption of m ranks in `columns`, as ``Trails.consume`` does for their slots."""
+        self._trails.consume(self._slots[columns], advance, at_ns)
 
-        advance: [m, 5], increase of each counter of CONSUMED; NaN if unknown.
-        """
-        total = self._total[columns] + advance
-        newest = self._trail_head[columns]
-        one_before = self._trail_ns[columns, newest - 1]
-        spacing = self._trail_ns[columns, newest] - one_before
-        push = (newest < 0) | (one_before < 0) | (spacing >= TRAIL_SPACING_NS)
-        head = np.where(push, (newest + 1) % TRAIL, newest)
-        self._total[columns] = total
-        self._trail_ns[columns, head] = at_ns
-        self._trail[columns, head] = total
-        self._trail_head[columns] = head
+    def slots_of(self, columns: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Return the slots of the ranks in `columns`, where their consumption is added. They do not change."""
+        return self._slots[columns]
 
     def forget_consumed(self, columns: npt.NDArray[np.intp]) -> None:
         """Delete the samples of ranks whose counters were reset, because later samples cannot be compared with them."""
-        self._total[columns] = 0.0
-        self._trail_ns[columns] = -1
-        self._trail[columns] = np.nan
-        self._trail_head[columns] = -1
+        self._trails.forget(self._slots[columns])
 
     def consumed(self, at_ns: IntArray) -> Consumed:
         """Return the ranks' cumulative counters at the times `at_ns` (int64 [n], on each rank's host clock, ordered by
-        rank). Values between two samples are interpolated."""
-        columns = self._by_rank()
-        times, values = self._trail_ns[columns], self._trail[columns]
-        here = np.arange(len(columns))
-        kept = times >= 0
-        before = np.where(kept & (times <= at_ns[:, None]), times, -1)
-        after = np.where(kept & (times >= at_ns[:, None]), times, np.iinfo(np.int64).max)
-        low, high = before.argmax(axis=1), after.argmin(axis=1)
-        has_low, has_high = before[here, low] >= 0, after[here, high] < np.iinfo(np.int64).max
-        low, high = np.where(has_low, low, high), np.where(has_high, high, low)
-        low_ns, high_ns = times[here, low], times[here, high]
-        actual_ns = np.clip(at_ns, low_ns, high_ns)
-        share = (actual_ns - low_ns) / np.maximum(high_ns - low_ns, 1)
-        between = values[here, low] + share[:, None] * (values[here, high] - values[here, low])
-        return Consumed(np.where((has_low | has_high)[:, None], between, np.nan), actual_ns)
+        rank). Values between two samples are interpolated. NaN for a gang that has left."""
+        if self.left:
+            return Consumed(np.full((len(at_ns), len(CONSUMED)), np.nan), at_ns)
+        return self._trails.consumed(self._slots[self._by_rank()], at_ns)
+
+    def leave(self) -> None:
+        """Free the samples of consumption. The attempt has ended; reports about it are not read any more."""
+        self.left = True
+        self._trails.free(self._slots)
 
     # --- growth -------------------------------------------------------------------------------------------------------
 
     def _widen(self, columns: int) -> None:
         self._settle_opened()
-        add = columns - len(self._total)
+        add = columns - len(self._slots)
 
         def wider(array: npt.NDArray[T], empty: float) -> npt.NDArray[T]:
             result = np.full((columns, *array.shape[1:]), empty, array.dtype)
@@ -287,7 +260,4 @@ class Gang:
         self._steps.widen(add)
         self._open_step = wider(self._open_step, -1)
         self._open_collective = wider(self._open_collective, -1)
-        self._total = wider(self._total, 0)
-        self._trail_ns = wider(self._trail_ns, -1)
-        self._trail = wider(self._trail, np.nan)
-        self._trail_head = wider(self._trail_head, -1)
+        self._slots = np.concatenate((self._slots, self._trails.reserve(add)))

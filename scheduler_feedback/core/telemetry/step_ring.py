@@ -81,7 +81,7 @@ class StepRing:
     def __init__(self, columns: int) -> None:
         self._queued: list[tuple[int, ...]] = []
         self._late = self._repeated = self._sequence = 0
-        self._ranks = 0
+        self._ranks = self._most_filled = 0
         self._number = np.full(FIRST_ROWS, -1, np.int64)
         self._done = np.zeros(FIRST_ROWS, np.int64)
         self._filled = np.zeros(FIRST_ROWS, np.int64)
@@ -108,8 +108,12 @@ class StepRing:
 
     @property
     def sequence(self) -> int:
-        """Sequence number of the newest completed step; 0 before the first."""
-        self._settle()
+        """Sequence number of the newest completed step; 0 before the first.
+
+        Queued steps are left in the queue while they are too few to complete a step.
+        """
+        if len(self._queued) + self._most_filled >= self._ranks:
+            self._settle()
         return self._sequence
 
     def newest(self) -> IntArray:
@@ -159,10 +163,10 @@ class StepRing:
         if not self._queued:
             return
         queued, self._queued = self._queued, []
-        if len(queued) >= FEW and self._finish_together(queued):
-            return
-        for one in queued:
-            self._finish(*one)
+        if len(queued) < FEW or not self._finish_together(queued):
+            for one in queued:
+                self._finish(*one)
+        self._most_filled = int(self._filled[self._done == 0].max(initial=0))
 
     def _finish_together(self, queued: list[tuple[int, ...]]) -> bool:
         """Process all queued steps at once, if each fills an empty cell of the newest steps. Return False without any
@@ -281,9 +285,9 @@ class StepRing:
 
         columns: columns in the order of the result.
         """
-        self._settle()
-        if after >= self._sequence:
+        if after >= self.sequence:
             return None
+        self._settle()
         rows = np.flatnonzero(self._done > after)
         if not len(rows):
             return None

@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from agent.schema.frame import EventRecord
 from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
-from scheduler_feedback.core.telemetry.gang_attempts import Consumed, FloatArray, IntArray
+from scheduler_feedback.core.telemetry.consumption_trail import Consumed
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 
 Float32Array = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]

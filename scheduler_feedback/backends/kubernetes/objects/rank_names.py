@@ -21,6 +21,7 @@ from agent.schema.frame import (
     Layout,
     Member,
     Record,
+    RecordTable,
     make_layout,
     pack,
 )
@@ -49,7 +50,7 @@ class _Node:
     in_layout: ranks of pods that the node's layout names. claims: ranks of pods that recent records of the node name.
     names: new name (gang and rank) of each rank in `in_layout` or `claims`. received: the frame's records as the agent
         sent them.
-    renamed: the same records with the new names.
+    renamed: the same records with the new names. table, renamed_table: the same for a table of records.
     """
 
     layout_id: str = ""
@@ -60,6 +61,8 @@ class _Node:
     version: int = -1
     received: tuple[Record, ...] = ()
     renamed: tuple[Record, ...] = ()
+    table: RecordTable | None = None
+    renamed_table: RecordTable | None = None
 
 
 class RankNames:
@@ -87,7 +90,10 @@ class RankNames:
             node.layout_id, node.layout, changed = layout.layout_id, None, True
             node.in_layout = tuple(_claims(layout.whole()))
         if frame.records is not node.received:
-            changed |= self._add_claims(node, frame.records)
+            changed |= self._add_claims(node, (record.member for record in frame.records))
+        table = frame.table
+        if table is not None and (node.table is None or table.members is not node.table.members):
+            changed |= self._add_claims(node, table.members)
         if not node.in_layout and not node.claims:
             return layout, frame
         version = self._version()
@@ -95,20 +101,23 @@ class RankNames:
             node.version = version
             names = self._names(frame.node, dict.fromkeys((*node.in_layout, *node.claims)))
             if names != node.names:
-                node.names, node.layout, node.received = names, None, ()
+                node.names, node.layout, node.received, node.table = names, None, (), None
         if not node.names:
             return layout, frame
         if node.layout is None:
             node.layout = pack(_renamed(layout.whole(), node.names))
         if frame.records is not node.received:
             node.received, node.renamed = frame.records, tuple(_rename(record, node.names) for record in frame.records)
-        return node.layout, msgspec.structs.replace(frame, layout_id=node.layout.layout_id, records=node.renamed)
+        if table is not node.table:
+            node.table, node.renamed_table = table, _rename_table(table, node)
+        layout_id = node.layout.layout_id
+        frame = msgspec.structs.replace(frame, layout_id=layout_id, records=node.renamed, table=node.renamed_table)
+        return node.layout, frame
 
-    def _add_claims(self, node: _Node, records: Iterable[Record]) -> bool:
-        """Add the ranks of pods in these records; return whether one is new."""
+    def _add_claims(self, node: _Node, members: Iterable[Member | None]) -> bool:
+        """Add the ranks of pods among these ranks of records; return whether one is new."""
         new = False
-        for record in records:
-            member = record.member
+        for member in members:
             if member is not None and member.gang.startswith(POD):
                 new |= member not in node.claims
                 node.claims[member] = None
@@ -172,3 +181,12 @@ def _renamed(layout: Layout, names: Mapping[Member, Member]) -> Layout:
 def _rename(record: Record, names: Mapping[Member, Member]) -> Record:
     name = None if record.member is None else names.get(record.member)
     return record if name is None else msgspec.structs.replace(record, member=name)
+
+
+def _rename_table(table: RecordTable | None, node: _Node) -> RecordTable | None:
+    """Return a node's table with the new names of its ranks. Equal ranks are the same object as in its last table."""
+    if table is None:
+        return None
+    members = tuple(node.names.get(member, member) for member in table.members)
+    before = node.renamed_table
+    return RecordTable(before.members if before is not None and before.members == members else members, table.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _GPU = re.compile(r"gpu(?::([^:,()]+))?:([0-9]{1,9})(?:\(([^)]*)\))?(?=,|$)")
 _ALONE = re.compile(r"gpu(?::([^:,()0-9][^:,()]*))?(?=,|$)")
@@ -12,6 +13,11 @@ MOST_GPUS = 1024
 """Maximum GPUs of one node: Slurm's limit on a node's generic resources (gres.c, MAX_GRES_BITMAP)."""
 
 
+MOST_TEXTS = 4096
+"""Number of texts whose meaning is kept: thousands of nodes and jobs have the same few texts in every listing."""
+
+
+@lru_cache(MOST_TEXTS)
 def gpus_of(text: str) -> tuple[int, str]:
     """Return the number of GPUs and their type; the type is '' if there is none or more than one."""
     found = _GPU.findall(text)
@@ -34,6 +40,7 @@ def wanted(a_job: str, a_node: str, a_socket: str, a_task: str, nodes: int, task
     return 0
 
 
+@lru_cache(MOST_TEXTS)
 def indices_of(text: str) -> tuple[int, ...]:
     """Return the indices of the GPUs on the node: those listed after IDX, else 0 up to the count minus one.
 
