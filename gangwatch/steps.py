@@ -67,9 +67,9 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple  # noqa: UP035 (Python 3.8)
 
 try:
-    from gangwatch import rank_stacks
+    from gangwatch import flight_recorder, rank_stacks
 except ImportError:  # this file was copied alone: the reporter answers no questions
-    rank_stacks = None  # type: ignore[assignment]
+    flight_recorder = rank_stacks = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -453,6 +453,7 @@ class Reporter:
         try:
             if self.collective_in_progress is not None:
                 collective = self.collective_in_progress()
+            collective = flight_recorder.merged(collective)
         except Exception:
             self.dropped += 1
         return rank_stacks.blocked(collective)
