@@ -106,14 +106,14 @@ def cpu_torch() -> str:
     return str(python)
 
 
-def framework(module: str) -> tuple[str, str]:
-    """Return the interpreter with training frameworks that packaging/frameworks.sh installs, and the folder with the
-    module for PYTHONPATH ('' if the interpreter finds it)."""
+def frameworks() -> tuple[str, str]:
+    """Return the interpreter with training frameworks that packaging/frameworks.sh installs, and the folder with
+    DeepSpeed, for PYTHONPATH."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(os.environ.get("GANGWATCH_FRAMEWORKS") or f"{cache}/gangwatch/frameworks")
     if not (folder / ".complete").exists():
-        absent(f"{module} is absent: make components (packaging/frameworks.sh)")
-    return str(folder / "bin" / "python"), str(folder / "deepspeed") if module == "deepspeed" else ""
+        absent("transformers, pytorch-lightning and deepspeed are absent: make components (packaging/frameworks.sh)")
+    return str(folder / "bin" / "python"), str(folder / "deepspeed")
 
 
 def virtual_nodes() -> None:
