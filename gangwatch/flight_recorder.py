@@ -134,7 +134,7 @@ def _count(shape: List[int]) -> int:  # noqa: UP006
 def _ranks_of(name: str) -> str:
     """Return the global ranks of this process's group of that name as ranges; '' if they are not known."""
     try:
-        world = sys.modules["torch.distributed.distributed_c10d"]._world  # type: ignore[attr-defined]
+        world = sys.modules["torch.distributed.distributed_c10d"]._world
         group = next(group for group, its_name in dict(world.pg_names).items() if str(its_name) == name)
         return _ranges(sorted(world.pg_group_ranks[group]))
     except Exception:  # torch keeps them elsewhere
