@@ -39,7 +39,7 @@ def stuck(door: FrontDoor, folder: Path, program: list[str], *submit: str) -> tu
     wait_until(lambda: verdicts(door) != [], lambda: f"{door.json('story', job_id)}\n{door.logs()}", seconds=90)
     (verdict,) = verdicts(door)
     delay = time.time() - float(since.read_text())
-    print(f"{' '.join(program[-2:])}: verdict {delay:.1f} s after the rank got stuck")  # shown by pytest -s
+    sys.stdout.write(f"{' '.join(program[-2:])}: verdict {delay:.1f} s after the rank got stuck\n")  # for pytest -s
     return job_id, verdict, delay
 
 
