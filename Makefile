@@ -104,6 +104,7 @@ components:  ## the real components that some tests run against (as root, on Deb
 	./packaging/components.sh
 	./packaging/accasim.sh $(PYTHON)
 	./packaging/torch.sh $(PYTHON)
+	./packaging/frameworks.sh $(PYTHON)
 	./packaging/grafana-dashboards-builder.sh $(PYTHON)
 	$(PYTHON) packaging/kubernetes/helm.py
 	$(PYTHON) packaging/kubernetes/monitoring.py

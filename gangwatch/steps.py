@@ -67,9 +67,9 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple  # noqa: UP035 (Python 3.8)
 
 try:
-    from gangwatch import rank_stacks
+    from gangwatch import flight_recorder, nccl_ras, rank_stacks
 except ImportError:  # this file was copied alone: the reporter answers no questions
-    rank_stacks = None  # type: ignore[assignment]
+    flight_recorder = nccl_ras = rank_stacks = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -450,12 +450,14 @@ class Reporter:
     def _blocked(self) -> Dict[str, Any]:  # noqa: UP006
         """Return the report about this process for the agent. Called in the connection's thread."""
         collective = None
+        communicators = nccl_ras.ask(os.environ)
         try:
             if self.collective_in_progress is not None:
                 collective = self.collective_in_progress()
+            collective = flight_recorder.merged(collective)
         except Exception:
             self.dropped += 1
-        return rank_stacks.blocked(collective)
+        return {**rank_stacks.blocked(collective), "communicators": communicators()}
 
     def _number(self, asked: int | None) -> int:
         """Return the number of the next step: `asked` if it is given, else the number of the last step plus one."""

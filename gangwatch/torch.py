@@ -13,8 +13,8 @@ No import hook and no environment variable loads this module implicitly: the com
 observed. Without GANGWATCH_SOCKET nothing is changed. Standard library and torch only.
 
 **Step.** A step lasts from the end of one ``optimizer.step()`` to the end of the next, so it includes data loading and
-everything else that a rank does in between. With several optimizers, the one that steps first counts. The first step
-has no known begin and is not measured. Step numbers count optimizer steps, from 0.
+everything else that a rank does in between. gangwatch.training_steps chooses the optimizer, or the engine of DeepSpeed,
+whose steps count. The first step has no known begin and is not measured. Step numbers count these steps, from 0.
 
 **Wait.** The wait of a step is the time in which the rank waited for collectives that computation did not hide. Two
 methods measure it. gangwatch.collective_waits times every collective that Python issues and waits for: FSDP2,
@@ -71,6 +71,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gangwatch import steps
 from gangwatch.collective_waits import CollectiveWaits
+from gangwatch.training_steps import CountedSteps
 
 __all__ = ["Attachment", "attach"]
 
@@ -224,8 +225,7 @@ class _StepTiming:
 class Attachment:
     """Observer of a training. ``attach`` creates it, once per process.
 
-    status: text that lists the measured values, and why others are absent. off: True if nothing is reported.
-    optimizer: ``id`` of the optimizer whose steps count as training steps; None before the first step. failures:
+    status: text that lists the measured values, and why others are absent. off: True if nothing is reported. failures:
     number of suppressed exceptions.
     """
 
@@ -234,7 +234,7 @@ class Attachment:
         self.failures = 0
         self._why_unknown = "no collective was observed"
         self._unseen = ""
-        self.optimizer: int | None = None
+        self.counted = CountedSteps(self._engine_stepped)
         self.watches_all_models = False
         self.follows_all_optimizers = False
         self.off = reporter.status.startswith("off")
@@ -373,11 +373,25 @@ class Attachment:
     def step_ended(self, optimizer: Any) -> None:
         """Record the end of the current training step, at the end of ``optimizer.step()``."""
         try:
-            if self.optimizer is None:
-                self.optimizer = id(optimizer)
-            if self.optimizer != id(optimizer):
+            if not self.counted.counts(optimizer):
                 return
-            tensor = optimizer.param_groups[0]["params"][0]
+            if self.counted.engine is None:
+                self._end_step(optimizer.param_groups[0]["params"][0])
+            else:
+                self._engine_stepped()  # the optimizer may be on another device than the model
+        except Exception as error:
+            self._fail(error)
+
+    def _engine_stepped(self) -> None:
+        """Record the end of the current training step, at the end of a step of DeepSpeed's engine."""
+        try:
+            self._end_step(next(self.counted.engine.module.parameters()))
+        except Exception as error:
+            self._fail(error)
+
+    def _end_step(self, tensor: Any) -> None:
+        """Record the end of the current training step on the clock of the tensor's device."""
+        try:
             if _capturing(tensor):
                 return
             now = _mark(tensor)
@@ -511,7 +525,7 @@ def attach(model: Any = None, optimizer: Any = None, reporter: steps.Reporter | 
             _attachment.watches_all_models = True
             _patch(DistributedDataParallel, "__init__", _constructing(_attachment))
         if optimizer is not None:
-            _attachment.optimizer = id(optimizer)
+            _attachment.counted.choose(optimizer)
         if not _attachment.follows_all_optimizers:
             _attachment.follows_all_optimizers = optimizer is None
             _follow(_attachment, optimizer)

@@ -106,6 +106,16 @@ def cpu_torch() -> str:
     return str(python)
 
 
+def frameworks() -> tuple[str, str]:
+    """Return the interpreter with training frameworks that packaging/frameworks.sh installs, and the folder with
+    DeepSpeed, for PYTHONPATH."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(os.environ.get("GANGWATCH_FRAMEWORKS") or f"{cache}/gangwatch/frameworks")
+    if not (folder / ".complete").exists():
+        absent("transformers, pytorch-lightning and deepspeed are absent: make components (packaging/frameworks.sh)")
+    return str(folder / "bin" / "python"), str(folder / "deepspeed")
+
+
 def virtual_nodes() -> None:
     """Skip the test if this machine cannot run nodes in network namespaces and control groups."""
     from benchmarks.reality.site import unsupported

@@ -155,7 +155,7 @@ class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
 
 RANK_BLOCKED = "rank-blocked"
 """Kind of the event that a rank makes no progress. detail: answered ('0' or '1'), quiet_seconds, and the rank's claims:
-where, stacks, operation, group, group_ranks, sequence, bytes."""
+where, stacks, operation, group, group_ranks, sequence, bytes, communicators."""
 
 
 class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):

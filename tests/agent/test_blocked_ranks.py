@@ -92,6 +92,9 @@ def test_an_answer_cannot_put_control_characters_into_a_text() -> None:
     assert detail["where"] == "a?[2Jb"
     assert detail["stacks"] == "thread M\n  x?.py:1 in f?"
     assert (detail["operation"], detail["sequence"], detail["bytes"]) == ("all?reduce", "3", "8")
+    assert "communicators" not in detail
+    words = event_of(Member("g", 1, 0), BlockedReport(communicators="rank 1\x1b missing"), SECOND, 0).detail
+    assert words["communicators"] == "rank 1? missing"
 
 
 # --- the socket ---

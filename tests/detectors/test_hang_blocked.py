@@ -158,6 +158,14 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
     )
 
 
+def test_the_sentence_has_what_nccl_reports_once() -> None:
+    words = "communicator 0xae94 of 8 ranks: rank 3 not responding"
+    reports = [replace(one, communicators=words if one.rank in (2, 7) else "") for one in ALL]
+    first = course(alone(HangDetector()), [hanging(*reports)], 80)[0]
+    assert isinstance(first[1], Verdict)
+    assert sentence(first[1]).count(f"; NCCL reports: {words}") == 1
+
+
 def test_a_sentence_about_many_places_is_short() -> None:
     reports = {rank: stuck(rank, node="n") for rank in range(500)}
     reports = {rank: replace(one, where=f"train.py:{rank} in f") for rank, one in reports.items()}
@@ -175,11 +183,12 @@ def event(**detail: str) -> EventRecord:
 def test_content_of_an_agent_s_event_is_bounded_and_plain() -> None:
     found = blocked_ranks.read(
         event(where="x" * 9999, stacks="y" * 99999, sequence="9" * 5000, bytes="-1", quiet_seconds="nan",
-              group="a\x1bb"),
+              group="a\x1bb", communicators="z" * 9999),
         1, "n", 9,
     )  # fmt: skip
     assert found is not None
     assert (len(found.where), len(found.stacks)) == (blocked_ranks.MOST_WORD, blocked_ranks.MOST_STACKS_CHARACTERS)
+    assert found.communicators == "z" * blocked_ranks.MOST_WORD
     assert (found.sequence, found.bytes, found.quiet_seconds, found.at_ns) == (None, None, 0.0, 9)
     assert "\x1b" not in found.group
     assert blocked_ranks.read(replace_kind(event()), 1, "n", 9) is None

@@ -158,3 +158,28 @@ def test_a_waiting_rank_describes_its_collective(gang: Gang) -> None:
     assert found["operation"] == "all_reduce"
     assert found["ranks"] == "0-1"
     assert (found["sequence"], found["bytes"]) == (1, 64)
+
+
+def test_a_rank_that_waits_in_c_describes_its_collective(gang: Gang) -> None:
+    """DDP issues and awaits its collectives in C++: only PyTorch's flight recorder has them."""
+    program = (
+        HEAD.replace("attachment = attach()", "")
+        + """
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    attachment = attach()
+    if rank == 0:
+        import threading
+        from gangwatch import flight_recorder
+        answer = lambda: flight_recorder.merged(attachment.collectives.in_progress())
+        threading.Timer(1.0, lambda: print(json.dumps(answer()), flush=True)).start()
+    else:
+        time.sleep(3.0)
+    model(torch.ones(2, 4)).sum().backward()
+    assert flight_recorder.in_progress()[0] == [] if rank == 0 else True
+    dist.destroy_process_group()
+    """
+    )
+    found = json.loads(gang.run(2, gang.script(program))[0])
+    assert (found["operation"], found["group"], found["ranks"]) == ("all_reduce", "0 (default_pg)", "0-1")
+    assert found["sequence"] > 1  # after those of DDP's constructor
+    assert found["bytes"] == 80

@@ -63,7 +63,16 @@ def run(installed: Path, program: str, **environment: str) -> str:
 def test_the_wheel_contains_exactly_the_suites_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        modules = ("__init__", "collective_waits", "rank_stacks", "steps", "torch")
+        modules = (
+            "__init__",
+            "collective_waits",
+            "flight_recorder",
+            "nccl_ras",
+            "rank_stacks",
+            "steps",
+            "torch",
+            "training_steps",
+        )
         assert names == {f"gangwatch/{module}.py" for module in modules}
         for name in names:
             assert archive.read(name) == (REPOSITORY / name).read_bytes()

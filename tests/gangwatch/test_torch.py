@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,9 @@ def python() -> str:
 class Gang:
     """Trainings whose ranks report to the test's step socket."""
 
-    def __init__(self, python: str, folder: Path) -> None:
+    def __init__(self, python: str, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.python = python
+        self.environment = {"PYTHONPATH": str(REPOSITORY), **(environment or {})}
         self.folder = folder
         self.path = str(folder / "run" / "n.sock")
         self.agent = StepSocket(
@@ -57,7 +58,7 @@ class Gang:
                 [self.python, *arguments],
                 env={
                     **environment,
-                    "PYTHONPATH": str(REPOSITORY),
+                    **self.environment,
                     "OMP_NUM_THREADS": "1",
                     "RANK": str(rank),
                     "LOCAL_RANK": str(rank),

@@ -38,7 +38,9 @@ def stuck(door: FrontDoor, folder: Path, program: list[str], *submit: str) -> tu
     wait_until(lambda: since.exists(), lambda: f"not stuck\n{door.logs()}", seconds=90)
     wait_until(lambda: verdicts(door) != [], lambda: f"{door.json('story', job_id)}\n{door.logs()}", seconds=90)
     (verdict,) = verdicts(door)
-    return job_id, verdict, time.time() - float(since.read_text())
+    delay = time.time() - float(since.read_text())
+    sys.stdout.write(f"{' '.join(program[-2:])}: verdict {delay:.1f} s after the rank got stuck\n")  # for pytest -s
+    return job_id, verdict, delay
 
 
 def sleeping(how: str) -> list[str]:

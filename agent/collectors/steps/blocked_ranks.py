@@ -110,6 +110,8 @@ def event_of(member: Member, report: BlockedReport | None, quiet_ns: int, wall_n
     detail = {"quiet_seconds": f"{quiet_ns / 1e9:.1f}", "answered": "0" if report is None else "1"}
     if report is not None:
         detail |= {"where": _printable(report.where), "stacks": _stacks(report.stacks)}
+        if report.communicators:
+            detail["communicators"] = _printable(report.communicators)
         if (collective := report.collective) is not None:
             detail |= {
                 "operation": _printable(collective.operation),

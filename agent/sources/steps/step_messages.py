@@ -92,6 +92,8 @@ class BlockedReport(msgspec.Struct, frozen=True):
     stacks: _Stacks = ""
     """Python stacks of the threads, one frame a line."""
     collective: CollectiveReport | None = None
+    communicators: _Text = ""
+    """Communicators of NCCL that are incomplete or out of step, in words; '' if none are known."""
 
 
 class _Later(msgspec.Struct, frozen=True):

@@ -86,6 +86,8 @@ def stacks(state: StateFolder, job: str, rank: int | None, attempt: int | None, 
         click.echo(
             f"\nrank {one['rank']} on {one['node']}{inside}{silent}: no progress for {one['quiet_seconds']:.0f} s"
         )
+        if one.get("communicators"):
+            click.echo(f"NCCL reports: {one['communicators']}")
         if one["stacks"]:
             click.echo(one["stacks"])
 

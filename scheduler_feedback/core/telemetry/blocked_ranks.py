@@ -54,6 +54,8 @@ class Blocked:
     """Number of the collective in its group; None if it is not counted."""
     bytes: int | None = None
     """Size of the rank's input in bytes; None if unknown."""
+    communicators: str = ""
+    """NCCL's communicators that are incomplete or out of step according to the rank's RAS, in words; '' if unknown."""
 
     @property
     def in_collective(self) -> bool:
@@ -89,6 +91,7 @@ def read(record: EventRecord, rank: int, node: str, at_ns: int) -> Blocked | Non
         rank, node, at_ns, at_ns, 1, detail.get("answered") == "1", _seconds(word("quiet_seconds")),
         word("where"), "\n".join(map(plain, stacks)), word("operation"), word("group"),
         word("group_ranks"), _count(word("sequence")), _count(word("bytes")),
+        word("communicators"),
     )  # fmt: skip
 
 

@@ -99,8 +99,14 @@ def blocked_at(job: JobTelemetry, reports: Mapping[int, Blocked], suspects: Sequ
     known = {rank: report for rank, report in reports.items() if rank in job.shape.place}
     if not known:
         return ()
-    words = in_words(known, suspects)
+    words = "; ".join([in_words(known, suspects), *_communicators(known)])
     return (Evidence("blocked_at", float(len(known)), float(len(job.shape)), "ranks", words),)
+
+
+def _communicators(reports: Mapping[int, Blocked]) -> list[str]:
+    """Return what NCCL's RAS reports, of the first rank that has it. Every rank's RAS collects the state of all."""
+    found = (report.communicators for _, report in sorted(reports.items()) if report.communicators)
+    return [f"NCCL reports: {words}" for words in list(found)[:1]]
 
 
 def in_words(reports: Mapping[int, Blocked], suspects: Sequence[int]) -> str:
