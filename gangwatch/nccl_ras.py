@@ -76,7 +76,7 @@ def troubles(environment: Mapping[str, str]) -> str:
     """
     try:
         return in_words(query(*address(environment)), os.getpid())[:MAX_CHARACTERS]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
 
 

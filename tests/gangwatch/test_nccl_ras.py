@@ -129,7 +129,11 @@ def test_the_text_is_short_for_many_communicators_and_ranks(environment: Any) ->
     assert words.endswith("2 more") and len(words) <= nccl_ras.MAX_CHARACTERS
 
 
-@pytest.mark.parametrize("content", [b"not JSON", b"[]", b'{"communicators": 3}', b'{"communicators": [{}]}'], ids=repr)
+@pytest.mark.parametrize(
+    "content",
+    [b"not JSON", b"[]", b'{"communicators": 3}', b'{"communicators": [{}]}', b"[" * 100_000],
+    ids=["text", "list", "number", "empty", "deep"],
+)
 def test_an_unknown_answer_is_ignored(content: bytes, environment: Any) -> None:
     assert nccl_ras.troubles(environment(content=content)) == ""
 
