@@ -11,9 +11,14 @@ import pytest
 
 from agent.schema.frame import StepRecord
 from tests import needs
-from tests.gangwatch.test_torch import Gang
+from tests.gangwatch.forked_ranks import ForkedRanks
+from tests.gangwatch.test_torch import REPOSITORY, Gang
+from tests.ports import held_port
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow, pytest.mark.xdist_group("collective-waits")]
+
+IMPORTED = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining")
+"""Modules that the programs import, or an optimizer in its first step."""
 
 SLOW_SECONDS = 0.06
 STEPS = 12
@@ -88,9 +93,29 @@ PIPELINE = """
 """
 
 
+class ForkedGang(Gang):
+    """Trainings whose ranks are forked from a process that has imported torch."""
+
+    def __init__(self, python: str, folder: Path, forked: ForkedRanks) -> None:
+        super().__init__(python, folder)
+        self._forked = forked
+
+    def run(self, ranks: int, *arguments: str, watched: bool = True) -> list[str]:
+        environment = {"GANGWATCH_SOCKET": self.path} if watched else {}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held_port())}
+        (script,) = arguments
+        return self._forked.run(script, ranks, environment)
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedRanks]:
+    with ForkedRanks(needs.cpu_torch(), IMPORTED, str(REPOSITORY)) as ranks:
+        yield ranks
+
+
 @pytest.fixture
-def gang(tmp_path: Path) -> Iterator[Gang]:
-    made = Gang(needs.cpu_torch(), tmp_path)
+def gang(forked: ForkedRanks, tmp_path: Path) -> Iterator[Gang]:
+    made = ForkedGang(needs.cpu_torch(), tmp_path, forked)
     yield made
     made.close()
 
