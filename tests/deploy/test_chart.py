@@ -115,7 +115,7 @@ def template(*values: str, release: str = "gangwatch") -> str:
 
 
 def render(*values: str, release: str = "gangwatch") -> list[dict[str, Any]]:
-    return [body for body in yaml.safe_load_all(template(*values, release=release)) if body]
+    return [body for body in yaml.load_all(template(*values, release=release), Loader=yaml.CSafeLoader) if body]
 
 
 def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
