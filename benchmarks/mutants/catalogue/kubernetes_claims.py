@@ -11,6 +11,32 @@ _INFORMER = (_K + "informer_cache.py",)
 _D = "backends.kubernetes.devices."
 
 MUTANTS = (
+    Mutant(_D + "device_objects:ResourceClaim.consumers", "one.uid for", "one.name for", (*_BINDING, *_CACHE)),
+    Mutant(
+        _D + "device_objects:claim_path",
+        "{namespace}/resourceclaims/{name}",
+        "{name}/resourceclaims/{namespace}",
+        _BINDING,
+    ),
+    Mutant("backends.kubernetes.objects.networks:networks_of", "namespace or own", "own", _INFORMER),
+    Mutant(
+        "backends.kubernetes.api_server.node_cache:NodeCache.node_changed",
+        "self._stale.add(key)",
+        "pass",
+        _INFORMER,
+    ),
+    Mutant(
+        "backends.kubernetes.objects.annotations:flag_of",
+        'if text not in ("true", "false"):',
+        "if False:",
+        (_K + "translate.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.objects.annotations:seconds_of",
+        "if not 0 <= seconds < 1e9:",
+        "if False:",
+        (_K + "translate.py",),
+    ),
     Mutant(_D + "device_cache:DeviceCache.assume", "or one.id in self._pending", "", _CACHE),
     Mutant(_D + "device_cache:DeviceCache.assume", "one.id in self._taken or", "", _CACHE),
     Mutant(_D + "device_cache:DeviceCache.assume", "and not adopts", "", _CACHE),

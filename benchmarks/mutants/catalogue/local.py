@@ -23,6 +23,18 @@ _PROBE = (
 
 MUTANTS = (
     Mutant(
+        "backends.local.step_socket:step_socket",
+        "<= _SOCKET_PATH_BYTES",
+        "<= 1 << 20",
+        ("tests/backends/test_local_backend.py::test_sockets_of_a_long_state_folder_are_in_tmp",),
+    ),
+    Mutant(
+        "backends.local.step_socket:step_socket",
+        "<= _SOCKET_PATH_BYTES",
+        "< 0",
+        ("tests/backends/test_local_backend.py::test_sockets_of_a_long_state_folder_are_in_tmp",),
+    ),
+    Mutant(
         "backends.local.local_attempt:FollowedAttempt._decide", "if not waiting:", "if len(waiting) <= 1:", _FOLLOWED
     ),
     Mutant(

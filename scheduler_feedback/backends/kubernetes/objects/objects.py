@@ -27,8 +27,8 @@ class OwnerReference(Part):
     def names_another(self, found: Metadata) -> str:
         """Return why the object of this name is not the owner; '' if it is.
 
-        An owner is its uid. An object of the same name may have been created after the owner was deleted, and a user
-        may create a pod that names an object of somebody else.
+        The uid decides. An object of the same name may have been created after the owner was deleted, and a user may
+        create a pod that names another user's object.
         """
         if found.uid == self.uid:
             return ""
