@@ -28,15 +28,13 @@ import torch
 import torch.distributed as dist
 
 from gangwatch import steps
+from gangwatch.flight_recorder import ranges
 
 MAX_WAITS_A_STEP = 65536
 """Maximum number of waits of one step. In a step with more, the wait is unknown."""
 
 MAX_SIZED_TENSORS = 8
 """Maximum number of tensors of a collective whose sizes are added up. The size of a collective of more is unknown."""
-
-MAX_NAMED_RANKS = 8
-"""A group's ranks are listed as ranges, at most this number of ranges."""
 
 _COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -266,11 +264,4 @@ def _ranks_of(group: Any) -> str:
         ranks = sorted(dist.get_process_group_ranks(group))
     except Exception:  # a torch without the function
         return f"{group.size()} ranks"
-    spans: List[List[int]] = []  # noqa: UP006
-    for rank in ranks:
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    shown = ",".join("-".join(map(str, span)) for span in spans[:MAX_NAMED_RANKS])
-    return shown if len(spans) <= MAX_NAMED_RANKS else f"{shown} and others, {len(ranks)} in all"
+    return ranges(ranks)

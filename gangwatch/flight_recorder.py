@@ -114,7 +114,7 @@ def _described(entry: Mapping[str, Any], groups: Mapping[str, Any]) -> Dict[str,
     found: Dict[str, Any] = {  # noqa: UP006
         "operation": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
         "group": _name_of(entry),
-        "ranks": _ranges([int(one) for one in ranks.strip("[]").split(",") if one.strip()]) or _ranks_of(name),
+        "ranks": ranges([int(one) for one in ranks.strip("[]").split(",") if one.strip()]) or _ranks_of(name),
     }
     if not entry["is_p2p"]:
         found["sequence"] = int(entry["collective_seq_id"])
@@ -136,12 +136,13 @@ def _ranks_of(name: str) -> str:
     try:
         world = sys.modules["torch.distributed.distributed_c10d"]._world
         group = next(group for group, its_name in dict(world.pg_names).items() if str(its_name) == name)
-        return _ranges(sorted(world.pg_group_ranks[group]))
+        return ranges(sorted(world.pg_group_ranks[group]))
     except Exception:  # torch keeps them elsewhere
         return ""
 
 
-def _ranges(ranks: List[int]) -> str:  # noqa: UP006
+def ranges(ranks: List[int]) -> str:  # noqa: UP006
+    """Return sorted ranks as ranges, for example 0-3,8; at most MAX_NAMED_RANKS ranges, then their number."""
     spans: List[List[int]] = []  # noqa: UP006
     for rank in ranks:
         if spans and spans[-1][-1] == rank - 1:

@@ -48,7 +48,7 @@ WARM_SECONDS = 10
 """Simulated seconds whose cost does not count: new layouts, and jobs without a baseline."""
 
 READ_ALL_TICKS = 7
-"""Number of ticks between two in which every array of the telemetry is read, also those that no detector needs."""
+"""Number of ticks between two in which every array of the telemetry is read, including those that no detector reads."""
 
 STAGES = ("decode", "fold", "telemetry", "detectors")
 
@@ -60,7 +60,7 @@ class Hashed:
         self._digest = hashlib.sha256()
 
     def add(self, value: Any) -> None:
-        """Add a value. A function without arguments stands for its result; other functions are left out."""
+        """Add a value. A function without arguments is called and its result added; others are left out."""
         if isinstance(value, np.ndarray):
             self._digest.update(repr((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes())
         elif is_dataclass(value):

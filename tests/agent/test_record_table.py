@@ -1,4 +1,4 @@
-"""Tables of records: they hold exactly what the records hold, and a reader refuses what is no table."""
+"""Tables of records: they hold exactly what the records hold, and a reader refuses a malformed table."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ MUTANTS = (
         "detectors.straggler.alarm_case:_gain_alone", "max(expected, float(others.max(initial=0.0)))", "0.0", _TESTS
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:_may_not_wait_for_input", "case.where.role[case.rank] != 0", "True", _TESTS
+        "detectors.straggler.alarm_checks:_has_no_input_to_wait_for", "case.where.role[case.rank] != 0", "True", _TESTS
     ),
     Mutant(
-        "detectors.straggler.alarm_checks:_may_not_wait_for_input", "case.where.role[case.rank] != 0", "False", _TESTS
+        "detectors.straggler.alarm_checks:_has_no_input_to_wait_for", "case.where.role[case.rank] != 0", "False", _TESTS
     ),
     Mutant("detectors.workload.workload_rules:_stages", "if len(members) > 1:", "if True:", _TESTS),
 )

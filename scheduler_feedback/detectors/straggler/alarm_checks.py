@@ -177,7 +177,7 @@ def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
     return None
 
 
-def _may_not_wait_for_input(case: Case, measured: Measured) -> Refusal | None:
+def _has_no_input_to_wait_for(case: Case, measured: Measured) -> Refusal | None:
     """Refuse the only rank of the first pipeline stage if no counter shows why it is slow: it may wait for its input.
 
     With more ranks in the stage, only one of them would wait for a slow disk; the input of a single rank is that of the
@@ -212,7 +212,7 @@ CHECKS = (
     _has_no_more_tokens,
     _peers_wait,
     _has_no_larger_part,
-    _may_not_wait_for_input,
+    _has_no_input_to_wait_for,
     _has_no_period,
     _has_no_other_reason,
 )
