@@ -123,8 +123,8 @@ def _print_started(state: StateFolder, as_json: bool) -> None:
             }
         )
         return
-    unit = "GPUs" if any(node.devices for node in running.nodes) else "slots"
-    places = ", ".join(f"{node.name} ({node.slots} {unit})" for node in running.nodes)
+    unit = "GPU" if any(node.devices for node in running.nodes) else "slot"
+    places = ", ".join(f"{node.name} ({node.slots} {unit}{'' if node.slots == 1 else 's'})" for node in running.nodes)
     click.echo(f"gangwatch runs at {controller.url}: {places}")
     if shared := oversubscribed(running.nodes, usable_processors()):
         click.echo(shared)

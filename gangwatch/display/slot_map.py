@@ -63,7 +63,8 @@ def _legend(waiting: dict[str, Any], letters: dict[str, str], active: Sequence[d
     if head is not None:
         since = waiting["reserved_from_ns"]
         slots = sum(waiting["reserved_nodes"].values())
-        yield f"+ reserved for {head}: {slots} slots{'' if since is None else ' from ' + clock(since)}"
+        plural, begin = "" if slots == 1 else "s", "" if since is None else f" from {clock(since)}"
+        yield f"+ reserved for {head}: {slots} slot{plural}{begin}"
     submitted = {one["job"]: one["submitted_ns"] for one in (*waiting["waiting"], *active)}
     names = {one["job"]: one["name"] for one in active}
     for job, letter in list(letters.items())[:_MOST_LEGEND]:

@@ -428,6 +428,13 @@ def test_a_bug_gives_500_with_a_message(site: Site, monkeypatch: pytest.MonkeyPa
 # --- logs ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_job_that_has_not_started_has_no_stacks(site: Site) -> None:
+    site.submit(ranks=4)
+    waiting = site.submit(ranks=3)
+    answer = site.ask("GET", f"/api/jobs/{waiting}/stacks")
+    assert (answer.status, answer.error) == (404, f"{waiting} has not started")
+
+
 def test_logs_of_a_rank(site: Site) -> None:
     job_id = site.submit()
     site.wait(job_id, "running")

@@ -125,7 +125,9 @@ class JournalEndpoints:
         note(request, job=job_id, user=user)
         if not principal_of(request).sees(user):
             raise AccessError(403, f"only its user ({user or 'none'}) and operators may read the stacks of {job_id}")
-        attempt = number_of(request, "attempt", newest, 1, max(newest, 1))
+        if newest < 1:
+            raise RefusedError(404, f"{job_id} has not started")
+        attempt = number_of(request, "attempt", newest, 1, newest)
         assert attempt is not None
         found = await self._controller.snapshot_reader.read(
             peer_of(request), lambda: self._controller.hang_of(job_id, attempt)
