@@ -11,6 +11,7 @@ import pytest
 
 from scheduler_feedback.backends.kubernetes.api_server.client import UnreachableError
 from scheduler_feedback.backends.kubernetes.attempts import attempt_lifecycle, claim_binding
+from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import AttemptLifecycle
 from scheduler_feedback.backends.kubernetes.attempts.claim_binding import Reservation, release_all, reserve_all
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Phase
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceClaim, ResourceSlice
@@ -18,7 +19,7 @@ from scheduler_feedback.core.events import ActionFailed
 from tests.kubernetes.device_driver import class_body, gpu, request, slice_body
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import pod
-from tests.kubernetes.test_attempt_lifecycle import PODS, Scene, attempt_of, bindings, slots, start
+from tests.kubernetes.test_attempt_lifecycle import PODS, Scene, attempt_of, bindings, bound, slots, start
 from tests.kubernetes.test_device_cache import Site, results, user
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -187,6 +188,33 @@ def test_abandoned_claims_of_a_pod_that_was_bound_in_the_meantime_are_kept() -> 
     del scene.api.objects[f"{PODS}/b"]
     scene.do(lambda carrier: carrier.release_abandoned(claims))
     assert scene.status("b") == {}, "it is gone"
+
+
+def test_no_pod_is_bound_while_its_claim_is_released() -> None:
+    """A new leader has begun to release the claims of an interrupted start, which it then continues."""
+    scene = ClaimScene()
+    scene.add("a", request())
+    one = scene.cache.pods["default/a"]
+    status = {"allocation": ALLOCATION, "reservedFor": [user(one)]}
+    scene.site.claim("a-claim", request(), **status)
+    scene.api.objects[f"{CLAIMS}/a-claim"]["status"] = status
+    abandoned = scene.cache.abandoned_claims()
+    assert abandoned == [("default/a-claim", one.metadata.uid)]
+    attempt = attempt_of("default/a", 1, bound(one, "n1", bound=False))
+
+    async def release_late(carrier: AttemptLifecycle) -> None:
+        await asyncio.sleep(0.05)
+        await carrier.release_abandoned(abandoned)
+
+    async def go_on(carrier: AttemptLifecycle) -> None:
+        carrier.hold(attempt)
+        assert scene.cache.assume(one, "n1", adopts=True) == ""
+        await carrier.bind(attempt)
+
+    scene.do(go_on, release_late)
+    assert bindings(scene) == [], "it has no devices any more"
+    assert scene.said == [ActionFailed("act", "j", "pod a: claim a-claim: it has lost its devices")]
+    assert not scene.cache.devices.releasing
 
 
 def test_a_start_waits_for_devices_of_ended_pods_and_says_so_in_the_end() -> None:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.reality import campaign, run, score, steps
 from benchmarks.reality.cases import case
 from tests import needs
-from tests.ports import held_port
+from tests.ports import held_neighbours
 from tests.reality_benchmark.test_faults import left_of
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
@@ -59,14 +59,14 @@ def train(folder: Path, framework: str, own: dict[str, Any], count: int = 6) -> 
     python = sys.executable
     if framework != "numpy":
         python, program = needs.cpu_torch(), ["-m", "gangwatch.torch", str(run.PROGRAMS / "train_torch.py")]
-    port = held_port()
+    port = held_neighbours(2)  # of the rendezvous, or of the two ranks of the ring
     ranks = [
         subprocess.Popen(
             [python, *program, json.dumps(plan)],
             env={
                 "PATH": os.environ["PATH"], "PYTHONPATH": str(run.CHECKOUT), "HOME": str(folder),
                 "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port), "GANGWATCH_JOB": f"j-{port % 1000}",
+                "MASTER_PORT": str(port), "REALITY_PORT": str(port), "GANGWATCH_JOB": f"j-{port % 1000}",
                 "REALITY_ADDRESSES": "127.0.0.1,127.0.0.1",
             },
             stdout=subprocess.PIPE,

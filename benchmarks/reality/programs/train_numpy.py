@@ -2,6 +2,7 @@
 """A data-parallel training in numpy with a ring of sockets. It reports through gangwatch.steps."""
 
 import os
+import re
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ class Ring:
     def __init__(self, job):
         self.rank, self.size = job.rank, job.size
         addresses = os.environ["REALITY_ADDRESSES"].split(",")
-        port = PORTS + 16 * int("".join(c for c in os.environ["GANGWATCH_JOB"] if c.isdigit()))
+        port = int(os.environ.get("REALITY_PORT", PORTS + 16 * int(re.sub(r"\D", "", os.environ["GANGWATCH_JOB"]))))
         with socket.create_server(("0.0.0.0", port + self.rank)) as listener:
             following = (self.rank + 1) % self.size
             until = time.monotonic() + 60

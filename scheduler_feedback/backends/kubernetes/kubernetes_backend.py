@@ -216,8 +216,9 @@ class KubernetesBackend(ClusterBackend):
 
     def _clear_claims(self) -> None:
         """Free the devices of claims that an ended attempt, or an earlier controller, has written for unbound pods."""
-        abandoned = self.cache.abandoned_claims()
-        if abandoned and self._may_act() and not self._connection.busy(_CLAIMS):
+        if not self._may_act() or self._connection.busy(_CLAIMS):
+            return
+        if abandoned := self.cache.abandoned_claims():
             self._connection.go(_CLAIMS, self._lifecycle.release_abandoned(abandoned))
 
     def _scan_nodes(self) -> list[Event]:

@@ -181,7 +181,7 @@ class InformerCache(NodeCache):
         """Return (key of a claim, uid of a pod) for each of our pods that has a claim, no node, and no attempt.
 
         An attempt that ended or whose controller crashed before the binding left them. Claims of pods that are being
-        bound are returned by a later call.
+        bound are returned by a later call. The claims count as being released until ``claims_released``.
         """
         with self.lock:
             found, later = [], set()
@@ -194,7 +194,18 @@ class InformerCache(NodeCache):
                     if self.place_of(uid) is None:
                         found.append((key, uid))
             self.devices.reserved = later
+            self.devices.releasing |= {key for key, _ in found}
             return found
+
+    def claims_released(self, keys: Iterable[str]) -> None:
+        """Allow the use of these claims, whose release has been tried."""
+        with self.lock:
+            self.devices.releasing.difference_update(keys)
+
+    def is_releasing_any(self, keys: Iterable[str]) -> bool:
+        """Return whether one of these claims is being released."""
+        with self.lock:
+            return not self.devices.releasing.isdisjoint(keys)
 
     # --- groups and queues -------------------------------------------------------------------------------------------
 

@@ -211,11 +211,19 @@ class AttemptLifecycle:
         wanted: list[Reservation] = []
         with self._cache.lock:
             pods = {pod.metadata.uid: pod for pod in self._cache.pods_of(attempt.key)}
-            for member in members:
-                pod = pods.get(member.uid)
-                if member.bound or pod is None or pod.spec.devices is None:
-                    continue
-                for claim in pod.spec.devices.claims:
+        claiming = [
+            (member, pod, pod.spec.devices.claims)
+            for member in members
+            if not member.bound and (pod := pods.get(member.uid)) is not None and pod.spec.devices is not None
+        ]
+        # An earlier attempt's devices of these pods may be on their way back (``release_abandoned``). A pod that is
+        # bound before this is done would run without devices.
+        keys = {claim.key for _, _, claims in claiming for claim in claims}
+        while may_act() and self._cache.is_releasing_any(keys):
+            await asyncio.sleep(_LOOK_SECONDS)
+        with self._cache.lock:
+            for member, pod, claims in claiming:
+                for claim in claims:
                     allocation = self._cache.devices.assumed(claim.key)
                     wanted.append(Reservation(claim.key, pod.metadata.name, member.uid, allocation))
         return await reserve_all(self._connection.client, wanted, may_act) if wanted else []
@@ -233,13 +241,17 @@ class AttemptLifecycle:
 
         The server may have bound a pod since the cache got it, on a request of an earlier leader.
         """
-        free: list[tuple[str, str]] = []
-        for key, uid in claims:
-            name = self._cache.key_of(uid)
-            if name and not await has_node(self._connection.client, name, uid):
-                free.append((key, uid))
-        if free:
-            await self.release_claims(free)
+        claims = list(claims)
+        try:
+            free: list[tuple[str, str]] = []
+            for key, uid in claims:
+                name = self._cache.key_of(uid)
+                if name and not await has_node(self._connection.client, name, uid):
+                    free.append((key, uid))
+            if free:
+                await self.release_claims(free)
+        finally:
+            self._cache.claims_released(key for key, _ in claims)
 
     async def release_claims(self, claims: Iterable[tuple[str, str]]) -> None:
         """Release these claims: (key of the claim, uid of a pod that was not bound)."""

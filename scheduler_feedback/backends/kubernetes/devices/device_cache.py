@@ -62,6 +62,8 @@ class DeviceCache:
         self._signatures: dict[str, Request] = {}  # of the requests of our pods' claims
         self.reserved: set[str] = set()
         """Keys of claims that are reserved for at least one pod and have not been checked since they changed."""
+        self.releasing: set[str] = set()
+        """Keys of claims that this controller is about to release. No pod is bound with one of them meanwhile."""
 
     # --- from the watches --------------------------------------------------------------------------------------------
 
