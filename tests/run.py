@@ -89,9 +89,14 @@ def translate_tests(processes: int) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without PYTHONDONTWRITEBYTECODE. With it, each daemon that a test starts would
-    compile the product: 2.0 s of CPU time instead of 1.0 s."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """Return the environment of the tests and of the programs that they start.
+
+    It lacks PYTHONDONTWRITEBYTECODE. With it, each daemon that a test starts would compile the product: 2.0 s of CPU
+    time instead of 1.0 s. GOGC makes Go programs collect garbage four times less often: kube-apiserver starts with
+    4.0 s of CPU time instead of 5.0 s, and uses 0.4 GB instead of 0.3 GB.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {"GOGC": "400"} | kept
 
 
 def run_pytest(arguments: Sequence[str], outcomes: Path, groups: Path | None) -> Run:

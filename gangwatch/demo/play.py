@@ -3,8 +3,9 @@
 It uses only public interfaces: `gangwatch up`, the API and the agents' streams. The disturbance is a separate process
 that the controller has no information about.
 
-The ranks share the machine's processors. Each step therefore contains a pause, so that six ranks use at most the share
-``LOAD`` of all processors. The length of the pause is measured on the machine; with enough processors it is 0.
+The ranks share the machine's processors. Each step therefore contains a pause, so that a step takes at least
+``STEP_SECONDS`` and six ranks use at most the share ``LOAD`` of all processors. The length of the pause is measured on
+the machine.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ HEAD_RANKS = 6
 RANKS_AT_ONCE = 6
 LOAD = 0.45
 """Share of all processors that six ranks may use (0 to 1). The agents and the controller need the rest."""
+
+STEP_SECONDS = 0.1
+"""Least expected time of a step. So the ranks of a small batch leave most of the machine idle, and other programs that
+run beside the demo change its step times little."""
+
+BATCH = 512
+"""Samples per rank and step."""
 
 
 class DemoError(GangwatchError):
@@ -101,6 +109,8 @@ def training_command(steps: int, seed: int, pace_seconds: float, folder: Path) -
         str(seed),
         "--pace-seconds",
         f"{pace_seconds:.4f}",
+        "--batch",
+        str(BATCH),
         "--checkpoint",
         str(folder / "checkpoint"),
         "--checkpoint-every",
@@ -127,14 +137,14 @@ def plain_environment() -> dict[str, str]:
 def measure_pace(folder: Path, seed: int) -> tuple[float, float]:
     """Return (pause per step, expected step time) in seconds, measured with a single rank on this machine.
 
-    The pause limits six ranks together to the share LOAD of all processors. On fewer than four processors, the
-    training's four ranks share them, and the expected step time is longer.
+    The step takes at least STEP_SECONDS, and six ranks together use at most the share LOAD of all processors. On fewer
+    than four processors, the training's four ranks share them, and the expected step time is longer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     compute = float(run_training(training_command(40, seed, 0.0, folder), ranks=1)["step_seconds"])
     processors = len(os.sched_getaffinity(0))
     work = compute * max(1.0, TRAINING_RANKS / processors)
-    step = max(work, RANKS_AT_ONCE * compute / (LOAD * processors))
+    step = max(work, RANKS_AT_ONCE * compute / (LOAD * processors), STEP_SECONDS)
     return step - work, step
 
 

@@ -32,6 +32,8 @@ def train(folder: Path, *options: str) -> list[str]:
         str(EXAMPLE),
         "--steps",
         str(STEPS),
+        "--batch",
+        "256",
         "--checkpoint",
         str(folder / "checkpoint"),
         "--result",

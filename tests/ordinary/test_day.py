@@ -1,4 +1,4 @@
-"""Whole runs of the test "ordinary day": five minutes of the product, and one of a scheduler that books a slot
+"""Whole runs of the test "ordinary day": three minutes of the product, and one of a scheduler that books a slot
 twice."""
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def run_day(*arguments: str) -> tuple[int, dict[str, object]]:
 
 
 @pytest.mark.timeout(1200)
-def test_five_minutes_of_an_ordinary_day() -> None:
+def test_three_minutes_of_an_ordinary_day() -> None:
     for text in lacks(python_with_torch()):
         if os.environ.get("GANGWATCH_REQUIRE") == "all":
             absent(text)
     commit, _ = revision(CHECKOUT)
     seed = int(commit[:7], 16) if commit != "unknown" else 1  # each commit has another day, which can be repeated
-    code, report = run_day("--minutes", "5", "--seed", str(seed))
+    code, report = run_day("--minutes", "3", "--seed", str(seed))
     assert not report["failures"], json.dumps(report, indent=2)
     assert code == 0
     assert report["jobs"]

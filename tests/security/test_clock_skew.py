@@ -19,6 +19,8 @@ from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("front-door"), pytest.mark.timeout(600)]
 
 TRAIN = str(Path(__file__).resolve().parents[2] / "examples" / "train_dp.py")
+LIGHT = ("--batch", "256", "--pace-seconds", "0.05")
+"""Options of a training that uses little of the machine's CPU time."""
 
 
 @pytest.fixture(params=[300])  # behind: tests/core/test_node_clock.py
@@ -41,7 +43,7 @@ def verdicts_of(door: FrontDoor, job: str) -> list[dict[str, Any]]:
 
 def test_under_clock_skew_a_healthy_job_has_no_verdict_and_a_stopped_rank_is_found(door: FrontDoor) -> None:
     door.up()
-    job = door.submit("--ranks", "4", "--", sys.executable, TRAIN, "--steps", "100000000")
+    job = door.submit("--ranks", "4", "--", sys.executable, TRAIN, "--steps", "100000000", *LIGHT)
     door.wait_for(job, "running")
     until_s = time.monotonic() + 25
     while time.monotonic() < until_s:
