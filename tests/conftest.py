@@ -5,15 +5,16 @@ from __future__ import annotations
 import gc
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A shell starts background programs with SIGINT ignored, and their children inherit that: programs that tests interrupt
 # would ignore the signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline: the time of one example depends mostly on the other load of the machine.
-settings.register_profile("gangwatch", deadline=None, print_blob=True)
+# Neither a deadline nor the check of slow generation, which fails after one second for ten examples: the time of an
+# example depends mostly on the other load of the machine.
+settings.register_profile("gangwatch", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gangwatch")
 
 
