@@ -103,13 +103,14 @@ def test_a_jobs_page_shows_the_straggler_live(scene: Scene, browser: Browser) ->
         page.keyboard.press("ArrowDown")
         cell = page.locator("#pace-cell")
         expect(cell).to_have_text(re.compile(r"^rank 1 · node-0, step [\d,]+ \(.*\): [\d.]+ times its peers$"))
-        # The rank is stopped on and off, so that in some seconds it is as fast as its peers.
+        # The rank is stopped on and off, so that in some seconds it is as fast as its peers, and on a busy machine it
+        # ends no step in some.
         ratios = []
         for _ in range(10):
             found = re.search(r"([\d.]+) times", cell.inner_text())
             ratios += [float(found[1])] if found is not None else []
             page.keyboard.press("ArrowLeft")
-        assert len(ratios) == 10
+        assert len(ratios) >= 5
         assert max(ratios) > 1.1
 
 
