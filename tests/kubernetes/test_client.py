@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
-from collections.abc import AsyncIterator
+import socket
+import ssl
+import threading
+import warnings
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from scheduler_feedback.backends.kubernetes.api_server.client import (
     RefusedError,
     UnreachableError,
 )
+from tests.kubernetes.tls_server import TlsServer
 
 _anything = msgspec.json.Decoder()
 
@@ -52,11 +58,6 @@ def with_client(handler: Any, work: Any, **access: Any) -> Any:
             return await work(client)
 
     return asyncio.run(run())
-
-
-@pytest.fixture(autouse=True)
-def _no_close_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_CLOSING_SECONDS", 0.0)
 
 
 def test_a_request_has_token_type_and_parameters_and_a_rotated_token_is_read_again(tmp_path: Path) -> None:
@@ -168,3 +169,37 @@ def test_an_invalid_certificate_is_named_and_without_tls_none_is_read() -> None:
         with pytest.raises(ConfigError, match="certificates for https://x"):
             Access("https://x", **wrong).context()
     assert Access("https://x").context() is not True
+
+
+def test_a_connection_to_a_server_that_does_not_respond_is_closed_with_the_client(tmp_path: Path) -> None:
+    """A server whose machine has lost its network answers neither the request nor the end of TLS."""
+    server = TlsServer(tmp_path)
+    with silent(server.context) as port:
+
+        async def run() -> None:
+            async with Client(Access(f"https://localhost:{port}", ca=server.ca)) as client:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(client.get("/x", _anything), 0.5)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            asyncio.run(run())
+            gc.collect()
+    assert [str(one.message) for one in caught if "unclosed" in str(one.message)] == []
+
+
+@contextlib.contextmanager
+def silent(context: ssl.SSLContext) -> Iterator[int]:
+    """Run a TLS server that reads nothing after the handshake of its only connection. Yield its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+
+        def accept() -> None:
+            with context.wrap_socket(listener.accept()[0], server_side=True):
+                over.wait(30)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield listener.getsockname()[1]
+        over.set()
+        thread.join()

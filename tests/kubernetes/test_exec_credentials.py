@@ -17,7 +17,6 @@ from click.testing import CliRunner
 
 from agent.schema.errors import ConfigError
 from gangwatch.commands.kubernetes import kubernetes
-from scheduler_feedback.backends.kubernetes.api_server import client as client_module
 from scheduler_feedback.backends.kubernetes.api_server import exec_credentials as module
 from scheduler_feedback.backends.kubernetes.api_server.client import (
     Access,
@@ -35,11 +34,6 @@ from scheduler_feedback.backends.kubernetes.api_server.exec_credentials import (
 from tests.kubernetes.tls_server import V1, V1BETA1, FakePlugin, TlsServer
 
 _anything = msgspec.json.Decoder()
-
-
-@pytest.fixture(autouse=True)
-def _no_close_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_CLOSING_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

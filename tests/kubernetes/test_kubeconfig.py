@@ -15,7 +15,6 @@ import yaml
 
 from agent.schema.errors import ConfigError
 from gangwatch.commands.kubernetes import access_of
-from scheduler_feedback.backends.kubernetes.api_server import client as client_module
 from scheduler_feedback.backends.kubernetes.api_server import kubeconfig as kubeconfig_module
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, UnreachableError
 from scheduler_feedback.backends.kubernetes.api_server.kubeconfig import from_environment, from_kubeconfig, in_cluster
@@ -27,7 +26,6 @@ _anything = msgspec.json.Decoder()
 
 @pytest.fixture(autouse=True)
 def _isolated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_CLOSING_SECONDS", 0.0)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 

@@ -32,10 +32,10 @@ class TlsServer:
         self.received: list[tuple[str, str, str]] = []
         """Method, path and identity of each request, in order: the token, or the common name of a certificate."""
         certificate, key = self.authority.sign("server", f"DNS:{SERVER_NAME},DNS:localhost")
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(certificate, key)
-        self._context.load_verify_locations(self.authority.certificate)
-        self._context.verify_mode = ssl.CERT_OPTIONAL
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(certificate, key)
+        self.context.load_verify_locations(self.authority.certificate)
+        self.context.verify_mode = ssl.CERT_OPTIONAL
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[int]:
@@ -44,7 +44,7 @@ class TlsServer:
         app.router.add_route("*", "/{tail:.*}", self._answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self._context).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.context).start()
         try:
             yield runner.addresses[0][1]
         finally:

@@ -12,6 +12,8 @@ import contextlib
 import socket
 import ssl
 import tempfile
+import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +31,10 @@ _AT_ONCE = 64
 much as waiting for a connection in aiohttp. All pods of a cluster may have to be deleted at once."""
 
 _CLOSING_SECONDS = 0.25
-"""Seconds to wait after closing the session, because aiohttp returns before its TLS connections are closed:
-https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
+"""Maximum seconds that TLS connections may take to close. aiohttp returns before they are closed, and a server that
+does not respond never closes them: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
+
+_CLOSING_LOOK_SECONDS = 0.005
 
 _KEPT_ALIVE = {
     socket.TCP_KEEPIDLE: 10,
@@ -133,16 +137,6 @@ class Access:
             raise BackendError(f"{self.token_file}: {error}") from error
 
 
-def _socket(address: tuple[Any, ...]) -> socket.socket:
-    """Make a socket, for an address of getaddrinfo, that detects a dead connection."""
-    family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEPT_ALIVE.items():
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
-
-
 class Client:
     """Requests to one API server. Open with ``async with``.
 
@@ -161,9 +155,10 @@ class Client:
         self._may_write = may_write
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     async def __aenter__(self) -> Client:
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._context, force_close=False, socket_factory=_socket)
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._context, force_close=False, socket_factory=self._socket)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers={"User-Agent": self._agent, "Accept": "application/json"},
@@ -176,7 +171,30 @@ class Client:
         if self._session is not None:
             await self._session.close()
             self._session = None
-            await asyncio.sleep(_CLOSING_SECONDS)
+            if await self._open_sockets():
+                for one in list(self._sockets):
+                    with contextlib.suppress(OSError):  # it is closed
+                        one.shutdown(socket.SHUT_RDWR)
+                await self._open_sockets()
+
+    async def _open_sockets(self) -> bool:
+        """Wait until all sockets are closed. Return whether one is still open after _CLOSING_SECONDS."""
+        until = time.monotonic() + _CLOSING_SECONDS
+        while any(one.fileno() >= 0 for one in list(self._sockets)):
+            if time.monotonic() > until:
+                return True
+            await asyncio.sleep(_CLOSING_LOOK_SECONDS)
+        return False
+
+    def _socket(self, address: tuple[Any, ...]) -> socket.socket:
+        """Make a socket, for an address of getaddrinfo, that detects a dead connection."""
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEPT_ALIVE.items():
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+        return made
 
     async def get(self, path: str, decoder: msgspec.json.Decoder[_T], **parameters: str) -> _T:
         body = await self._ask("GET", path, parameters=parameters)
