@@ -18,13 +18,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.survey import missing, replays, shares
+from benchmarks.survey import gavel, missing, replays, shares
 from benchmarks.survey.row import chosen, measured
 
 WITHIN = 0.05
 """Largest relative difference between a published and a reproduced figure (issue 24)."""
 
-ROWS = (*replays.rows(), *shares.rows(), *missing.rows())
+ROWS = (*replays.rows(), *shares.rows(), *gavel.rows(), *missing.rows())
 
 
 def far_off(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
