@@ -72,7 +72,7 @@ def test_figures_are_those_by_hand(jobs: Path) -> None:
 def test_restarts_lose_slot_hours(jobs: Path) -> None:
     options = ("--restartable", "--restart-cost", "30", "--first", "2")
     (found,) = document(jobs, "srtf+greedy+preempt", *options)["policies"]
-    # The wide job needs less than the first one has left. It runs from 1 to 51; then the first pays 30 s on three slots.
+    # The wide job needs less than the first one has left and runs from 1 to 51. Then the first pays 30 s on 3 slots.
     assert found["preemptions"] == 1 and found["makespan_seconds"] == pytest.approx(1 + 50 + 30 + 99)
     assert found["lost_slot_hours"] * 3600 == pytest.approx(3 * 30)
 
