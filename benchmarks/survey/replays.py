@@ -56,7 +56,7 @@ def rows() -> list[Row]:
     )  # fmt: skip
     found += [
         Row(system, mechanism, f"average wait of {PHILLY_JOBS} Philly jobs, 40x8, FIFO without backfill = 1", None,
-            source, partial(_philly, backfill))
+            source, partial(_philly, backfill), slow=backfill is Backfilling.CONSERVATIVE)
         for system, mechanism, source, backfill in (
             ("EASY", "backfill behind one reservation", "Lifka, JSSPP'95 (other traces)", Backfilling.EASY),
             ("conservative", "backfill behind a reservation for each job",
