@@ -40,6 +40,8 @@ def rows() -> list[Row]:
             partial(_compared, "best-fit", "whole-gpus")),
         Row("FGD", "placement that minimises fragmentation", MEASURE, PUBLISHED["fgd"], SOURCE,
             partial(_compared, "fgd", "least-fragmentation")),
+        Row("FGD", "the same without rounding scores to whole numbers", MEASURE, None, SOURCE,
+            partial(_compared, "exact-fgd", "least-fragmentation"), slow=True),
     ]  # fmt: skip
 
 

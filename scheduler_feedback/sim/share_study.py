@@ -156,6 +156,8 @@ RULES: dict[str, Studied] = {
     "best-fit": Studied(lambda _tasks, _chance: best_fit),
     "whole-gpus": Studied(lambda _tasks, _chance: best_fit, whole=True),
     "fgd": Studied(lambda tasks, _chance: least_fragmentation(typical(tasks), fit=False)),
+    "exact-fgd": Studied(lambda tasks, _chance: least_fragmentation(typical(tasks), fit=False, rounded=False)),
     "least-fragmentation": Studied(lambda tasks, _chance: least_fragmentation(typical(tasks))),
 }
-"""Rules by name. `fgd` follows the published runs; `least-fragmentation` uses best fit among equal scores."""
+"""Rules by name. `fgd` follows the published runs, `exact-fgd` does not round its scores, and `least-fragmentation`
+uses best fit among equal scores."""

@@ -39,11 +39,12 @@ def _left(room: Room, request: Request) -> float:
     return (left_gpu + left_cpu) / 2
 
 
-def least_fragmentation(workload: Mapping[Request, float], fit: bool = True) -> Rule:
+def least_fragmentation(workload: Mapping[Request, float], fit: bool = True, rounded: bool = True) -> Rule:
     """Return the rule of fragmentation gradient descent (FGD): the node and GPU where fragmentation grows least.
 
     workload: share of each typical request. fit: of nodes with equal scores, the one that best fits goes first; without
-    it, the first node does, as in the published runs. Source: Weng et al., USENIX ATC'23, section 5.
+    it, the first node does, as in the published runs. rounded: whether scores are one of STEPS, as in these runs.
+    Source: Weng et al., USENIX ATC'23, section 5.
     """
     fragmentation = Fragmentation(workload)
 
@@ -51,7 +52,8 @@ def least_fragmentation(workload: Mapping[Request, float], fit: bool = True) -> 
         best: tuple[float, tuple[int, ...]] | None = None
         for gpus in gpu_choices(room, request):
             less = fragmentation.milli(room) - fragmentation.milli(taken(room, request, gpus))
-            score = math.floor(STEPS / (1 + math.exp(-less / SCALE_MILLI)))
+            score = STEPS / (1 + math.exp(-less / SCALE_MILLI))
+            score = math.floor(score) if rounded else score
             if best is None or score > best[0]:
                 best = score, gpus
         if best is None or not fit:
