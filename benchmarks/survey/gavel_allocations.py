@@ -32,7 +32,8 @@ def max_min_fairness(speeds: Matrix, gpus: Matrix, capacity: Matrix, weights: Ma
 def equal_split(jobs: int, capacity: Matrix) -> Matrix:
     """Return the shares of time on each type if all jobs use the types in equal parts, at most 1 in total."""
     share = capacity / jobs
-    return share / share.sum()
+    split: Matrix = share / share.sum()
+    return split
 
 
 def least_makespan(speeds: Matrix, gpus: Matrix, capacity: Matrix, steps: Matrix) -> tuple[float, Matrix]:
