@@ -125,3 +125,12 @@ def test_nothing_is_used_twice_and_all_comes_back(rule: Rule, seed: int) -> None
     for one in placed:
         index.give(one)
     assert {name: index.room(name) for name in full} == full
+
+
+def test_each_resource_can_be_the_limit() -> None:
+    room = Room((1000, 300), 2000, 50, "A")
+    assert fits(room, Request(1, 500, 2000, 50, ("A", "B")))
+    for missing in (Request(2), Request(1, 500, 2001), Request(1, 500, 1, 51), Request(1, 500, gpu_types=("B",))):
+        assert not fits(room, missing) and not gpu_choices(room, missing)
+    assert fits(room, Request(0, cpu_milli=1, gpu_types=("B",))), "a task without a GPU has no type"
+    assert gpu_choices(room, Request(1, 200)) == [(0,), (1,)]
