@@ -136,7 +136,7 @@ class Options:
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the Gantt chart and queues."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
-def simulate(context: click.Context, **options: Any) -> None:
+def simulate(context: click.Context, /, **options: Any) -> None:
     """Run the scheduler over a trace of jobs on a virtual clock, with the scheduling cycle of production.
 
     \b
