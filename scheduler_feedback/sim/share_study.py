@@ -24,6 +24,9 @@ from scheduler_feedback.sim.table import CellError, rows
 ARRIVED = 1.3
 """GPUs that tasks request in total, divided by those of the cluster, in the published runs."""
 
+MOST_GPUS = 1024
+"""Maximum number of GPUs of one node in a file. A larger number is assumed to be a typing error."""
+
 
 @dataclass(frozen=True, slots=True)
 class Filled:
@@ -71,8 +74,11 @@ def cluster_of(path: Path) -> dict[str, Room]:
         if isinstance(row, CellError):
             raise TraceError(f"{path}: {row}")
         try:
-            gpus = (GPU_MILLI,) * row.count("gpu")
-            found[row.text("sn")] = Room(gpus, row.count("cpu_milli"), row.count("memory_mib"), row.text("model"))
+            if (gpus := row.count("gpu")) > MOST_GPUS:
+                raise row.wrong("gpu", f"{gpus} GPUs; at most {MOST_GPUS}")
+            found[row.text("sn")] = Room(
+                (GPU_MILLI,) * gpus, row.count("cpu_milli"), row.count("memory_mib"), row.text("model")
+            )
         except CellError as error:
             raise TraceError(f"{path}: {error}") from error
     if not found:

@@ -70,3 +70,18 @@ def test_types_are_read(tmp_path: Path) -> None:
     path.write_text(PODS)
     with pytest.raises(TraceError, match="contains no task"):
         tasks_of(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("n0,1000,1,1000000000,T4\n", "line 2, column gpu: 1000000000 GPUs; at most 1024"),
+        ("n0,1000,1,-1,T4\n", "line 2, column gpu"),
+        ("", "contains no node"),
+    ],
+)
+def test_a_wrong_node_is_named(tmp_path: Path, lines: str, reason: str) -> None:
+    path = tmp_path / "nodes.csv"
+    path.write_text("sn,cpu_milli,memory_mib,gpu,model\n" + lines)
+    with pytest.raises(TraceError, match=reason):
+        cluster_of(path)
