@@ -5,6 +5,7 @@ from benchmarks.mutants.catalogue import (
     core,
     detectors,
     front,
+    gpu_shares,
     index,
     kubernetes,
     kubernetes_claims,
@@ -34,6 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *index.MUTANTS,
     *policies.MUTANTS,
     *policies_small.MUTANTS,
+    *gpu_shares.MUTANTS,
     *order.MUTANTS,
 )
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
+from gangwatch.commands.offline.compare import compare
+from gangwatch.commands.offline.progress import counting, showing
 from gangwatch.commands.options import print_json, say
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
@@ -23,8 +23,6 @@ from scheduler_feedback.sim.simulated_feedback import FEEDBACKS
 from scheduler_feedback.sim.traces import TRACES
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from scheduler_feedback.sim.engine import Engine
     from scheduler_feedback.sim.results import Report
 
@@ -92,23 +90,22 @@ class Options:
         return trace
 
 
-@click.command()
+@click.group(invoke_without_command=True, subcommand_metavar="[compare ...]")
+@click.pass_context
 @click.option(
     "--jobs",
     "jobs_file",
-    required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Trace of jobs.",
+    help="Trace of jobs.  [required]",
 )
 @click.option(
     "--format",
     "format_name",
-    required=True,
     type=click.Choice([one.name for one in TRACES]),
-    help="Format of the trace.",
+    help="Format of the trace.  [required]",
 )
-@click.option("--nodes", "nodes_text", required=True, metavar="NxG|FILE", help="N nodes of G GPUs, or a topology file.")
+@click.option("--nodes", "nodes_text", metavar="NxG|FILE", help="N nodes of G GPUs, or a topology file.  [required]")
 @click.option("--order", type=click.Choice([one.value for one in Order]), default="fair", show_default=True)
 @click.option("--backfill", type=click.Choice([one.value for one in Backfilling]), default="easy", show_default=True)
 @click.option("--load", default=1.0, show_default=True, metavar="FACTOR", help="Jobs arrive FACTOR times as fast.")
@@ -139,7 +136,7 @@ class Options:
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the Gantt chart and queues."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
-def simulate(**options: Any) -> None:
+def simulate(context: click.Context, /, **options: Any) -> None:
     """Run the scheduler over a trace of jobs on a virtual clock, with the scheduling cycle of production.
 
     \b
@@ -148,13 +145,18 @@ def simulate(**options: Any) -> None:
       gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --preempt --restart-cost 300 --estimates history
       gangwatch simulate --jobs trace1.csv --format muri --nodes 8x8 --order srsf --preset muri --html page.html
     """
+    if context.invoked_subcommand is not None:
+        if used := _given(*options):
+            raise click.UsageError(f"{used[0]}: write the options of `compare` after `compare`")
+        return
+    _require(context, "jobs_file", "format_name", "nodes_text")
     from scheduler_feedback.sim.simulated_journal import JournalFile
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation
 
     given = Options(**options)
     given.check()
-    with collecting_rarely(), _showing(f"reading {given.jobs_file}", given.as_json):
+    with collecting_rarely(), showing(f"reading {given.jobs_file}", given.as_json):
         trace = given.trace()
     simulation = Simulation(
         trace=trace,
@@ -174,7 +176,7 @@ def simulate(**options: Any) -> None:
     if given.html is not None:
         from scheduler_feedback.sim.page import write_page
 
-        with _showing(f"writing {given.html}", given.as_json):
+        with showing(f"writing {given.html}", given.as_json):
             write_page(given.html, engine, report)
         say(f"page: {given.html}")
     if given.as_json:
@@ -183,6 +185,20 @@ def simulate(**options: Any) -> None:
         from gangwatch.display import rendering
 
         rendering.simulated(dataclasses.asdict(report))
+
+
+simulate.add_command(compare)
+
+
+def _require(context: click.Context, *parameters: str) -> None:
+    """Raise MissingParameter for the first of these options that the user did not give.
+
+    They are not declared as required, because `compare` has its own.
+    """
+    for name in parameters:
+        if context.params[name] is None:
+            parameter = next(one for one in context.command.params if one.name == name)
+            raise click.MissingParameter(ctx=context, param=parameter)
 
 
 def _given(*parameters: str) -> list[str]:
@@ -206,30 +222,7 @@ def _unwritable(file: Path) -> str | None:
     return None
 
 
-def _terminal(as_json: bool) -> Console | None:
-    """Return a console for progress messages; None if standard error is not a terminal or must stay empty."""
-    from rich.console import Console
-
-    console = Console(stderr=True, markup=False)
-    return console if console.is_terminal and (not as_json or sys.stdout.isatty()) else None
-
-
-def _showing(text: str, as_json: bool) -> AbstractContextManager[object]:
-    """Show a status line while a slow operation runs in the context, if standard error is a terminal."""
-    from rich.text import Text
-
-    console = _terminal(as_json)
-    return console.status(Text(text)) if console is not None else nullcontext()
-
-
 def _run_with_progress(engine: Engine, as_json: bool) -> Report:
     """Run the simulation, and show a progress bar if standard error is a terminal."""
-    console = _terminal(as_json)
-    if console is None:
-        return engine.run()
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("jobs ended"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("jobs", total=None)
-        return engine.run(lambda ended, of_all: bar.update(task, completed=ended, total=of_all))
+    with counting("jobs ended", as_json) as progress:
+        return engine.run(progress)

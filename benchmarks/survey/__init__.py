@@ -1,0 +1,6 @@
+"""The mechanisms of surveyed GPU cluster schedulers: published results, our reproduction, and our scheduler.
+
+``__main__`` runs the rows and prints them. ``row`` has the format of a row, ``replays`` the rows that the simulator of
+the product computes, ``shares`` those of placement with shares of GPUs, ``gavel`` those of linear programs over
+heterogeneous throughputs, and ``missing`` the mechanisms that the product does not have, each with the reason.
+"""

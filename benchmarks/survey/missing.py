@@ -1,0 +1,53 @@
+"""Mechanisms of the survey that the product does not have. Each row states what is missing."""
+
+from __future__ import annotations
+
+from benchmarks.survey.replays import MURI
+from benchmarks.survey.row import Row
+
+WHOLE_GPUS = "the scheduler's slots are whole GPUs: jobs can't share one"
+NO_DEADLINES = "no tenants with a latency objective"
+PROPORTIONAL = "the speed of a gang is assumed to be proportional to its ranks"
+
+MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
+    ("Muri", "phase interleaving (Muri-L)", "average JCT on muri-1, ks", 1072.0, MURI, WHOLE_GPUS),
+    ("Muri", "phase interleaving (Muri-S)", "average JCT on muri-1, ks", 867.7, MURI, WHOLE_GPUS),
+    ("AntMan", "opportunistic jobs on leftovers", "average JCT on muri-1, ks", 5476.4, MURI, WHOLE_GPUS),
+    ("Tiresias", "Gittins index (2D-Gittins)", "average JCT, ks", None, "Gu et al., NSDI'19",
+     "no order by the Gittins index; the history has the distribution of run times that it needs"),
+    ("Gandiva", "packing with undo, migration, time slicing", "utilisation gain", 0.26, "Xiao et al., OSDI'18",
+     WHOLE_GPUS),
+    ("MuxFlow", "online and training jobs share a GPU", "latency objective kept", None, "Zhao et al., 2023",
+     NO_DEADLINES),
+    ("Lyra", "loan of inference nodes", "JCT, times better", 1.48, "Li et al., EuroSys'23", NO_DEADLINES),
+    ("MIGER", "MIG reconfiguration and placement", "throughput", None, "survey", "no MIG profiles in requests"),
+    ("IADeep", "interference prediction for placement", "JCT gain", None, "survey", WHOLE_GPUS),
+    ("SJF-BSBF", "sharing only where it pays", "average JCT", None, "survey", WHOLE_GPUS),
+    ("SchedTune", "memory prediction", "jobs out of memory", None, "survey", "GPU memory is not requested"),
+    ("AlloX", "min-cost matching of jobs to GPU types", "average JCT", None, "Le et al., EuroSys'20",
+     "a gang gets the fastest free type; no matching over time"),
+    ("Gandiva_fair", "ticket trading between users and types", "total gain", None, "Chaudhary et al., EuroSys'20",
+     "quotas count slots of all types alike"),
+    ("HiveD", "buddy cells, guaranteed virtual clusters", "excess wait, min", 0.0, "Zhao et al., OSDI'20",
+     "quotas guarantee numbers of slots, not cells of the topology"),
+    ("Optimus", "convergence-aware remaining time", "JCT", None, "Peng et al., EuroSys'18",
+     "remaining time comes from similar jobs, not from a fit of the loss curve"),
+    ("Sia", "goodput-optimal size and type", "average JCT", None, "Subramanya et al., SOSP'23", PROPORTIONAL),
+    ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", PROPORTIONAL),
+    ("Voda, ONES", "sizes by measured speed-up", "average JCT", None, "survey", PROPORTIONAL),
+    ("Dally", "delay timers per placement level", "makespan", None, "survey",
+     "a level is required or preferred; a preference does not wait"),
+    ("Tenplex", "restart on another number of GPUs", "-", None, "Wagenländer et al., SOSP'24",
+     "elastic gangs resize, but no contract for resharding"),
+    ("Crux, CASSINI", "traffic-aware placement and time shifts", "utilisation gain", None, "survey",
+     "gangs in simulation do not slow each other down"),
+    ("PowerFlow", "energy budget and power caps", "JCT at equal energy", None, "survey", "no energy in the model"),
+    ("Philly", "timed relaxation of locality, retries", "wait", None, "Jeon et al., ATC'19",
+     "a level is required or preferred; retries exist, failures in simulation do not"),
+)  # fmt: skip
+"""(system, mechanism, measure, published, source, reason)."""
+
+
+def rows() -> list[Row]:
+    """Return the rows of this module."""
+    return [Row(*one[:5], reason=one[5]) for one in MISSING]
