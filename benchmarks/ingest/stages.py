@@ -29,6 +29,8 @@ from scheduler_feedback.feed.frames_response import Response
 WARM_SECONDS = 3
 TICK_SLOTS = SLOTS // 2
 SECOND = 1_000_000_000
+ACCEPTED = object()
+"""Data of a backend that accepts every report. It never changes."""
 STAGES = ("decrypt", "parse_response", "decode", "fold", "prepare_tick")
 
 
@@ -113,7 +115,7 @@ def measure(
     agents, links = Agents(0, list(jobs(nodes, seed, step_seconds)), WANTED), streams(nodes)
     by_need, sent = ByNeed(agents, nodes, every), 0
     layouts = [pack(link.layout(agents.layout_message(index))) for index, link in enumerate(links)]
-    fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None)))
+    fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None), lambda: ACCEPTED))
     look, used = Look(fleet), dict.fromkeys(STAGES, 0.0)
 
     def lap(stage: str, before: float) -> float:
