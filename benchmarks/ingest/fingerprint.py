@@ -27,6 +27,7 @@ from agent.schema.frame import Frame, Layout, PackedLayout, pack
 from agent.schema.wire import Decoder
 from benchmarks.ingest.frames import Agents
 from benchmarks.ingest.generator import SLOTS
+from benchmarks.ingest.stages import ACCEPTED
 from benchmarks.ingest.timeline import Plan, Timeline
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Fleet
@@ -142,7 +143,7 @@ def fingerprint(nodes: int, seconds: int, seed: int, hashing: bool, as_tables: b
         layout = decoder.decode(message)
         assert isinstance(layout, Layout)
         layouts.append(pack(layout))
-    fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None)))
+    fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None), lambda: ACCEPTED))
     look, detection = Look(fleet), make_detection()
     telemetry, findings = Hashed(), Hashed()
     used, frames, found_count, ticks = np.zeros((seconds, 1 + len(STAGES))), 0, 0, 0

@@ -121,6 +121,14 @@ class Backend(ABC):
         """
         return None
 
+    def attest_data(self) -> object:
+        """Return an object that stands for the data on which ``attest`` decides: another one after each change.
+
+        While it is the same object, a report that ``attest`` has accepted is accepted without another call. None: call
+        ``attest`` each time. The object is kept for long, so it should be small. Any thread may call this method.
+        """
+        return None
+
     def translate_events(self, events: Sequence[Event]) -> Sequence[Event]:
         """Return detector results with the cycle's names of gangs. Called by the detection thread."""
         return events

@@ -107,7 +107,7 @@ class Controller:
         self._clock = clock or SystemClock()
         detectors = tuple(make_all() if settings.detectors is None else settings.detectors)
         self.failures = PartFailures(detector.name for detector in detectors)
-        self._placements = Placements(backend.attest)
+        self._placements = Placements(backend.attest, backend.attest_data)
         self._detection = DetectionThread(
             detectors, self._report_results, self._clock,
             fabric=settings.fabric, failures=self.failures, placements=self._placements,

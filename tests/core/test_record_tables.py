@@ -139,17 +139,45 @@ def test_a_table_of_known_ranks_is_checked_and_repeated_as_records_are() -> None
 
 
 def compare(made: Any, guarded: bool) -> Any:
-    """Return the state of the fleet after these frames, which must not depend on the form of their records."""
+    """Return the state of the fleet after these frames. It must not depend on the form of their records, or on whether
+    the backend is asked again without news."""
     states = []
-    for as_tables in (False, True):
-        fleet = Fleet(Placements(attest) if guarded else None)
+    for as_tables, news in ((False, None), (True, None), (True, "unchanged")):
+        fleet = Fleet(Placements(attest, lambda news=news: news) if guarded else None)
         first_steps = []
         for frame in frames(made, as_tables):
             fleet.observe(LAYOUTS[frame.node], frame, frame.monotonic_ns)
             first_steps += fleet.first_steps()
         states.append((state_of(fleet), first_steps))
-    assert states[0] == states[1]
+    assert states[0] == states[1] == states[2]
     return states[0][0]
+
+
+def test_the_backend_is_asked_about_a_table_again_after_news() -> None:
+    asked: list[str] = []
+    allowed: Placed | Refusal = Placed(1, None)
+    data = object()
+
+    def decide(node: str, gang: str, at_ns: int) -> Placed | Refusal:
+        asked.append(gang)
+        return allowed
+
+    fleet = Fleet(Placements(decide, lambda: data))
+    made = [("n0", (2, "slurm-7.0", number, 0, 0, None), 1, 0, False, "a") for number in range(6)]
+    sent = frames(made, as_tables=True)
+
+    def questions(frame: Frame) -> int:
+        asked.clear()
+        fleet.observe(LAYOUTS["n0"], frame, frame.monotonic_ns)
+        return len(asked)
+
+    assert [questions(frame) for frame in sent[:4]][1:] == [1, 0, 0]
+    data = object()
+    assert questions(sent[4]) == 1
+    allowed, data = Refusal.NOT_PLACED, object()
+    assert questions(sent[5]) >= 1
+    refused = [count for name, _, count in fleet.measures() if name == "gangwatch_watch_records_refused_total"]
+    assert refused == [len(sent[5].table or ())]
 
 
 @given(

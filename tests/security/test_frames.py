@@ -351,6 +351,49 @@ def test_backend_decides_once_a_second_for_all_ranks_of_a_node() -> None:
     assert renamed is not layout, "a refused rank stayed in the layout"
 
 
+def test_backend_decides_about_the_ranks_of_a_node_again_only_after_news() -> None:
+    asked: list[str] = []
+    slurm = Slurm()
+    slurm.jobs["slurm-7"] = 0, ("n0",)
+    data: object = "first"
+
+    def attest(node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
+        asked.append(gang)
+        return slurm.attest(node, gang, came_ns)
+
+    columns = [Column("gangwatch_rank_steps_total", (("attempt", "0"), ("gang", "slurm-7.0"), ("rank", "0")))]
+    layout = make_layout("n0", (Tier("t", 1.0),), (), columns)
+    membership = Membership(Placements(attest, lambda: data), Parts(lambda _: 0))
+    for second in range(4):
+        assert membership.layout_of(layout, membership.here("n0"), second * SECOND) is layout
+    assert asked == ["slurm-7.0"] * 2, "once for the layout and once to keep the decision"
+    slurm.jobs.clear()
+    data = "second"
+    assert membership.layout_of(layout, membership.here("n0"), 4 * SECOND) is not layout
+    slurm.looked_ns = 10 * SECOND
+    for second in (5, 6, 7):  # refusals are never kept, because the job may appear without news of this node
+        asked.clear()
+        membership.layout_of(layout, membership.here("n0"), second * SECOND)
+        assert asked
+
+
+def test_another_node_that_lists_a_gpu_counts_as_news() -> None:
+    ranks = (("attempt", "0"), ("gang", "slurm-7.0"), ("gpu", "GPU-1"), ("rank", "0"))
+    columns = [Column("gangwatch_gpu_owner_info", ranks)]
+    layouts = {node: make_layout(node, (Tier("t", 1.0),), columns, ()) for node in ("n0", "n1")}
+    received = {"n0": 0, "n1": 0}
+    membership = Membership(Placements(lambda *_: Placed(0, None), lambda: "unchanged"), Parts(received.__getitem__))
+
+    def own_name(node: str, now_ns: int) -> bool:
+        return membership.layout_of(layouts[node], membership.here(node), now_ns) is layouts[node]
+
+    assert all(own_name("n0", second * SECOND) for second in range(3))
+    assert not own_name("n1", 3 * SECOND)
+    received["n1"] = 700 * SECOND
+    assert own_name("n1", 700 * SECOND), "n0 has not reported for ten minutes"
+    assert not own_name("n0", 701 * SECOND)
+
+
 def test_records_of_a_job_that_slurm_never_lists_are_bounded_and_dropped() -> None:
     bed = Bed(attest=Slurm().attest)
     for step in range(1, 700):

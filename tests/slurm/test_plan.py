@@ -196,3 +196,10 @@ def test_pending_demand_is_reported_by_partition_and_size() -> None:
     assert host_waits(jobs, {"6": None}).waiting == (
         HostedWait("batch", 8), HostedWait("batch", 16, 60.0), HostedWait("large", 8)
     )  # fmt: skip
+
+
+def test_each_snapshot_has_another_identity() -> None:
+    """Kept decisions about what nodes may report depend on it (`SlurmBackend.attest_data`)."""
+    snapshot = Snapshot(0)
+    assert dataclasses.replace(snapshot, jobs={}).identity is not snapshot.identity
+    assert Snapshot(0) == snapshot

@@ -12,6 +12,7 @@ from functools import cached_property
 from operator import attrgetter
 
 from scheduler_feedback.api import documents as documents
+from scheduler_feedback.api.reading.rank_counts import RankCounts
 from scheduler_feedback.api.reading.state_snapshots import Snapshot
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobState
@@ -57,10 +58,15 @@ class Reasons:
         return self.exactly(state)
 
     def exactly(self, state: State) -> State:
-        """Build the scheduling index of this state if necessary, and return the state."""
+        """Build the scheduling index of this state if necessary, and return the state.
+
+        The plan of free slots, most of the work, is needed only to explain pending jobs.
+        """
         if self._newest is None or self._newest.state is not state:
             begun_s = self._clock()
-            _ = index_of(state).plan
+            index = index_of(state)
+            if any(job.state is JobState.PENDING for job in state.jobs.values()):
+                _ = index.plan
             ended_s = self._clock()
             self._newest = _Indexed(state, ended_s + (ended_s - begun_s) * REASONS_PAUSE)
         return state
@@ -69,10 +75,12 @@ class Reasons:
 class Listing:
     """One snapshot of the state, with cached lists and other derived values."""
 
-    def __init__(self, snapshot: Snapshot, reasons: Reasons) -> None:
+    def __init__(self, snapshot: Snapshot, reasons: Reasons, counts: RankCounts | None = None) -> None:
         self.version = snapshot.version
         self.state = snapshot.state
         self._reasons = reasons
+        self.counts = RankCounts() if counts is None else counts
+        self.counts.keep(self.state.jobs.keys())
 
     @property
     def reasons(self) -> State:
@@ -110,9 +118,8 @@ class Listing:
         found: dict[str, dict[str, int]] = {name: {} for name in self.state.nodes}
         for job in self.state.jobs.values():
             if job.state.holds_slots:
-                for rank in job.ranks:
-                    jobs = found.setdefault(rank.slot.node, {})
-                    jobs[job.job_id] = jobs.get(job.job_id, 0) + 1
+                for node, ranks in self.counts.of(job).items():
+                    found.setdefault(node, {})[job.job_id] = ranks
         return found
 
     @cached_property

@@ -13,6 +13,7 @@ import msgspec
 
 from scheduler_feedback.api.reading.listing import Listing, Reasons
 from scheduler_feedback.api.reading.lists import Lister, Mark
+from scheduler_feedback.api.reading.rank_counts import RankCounts
 from scheduler_feedback.api.reading.reads import Reads
 from scheduler_feedback.api.reading.state_snapshots import Snapshot, Snapshots
 from scheduler_feedback.core.telemetry.fleet import Sample
@@ -47,6 +48,7 @@ class SnapshotReader:
         self._documents = Reads("documents")
         self._stories = Reads("stories", rest=0.0)
         self._reasons = Reasons()
+        self._counts = RankCounts()
         self._listing: Listing | None = None
         self._answers: OrderedDict[str, tuple[int, Answer]] = OrderedDict()
         self._answer_bytes = 0
@@ -135,9 +137,9 @@ class SnapshotReader:
         """Return the lists of this snapshot. Call it on the thread for readers."""
         listing = self._listing
         if listing is None or listing.version < snapshot.version:
-            listing = self._listing = Listing(snapshot, self._reasons)
+            listing = self._listing = Listing(snapshot, self._reasons, self._counts)
         elif listing.version > snapshot.version:
-            listing = Listing(snapshot, self._reasons)
+            listing = Listing(snapshot, self._reasons, self._counts)
         return listing
 
     # --- cache -------------------------------------------------------------------------------------------------------

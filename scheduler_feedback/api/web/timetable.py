@@ -8,12 +8,12 @@ slots.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from scheduler_feedback.api.reading.rank_counts import ranks_by_node
 from scheduler_feedback.api.web import words
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobState, Slot
@@ -40,8 +40,10 @@ GRAIN = 240
 """Number of steps of the time axis. The axis moves by whole steps, so that an unchanged timetable is not sent again."""
 
 
-def of_state(state: State) -> dict[str, Any]:
+def of_state(state: State, on_nodes: Callable[[Job], Mapping[str, int]] = ranks_by_node) -> dict[str, Any]:
     """Return the timetable of the current state. Times are wall nanoseconds.
+
+    on_nodes: function that returns the number of a job's ranks by node, perhaps from a cache.
 
     rows: [{node, nodes, slots, states, bars: [{job, jobs, first, slots, from_ns, until_ns, last_ns, kind}]}]. node:
     name of the node or of the folded row; nodes: number of nodes in it; states: number of nodes by state, except
@@ -57,7 +59,8 @@ def of_state(state: State) -> dict[str, Any]:
     folded, row_of = _rows(state)
     rows = _empty_rows(state, row_of)
     if folded:
-        _fold(state, rows, row_of, holding, ends, ahead)
+        held = {job.job_id: _by_row(on_nodes(job), row_of) for job in holding}
+        _fold(state, rows, held, ends, ahead)
     else:
         _fill(rows, holding, ends, ahead)
     from_ns, until_ns = _window(
@@ -141,17 +144,16 @@ def _reserve(
 def _fold(
     state: State,
     rows: dict[str, dict[str, Any]],
-    row_of: dict[str, str],
-    holding: Iterable[Job],
+    slots_of: Mapping[str, Mapping[str, int]],
     ends: dict[str, int],
     ahead: set[str],
 ) -> None:
-    """Add bars to the rows of groups of nodes. The job that ends last is at the bottom."""
+    """Add bars to the rows of groups of nodes. The job that ends last is at the bottom. slots_of: number of slots of
+    each job in each row."""
     held: dict[str, list[tuple[str, int]]] = {name: [] for name in rows}
-    for job in holding:
-        for name, slots in Counter(row_of.get(rank.slot.node, "") for rank in job.ranks).items():
-            if name:
-                held[name].append((job.job_id, slots))
+    for job_id, in_rows in slots_of.items():
+        for name, slots in in_rows.items():
+            held[name].append((job_id, slots))
     for name, jobs in held.items():
         jobs.sort(key=lambda pair: -pair[1])
         shown, rest = jobs[:MOST_BARS], jobs[MOST_BARS:]
@@ -166,6 +168,15 @@ def _fold(
             bar["first"] = first
             first += bar["slots"]
         rows[name]["bars"] = bars
+
+
+def _by_row(on_nodes: Mapping[str, int], row_of: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of slots in each row. Slots on nodes without a row are left out."""
+    found: dict[str, int] = {}
+    for node, slots in on_nodes.items():
+        if name := row_of.get(node, ""):
+            found[name] = found.get(name, 0) + slots
+    return found
 
 
 def _end_ns(state: State, job: Job) -> int:

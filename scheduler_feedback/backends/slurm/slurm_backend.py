@@ -233,6 +233,10 @@ class SlurmBackend(Backend):
             return Refusal.UNKNOWN if snapshot.is_gone(number) else Refusal.NOT_KNOWN_YET
         return Refusal.NOT_PLACED if job.runs else Refusal.ENDED
 
+    def attest_data(self) -> object:
+        snapshot = self._snapshot
+        return None if snapshot is None else snapshot.identity
+
     # --- metrics -----------------------------------------------------------------------------------------------------
 
     def measures(self) -> list[Sample]:

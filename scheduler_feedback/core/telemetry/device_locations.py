@@ -25,7 +25,7 @@ class Parts:
     def list(self, node: str, parts: Iterable[str], now_ns: int) -> frozenset[str]:
         """Record that the node lists exactly these parts. Returns the parts that belong to another node."""
         listed = frozenset(parts)
-        if node in self._sole and self._listed[node] is listed:
+        if self.owns(node, listed):
             return frozenset()  # the usual case: every node, once a second
         for part in self._listed.get(node, frozenset()) - listed:
             if self._owner.get(part) == node:
@@ -42,6 +42,10 @@ class Parts:
                 disputed.add(part)
         (self._sole.discard if disputed else self._sole.add)(node)
         return frozenset(disputed)
+
+    def owns(self, node: str, parts: frozenset[str]) -> bool:
+        """Return whether the node's last list was this object, and all of these parts belong to the node."""
+        return node in self._sole and self._listed[node] is parts
 
     def name(self, node: str, part: str) -> str:
         """Return the name of a part in a report of this node: 'NODE/PART' if the part belongs to another node."""

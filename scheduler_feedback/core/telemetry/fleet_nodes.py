@@ -29,6 +29,10 @@ class KnownRanks:
     """Ranks of the gang that the node may report; None: any."""
     changes: int
     """Value of the gang's `changes` at that time."""
+    news: object = None
+    """The backend's data when the node was last allowed to report them; None: its decision is not kept."""
+    here: object = None
+    """Placement of the node at that time; compared by identity."""
 
 
 @dataclass(slots=True)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, RecordTable, StepRecord
 from agent.schema.record_table import FINISHED_STEP, ROW, record_of
 from scheduler_feedback.core.telemetry import blocked_ranks
 from scheduler_feedback.core.telemetry.consumption_trail import Trails
-from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
+from scheduler_feedback.core.telemetry.fleet_nodes import KnownRanks, NodeView
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Counted, Membership
 from scheduler_feedback.core.telemetry.placements import Refusal
@@ -252,8 +253,7 @@ class Attempts:
         if last is None or last.members is not table.members:
             return False
         gang, columns = last.gang, last.columns
-        found, ranks, why = self._gang(node.name, table.members[0], received_ns)
-        if found is not gang or why is not None or ranks != last.ranks or gang.changes != last.changes:
+        if not self._allowed_again(node, last, received_ns) or gang.changes != last.changes:
             return False
         oldest_ns, latest_ns = frame.monotonic_ns - OLDEST_RECORD_NS, frame.monotonic_ns + CLOCK_SLACK_NS
         cells: list[int] = []
@@ -283,6 +283,22 @@ class Attempts:
         gang.received_ns = received_ns
         gang.report_again(columns)
         open_all(node, frame, [(gang, cells, steps)], not steps)
+        return True
+
+    def _allowed_again(self, node: NodeView, last: KnownRanks, received_ns: int) -> bool:
+        """Return whether the node may still report the ranks of its last table, in the same attempt of the gang.
+
+        The backend decides again only after its data, or the node's placement, has changed.
+        """
+        gang = last.gang
+        news = None if self._membership is None else self._membership.news()
+        if news is not None and last.news is news and last.here is node._here and self.gangs.get(gang.name) is gang:
+            return True
+        found, ranks, why = self._gang(node.name, last.members[0], received_ns)
+        if found is not gang or why is not None or ranks != last.ranks:
+            return False
+        if news is not None and gang.placed:
+            node._ranks = replace(last, news=news, here=node._here)
         return True
 
     def _take_table(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> None:

@@ -57,6 +57,8 @@ class _Node:
     again_ns: int | None = None
     """Time at which it must be decided again which gang names of this node are accepted; None: only after the
     scheduler's placement on the node has changed."""
+    news: object = None
+    """The backend's data when all gangs of the layout were accepted; None if one was not, or has no placement."""
     members: tuple[Member, ...] = ()
     """Ranks in the layout, with the gang names that the agent uses."""
     decided: dict[tuple[str, int], Counted | Refusal] = field(default_factory=dict)
@@ -94,6 +96,10 @@ class Membership:
     def here(self, node: str) -> Mapping[str, Placed]:
         """Return the gangs placed on the node. Returns the same object until these gangs change."""
         return self._placements.of(node)
+
+    def news(self) -> object:
+        """Return an object that stands for the backend's data: another one after each change. None: ask the backend."""
+        return self._placements.news()
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -160,12 +166,22 @@ class Membership:
             assert node.layout is not None
             if node.here is here and (node.again_ns is None or received_ns < node.again_ns):
                 return node.layout
+            news = self._placements.news()
+            if (
+                news is not None
+                and node.news is news
+                and node.here is here
+                and self._parts.owns(layout.node, node.parts)
+            ):
+                node.again_ns = received_ns + AGAIN_NS  # nothing has changed on which the decisions depend
+                return node.layout
             if self._as_before(node, here, received_ns):  # the usual case, once a second
                 return node.layout
         else:
             self._whole = layout.whole()
             node.members, node.parts = _named(self._whole)
             node.decided = {}
+            node.news = None
             node.came_ns = received_ns
         attempts = list(node.decided) or {(member.gang, member.attempt) for member in node.members}
         decided = {one: self.counted(layout.node, *one, node.came_ns) for one in attempts}
@@ -191,14 +207,17 @@ class Membership:
         """Return whether all decisions about a node with an unchanged layout are the same as before. If so, they are
         kept until they must be made again."""
         assert node.layout is not None
-        name, elsewhere = node.layout.node, False
+        name, elsewhere, news = node.layout.node, False, self._placements.news()
+        node.news = None
         for one, before in node.decided.items():
             if self.counted(name, *one, node.came_ns) != before:
                 return False
             elsewhere = elsewhere or one[0] not in here
+            if isinstance(before, Refusal) or not before.placed:
+                news = None
         if node.disputed or self._parts.list(name, node.parts, received_ns):
             return False
-        node.here = here
+        node.here, node.news = here, news
         node.again_ns = received_ns + AGAIN_NS if elsewhere else None
         return True
 

@@ -84,6 +84,13 @@ The time is that of the report, in monotonic nanoseconds; backend data from befo
 function returns None if the backend has no decision. It may be called from any thread.
 """
 
+News = Callable[[], object]
+"""Function that returns an object that stands for the data on which ``Attest`` decides: another one after each change.
+
+While it is the same object, a report that was accepted is accepted again. None: ask ``Attest`` each time. It may be
+called from any thread.
+"""
+
 NOWHERE: Mapping[str, Placed] = {}
 
 
@@ -91,10 +98,12 @@ class Placements:
     """Placement of all gangs that hold slots, by node.
 
     attest: function that returns the backend's decision about gangs with a prefix of OUTSIDE.
+    news: function that returns an object that stands for the data of these decisions.
     """
 
-    def __init__(self, attest: Attest | None = None) -> None:
+    def __init__(self, attest: Attest | None = None, news: News = lambda: None) -> None:
         self._attest = attest
+        self.news = news
         self._nodes: dict[str, Mapping[str, Placed]] = {}
         self._running: dict[str, _Running] = {}
         self._ended: OrderedDict[str, _Running] = OrderedDict()

@@ -197,6 +197,9 @@ class Snapshot:
     complete: bool = True
     """False if a refused record does not say which job it is. Then a job that is not in `jobs` may still exist."""
 
+    identity: object = field(default_factory=object, init=False, compare=False)
+    """Another object for each snapshot. It may be kept without the snapshot."""
+
     def is_gone(self, number: int) -> bool:
         """Return whether Slurm no longer has this job."""
         return self.complete and number not in self.jobs and number not in self.unreadable
