@@ -1,0 +1,80 @@
+"""Schedulers of gangs that the benchmark compares: their groups, their pods, and what each supports.
+
+gangwatch             our controller; `gangwatch.io/required-topology` keeps a gang inside one spine
+kube-scheduler        without gangs: it places each pod on its own, anywhere
+kube-scheduler-gangs  Kubernetes 1.37's own gangs: PodGroup of scheduling.k8s.io/v1beta1 with a `gang` policy, and a
+                      topology constraint. Feature gates GenericWorkload (beta, off by default) and
+                      TopologyAwareWorkloadScheduling (alpha); pkg/features/kube_features.go of k8s.io/kubernetes
+coscheduling          sigs.k8s.io/scheduler-plugins, plug-in Coscheduling, which has no topology: its gang is placed
+                      anywhere. It reads the same PodGroup objects as gangwatch. The Go module proxy does not serve
+                      this module, so it runs only if its program is given
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.kubernetes.makers import group_body, pod_body
+
+SPINE = "topology.gangwatch.io/spine"
+GATES = "--feature-gates=GenericWorkload=true,TopologyAwareWorkloadScheduling=true"
+UPSTREAM = "scheduling.k8s.io/v1beta1"
+SERVER_OPTIONS = (GATES, f"--runtime-config={UPSTREAM}=true")
+"""Options of the API server with which it serves Kubernetes' own PodGroups."""
+UPSTREAM_GROUPS = f"/apis/{UPSTREAM}/namespaces/default/podgroups"
+OUR_GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A scheduler of the comparison."""
+
+    name: str
+    scheduler: str
+    """Name by which pods select this scheduler."""
+    group_condition: bool
+    """Whether it sets a condition on the group of a gang that cannot run. If not, the pods' conditions count."""
+    upstream: bool = False
+    """Whether its groups are Kubernetes' own."""
+
+    @property
+    def groups(self) -> str:
+        """API path of the groups."""
+        return UPSTREAM_GROUPS if self.upstream else OUR_GROUPS
+
+    def group(self, name: str, members: int, *, one_spine: bool = False) -> dict[str, Any]:
+        """Return the body of a group. one_spine: whether all of its pods must be inside one spine."""
+        if not self.upstream:
+            return group_body(name, members, **({"gangwatch.io/required-topology": "spine"} if one_spine else {}))
+        spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": members}}}
+        if one_spine:
+            spec["schedulingConstraints"] = {"topology": [{"key": SPINE}]}
+        return {"apiVersion": UPSTREAM, "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
+
+    def pod(self, name: str, group: str, **spec: Any) -> dict[str, Any]:
+        """Return the body of a pod with one GPU that belongs to this group."""
+        if not self.upstream:
+            return pod_body(name, 1, group, schedulerName=self.scheduler, **spec)
+        return pod_body(name, 1, schedulerName=self.scheduler, schedulingGroup={"podGroupName": group}, **spec)
+
+
+OURS = Peer("gangwatch", "gangwatch", group_condition=True)
+PLAIN = Peer("kube-scheduler", "default-scheduler", group_condition=False)
+GANGS = Peer("kube-scheduler-gangs", "default-scheduler", group_condition=True, upstream=True)
+COSCHEDULING = Peer("coscheduling", "default-scheduler", group_condition=False)
+
+
+def queue_sizes(gpus: int, most: int) -> list[int]:
+    """Return the sizes of the gangs of a queue, in pods of one GPU: at most `most` gangs that fit together.
+
+    gpus: number of GPUs of the cluster. Three quarters of them are used at most, so that every scheduler can place
+    all gangs, in any order. Sizes alternate between 4, 8, 16 and 32.
+    """
+    sizes: list[int] = []
+    while len(sizes) < most:
+        size = (4, 8, 16, 32)[len(sizes) % 4]
+        if sum(sizes) + size > gpus * 3 // 4:
+            break
+        sizes.append(size)
+    return sizes
