@@ -43,7 +43,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.kubernetes import contenders
-from benchmarks.kubernetes.measurements import GPUS, Bed, Figures
+from benchmarks.kubernetes.measurements import GPUS, Bed, Figures, Start
 from benchmarks.kubernetes.peers import COSCHEDULING, GANGS, GATES, OURS, PLAIN, SERVER_OPTIONS, Peer
 from benchmarks.kubernetes.watching import LIMIT_SECONDS, NotInTimeError
 from tests.kubernetes.bed import ControlPlane
@@ -68,22 +68,31 @@ class Run:
         to.update(figures)
         self.say(f"{who}: {', '.join(f'{key} {value:.4g}' for key, value in figures.items())}")
 
-    def of_gangs(self, peer: Peer, process: subprocess.Popen[bytes]) -> None:
-        """Run the parts with gangs on a scheduler that runs already.
+    def part(self, who: str, part: str, work: Callable[[], Figures]) -> None:
+        """Add the figures of one part.
 
         A part of a peer that does not end in time has its limit as figure, so that the others are measured.
         """
+        try:
+            figures = work()
+        except NotInTimeError as error:
+            if who == OURS.name:
+                raise
+            self.say(f"{who}: {error}")
+            figures = {f"{part}_not_in_seconds": LIMIT_SECONDS}
+        self.add(who, figures)
+
+    def binds(self, who: str, scheduler: str, start: Start) -> None:
+        """Measure the binding of pods without gangs by a scheduler that `start` starts."""
+        if "binds" in self.parts:
+            self.part(who, "binds", lambda: self.bed.binds_of(scheduler, start))
+            self.bed.clear()
+
+    def of_gangs(self, peer: Peer, process: subprocess.Popen[bytes]) -> None:
+        """Run the parts with gangs on a scheduler that runs already."""
         for part in WITH_GANGS:
-            if part not in self.parts:
-                continue
-            try:
-                figures: Figures = getattr(self.bed, part)(peer, process)
-            except NotInTimeError as error:
-                if peer is OURS:
-                    raise
-                self.say(f"{peer.name}: {error}")
-                figures = {f"{part}_not_in_seconds": LIMIT_SECONDS}
-            self.add(peer.name, figures)
+            if part in self.parts:
+                self.part(peer.name, part, partial(getattr(self.bed, part), peer, process))
 
 
 def measure(count: int, folder: Path, arguments: argparse.Namespace, say: Say) -> Figures:
@@ -100,17 +109,12 @@ def measure(count: int, folder: Path, arguments: argparse.Namespace, say: Say) -
 
 
 def _measure_one(who: str, run: Run, folder: Path, program: Path | None) -> None:
-    bed, binds = run.bed, "binds" in run.parts
+    bed = run.bed
     if who == "server":
-        bare = partial(contenders.bare, bed.plane, folder / "bare", bed.count, GPUS)
-        if binds:
-            run.add(who, bed.binds_of(contenders.BARE, bare))
-            bed.clear()
+        run.binds(who, contenders.BARE, partial(contenders.bare, bed.plane, folder / "bare", bed.count, GPUS))
     elif who == "kube-scheduler":
         start = partial(contenders.kube_scheduler, bed.plane, folder / "other")
-        if binds:
-            run.add(who, bed.binds_of(PLAIN.scheduler, start))
-            bed.clear()
+        run.binds(who, PLAIN.scheduler, start)
         with start() as process:
             run.of_gangs(PLAIN, process)
     elif who == "kube-scheduler-gangs":
