@@ -17,7 +17,7 @@ journal on disk. Results come from a watch of the API server; `load` is the load
     unschedulable_seconds a gang of 10 that fits no node: from the request that creates its last pod to its condition
                           (without conditions of groups: of all ten pods), as the watch delivers it; median of five
                           gangs, and unschedulable_most_seconds, the longest
-    queue_seconds         200 gangs of 4 to 32 pods that all fit: from the request that creates the last pod to all
+    queue_seconds         200 gangs of 2 to 16 pods that all fit: from the request that creates the last pod to all
                           bound; queue_all_seconds from the first's
     PART_*_processor_seconds  of the scheduler and of the API server, from the first creation to all bound
     PART_not_in_seconds   the part did not end within this limit

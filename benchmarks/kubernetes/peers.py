@@ -69,11 +69,11 @@ def queue_sizes(gpus: int, most: int) -> list[int]:
     """Return the sizes of the gangs of a queue, in pods of one GPU: at most `most` gangs that fit together.
 
     gpus: number of GPUs of the cluster. Three quarters of them are used at most, so that every scheduler can place
-    all gangs, in any order. Sizes alternate between 4, 8, 16 and 32.
+    all gangs, in any order. Sizes alternate between 2, 4, 8 and 16.
     """
     sizes: list[int] = []
     while len(sizes) < most:
-        size = (4, 8, 16, 32)[len(sizes) % 4]
+        size = (2, 4, 8, 16)[len(sizes) % 4]
         if sum(sizes) + size > gpus * 3 // 4:
             break
         sizes.append(size)
