@@ -39,7 +39,7 @@ def test_pods_name_their_group_and_their_scheduler() -> None:
     assert pod["metadata"]["labels"] == {}, "gangwatch and coscheduling do not take it as theirs"
 
 
-@pytest.mark.parametrize(("gpus", "most", "gangs"), [(4000, 200, 200), (1200, 200, 120), (4, 200, 0), (4000, 5, 5)])
+@pytest.mark.parametrize(("gpus", "most", "gangs"), [(4000, 200, 200), (1200, 200, 120), (4, 200, 1), (4000, 5, 5)])
 def test_the_queue_fits_into_three_quarters_of_the_cluster(gpus: int, most: int, gangs: int) -> None:
     sizes = queue_sizes(gpus, most)
     assert len(sizes) == gangs
