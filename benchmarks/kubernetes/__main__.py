@@ -3,8 +3,9 @@
 For each number of nodes, starts a control plane on loopback (etcd on disk, kube-apiserver, no audit log) and creates
 node objects without kubelets. Then runs several schedulers, one after the other, on the same pods: a loop that only
 binds pods, as the upper limit of the API server; kube-scheduler without gangs; kube-scheduler with Kubernetes' own
-gangs; coscheduling of sigs.k8s.io/scheduler-plugins, if `--coscheduling` names its program; and our controller with its
-journal on disk. Results come from a watch of the API server; `load` is the load of the machine at the end.
+gangs; coscheduling of sigs.k8s.io/scheduler-plugins and Volcano, if `--coscheduling` and `--volcano` name their
+programs; and our controller with its journal on disk. Results come from a watch of the API server; `load` is the load
+of the machine at the end.
 
     binds_per_second      single pods that all fit at once, bound per second. Our controller is frozen while they are
                           created, and time runs from its thaw; the others are started after the creation, and time
@@ -26,7 +27,7 @@ journal on disk. Results come from a watch of the API server; `load` is the load
                           gangs of eight: resident once it has settled and has written a snapshot; rss_most_mib: at most
     *_processor_ms        processor time of a bind, by process
 
-`kube_scheduler`, `kube_scheduler_gangs`, `coscheduling` and `server` contain the same keys for the others.
+`kube_scheduler`, `kube_scheduler_gangs`, `coscheduling`, `volcano` and `server` contain the same keys for the others.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from pathlib import Path
 
 from benchmarks.kubernetes import contenders
 from benchmarks.kubernetes.measurements import GPUS, Bed, Figures, Start
-from benchmarks.kubernetes.peers import COSCHEDULING, GANGS, GATES, OURS, PLAIN, SERVER_OPTIONS, Peer
+from benchmarks.kubernetes.peers import COSCHEDULING, GANGS, GATES, OURS, PLAIN, SERVER_OPTIONS, VOLCANO, Peer
 from benchmarks.kubernetes.watching import LIMIT_SECONDS, NotInTimeError
 from tests.kubernetes.bed import ControlPlane
 
 PARTS = ("binds", "gangs", "gang512", "unschedulable", "queue", "cordon", "memory")
 WITH_GANGS = ("gangs", "gang512", "unschedulable", "queue")
 """Parts that every scheduler of gangs runs."""
-WHO = ("gangwatch", "kube-scheduler", "kube-scheduler-gangs", "coscheduling", "server")
+WHO = ("server", "kube-scheduler", "kube-scheduler-gangs", "coscheduling", "volcano", "gangwatch")
 Say = Callable[[str], None]
 
 
@@ -98,17 +99,17 @@ class Run:
 def measure(count: int, folder: Path, arguments: argparse.Namespace, say: Say) -> Figures:
     """Return the figures for a cluster of this many nodes."""
     with ControlPlane(folder / "plane", manager=False, options=SERVER_OPTIONS) as plane:
-        bed = Bed(plane, folder, count, say)
+        bed = Bed(plane, folder, count, say, arguments.volcano and arguments.volcano[1])
         bed.prepare()
         run = Run(bed, arguments.parts, say)
         with bed.seen:
-            for who in ("server", "kube-scheduler", "kube-scheduler-gangs", "coscheduling", "gangwatch"):
+            for who in WHO:
                 if who in arguments.who:
-                    _measure_one(who, run, folder, arguments.coscheduling)
+                    _measure_one(who, run, folder, arguments)
         return run.found
 
 
-def _measure_one(who: str, run: Run, folder: Path, program: Path | None) -> None:
+def _measure_one(who: str, run: Run, folder: Path, arguments: argparse.Namespace) -> None:
     bed = run.bed
     if who == "server":
         run.binds(who, contenders.BARE, partial(contenders.bare, bed.plane, folder / "bare", bed.count, GPUS))
@@ -121,11 +122,13 @@ def _measure_one(who: str, run: Run, folder: Path, program: Path | None) -> None
         with contenders.kube_scheduler(bed.plane, folder / "gangs", GATES) as process:
             run.of_gangs(GANGS, process)
     elif who == "coscheduling":
-        if program is None:
-            run.say("coscheduling: not measured, because --coscheduling names no program")
-            return
-        with contenders.coscheduling(bed.plane, folder / "coscheduling", program) as process:
-            run.of_gangs(COSCHEDULING, process)
+        if arguments.coscheduling is not None:
+            with contenders.coscheduling(bed.plane, folder / "coscheduling", arguments.coscheduling) as process:
+                run.of_gangs(COSCHEDULING, process)
+    elif who == "volcano":
+        if arguments.volcano is not None:
+            with contenders.volcano(bed.plane, folder / "volcano", arguments.volcano[0]) as process:
+                run.of_gangs(VOLCANO, process)
     else:
         _measure_ours(run, folder / "ours" / "state")
 
@@ -150,6 +153,13 @@ def main() -> None:
     parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO), help="schedulers to measure")
     parser.add_argument(
         "--coscheduling", type=Path, metavar="PROGRAM", help="kube-scheduler of sigs.k8s.io/scheduler-plugins"
+    )
+    parser.add_argument(
+        "--volcano",
+        type=Path,
+        nargs=2,
+        metavar=("PROGRAM", "CRDS"),
+        help="Volcano's scheduler, and the folder of its definitions",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder to keep all logs in")
     arguments = parser.parse_args()

@@ -84,6 +84,31 @@ def coscheduling(plane: ControlPlane, folder: Path, program: Path) -> AbstractCo
 
 
 @contextmanager
+def volcano(plane: ControlPlane, folder: Path, program: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Volcano's scheduler with the configuration of its chart, and its topology plug-in as its user guide says.
+
+    Its limit of requests is lifted, and its period is 100 ms (default 1 s), because a gang waits for the next period.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "volcano-scheduler.conf"
+    settings.write_text(
+        'actions: "enqueue, allocate, backfill"\n'
+        "tiers:\n- plugins: [{name: priority}, {name: gang, enablePreemptable: false}, {name: conformance}]\n"
+        "- plugins: [{name: overcommit}, {name: drf, enablePreemptable: false}, {name: predicates}, "
+        "{name: proportion}, {name: nodeorder}, {name: binpack}, "
+        "{name: network-topology-aware, arguments: {weight: 10}}]\n"
+    )
+    command = [str(program), f"--kubeconfig={plane.kubeconfig()}", f"--scheduler-conf={settings}"]
+    command += ["--leader-elect=false", "--kube-api-qps=5000", "--kube-api-burst=10000", "--schedule-period=100ms"]
+    command += [f"--listen-address=127.0.0.1:{held_port()}", f"--cache-dump-dir={folder}", "--csi-storage=false"]
+    process = _began(command, folder / "volcano.log")
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+@contextmanager
 def _scheduler(
     plane: ControlPlane, folder: Path, program: Path, profiles: str, options: Sequence[str]
 ) -> Iterator[subprocess.Popen[bytes]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.kubernetes import contenders
 from benchmarks.kubernetes.contenders import memory_mib, processor_seconds
-from benchmarks.kubernetes.peers import OUR_GROUPS, OURS, SPINE, UPSTREAM, Peer, queue_sizes
+from benchmarks.kubernetes.peers import OUR_GROUPS, OURS, SPINE, UPSTREAM, VOLCANO_API, Peer, hyper_nodes, queue_sizes
 from benchmarks.kubernetes.watching import Load, Seen, until
 from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
 from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS
@@ -60,10 +60,14 @@ Start = Callable[[], AbstractContextManager[subprocess.Popen[bytes]]]
 class Bed:
     """A cluster of `count` node objects on a real API server, with the measurements of the benchmark."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, count: int, say: Callable[[str], None]) -> None:
-        self.plane, self.folder, self.count, self.say = plane, folder, count, say
+    def __init__(
+        self, plane: ControlPlane, folder: Path, count: int, say: Callable[[str], None], volcano: Path | None = None
+    ) -> None:
+        """volcano: folder of Volcano's definitions, to be installed; None if it does not run."""
+        self.plane, self.folder, self.count, self.say, self.volcano = plane, folder, count, say, volcano
         self.load = Load(plane.access())
-        self.seen = Seen(plane.access(), ("scheduling.x-k8s.io/v1alpha1", UPSTREAM))
+        groups = ("scheduling.x-k8s.io/v1alpha1", UPSTREAM, *((VOLCANO_API,) if volcano else ()))
+        self.seen = Seen(plane.access(), groups)
         self.spines = 0
         """Number of spines that contain the pods of the last gangs."""
         self._pods: list[str] = []
@@ -71,6 +75,13 @@ class Bed:
     def prepare(self) -> None:
         api = Api(self.plane.access())
         install_crds(api)
+        if self.volcano is not None:
+            install_crds(api, self.volcano)
+            api.create("/api/v1/namespaces", {"metadata": {"name": "volcano-system"}})
+            self.load.create(
+                "/apis/topology.volcano.sh/v1alpha1/hypernodes",
+                hyper_nodes(sorted({spine_of(name_of(number)) for number in range(self.count)})),
+            )
         api.close()
         bodies = []
         for number in range(self.count):

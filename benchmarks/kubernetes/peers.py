@@ -12,6 +12,7 @@ coscheduling          sigs.k8s.io/scheduler-plugins, plug-in Coscheduling, which
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ UPSTREAM = "scheduling.k8s.io/v1beta1"
 SERVER_OPTIONS = (GATES, f"--runtime-config={UPSTREAM}=true")
 """Options of the API server with which it serves Kubernetes' own PodGroups."""
 UPSTREAM_GROUPS = f"/apis/{UPSTREAM}/namespaces/default/podgroups"
+VOLCANO_API = "scheduling.volcano.sh/v1beta1"
+VOLCANO_GROUPS = f"/apis/{VOLCANO_API}/namespaces/default/podgroups"
 OUR_GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
 
 
@@ -35,34 +38,56 @@ class Peer:
     """Name by which pods select this scheduler."""
     group_condition: bool
     """Whether it sets a condition on the group of a gang that cannot run. If not, the pods' conditions count."""
-    upstream: bool = False
-    """Whether its groups are Kubernetes' own."""
-
-    @property
-    def groups(self) -> str:
-        """API path of the groups."""
-        return UPSTREAM_GROUPS if self.upstream else OUR_GROUPS
+    groups: str = OUR_GROUPS
+    """API path of its groups, which also determines their form and that of pods."""
 
     def group(self, name: str, members: int, *, one_spine: bool = False) -> dict[str, Any]:
         """Return the body of a group. one_spine: whether all of its pods must be inside one spine."""
-        if not self.upstream:
+        if self.groups == OUR_GROUPS:
             return group_body(name, members, **({"gangwatch.io/required-topology": "spine"} if one_spine else {}))
-        spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": members}}}
+        if self.groups == VOLCANO_GROUPS:
+            spec: dict[str, Any] = {"minMember": members, "queue": "default"}
+            if one_spine:
+                spec["networkTopology"] = {"mode": "hard", "highestTierAllowed": 1}
+            return {"apiVersion": VOLCANO_API, "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
+        spec = {"schedulingPolicy": {"gang": {"minCount": members}}}
         if one_spine:
             spec["schedulingConstraints"] = {"topology": [{"key": SPINE}]}
         return {"apiVersion": UPSTREAM, "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
 
     def pod(self, name: str, group: str, **spec: Any) -> dict[str, Any]:
         """Return the body of a pod with one GPU that belongs to this group."""
-        if not self.upstream:
+        if self.groups == OUR_GROUPS:
             return pod_body(name, 1, group, schedulerName=self.scheduler, **spec)
-        return pod_body(name, 1, schedulerName=self.scheduler, schedulingGroup={"podGroupName": group}, **spec)
+        if self.groups == UPSTREAM_GROUPS:
+            spec["schedulingGroup"] = {"podGroupName": group}
+        body = pod_body(name, 1, schedulerName=self.scheduler, **spec)
+        if self.groups == VOLCANO_GROUPS:
+            body["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": group}
+        return body
+
+
+def hyper_nodes(spines: Iterable[str]) -> list[dict[str, Any]]:
+    """Return Volcano's topology: a HyperNode of tier 1 for each spine."""
+    return [
+        {
+            "apiVersion": "topology.volcano.sh/v1alpha1",
+            "kind": "HyperNode",
+            "metadata": {"name": spine},
+            "spec": {
+                "tier": 1,
+                "members": [{"type": "Node", "selector": {"labelMatch": {"matchLabels": {SPINE: spine}}}}],
+            },
+        }
+        for spine in spines
+    ]
 
 
 OURS = Peer("gangwatch", "gangwatch", group_condition=True)
 PLAIN = Peer("kube-scheduler", "default-scheduler", group_condition=False)
-GANGS = Peer("kube-scheduler-gangs", "default-scheduler", group_condition=True, upstream=True)
+GANGS = Peer("kube-scheduler-gangs", "default-scheduler", group_condition=True, groups=UPSTREAM_GROUPS)
 COSCHEDULING = Peer("coscheduling", "default-scheduler", group_condition=False)
+VOLCANO = Peer("volcano", "volcano", group_condition=True, groups=VOLCANO_GROUPS)
 
 
 def queue_sizes(gpus: int, most: int) -> list[int]:

@@ -112,7 +112,10 @@ class Seen:
 
 
 def _unschedulable(some: _PartialObject) -> bool:
-    return any(one.status == "False" for one in some.status.conditions or ())
+    """Return whether a condition says that it cannot be scheduled. Volcano's is true, and those of others are false."""
+    return any(
+        one.status == ("True" if one.type == "Unschedulable" else "False") for one in some.status.conditions or ()
+    )
 
 
 class Load:

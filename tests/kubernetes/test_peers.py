@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.kubernetes import watching
 from benchmarks.kubernetes.__main__ import Run
-from benchmarks.kubernetes.peers import COSCHEDULING, GANGS, OURS, PLAIN, SPINE, queue_sizes
+from benchmarks.kubernetes.peers import COSCHEDULING, GANGS, OURS, PLAIN, SPINE, VOLCANO, hyper_nodes, queue_sizes
 from benchmarks.kubernetes.watching import LIMIT_SECONDS, Load, NotInTimeError
 from scheduler_feedback.backends.kubernetes.api_server.client import UnreachableError
 
@@ -26,6 +26,11 @@ def test_the_same_gang_in_the_words_of_each_scheduler() -> None:
         "schedulingConstraints": {"topology": [{"key": SPINE}]},
     }
     assert "schedulingConstraints" not in GANGS.group("g", 3)["spec"]
+    volcano = VOLCANO.group("g", 512, one_spine=True)["spec"]
+    assert volcano["minMember"] == 512
+    (spine,) = hyper_nodes(["s0"])
+    assert spine["spec"]["tier"] <= volcano["networkTopology"]["highestTierAllowed"]
+    assert spine["spec"]["members"][0]["selector"] == {"labelMatch": {"matchLabels": {SPINE: "s0"}}}
 
 
 def test_pods_name_their_group_and_their_scheduler() -> None:
@@ -37,6 +42,9 @@ def test_pods_name_their_group_and_their_scheduler() -> None:
     assert pod["spec"]["schedulingGroup"] == {"podGroupName": "g"}
     assert pod["spec"]["nodeSelector"] == {"pool": "none"}
     assert pod["metadata"]["labels"] == {}, "gangwatch and coscheduling do not take it as theirs"
+    pod = VOLCANO.pod("g-0", "g")
+    assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "g"}
+    assert (pod["spec"]["schedulerName"], pod["metadata"]["labels"]) == ("volcano", {})
 
 
 @pytest.mark.parametrize(("gpus", "most", "gangs"), [(4000, 200, 200), (1200, 200, 120), (4, 200, 1), (4000, 5, 5)])
