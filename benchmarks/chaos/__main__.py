@@ -9,8 +9,8 @@ round starts a gang of two, so that all GPUs are in use, and breaks one part at 
     api-server, etcd      kube-apiserver, or one of etcd's three members, is killed and started again
     network               one node is cut off for 5 to 50 s; its pods run on
 
-A round ends when all parts are healthy and every gang runs completely, or after 240 s. Then it checks, by the API and
-by the processes on the nodes:
+A round ends when the broken part has recovered, all parts are healthy and every gang has run completely for 5 s, or
+after 240 s. Then it checks, by the API and by the processes on the nodes:
 
     half-started   a gang of which only some pods run, or of several attempts
     lost           a gang of which no pod runs
@@ -34,9 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos import rounds
+from benchmarks.chaos.faults import MEMBERS
 from tests.kubernetes.real_site import real_site
-
-MEMBERS = 3
 
 
 def earlier(results: Path | None, seed: int) -> list[dict[str, Any]]:

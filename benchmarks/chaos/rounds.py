@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,6 +18,8 @@ from tests.kubernetes.real_site import GPUS, IMAGE, Site
 LIMIT_SECONDS = 240.0
 """Longest time until every gang runs completely again. A controller that was killed often waits up to 5 min for its
 container (CrashLoopBackOff); the other controller leads in the meantime."""
+AFTER_SECONDS = 5.0
+"""Time for which all gangs must run completely at the end of a round, so that late effects of the fault are seen."""
 SAMPLE_SECONDS = 0.5
 STANDING = {"large": 4, "small": 3}
 """Gangs that run in all rounds, and their sizes. With a gang of two, they use all nine GPUs."""
@@ -99,13 +101,15 @@ def run(site: Site, number: int, seed: int) -> dict[str, Any]:
     with Sampler(site) as sampler:
         add_gang(site, new, sizes[new])
         time.sleep(draw.uniform(0.0, 3.0))  # the fault comes before, during or after the start of the new gang
-        broken = FAULTS[kind](site, draw)
+        broken, recovered = FAULTS[kind](site, draw)
         ended = time.monotonic()
         until = ended + LIMIT_SECONDS
-        while not _all_whole(site, sizes) and time.monotonic() < until:
+        whole_since = time.monotonic()
+        while time.monotonic() < min(until, whole_since + AFTER_SECONDS):
             time.sleep(SAMPLE_SECONDS)
-        seconds = time.monotonic() - ended
-        time.sleep(4 * SAMPLE_SECONDS)  # for the sampler
+            if not (_now(recovered) and _now(lambda: _all_whole(site, sizes))):
+                whole_since = time.monotonic()
+        seconds = whole_since - ended
         with _patiently():
             members = {gang: running_pods(site, gang) for gang in sizes}
         found = violations(sizes, members, running_processes(site), sampler.twice)
@@ -118,12 +122,17 @@ def run(site: Site, number: int, seed: int) -> dict[str, Any]:
 
 def _all_whole(site: Site, sizes: dict[str, int]) -> bool:
     """Return whether every part of the cluster is healthy and every gang runs completely."""
-    with suppress(BackendError):  # the API server may be the part that is broken
-        processes = running_processes(site)
-        return is_healthy(site, str(GPUS)) and all(
-            whole(size, running_pods(site, gang), [rank for name, rank in processes if name == gang])
-            for gang, size in sizes.items()
-        )
+    processes = running_processes(site)
+    return is_healthy(site, str(GPUS)) and all(
+        whole(size, running_pods(site, gang), [rank for name, rank in processes if name == gang])
+        for gang, size in sizes.items()
+    )
+
+
+def _now(check: Callable[[], bool]) -> bool:
+    """Return the result of a check; False if the API server does not respond, which may be the part that is broken."""
+    with suppress(BackendError, TimeoutError):
+        return check()
     return False
 
 
@@ -141,7 +150,7 @@ def start_standing(site: Site) -> None:
     for gang, size in STANDING.items():
         add_gang(site, gang, size)
     until = time.monotonic() + LIMIT_SECONDS
-    while not _all_whole(site, STANDING):
+    while not _now(lambda: _all_whole(site, STANDING)):
         if time.monotonic() > until:
             raise AssertionError(f"the gangs do not run after {LIMIT_SECONDS:g} s")
         time.sleep(SAMPLE_SECONDS)
