@@ -7,14 +7,24 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kubernetes import contenders
 from benchmarks.kubernetes.contenders import memory_mib, processor_seconds
-from benchmarks.kubernetes.peers import OUR_GROUPS, OURS, SPINE, UPSTREAM, VOLCANO_API, Peer, hyper_nodes, queue_sizes
+from benchmarks.kubernetes.peers import (
+    OUR_GROUPS,
+    OURS,
+    SPINE,
+    UPSTREAM,
+    UPSTREAM_GROUPS,
+    VOLCANO_API,
+    Peer,
+    hyper_nodes,
+    queue_sizes,
+)
 from benchmarks.kubernetes.watching import Load, Seen, until
 from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
 from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS
@@ -97,6 +107,13 @@ class Bed:
         """Create pods. Return the monotonic time at which the last request was sent."""
         self._pods += [body["metadata"]["name"] for body in bodies]
         return self.load.create(PODS, bodies)
+
+    def delete_groups(self, peer: Peer, names: Iterable[str]) -> None:
+        """Delete groups. No controller runs that removes the finalizer of Kubernetes' own PodGroups."""
+        paths = [f"{peer.groups}/{name}" for name in names]
+        if peer.groups == UPSTREAM_GROUPS:
+            self.load.patch(paths, {"metadata": {"finalizers": None}})
+        self.load.delete(paths)
 
     def clear(self) -> None:
         """Delete all pods."""
@@ -194,7 +211,7 @@ class Bed:
             used = {name: processor_seconds(one) - before[name] for name, one in processes.items()}
         finally:
             self.clear()
-            self.load.delete([f"{peer.groups}/{name}" for name in gangs])
+            self.delete_groups(peer, gangs)
         return ended - sent, ended - began, used
 
     def unschedulable(self, peer: Peer, _process: subprocess.Popen[bytes]) -> Figures:
@@ -213,7 +230,7 @@ class Bed:
             seconds = max(seen.unschedulable[key] for key in keys) - sent
         finally:
             self.clear()
-            self.load.delete([f"{peer.groups}/never"])
+            self.delete_groups(peer, ["never"])
         until("pods and conditions are gone", lambda: not seen.unschedulable and not pods & seen.added.keys())
         return seconds
 
