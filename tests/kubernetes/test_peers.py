@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.kubernetes import watching
 from benchmarks.kubernetes.__main__ import Run
+from benchmarks.kubernetes.measurements import Bed
 from benchmarks.kubernetes.peers import COSCHEDULING, GANGS, OURS, PLAIN, SPINE, VOLCANO, hyper_nodes, queue_sizes
 from benchmarks.kubernetes.watching import LIMIT_SECONDS, Load, NotInTimeError
 from scheduler_feedback.backends.kubernetes.api_server.client import UnreachableError
@@ -86,6 +87,30 @@ def test_times_run_from_the_request_and_not_from_the_response(monkeypatch: pytes
     assert len(FakeClient.sent) == 4
     assert sent <= FakeClient.sent[-1]
     assert FakeClient.sent[-1] - sent < 0.04
+
+
+class RecordingLoad:
+    """Load that records patched and deleted paths."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, list[str]]] = []
+
+    def patch(self, paths: list[str], body: Any) -> None:
+        assert body == {"metadata": {"finalizers": None}}
+        self.done.append(("patch", paths))
+
+    def delete(self, paths: list[str]) -> None:
+        self.done.append(("delete", paths))
+
+
+def test_groups_of_kubernetes_lose_their_finalizer_before_they_are_deleted() -> None:
+    """Otherwise the next group of the same name cannot be created: no controller runs that removes it."""
+    bed = Bed.__new__(Bed)
+    load = bed.load = RecordingLoad()  # type: ignore[assignment]
+    bed.delete_groups(GANGS, ["never"])
+    bed.delete_groups(OURS, ["never"])
+    theirs, ours = [f"{GANGS.groups}/never"], [f"{OURS.groups}/never"]
+    assert load.done == [("patch", theirs), ("delete", theirs), ("delete", ours)]
 
 
 class StuckBed:
