@@ -1,12 +1,12 @@
-"""Schedulers to compare: our controller, kube-scheduler, and a loop that only binds pods."""
+"""Programs to compare: our controller, kube-scheduler, coscheduling, and a loop that only binds pods."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -16,8 +16,6 @@ from benchmarks.kubernetes.watching import until
 from tests.kubernetes.bed import ControlPlane, assets
 from tests.ports import held_port
 
-OURS = "gangwatch"
-KUBE_SCHEDULER = "default-scheduler"
 BARE = "bare"
 _ENDING_SECONDS = 30
 
@@ -63,18 +61,66 @@ def ask(state: Path, path: str, body: bytes = b"{}") -> None:
         answer.read()
 
 
+def kube_scheduler(plane: ControlPlane, folder: Path, *options: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run kube-scheduler with its defaults, but without its limit of 50 requests per second.
+
+    options: further options, such as feature gates.
+    """
+    return _scheduler(plane, folder, assets() / "kube-scheduler", "", options)
+
+
+def coscheduling(plane: ControlPlane, folder: Path, program: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run the scheduler of sigs.k8s.io/scheduler-plugins with the configuration of its coscheduling README.
+
+    Its settings are those of manifests/coscheduling/scheduler-config.yaml, without the limit of requests.
+    """
+    profiles = (
+        "profiles:\n- schedulerName: default-scheduler\n"
+        "  plugins: {multiPoint: {enabled: [{name: Coscheduling}]}, "
+        "queueSort: {enabled: [{name: Coscheduling}], disabled: [{name: '*'}]}}\n"
+        "  pluginConfig: [{name: Coscheduling, args: {permitWaitingTimeSeconds: 10}}]\n"
+    )
+    return _scheduler(plane, folder, program, profiles, ())
+
+
 @contextmanager
-def kube_scheduler(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run kube-scheduler with its defaults, but without its limit of 50 requests per second."""
+def volcano(plane: ControlPlane, folder: Path, program: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Volcano's scheduler with the configuration of its chart, and its topology plug-in as its user guide says.
+
+    Its limit of requests is lifted, and its period is 100 ms (default 1 s), because a gang waits for the next period.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "volcano-scheduler.conf"
+    settings.write_text(
+        'actions: "enqueue, allocate, backfill"\n'
+        "tiers:\n- plugins: [{name: priority}, {name: gang, enablePreemptable: false}, {name: conformance}]\n"
+        "- plugins: [{name: overcommit}, {name: drf, enablePreemptable: false}, {name: predicates}, "
+        "{name: proportion}, {name: nodeorder}, {name: binpack}, "
+        "{name: network-topology-aware, arguments: {weight: 10}}]\n"
+    )
+    command = [str(program), f"--kubeconfig={plane.kubeconfig()}", f"--scheduler-conf={settings}"]
+    command += ["--leader-elect=false", "--kube-api-qps=5000", "--kube-api-burst=10000", "--schedule-period=100ms"]
+    command += [f"--listen-address=127.0.0.1:{held_port()}", f"--cache-dump-dir={folder}", "--csi-storage=false"]
+    process = _began(command, folder / "volcano.log")
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+@contextmanager
+def _scheduler(
+    plane: ControlPlane, folder: Path, program: Path, profiles: str, options: Sequence[str]
+) -> Iterator[subprocess.Popen[bytes]]:
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "kube-scheduler.yaml"
     settings.write_text(
         "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
         "leaderElection: {leaderElect: false}\n"
-        f"clientConnection: {{kubeconfig: '{plane.kubeconfig()}', qps: 5000, burst: 10000}}\n"
+        f"clientConnection: {{kubeconfig: '{plane.kubeconfig()}', qps: 5000, burst: 10000}}\n{profiles}"
     )
     port = held_port()
-    command = [str(assets() / "kube-scheduler"), f"--config={settings}", "--bind-address=127.0.0.1"]
+    command = [str(program), f"--config={settings}", "--bind-address=127.0.0.1", *options]
     process = _began([*command, f"--secure-port={port}", f"--cert-dir={folder}/tls"], folder / "kube-scheduler.log")
     try:
         yield process

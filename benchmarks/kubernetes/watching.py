@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -41,14 +41,15 @@ class Seen:
     All times are monotonic, in seconds, at which the watch delivered the change.
     """
 
-    def __init__(self, access: Access) -> None:
-        self.bound: set[str] = set()
+    def __init__(self, access: Access, groups: Sequence[str]) -> None:
+        """groups: API groups and versions of the PodGroups to watch."""
+        self.bound: dict[str, str] = {}  # pods, and the node of each
         self.tainted: set[str] = set()
         self.added: dict[str, float] = {}  # pods, and when each was first seen
         self.unschedulable: dict[str, float] = {}  # groups and pods whose condition is false, and since when
         self.first: float | None = None  # when the first pod was seen bound since ``forget``
         self.last = 0.0
-        self._access = access
+        self._access, self._groups = access, groups
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -73,7 +74,7 @@ class Seen:
             watches: list[Watch[Any]] = [
                 Watch(client, "/api/v1/pods", _PartialObject, self._pod),
                 Watch(client, "/api/v1/nodes", Node, self._node),
-                Watch(client, "/apis/scheduling.x-k8s.io/v1alpha1/podgroups", _PartialObject, self._group),
+                *(Watch(client, f"/apis/{group}/podgroups", _PartialObject, self._group) for group in self._groups),
             ]
             tasks = [asyncio.create_task(watch.run()) for watch in watches]
             for watch in watches:
@@ -86,14 +87,14 @@ class Seen:
 
     def _pod(self, key: str, _before: _PartialObject | None, after: _PartialObject | None) -> None:
         if after is None:
-            self.bound.discard(key)
+            self.bound.pop(key, None)
             self.added.pop(key, None)
             self.unschedulable.pop(key, None)
             return
         self.added.setdefault(key, time.monotonic())
         if after.spec.node_name:
             if key not in self.bound:
-                self.bound.add(key)
+                self.bound[key] = after.spec.node_name
                 self.last = time.monotonic()
                 self.first = self.first or self.last
         elif _unschedulable(after):
@@ -111,7 +112,10 @@ class Seen:
 
 
 def _unschedulable(some: _PartialObject) -> bool:
-    return any(one.status == "False" for one in some.status.conditions or ())
+    """Return whether a condition says that it cannot be scheduled. Volcano's is true, and those of others are false."""
+    return any(
+        one.status == ("True" if one.type == "Unschedulable" else "False") for one in some.status.conditions or ()
+    )
 
 
 class Load:
@@ -119,9 +123,12 @@ class Load:
 
     def __init__(self, access: Access) -> None:
         self._access = access
+        self._sent = 0.0
 
-    def create(self, path: str, bodies: list[Any]) -> None:
+    def create(self, path: str, bodies: list[Any]) -> float:
+        """Create objects. Return the monotonic time at which the last request was sent."""
         asyncio.run(self._all(lambda client, body: client.create(path, body), bodies))
+        return self._sent
 
     def patch(self, paths: list[str], body: Any) -> None:
         """Apply the same patch to all objects at these paths."""
@@ -139,6 +146,7 @@ class Load:
                 again = False
                 async with gate:
                     while True:
+                        self._sent = time.monotonic()
                         try:
                             await work(client, item)
                         except UnreachableError:
@@ -154,11 +162,15 @@ class Load:
             await asyncio.gather(*(one(item) for item in items))
 
 
+class NotInTimeError(AssertionError):
+    """A condition was not true within its limit."""
+
+
 def until(what: str, condition: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> float:
-    """Wait until the condition is true and return the monotonic time. Raises AssertionError after the limit."""
+    """Wait until the condition is true and return the monotonic time. Raises NotInTimeError after the limit."""
     limit = time.monotonic() + limit_seconds
     while not condition():
         if time.monotonic() > limit:
-            raise AssertionError(f"not in {limit_seconds:g} s: {what}")
+            raise NotInTimeError(f"not in {limit_seconds:g} s: {what}")
         time.sleep(_LOOK_SECONDS)
     return time.monotonic()

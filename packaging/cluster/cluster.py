@@ -1,6 +1,6 @@
 """A Kubernetes cluster on one machine: a control plane and real kubelets, each with containerd, in Linux namespaces.
 
-    python packaging/cluster/cluster.py up [--nodes 3]      start it and wait until all nodes are ready
+    python packaging/cluster/cluster.py up [--nodes 3] [--etcd 1]      start it and wait until all nodes are ready
     python packaging/cluster/cluster.py down                stop it and remove all of its files
 
 It needs root; see docs/how-to/cluster.md. The cluster's folder is GANGWATCH_CLUSTER, by default
@@ -79,8 +79,8 @@ def missing() -> str:
     return ""
 
 
-def up(nodes: int) -> None:
-    """Start the cluster, and wait until all nodes are ready."""
+def up(nodes: int, members: int = 1) -> None:
+    """Start the cluster, and wait until all nodes are ready. members: number of etcd's members."""
     lack = missing() or _in_use()
     if lack:
         raise SystemExit(f"cluster: {lack}")
@@ -98,7 +98,7 @@ def up(nodes: int) -> None:
             (control / f"{part}.kubeconfig").write_text(kubeconfig(control, part))
     shutil.copy(control / "admin.kubeconfig", FOLDER / "kubeconfig")
     (control / "Corefile").write_text(COREFILE)
-    holder = namespaces.start(FOLDER, "control", ["bash", f"{HERE}/control.sh", str(FOLDER)], PATH)
+    holder = namespaces.start(FOLDER, "control", ["bash", f"{HERE}/control.sh", str(FOLDER), str(members)], PATH)
     _wait("the control plane's network", (control / "ready").exists, 30)
     namespaces.link_machine(holder)
     _wait("the API server", lambda: _get("/readyz") == b"ok", 120)
@@ -183,11 +183,12 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     starting = commands.add_parser("up", help="start it, and wait until all nodes are ready")
     starting.add_argument("--nodes", type=int, default=3, choices=range(1, MOST_NODES + 1), help="number of nodes")
+    starting.add_argument("--etcd", type=int, default=1, choices=(1, 3), help="number of members of etcd")
     commands.add_parser("down", help="remove all of it")
     commands.add_parser("check", help="exit with 1 and a reason if it cannot start here")
     arguments = parser.parse_args()
     if arguments.command == "up":
-        up(arguments.nodes)
+        up(arguments.nodes, arguments.etcd)
     elif arguments.command == "down":
         down()
     elif lack := missing() or _in_use():

@@ -39,19 +39,7 @@ while [ "$other" -le 5 ]; do
     other=$((other + 1))
 done
 
-# Runs a program again each time that it ends, as systemd does on a real node; a program that ends within 5 s is broken.
-#   keep LOG PROGRAM ARGUMENT...
-keep() {
-    local log=$1 began
-    shift
-    while true; do
-        began=$SECONDS
-        "$@" >>"$log" 2>&1 || true
-        [ $((SECONDS - began)) -ge 5 ] || exit 1
-        sleep 1
-    done
-}
-
+. "$(dirname "$0")/keep.sh"
 mkdir -p /var/lib/kubelet /run/containerd
 touch "$own/resolv.conf" # pods get the cluster's DNS alone, which has no names of other domains
 cd "$own"

@@ -48,8 +48,8 @@ class RunningCycle(Protocol):
 class Backend(ABC):
     """Base class of all backends.
 
-    The controller calls ``start``, ``effective_policy``, ``rebuild_state`` and ``attach`` in this order. The cycle's
-    thread then calls ``nodes``, ``apply`` and ``observe``. No call may block for long, except ``start``.
+    The controller calls ``start``, ``effective_policy``, ``rebuild_state``, ``resume`` and ``attach`` in this order.
+    The cycle's thread then calls ``nodes``, ``apply`` and ``observe``. No call may block for long, except ``start``.
     """
 
     submit_with: str = ""
@@ -74,6 +74,9 @@ class Backend(ABC):
     def rebuild_state(self, policy: Policy, now_ns: int) -> State | None:
         """Return the state read from the system, if the journal may be out of date; None to continue the journal."""
         return None
+
+    def resume(self, state: State) -> None:
+        """Compare the jobs with which the cycle starts to the system's. The backend must not change or keep `state`."""
 
     def attach(self, cycle: RunningCycle, failures: PartFailures) -> None:
         """Begin the work that needs the running cycle. failures: where bugs of this work are reported."""

@@ -143,6 +143,7 @@ class Controller:
                 raise
             _log.info("state of cycle %d, %d cycles replayed", recovered.state.cycle, recovered.cycles)
             self._detection.restore(recovered.detectors)
+            self.backend.resume(recovered.state)
             self.cycle = self._make_cycle(recovered, policy)
             self.snapshot_reader = SnapshotReader(self.cycle.snapshots)
             opened.callback(self._stop)

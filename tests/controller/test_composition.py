@@ -227,6 +227,22 @@ def test_a_rebuilt_state_replaces_the_journal(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("registered")
+def test_a_backend_gets_the_jobs_of_the_journal_before_the_first_cycle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, given = configured(tmp_path, "[logging]\nenabled = true\n"), []
+    monkeypatch.setattr(LoggingBackend, "resume", lambda _backend, state: given.append((state.cycle, list(state.jobs))))
+    with composed(tmp_path, config) as controller:
+        submit(controller, 1)
+        cycle, jobs = controller.cycle.ask(lambda state: (state.cycle, list(state.jobs))).result(20)
+    with composed(tmp_path, config):
+        pass
+    assert len(jobs) == 1
+    assert [found for _, found in given] == [[], jobs]
+    assert given[1][0] >= cycle
+
+
+@pytest.mark.usefixtures("registered")
 def test_the_backend_completes_the_policy_at_the_start_and_at_a_reload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

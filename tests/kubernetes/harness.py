@@ -97,8 +97,9 @@ class Api:
                 raise
 
 
-def install_crds(api: Api) -> None:
-    for file in sorted(CRDS.glob("*.yaml")):
+def install_crds(api: Api, folder: Path = CRDS) -> None:
+    """Create the definitions in the folder, by default the chart's, and wait until their objects are served."""
+    for file in sorted(folder.glob("*.yaml")):
         body = yaml.safe_load(file.read_text())
         name = body["metadata"]["name"]
         api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)

@@ -94,14 +94,19 @@ class Site:
 
     def pid_of(self, node: str, program: str) -> int:
         """Return the pid of a program of a node; 0 if it does not run."""
+        return next(iter(self.pids_of(node, program)), 0)
+
+    def pids_of(self, node: str, program: str) -> list[int]:
+        """Return the pids of a program of a node, or of the control plane if `node` is 'control'."""
         own = _host_name_space(Path(f"/proc/{(self.real.folder / f'{node}.pid').read_text()}"))
+        found = []
         for process in self.real.processes():
             try:
                 if (process / "comm").read_text().strip() == program and _host_name_space(process) == own:
-                    return int(process.name)
+                    found.append(int(process.name))
             except OSError:
                 continue  # it has ended
-        return 0
+        return found
 
     def clear(self, gang: str) -> None:
         """Delete the gang, and wait until its pods are gone."""
@@ -118,12 +123,12 @@ def _host_name_space(process: Path) -> str:
 
 
 @contextmanager
-def real_site() -> Iterator[Site]:
-    """Start the cluster, install the chart, and remove everything at the end."""
+def real_site(members: int = 1) -> Iterator[Site]:
+    """Start the cluster, install the chart, and remove everything at the end. members: number of etcd's members."""
     component("kubectl", "kubernetes-client")
     with TemporaryDirectory(prefix="gw-", dir="/tmp") as folder, ExitStack() as stack:
         real = RealCluster(Path(folder) / "cluster")  # a short path, for containerd's sockets
-        api = stack.enter_context(real.running(nodes=len(NODES)))
+        api = stack.enter_context(real.running(nodes=len(NODES), members=members))
         for node in NODES:
             plugins = real.folder / node / "var/lib/kubelet/device-plugins"
             stack.enter_context(DevicePlugin(plugins, [f"GPU-{node}-{index}" for index in range(GPUS)]))

@@ -38,7 +38,8 @@ from scheduler_feedback.core.events import (
     RankFailed,
     Submitted,
 )
-from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason
+from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.state import State
 from tests.kubernetes.little_api import LittleApi
 from tests.kubernetes.makers import group, node, pod
 from tests.kubernetes.test_attempt import add
@@ -113,6 +114,26 @@ def test_a_gang_that_the_core_already_has_is_not_submitted_again(monkeypatch: py
     backend.know(job_id, "default/a")
     backend.update(one)
     assert [event for event in backend.observe(()) if not isinstance(event, NodeSeen)] == []
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.RUNNING])
+def test_a_gang_that_was_deleted_while_no_controller_ran_is_cancelled(
+    state: JobState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it stays at the head of the queue for ever: its pods do not exist, and its start fails each time."""
+    backend = RecordingBackend(monkeypatch)
+    alone, grouped, empty = pod("a", 1), pod("g-0", 1, "g"), group("h", 2)
+    backend.cache.group_changed("default/g", None, group("g", 1))
+    backend.cache.group_changed("default/h", None, empty)
+    backend.update(alone, grouped)
+    ids = [backend.cache.gang(f"default/{name}").job_id for name in ("a", "g", "h")]  # type: ignore[union-attr]
+    spec = JobSpec("j", ("c",), 1)
+    jobs = [Job(job_id, spec, state, 1) for job_id in (*ids, "deleted")]
+    jobs += [Job("ended", spec, JobState.COMPLETED, 1), Job("probe", replace(spec, kind=JobKind.PROBE), state, 1)]
+    backend.resume(State(jobs={job.job_id: job for job in jobs}))
+    cancelled = [event for event in backend.observe(()) if isinstance(event, CancelRequested)]
+    assert [event.job_id for event in cancelled] == ["deleted"], "a group without pods exists, too"
+    assert not [event for event in backend.observe(()) if isinstance(event, CancelRequested)]
 
 
 def test_a_start_and_a_stop_are_each_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
     slots_of,
 )
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API, UpstreamGroup
+from scheduler_feedback.backends.kubernetes.published.rebuild import deleted
 from scheduler_feedback.core.actions import Action, StartGang
 from scheduler_feedback.core.events import (
     AttemptUnknown,
@@ -55,6 +56,7 @@ from scheduler_feedback.core.events import (
     Submitted,
 )
 from scheduler_feedback.core.job import JobKind
+from scheduler_feedback.core.state import State
 
 PATHS = {
     "nodes": "/api/v1/nodes",
@@ -71,6 +73,7 @@ PATHS = {
 }
 
 
+_DELETED = "the API server, where the gang was deleted"
 _CLAIMS = ("abandoned claims", 0)
 """Key of the work that frees the devices of abandoned claims."""
 
@@ -251,7 +254,7 @@ class KubernetesBackend(ClusterBackend):
                     del self._submitted[key]
                     self._keys.pop(submitted, None)
                     self._last_pods.pop(submitted, None)
-                    events.append(CancelRequested(submitted, "the API server, where the gang was deleted"))
+                    events.append(CancelRequested(submitted, _DELETED))
             if gang is None:
                 continue
             self._gangs[key], self._keys[gang.job_id] = gang, key
@@ -279,6 +282,11 @@ class KubernetesBackend(ClusterBackend):
         """Record a gang that the cycle already has, because its state was rebuilt from the API's objects."""
         with self.cache.lock:
             self._submitted[key], self._keys[job_id] = job_id, key
+
+    def resume(self, state: State) -> None:
+        """Cancel the gangs that were deleted while no controller ran and that the journal still has."""
+        for job_id in deleted(self.cache, state.jobs.values()):
+            self._emit(CancelRequested(job_id, _DELETED))
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import Gang, attem
 from scheduler_feedback.backends.kubernetes.published.marks import remembered
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
+from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Policy, State
 
 
@@ -41,6 +41,18 @@ def rebuild(
                 state.jobs[job.job_id] = job
                 keys[job.job_id] = gang.key
     return state, keys
+
+
+def deleted(cache: InformerCache, jobs: Iterable[Job]) -> list[str]:
+    """Return the ids of the jobs that have not ended, and whose gang does not exist. Probes have no gang.
+
+    The cache must have listed all objects. No watch reports the deletion of a gang that was deleted before the list.
+    """
+    with cache.lock:
+        gangs = (cache.gang(key) for key in {*cache.groups, *cache.pods})
+        existing = {gang.job_id for gang in gangs if gang is not None}
+    left = (job for job in jobs if not job.state.ended and job.spec.kind is not JobKind.PROBE)
+    return [job.job_id for job in left if job.job_id not in existing]
 
 
 def _node(seen: NodeSeen, node: Node, now_ns: int) -> cluster.Node:

@@ -1,0 +1,121 @@
+"""Faults of a round: each breaks one part of the cluster. The part recovers as on a real node or control plane.
+
+A fault returns what it broke, and a function that returns whether that part has recovered. The cluster reports a dead
+part as healthy for some time: a node for 50 s, a leader until its Lease ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.real_kubelets import NAMESPACE
+from tests.kubernetes.real_site import NODES, Site
+
+MEMBERS = 3
+"""Members of etcd."""
+CUT_SECONDS = (5.0, 50.0)
+"""Shortest and longest cut of a network. Kubernetes reports a node as lost after 40 s without a heartbeat
+(node-monitor-grace-period was 40 s until 1.31, and is 50 s since), so some cuts are longer and most are not."""
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gangwatch"
+
+
+Fault = tuple[str, Callable[[], bool]]
+
+
+def kill_kubelet(site: Site, draw: random.Random) -> Fault:
+    return _kill_on_node(site, draw, "kubelet")
+
+
+def kill_containerd(site: Site, draw: random.Random) -> Fault:
+    return _kill_on_node(site, draw, "containerd")
+
+
+def _kill_on_node(site: Site, draw: random.Random, program: str) -> Fault:
+    node = draw.choice(NODES)
+    ended = site.kill(node, program)
+    return node, lambda: site.pid_of(node, program) not in (0, ended)
+
+
+def kill_leader(site: Site, _draw: random.Random) -> Fault:
+    """Kill the processes of the controller that holds the Lease. Another takes over; the kubelet restarts this one."""
+    lease: dict[str, Any] = site.api.get(LEASE)["spec"]
+    holder: str = lease["holderIdentity"].rpartition("_")[0]
+    uid: str = site.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{holder}")["metadata"]["uid"]
+    processes = [process for process in site.real.processes() if _of_pod(process, uid)]
+    assert processes, f"no process of {holder} was found"
+    for process in processes:
+        os.kill(int(process.name), signal.SIGKILL)
+    last: str = site.api.get(LEASE)["spec"]["renewTime"]  # the same controller may lead again, with the same identity
+    return holder, lambda: site.api.get(LEASE)["spec"]["renewTime"] != last
+
+
+def _of_pod(process: Path, uid: str) -> bool:
+    """Return whether this process is in a container of the pod, other than the one that keeps its network."""
+    try:
+        return uid in (process / "cgroup").read_text() and (process / "comm").read_text().strip() != "pause"
+    except OSError:
+        return False  # it has ended
+
+
+def kill_api_server(site: Site, _draw: random.Random) -> Fault:
+    ended = site.kill("control", "kube-apiserver")
+    return "kube-apiserver", lambda: site.pid_of("control", "kube-apiserver") not in (0, ended)
+
+
+def kill_etcd(site: Site, draw: random.Random) -> Fault:
+    """Kill one of the three members of etcd."""
+    members = sorted(site.pids_of("control", "etcd"))
+    assert len(members) == MEMBERS, f"{len(members)} members of etcd run"
+    ended = draw.choice(members)
+    os.kill(ended, signal.SIGKILL)
+    return "etcd", lambda: ended not in (running := site.pids_of("control", "etcd")) and len(running) == MEMBERS
+
+
+def cut_network(site: Site, draw: random.Random) -> Fault:
+    """Cut a node from all others for some seconds. Its pods run on."""
+    node, seconds = draw.choice(NODES), draw.uniform(*CUT_SECONDS)
+    control = (site.real.folder / "control.pid").read_text()
+    link = ["nsenter", f"--target={control}", "--net", "ip", "link", "set", node]
+    subprocess.run([*link, "down"], check=True)
+    try:
+        time.sleep(seconds)
+        heartbeat = _heartbeat(site, node)
+    finally:
+        subprocess.run([*link, "up"], check=True)
+    return f"{node} for {seconds:.0f} s", lambda: _heartbeat(site, node) != heartbeat
+
+
+def _heartbeat(site: Site, node: str) -> str:
+    """Return the time of the node's last heartbeat."""
+    found: str = site.api.get(f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}")["spec"][
+        "renewTime"
+    ]
+    return found
+
+
+FAULTS: dict[str, Callable[[Site, random.Random], Fault]] = {
+    "kubelet": kill_kubelet,
+    "containerd": kill_containerd,
+    "leader": kill_leader,
+    "api-server": kill_api_server,
+    "etcd": kill_etcd,
+    "network": cut_network,
+}
+"""Faults by name."""
+
+
+def is_healthy(site: Site, gpus: str) -> bool:
+    """Return whether every part runs: nodes ready with this number of GPUs, three members of etcd, a leader."""
+    lease: dict[str, Any] = site.api.get(LEASE)["spec"]
+    return (
+        bool(lease.get("holderIdentity"))
+        and len(site.pids_of("control", "etcd")) == MEMBERS
+        and all(site.is_ready(node) and site.allocatable(node) == gpus for node in NODES)
+    )
