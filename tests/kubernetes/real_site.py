@@ -35,10 +35,10 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kubernetes.md
 
 
 class Site:
-    """Cluster of three nodes with three GPUs each, on which the chart is installed."""
+    """Cluster of three nodes with three GPUs each, on which the chart is installed. plugins: of the GPUs, by node."""
 
-    def __init__(self, real: RealCluster, api: Api) -> None:
-        self.real, self.api = real, api
+    def __init__(self, real: RealCluster, api: Api, plugins: dict[str, DevicePlugin]) -> None:
+        self.real, self.api, self.plugins = real, api, plugins
         self.gangs = Cluster(api)
 
     def kubectl(self, *arguments: str, seconds: float = 120.0) -> str:
@@ -76,6 +76,22 @@ class Site:
             and "deletionTimestamp" not in pod["metadata"]
             and int(pod["metadata"]["annotations"].get(ATTEMPT, "0")) >= attempt
         }
+
+    @contextmanager
+    def without_plugin(self, *nodes: str) -> Iterator[None]:
+        """Let the nodes have no GPUs of a device plug-in, as after its removal, and restore them at the end."""
+        self._set_health(nodes, healthy=False)
+        try:
+            yield
+        finally:
+            self._set_health(nodes, healthy=True)
+
+    def _set_health(self, nodes: tuple[str, ...], *, healthy: bool) -> None:
+        for node in nodes:
+            for index in range(GPUS):
+                self.plugins[node].set_health(f"GPU-{node}-{index}", healthy)
+        wanted = str(GPUS if healthy else 0)
+        wait_for(f"the nodes have {wanted} GPUs", lambda: all(self.allocatable(node) == wanted for node in nodes))
 
     def is_ready(self, node: str) -> bool:
         status = self.api.get(f"/api/v1/nodes/{node}")["status"]
@@ -124,11 +140,13 @@ def real_site() -> Iterator[Site]:
     with TemporaryDirectory(prefix="gw-", dir="/tmp") as folder, ExitStack() as stack:
         real = RealCluster(Path(folder) / "cluster")  # a short path, for containerd's sockets
         api = stack.enter_context(real.running(nodes=len(NODES)))
+        plugins = {}
         for node in NODES:
-            plugins = real.folder / node / "var/lib/kubelet/device-plugins"
-            stack.enter_context(DevicePlugin(plugins, [f"GPU-{node}-{index}" for index in range(GPUS)]))
+            folder_of_plugins = real.folder / node / "var/lib/kubelet/device-plugins"
+            plugin = DevicePlugin(folder_of_plugins, [f"GPU-{node}-{index}" for index in range(GPUS)])
+            plugins[node] = stack.enter_context(plugin)
         real.install()
-        site = Site(real, api)
+        site = Site(real, api, plugins)
         wait_for("every node has its GPUs", lambda: all(site.allocatable(node) == str(GPUS) for node in NODES))
         yield site
 

@@ -1,0 +1,5 @@
+//go:build never
+
+package operators
+
+import _ "github.com/kubeflow/training-operator/cmd/training-operator.v1"

@@ -1,0 +1,70 @@
+"""Gangs of PyTorchJobs with the real controller of Kubeflow's training operator, on a real API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
+from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.core.job import JobState
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.harness import Cluster, Running, running, wait_for
+from tests.kubernetes.makers import pod_body
+from tests.kubernetes.test_feedback import POLICY, accuse
+from tests.kubernetes.training_operator import JOBS, pytorch_job, training_operator
+
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
+
+MARKS = {RESTARTABLE: "true", TIME_LIMIT: "36000"}
+
+
+def conditions(cluster: Cluster) -> dict[str, str]:
+    found = cluster.api.get(f"{JOBS}/train").get("status", {}).get("conditions", [])
+    return {one["type"]: one["status"] for one in found}
+
+
+@pytest.mark.parametrize("scheduler", ["", "gangwatch"])
+def test_a_pytorchjob_is_started_as_a_gang_moved_and_finished(
+    plane: ControlPlane, cluster: Cluster, access: Access, folder: Path, tmp_path: Path, scheduler: str
+) -> None:
+    """The user creates the PodGroup, or the operator does if it knows the scheduler."""
+    cluster.add_nodes("n1", "n2", "n3")
+    body = pytorch_job("train", 2, worker(), MARKS)
+    if not scheduler:
+        template = body["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+        template["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "train"}
+        cluster.add_group("train", 2, MARKS)
+    with training_operator(plane, cluster.api, tmp_path / "operator", scheduler), running(access, folder, POLICY) as it:
+        cluster.api.create(JOBS, body)
+        wait_for("it runs", lambda: is_running(it, 1))
+        wait_for("the operator reports it", lambda: conditions(cluster).get("Running") == "True")
+        assert cluster.bound("train") == 2
+        before = {pod["metadata"]["uid"] for pod in cluster.pods("train")}
+        slow = sorted(cluster.nodes_of("train").values())[1]
+        accuse(it, "train", slow)
+        wait_for("it runs again", lambda: is_running(it, 2))
+        wait_for("the operator reports that it was resumed", lambda: conditions(cluster).get("Suspended") == "False")
+        assert set(cluster.nodes_of("train").values()) == {"n1", "n2", "n3"} - {slow}
+        assert not before & {pod["metadata"]["uid"] for pod in cluster.pods("train")}
+        job = cluster.api.get(f"{JOBS}/train")
+        assert job["spec"]["runPolicy"]["suspend"] is False
+        assert "gangwatch.io/suspended" not in job["metadata"].get("labels", {})
+        assert not job["status"]["replicaStatuses"]["Worker"].get("failed"), "the move is no failure"
+        cluster.finish("train")
+        wait_for("the operator reports its end", lambda: conditions(cluster).get("Succeeded") == "True")
+        wait_for("it has ended", lambda: it.jobs()["train"].state is JobState.COMPLETED)
+
+
+def is_running(it: Running, attempt: int) -> bool:
+    job = it.jobs().get("train")
+    return job is not None and job.state is JobState.RUNNING and job.attempt == attempt
+
+
+def worker() -> dict[str, Any]:
+    """Return the specification of a worker with eight GPUs. The operator requires the container's name."""
+    spec: dict[str, Any] = pod_body("", 8)["spec"]
+    spec["containers"][0]["name"] = "pytorch"
+    return spec
