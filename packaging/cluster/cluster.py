@@ -31,8 +31,10 @@ PROGRAMS = CACHE / "cluster" / "programs"
 IMAGES = CACHE / "cluster" / "images"
 KUBERNETES = Path(os.environ.get("KUBEBUILDER_ASSETS", CACHE / "kubernetes" / "bin"))
 FOLDER = Path(os.environ.get("GANGWATCH_CLUSTER", "/tmp/gangwatch-cluster"))
+CONTAINERD = CACHE / "cluster" / "containerd"
 PATH = os.pathsep.join(
     (
+        str(CONTAINERD),
         f"{PROGRAMS}/usr/bin",
         f"{PROGRAMS}/usr/sbin",
         str(KUBERNETES),
@@ -69,6 +71,7 @@ def missing() -> str:
     wanted = [
         PROGRAMS / ".complete",
         PROGRAMS / "usr/bin/coredns",
+        CONTAINERD / "containerd-shim-runc-v2",
         *(KUBERNETES / name for name in ("kube-apiserver", "kube-scheduler", "kubelet")),
     ]
     for file in wanted:

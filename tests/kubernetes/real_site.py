@@ -125,6 +125,8 @@ class Site:
             f"/apis/batch/v1/namespaces/default/jobs/{gang}", {"propagationPolicy": "Background", "apiVersion": "v1"}
         )
         self.api.delete(f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/{gang}")
+        pods = f"/api/v1/namespaces/default/pods?labelSelector=scheduling.x-k8s.io/pod-group%3D{gang}"
+        self.api.delete(pods)  # those without an owner
         wait_for(f"the pods of {gang} are gone", lambda: not self.gangs.pods(gang))
 
 

@@ -194,7 +194,6 @@ def test_a_driver_prepares_the_devices_of_a_gang_which_are_free_again_afterwards
         wait_for("all claims are unprepared", lambda: not any(one.prepared for one in drivers.values()))
         assert [len(one.unprepared) for one in drivers.values()] == [2, 2]
         site.clear(f"{gang}-2")
-        site.clear(gang)
 
 
 def end(site: Site, gang: str) -> None:

@@ -25,12 +25,13 @@ _START = f'mkdir -p {_CERTIFICATES} && mount --bind "$0" {_CERTIFICATES} && exec
 
 
 def pytorch_job(name: str, workers: int, pod: dict[str, Any], annotations: dict[str, str]) -> dict[str, Any]:
-    """Return a PyTorchJob without a master. pod, annotations: of its pods."""
-    template = {"metadata": {"annotations": annotations}, "spec": pod}
+    """Return a PyTorchJob without a master. pod: specification of its pods. annotations: of the PyTorchJob, which the
+    operator copies to a PodGroup that it makes."""
+    template = {"spec": pod}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": name, "namespace": "default"},
+        "metadata": {"name": name, "namespace": "default", "annotations": annotations},
         "spec": {
             "runPolicy": {"cleanPodPolicy": "None"},
             "pytorchReplicaSpecs": {"Worker": {"replicas": workers, "restartPolicy": "Never", "template": template}},
