@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
+from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import LEAST_MEMBERS, MOST_MEMBERS
 from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
@@ -60,6 +62,35 @@ def test_a_pytorchjob_is_started_as_a_gang_moved_and_finished(
         cluster.finish("train")
         wait_for("the operator reports its end", lambda: conditions(cluster).get("Succeeded") == "True")
         wait_for("it has ended", lambda: it.jobs()["train"].state is JobState.COMPLETED)
+
+
+def test_an_elastic_pytorchjob_starts_small_and_grows(
+    plane: ControlPlane, cluster: Cluster, access: Access, folder: Path, tmp_path: Path
+) -> None:
+    """The operator deletes the workers for which there are no slots yet, and adds them when another gang has ended."""
+    cluster.add_nodes("n1", "n2")
+    cluster.add_gang("other", 1, annotations={TIME_LIMIT: "600"})
+    bounds = {LEAST_MEMBERS: "1", MOST_MEMBERS: "2", "gangwatch.io/restart-cost-seconds": "0.1"}
+    body = pytorch_job("train", 2, worker(), {})
+    template = body["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    template["metadata"] = {"labels": {"scheduling.x-k8s.io/pod-group": "train"}}
+    policy = replace(POLICY, min_run_seconds=0.0, migration_cooldown_seconds=0.0, migration_margin=0.0)
+    with training_operator(plane, cluster.api, tmp_path / "operator"), running(access, folder, policy) as it:
+        wait_for("the other gang is bound", lambda: cluster.bound("other") == 1)
+        cluster.add_group("train", 2, {**MARKS, **bounds})
+        cluster.api.create(JOBS, body)
+        wait_for("it runs with one worker", lambda: running_job(it))
+        wait_for("the other worker is deleted", lambda: [*cluster.nodes_of("train")] == ["train-worker-0"])
+        assert replicas(cluster) == 1
+        cluster.finish("other")
+        wait_for("it has grown", lambda: set(cluster.nodes_of("train").values()) == {"n1", "n2"})
+        wait_for("it runs again", lambda: running_job(it) and len(it.jobs()["train"].ranks) == 16)
+        assert replicas(cluster) == 2
+
+
+def replicas(cluster: Cluster) -> int:
+    found: int = cluster.api.get(f"{JOBS}/train")["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
+    return found
 
 
 def running_job(it: Running, before: tuple[str, int] | None = None) -> tuple[str, int] | None:
