@@ -1,6 +1,7 @@
 #!/bin/sh
 # Gets what a cluster on one machine needs, once per machine: runc, CNI plug-ins, buildah and ctr from Debian's packages,
-# containerd, Kubernetes' programs (packaging/kubernetes) and CoreDNS from their modules. On Debian; needs apt-get, gcc and go, and not root.
+# containerd, CoreDNS and Kubernetes' programs (packaging/kubernetes) from their modules. On Debian; needs apt-get, gcc
+# and go, and not root.
 #   programs.sh
 # The packages are unpacked into ${XDG_CACHE_HOME:-~/.cache}/gangwatch/cluster and not installed: no service starts, and a
 # containerd of this machine keeps its configuration.

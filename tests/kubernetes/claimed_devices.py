@@ -21,6 +21,7 @@ GPU_UUID = "GPU-00000000-2222-3333-4444-555555555555"
 ENDS = "/tmp/end"
 WORK = f"echo visible=$NVIDIA_VISIBLE_DEVICES; ls /dev/nvidia0; until [ -e {ENDS} ]; do sleep 0.1; done"
 """What a pod of the gang does: it prints what it sees, and ends when it gets this file."""
+PRINTED = ["visible=gpu-0", "/dev/nvidia0"]
 
 
 @contextmanager

@@ -174,26 +174,44 @@ def test_a_driver_prepares_the_devices_of_a_gang_which_are_free_again_afterwards
     """The GPUs of two nodes are only in ResourceSlices. The kubelet calls the driver for each pod's claim."""
     nodes = ("node-2", "node-3")
     with site.without_plugin(*nodes), claimed.drivers(site, *nodes) as drivers:
-        claimed.add_gang(site, gang, 2)
-        wait_for("it runs", lambda: len(site.running(gang)) == 2)
-        assert set(site.running(gang).values()) == set(nodes)
-        assert {device for one in drivers.values() for device in one.prepared.values()} == {("gpu-0",)}
-        for pod in site.gangs.pods(gang):
-            name, uid, node = pod["metadata"]["name"], pod["metadata"]["uid"], pod["spec"]["nodeName"]
-            assert site.kubectl("logs", name).split() == ["visible=gpu-0", "/dev/nvidia0"]
-            owner = {"namespace": "default", "pod": name, "container": "main", "gang": f"pod-{uid}"}
-            assert claimed.owners(site.real.folder / node) == [{"gpu": claimed.GPU_UUID, **owner}]
-        wait_for("the installed agents read the claims", lambda: agents_with_devices(site) == set(nodes))
-        claimed.add_gang(site, f"{gang}-2", 2)
-        wait_for("another gang waits for the devices", lambda: site.gangs.condition(f"{gang}-2"))
-        assert not site.gangs.bound(f"{gang}-2")
-        end(site, gang)
-        wait_for("it gets the devices", lambda: len(site.running(f"{gang}-2")) == 2)
-        end(site, f"{gang}-2")
-        wait_for("no claim has a device", lambda: not claimed.driver.allocated(site.api))
-        wait_for("all claims are unprepared", lambda: not any(one.prepared for one in drivers.values()))
-        assert [len(one.unprepared) for one in drivers.values()] == [2, 2]
-        site.clear(f"{gang}-2")
+        try:
+            devices_are_prepared(site, gang, drivers)
+            devices_are_freed(site, gang, drivers)
+        finally:
+            for one in (f"{gang}-2", gang):  # the kubelet removes a pod only when the driver has unprepared its claim
+                site.clear(one)
+
+
+def devices_are_prepared(site: Site, gang: str, drivers: dict[str, claimed.DraPlugin]) -> None:
+    """Start a gang on the nodes of the drivers. Check what its containers see, and what the agents read."""
+    claimed.add_gang(site, gang, 2)
+    wait_for("it runs", lambda: len(site.running(gang)) == 2)
+    assert set(site.running(gang).values()) == drivers.keys()
+    assert {device for one in drivers.values() for device in one.prepared.values()} == {("gpu-0",)}
+    for pod in site.gangs.pods(gang):
+        name, uid, node = pod["metadata"]["name"], pod["metadata"]["uid"], pod["spec"]["nodeName"]
+        wait_for("its container has the device", lambda name=name: printed(site, name) == claimed.PRINTED)
+        owner = {"namespace": "default", "pod": name, "container": "main", "gang": f"pod-{uid}"}
+        assert claimed.owners(site.real.folder / node) == [{"gpu": claimed.GPU_UUID, **owner}]
+    wait_for("the installed agents read the claims", lambda: agents_with_devices(site) == drivers.keys())
+
+
+def devices_are_freed(site: Site, gang: str, drivers: dict[str, claimed.DraPlugin]) -> None:
+    """Let a second gang wait for the devices of the first one, get them, and end."""
+    second = f"{gang}-2"
+    claimed.add_gang(site, second, 2)
+    wait_for("another gang waits for the devices", lambda: site.gangs.condition(second))
+    assert not site.gangs.bound(second)
+    end(site, gang)
+    wait_for("it gets the devices", lambda: len(site.running(second)) == 2)
+    end(site, second)
+    wait_for("no claim has a device", lambda: not claimed.driver.allocated(site.api))
+    wait_for("all claims are unprepared", lambda: not any(one.prepared for one in drivers.values()))
+    assert [len(one.unprepared) for one in drivers.values()] == [2, 2]
+
+
+def printed(site: Site, pod: str) -> list[str]:
+    return site.kubectl("logs", pod).split()
 
 
 def end(site: Site, gang: str) -> None:
