@@ -28,22 +28,13 @@ def conditions(cluster: Cluster) -> dict[str, str]:
     return {one["type"]: one["status"] for one in found}
 
 
-@pytest.mark.parametrize("scheduler", ["", "gangwatch"])
 def test_a_pytorchjob_is_started_as_a_gang_moved_and_finished(
-    plane: ControlPlane, cluster: Cluster, access: Access, folder: Path, tmp_path: Path, scheduler: str
+    plane: ControlPlane, cluster: Cluster, access: Access, folder: Path, tmp_path: Path
 ) -> None:
-    """The user creates the PodGroup. The operator does so if it knows the scheduler, and deletes it with the pods.
-
-    The moved gang is then another job for gangwatch.
-    """
     cluster.add_nodes("n1", "n2", "n3")
-    body = pytorch_job("train", 2, worker(), MARKS)
-    if not scheduler:
-        template = body["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-        template["metadata"] = {"labels": {"scheduling.x-k8s.io/pod-group": "train"}}
-        cluster.add_group("train", 2, MARKS)
-    with training_operator(plane, cluster.api, tmp_path / "operator", scheduler), running(access, folder, POLICY) as it:
-        cluster.api.create(JOBS, body)
+    cluster.add_group("train", 2, MARKS)
+    with training_operator(plane, cluster.api, tmp_path / "operator"), running(access, folder, POLICY) as it:
+        cluster.api.create(JOBS, pytorch_job("train", 2, worker()))
         first = wait_for("it runs", lambda: running_job(it))
         wait_for("the operator reports it", lambda: conditions(cluster).get("Running") == "True")
         assert cluster.bound("train") == 2
@@ -52,7 +43,7 @@ def test_a_pytorchjob_is_started_as_a_gang_moved_and_finished(
         accuse(it, "train", slow)
         again = wait_for("it runs again", lambda: running_job(it, first))
         assert first is not None and again is not None
-        assert (again[0] == first[0], again[1]) == ((False, 1) if scheduler else (True, 2))
+        assert again == (first[0], 2)
         assert set(cluster.nodes_of("train").values()) == {"n1", "n2", "n3"} - {slow}
         assert not before & {pod["metadata"]["uid"] for pod in cluster.pods("train")}
         job = cluster.api.get(f"{JOBS}/train")
@@ -71,14 +62,11 @@ def test_an_elastic_pytorchjob_starts_small_and_grows(
     cluster.add_nodes("n1", "n2")
     cluster.add_gang("other", 1, annotations={TIME_LIMIT: "600"})
     bounds = {LEAST_MEMBERS: "1", MOST_MEMBERS: "2", "gangwatch.io/restart-cost-seconds": "0.1"}
-    body = pytorch_job("train", 2, worker(), {})
-    template = body["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    template["metadata"] = {"labels": {"scheduling.x-k8s.io/pod-group": "train"}}
     policy = replace(POLICY, min_run_seconds=0.0, migration_cooldown_seconds=0.0, migration_margin=0.0)
     with training_operator(plane, cluster.api, tmp_path / "operator"), running(access, folder, policy) as it:
         wait_for("the other gang is bound", lambda: cluster.bound("other") == 1)
         cluster.add_group("train", 2, {**MARKS, **bounds})
-        cluster.api.create(JOBS, body)
+        cluster.api.create(JOBS, pytorch_job("train", 2, worker()))
         wait_for("it runs with one worker", lambda: running_job(it))
         wait_for("the other worker is deleted", lambda: [*cluster.nodes_of("train")] == ["train-worker-0"])
         assert replicas(cluster) == 1

@@ -24,14 +24,14 @@ _CERTIFICATES = "/tmp/k8s-webhook-server"
 _START = f'mkdir -p {_CERTIFICATES} && mount --bind "$0" {_CERTIFICATES} && exec "$@"'
 
 
-def pytorch_job(name: str, workers: int, pod: dict[str, Any], annotations: dict[str, str]) -> dict[str, Any]:
-    """Return a PyTorchJob without a master. pod: specification of its pods. annotations: of the PyTorchJob, which the
-    operator copies to a PodGroup that it makes."""
-    template = {"spec": pod}
+def pytorch_job(name: str, workers: int, pod: dict[str, Any]) -> dict[str, Any]:
+    """Return a PyTorchJob without a master, whose pods belong to the PodGroup of its name. pod: specification of its
+    pods."""
+    template = {"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": name}}, "spec": pod}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+        "metadata": {"name": name, "namespace": "default"},
         "spec": {
             "runPolicy": {"cleanPodPolicy": "None"},
             "pytorchReplicaSpecs": {"Worker": {"replicas": workers, "restartPolicy": "Never", "template": template}},
@@ -40,8 +40,8 @@ def pytorch_job(name: str, workers: int, pod: dict[str, Any], annotations: dict[
 
 
 @contextmanager
-def training_operator(plane: ControlPlane, api: Api, folder: Path, scheduler: str = "") -> Iterator[None]:
-    """Run the operator. folder: of its certificates and log. scheduler: value of --gang-scheduler-name.
+def training_operator(plane: ControlPlane, api: Api, folder: Path) -> Iterator[None]:
+    """Run the operator. folder: of its certificates and log.
 
     Its webhook is registered for no kind: the API server has no services through which it would call it.
     """
@@ -59,7 +59,7 @@ def training_operator(plane: ControlPlane, api: Api, folder: Path, scheduler: st
         api.create(path, one)
     try:
         wait_for("PyTorchJobs are served", lambda: api.find(JOBS))
-        with _running(plane, program, folder, f"--gang-scheduler-name={scheduler}"):
+        with _running(plane, program, folder):
             wait_for("the operator has certificates", lambda: _write_certificates(api, folder))
             yield
     finally:
@@ -68,12 +68,12 @@ def training_operator(plane: ControlPlane, api: Api, folder: Path, scheduler: st
 
 
 @contextmanager
-def _running(plane: ControlPlane, program: Path, folder: Path, option: str) -> Iterator[None]:
+def _running(plane: ControlPlane, program: Path, folder: Path) -> Iterator[None]:
     (folder / "serving-certs").mkdir(parents=True)
     start = ["unshare", "--mount", "sh", "-c", _START, str(folder), str(program)]
     own = ["--metrics-bind-address=0", "--health-probe-bind-address=0", f"--webhook-server-port={held_port()}"]
     environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig()), "MY_POD_NAMESPACE": "default"}
-    command = [*start, "--enable-scheme=pytorchjob", *own, option]
+    command = [*start, "--enable-scheme=pytorchjob", *own]
     with (folder / "operator.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
