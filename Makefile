@@ -109,6 +109,7 @@ components:  ## the real components that some tests run against (as root, on Deb
 	$(PYTHON) packaging/kubernetes/helm.py
 	$(PYTHON) packaging/kubernetes/monitoring.py
 	./packaging/kubernetes/build.sh
+	./packaging/kubernetes/operators/build.sh
 	./packaging/otlp/build.sh
 	./packaging/cluster/programs.sh
 	./packaging/cluster/images.sh

@@ -18,16 +18,17 @@ from agent.schema.errors import ConfigError
 from gangwatch.certificates.signer import PATH as REQUESTS
 from gangwatch.certificates.signer import Request
 from gangwatch.health.certificate_health import SOON_SECONDS
+from gangwatch.health.gpu_health import SlicedGpus, gpu_finding, names_of, sliced_gpus
 from gangwatch.health.machine import Finding
 from scheduler_feedback.backends.kubernetes.agents import is_agent
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
+from scheduler_feedback.backends.kubernetes.devices.device_objects import API as DEVICES
+from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceSlice
 from scheduler_feedback.backends.kubernetes.objects.objects import Lease, Node, Part, Pod
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     SCHEDULER,
     TopologyLabels,
-    allocatable_of,
-    is_ready,
     resource_of,
     slots_of,
     wall_ns,
@@ -36,9 +37,6 @@ from scheduler_feedback.backends.kubernetes.published.advice import RULES
 
 OLDEST = (1, 30)
 """Oldest supported Kubernetes version, as (major, minor). It equals kubeVersion in the Helm chart."""
-
-_NAMED = 3
-"""Maximum number of names that a finding lists."""
 
 _T = TypeVar("_T")
 Right = tuple[str, str, str]
@@ -93,6 +91,14 @@ class _Pods(Part):
     items: list[Pod]
 
 
+class _Slices(Part):
+    items: list[ResourceSlice]
+
+
+class _Classes(Part):
+    items: list[DeviceClass]
+
+
 class _Review(Part):
     status: dict[str, Any]
 
@@ -128,7 +134,7 @@ async def _survey(access: Access, namespace: str, release: str) -> Survey:
         except RefusedError as error:
             findings.append(Finding("view", "missing", str(error), "use a kubeconfig that may list nodes and pods"))
         if nodes is not None and pods is not None:
-            findings += cluster_findings(nodes, pods)
+            findings += cluster_findings(nodes, pods, sliced=await _sliced(client, nodes))
         findings.append(await _controller(client, namespace, release))
         findings += await _rights(client, namespace, release)
         findings.append(await _certificates(client, namespace, release))
@@ -147,33 +153,26 @@ def _version(version: _Version) -> Finding:
 # --- nodes and pods --------------------------------------------------------------------------------------------------
 
 
-def cluster_findings(nodes: Iterable[Node], pods: Iterable[Pod], labels: TopologyLabels | None = None) -> list[Finding]:
-    """Return the check results that depend only on the lists of nodes and pods."""
-    pods = list(pods)
-    with_gpus = [node for node in nodes if resource_of(node)]
-    found = [_gpus(with_gpus)]
+async def _sliced(client: Client, nodes: list[Node]) -> SlicedGpus:
+    """Return the GPUs in ResourceSlices; none if the API server does not serve them (before Kubernetes 1.34)."""
+    slices = await _find(client, f"/apis/{DEVICES}/resourceslices", msgspec.json.Decoder(_Slices))
+    classes = await _find(client, f"/apis/{DEVICES}/deviceclasses", msgspec.json.Decoder(_Classes))
+    if isinstance(slices, str) or isinstance(classes, str):
+        refused = [one for one in (slices, classes) if isinstance(one, str) and one]
+        return SlicedGpus(unreadable={"of the cluster": refused[0]} if refused else {})
+    return sliced_gpus(nodes, slices.items, classes.items)
+
+
+def cluster_findings(
+    nodes: Iterable[Node], pods: Iterable[Pod], labels: TopologyLabels | None = None, sliced: SlicedGpus | None = None
+) -> list[Finding]:
+    """Return the check results that depend only on the lists of nodes and pods, and on the GPUs in ResourceSlices."""
+    pods, sliced = list(pods), sliced or SlicedGpus()
+    with_gpus = [node for node in nodes if resource_of(node) or node.metadata.name in sliced.by_node]
+    found = [gpu_finding(with_gpus, sliced)]
     if with_gpus:
         found += [_topology(with_gpus, labels or TopologyLabels()), _agents(with_gpus, pods)]
     return [*found, _schedulers(pods)]
-
-
-def _gpus(nodes: list[Node]) -> Finding:
-    if not nodes:
-        remedy = "install NVIDIA's GPU operator or device plugin: it adds nvidia.com/gpu to the nodes' resources"
-        return Finding("gpus", "missing", "no node has a GPU, so gangs can't be placed", remedy)
-    kinds: Counter[str] = Counter()
-    for node in nodes:
-        kinds[resource_of(node)] += allocatable_of(node)[resource_of(node)]
-    unready = [node.metadata.name for node in nodes if not is_ready(node)]
-    detail = f"{', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))} on {len(nodes)} nodes"
-    if unready:
-        return Finding(
-            "gpus",
-            "limited",
-            f"{detail}; not ready: {_names(unready)}",
-            "see `kubectl describe node` and the kubelets' logs",
-        )
-    return Finding("gpus", "found", detail)
 
 
 def _topology(nodes: list[Node], labels: TopologyLabels) -> Finding:
@@ -206,7 +205,7 @@ def _agents(nodes: list[Node], pods: list[Pod]) -> Finding:
         remedy = (
             "kubectl describe its DaemonSet: agent.nodeSelector, agent.tolerations and image pulls are the usual causes"
         )
-        return Finding("agents", "limited", f"{detail}; none on {_names(without)}", remedy)
+        return Finding("agents", "limited", f"{detail}; none on {names_of(without)}", remedy)
     return Finding("agents", "found", detail)
 
 
@@ -275,7 +274,7 @@ async def _rights(client: Client, namespace: str, release: str) -> list[Finding]
             )
         ]
     remedy = "the ClusterRole differs from the chart's: upgrade the release"
-    return [Finding("rights", "limited", f"{user} may not {_names(lacking)}", remedy)]
+    return [Finding("rights", "limited", f"{user} may not {names_of(lacking)}", remedy)]
 
 
 async def _certificates(client: Client, namespace: str, release: str) -> Finding:
@@ -312,7 +311,7 @@ async def _certificates(client: Client, namespace: str, release: str) -> Finding
         and now_ns - wall_ns(one.metadata.creation_timestamp) > WAITING_SECONDS * 1e9
     ]
     if waiting:
-        named = _names([one.metadata.name for one in waiting])
+        named = names_of([one.metadata.name for one in waiting])
         detail = f"{words}; {len(waiting)} agent requests are pending: {named}"
         return Finding("certificates", "missing", detail, f"the controller must approve them; {remedy}")
     if denied:
@@ -375,11 +374,6 @@ async def _find(client: Client, path: str, decoder: msgspec.json.Decoder[_T]) ->
         return await client.get(path, decoder)
     except RefusedError as error:
         return "" if error.code == 404 else str(error)
-
-
-def _names(names: list[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def in_words(found: Survey, echo: Callable[[str], None]) -> None:

@@ -1,7 +1,8 @@
 """A Kubernetes cluster on one machine: a control plane and real kubelets, each with containerd, in Linux namespaces.
 
     python packaging/cluster/cluster.py up [--nodes 3] [--etcd 1]      start it and wait until all nodes are ready
-    python packaging/cluster/cluster.py down                stop it and remove all of its files
+    python packaging/cluster/cluster.py reboot NODE                    end all on a node at once, and start it again
+    python packaging/cluster/cluster.py down                           stop it and remove all of its files
 
 It needs root; see docs/how-to/cluster.md. The cluster's folder is GANGWATCH_CLUSTER, by default
 /tmp/gangwatch-cluster. programs.sh and images.sh install its programs and images.
@@ -30,8 +31,10 @@ PROGRAMS = CACHE / "cluster" / "programs"
 IMAGES = CACHE / "cluster" / "images"
 KUBERNETES = Path(os.environ.get("KUBEBUILDER_ASSETS", CACHE / "kubernetes" / "bin"))
 FOLDER = Path(os.environ.get("GANGWATCH_CLUSTER", "/tmp/gangwatch-cluster"))
+CONTAINERD = CACHE / "cluster" / "containerd"
 PATH = os.pathsep.join(
     (
+        str(CONTAINERD),
         f"{PROGRAMS}/usr/bin",
         f"{PROGRAMS}/usr/sbin",
         str(KUBERNETES),
@@ -68,6 +71,7 @@ def missing() -> str:
     wanted = [
         PROGRAMS / ".complete",
         PROGRAMS / "usr/bin/coredns",
+        CONTAINERD / "containerd-shim-runc-v2",
         *(KUBERNETES / name for name in ("kube-apiserver", "kube-scheduler", "kubelet")),
     ]
     for file in wanted:
@@ -106,11 +110,38 @@ def up(nodes: int, members: int = 1) -> None:
     names = [f"node-{index}" for index in range(1, nodes + 1)]
     for index, name in enumerate(names, 1):
         write_node(FOLDER, name, index, PROGRAMS)
-        namespaces.make_group(name)
-        node = namespaces.start(FOLDER, name, ["bash", f"{HERE}/node.sh", str(FOLDER), name, str(index)], PATH)
-        namespaces.link_node(holder, node, name, index)
+        _start_node(name, index)
     _wait(f"{nodes} nodes are ready", lambda: _ready_nodes() == set(names), 240)
     sys.stdout.write(f"{nodes} nodes are ready. export KUBECONFIG={FOLDER}/kubeconfig\n")
+
+
+def _start_node(name: str, index: int) -> None:
+    """Start the programs of a node in new namespaces. index: its number, which its addresses have."""
+    namespaces.make_group(name)
+    node = namespaces.start(FOLDER, name, ["bash", f"{HERE}/node.sh", str(FOLDER), name, str(index)], PATH)
+    namespaces.link_node(int((FOLDER / "control.pid").read_text()), node, name, index)
+
+
+def reboot(name: str) -> None:
+    """End all programs and pods of a node at once, as a power failure does, and start the node with a new boot id.
+
+    The disk stays, and /run is empty. Waits until the kubelet has reported the new boot id and the node is ready.
+    """
+    own = FOLDER / name
+    if not name.startswith("node-") or not (FOLDER / f"{name}.pid").exists():
+        raise SystemExit(f"cluster: {name} is not a node of the cluster in {FOLDER}")
+    namespaces.end(FOLDER, name)
+    shutil.rmtree(own / "run")
+    (own / "boot-id").unlink()
+    _start_node(name, int(name.rpartition("-")[2]))
+    _wait(f"{name} is ready again", lambda: _has_booted(name, own / "boot-id"), 240)
+
+
+def _has_booted(name: str, boot_id: Path) -> bool:
+    """Return whether the API server has the present boot id of a node, and the node is ready."""
+    node = json.loads(_get(f"/api/v1/nodes/{name}") or b"{}")
+    reported = node.get("status", {}).get("nodeInfo", {}).get("bootID")
+    return boot_id.exists() and reported == boot_id.read_text().strip() and name in _ready_nodes()
 
 
 def down() -> None:
@@ -184,11 +215,15 @@ def main() -> None:
     starting = commands.add_parser("up", help="start it, and wait until all nodes are ready")
     starting.add_argument("--nodes", type=int, default=3, choices=range(1, MOST_NODES + 1), help="number of nodes")
     starting.add_argument("--etcd", type=int, default=1, choices=(1, 3), help="number of members of etcd")
+    rebooting = commands.add_parser("reboot", help="end a node at once, and start it again")
+    rebooting.add_argument("node", help="such as node-1")
     commands.add_parser("down", help="remove all of it")
     commands.add_parser("check", help="exit with 1 and a reason if it cannot start here")
     arguments = parser.parse_args()
     if arguments.command == "up":
         up(arguments.nodes, arguments.etcd)
+    elif arguments.command == "reboot":
+        reboot(arguments.node)
     elif arguments.command == "down":
         down()
     elif lack := missing() or _in_use():

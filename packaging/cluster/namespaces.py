@@ -72,7 +72,7 @@ def link_node(control: int, node: int, name: str, index: int) -> None:
     """
     run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(node), inside=control)
     run("ip", "link", "set", name, "master", "nodes", "up", inside=control)
-    run("ip", "route", "add", f"10.213.{index}.0/24", "via", f"10.213.0.{10 + index}")
+    run("ip", "route", "replace", f"10.213.{index}.0/24", "via", f"10.213.0.{10 + index}")  # a rebooted node has one
 
 
 def make_group(name: str) -> None:

@@ -24,6 +24,10 @@ for parameter in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel
     mount --bind "$file" "/proc/sys/${parameter%=*}"
 done
 
+# Each start of a node is a boot: the kubelet reports this id, and not the machine's.
+cat /proc/sys/kernel/random/uuid >"$own/boot-id"
+mount --bind "$own/boot-id" /proc/sys/kernel/random/boot_id
+
 # Mounts of pods propagate within the node, and not to the machine.
 mount --make-rshared /
 
@@ -45,9 +49,12 @@ touch "$own/resolv.conf" # pods get the cluster's DNS alone, which has no names 
 cd "$own"
 keep containerd.log containerd --config containerd.toml &
 until [ -S /run/containerd/containerd.sock ]; do sleep 0.1; done
-for image in "$folder"/images/*.tar; do
-    ctr -n k8s.io images import "$image" >>images.log 2>&1
-done
+if [ ! -e imported ]; then # a node that starts again has its images
+    for image in "$folder"/images/*.tar; do
+        ctr -n k8s.io images import "$image" >>images.log 2>&1
+    done
+    touch imported
+fi
 keep kubelet.log kubelet --config=kubelet.yaml --kubeconfig=kubelet.kubeconfig --hostname-override="$name" \
     --node-ip="10.213.0.$((10 + index))" &
 wait -n

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Gets what a cluster on one machine needs, once per machine: containerd, runc, CNI plug-ins and buildah from Debian's
-# packages, Kubernetes' programs (packaging/kubernetes) and CoreDNS. On Debian; needs apt-get, gcc and go, and not root.
+# Gets what a cluster on one machine needs, once per machine: runc, CNI plug-ins, buildah and ctr from Debian's packages,
+# containerd, CoreDNS and Kubernetes' programs (packaging/kubernetes) from their modules. On Debian; needs apt-get, gcc
+# and go, and not root.
 #   programs.sh
 # The packages are unpacked into ${XDG_CACHE_HOME:-~/.cache}/gangwatch/cluster and not installed: no service starts, and a
 # containerd of this machine keeps its configuration.
@@ -31,6 +32,18 @@ command -v go >/dev/null || { echo "packaging/cluster/programs.sh: go is missing
 if [ ! -x "$cache/programs/usr/bin/coredns" ]; then
     echo "building coredns (once per machine; takes some minutes)" >&2
     (cd "$here/dns" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$cache/programs/usr/bin/coredns" .)
+fi
+# Debian's containerd 1.6 ignores the devices that a DRA driver prepares: the container device interface came with 1.7.
+release=$(sed -n 's|^require github.com/containerd/containerd/v2 \(v[0-9.]*\).*|\1|p' "$here/containerd/go.mod")
+[ -n "$release" ] || { echo "packaging/cluster/containerd/go.mod requires no version of containerd" >&2; exit 1; }
+if [ "$(cat "$cache/containerd/version" 2>/dev/null)" != "$release" ]; then
+    echo "building containerd $release (once per machine; takes some minutes)" >&2
+    mkdir -p "$cache/containerd"
+    for program in containerd containerd-shim-runc-v2; do
+        (cd "$here/containerd" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" \
+            -tags no_btrfs,no_devmapper,no_zfs -o "$cache/containerd/$program" "github.com/containerd/containerd/v2/cmd/$program")
+    done
+    echo "$release" >"$cache/containerd/version"
 fi
 "$here/../kubernetes/build.sh" kube-apiserver kube-controller-manager kube-scheduler kubelet
 "${PYTHON:-python3}" "$here/../kubernetes/helm.py"

@@ -35,10 +35,10 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kubernetes.md
 
 
 class Site:
-    """Cluster of three nodes with three GPUs each, on which the chart is installed."""
+    """Cluster of three nodes with three GPUs each, on which the chart is installed. plugins: of the GPUs, by node."""
 
-    def __init__(self, real: RealCluster, api: Api) -> None:
-        self.real, self.api = real, api
+    def __init__(self, real: RealCluster, api: Api, plugins: dict[str, DevicePlugin]) -> None:
+        self.real, self.api, self.plugins = real, api, plugins
         self.gangs = Cluster(api)
 
     def kubectl(self, *arguments: str, seconds: float = 120.0) -> str:
@@ -77,6 +77,22 @@ class Site:
             and int(pod["metadata"]["annotations"].get(ATTEMPT, "0")) >= attempt
         }
 
+    @contextmanager
+    def without_plugin(self, *nodes: str) -> Iterator[None]:
+        """Let the nodes have no GPUs of a device plug-in, as after its removal, and restore them at the end."""
+        self._set_health(nodes, healthy=False)
+        try:
+            yield
+        finally:
+            self._set_health(nodes, healthy=True)
+
+    def _set_health(self, nodes: tuple[str, ...], *, healthy: bool) -> None:
+        for node in nodes:
+            for index in range(GPUS):
+                self.plugins[node].set_health(f"GPU-{node}-{index}", healthy)
+        wanted = str(GPUS if healthy else 0)
+        wait_for(f"the nodes have {wanted} GPUs", lambda: all(self.allocatable(node) == wanted for node in nodes))
+
     def is_ready(self, node: str) -> bool:
         status = self.api.get(f"/api/v1/nodes/{node}")["status"]
         return any(one["type"] == "Ready" and one["status"] == "True" for one in status["conditions"])
@@ -114,6 +130,8 @@ class Site:
             f"/apis/batch/v1/namespaces/default/jobs/{gang}", {"propagationPolicy": "Background", "apiVersion": "v1"}
         )
         self.api.delete(f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/{gang}")
+        pods = f"/api/v1/namespaces/default/pods?labelSelector=scheduling.x-k8s.io/pod-group%3D{gang}"
+        self.api.delete(pods)  # those without an owner
         wait_for(f"the pods of {gang} are gone", lambda: not self.gangs.pods(gang))
 
 
@@ -129,11 +147,13 @@ def real_site(members: int = 1) -> Iterator[Site]:
     with TemporaryDirectory(prefix="gw-", dir="/tmp") as folder, ExitStack() as stack:
         real = RealCluster(Path(folder) / "cluster")  # a short path, for containerd's sockets
         api = stack.enter_context(real.running(nodes=len(NODES), members=members))
+        plugins = {}
         for node in NODES:
-            plugins = real.folder / node / "var/lib/kubelet/device-plugins"
-            stack.enter_context(DevicePlugin(plugins, [f"GPU-{node}-{index}" for index in range(GPUS)]))
+            folder_of_plugins = real.folder / node / "var/lib/kubelet/device-plugins"
+            plugin = DevicePlugin(folder_of_plugins, [f"GPU-{node}-{index}" for index in range(GPUS)])
+            plugins[node] = stack.enter_context(plugin)
         real.install()
-        site = Site(real, api)
+        site = Site(real, api, plugins)
         wait_for("every node has its GPUs", lambda: all(site.allocatable(node) == str(GPUS) for node in NODES))
         yield site
 

@@ -48,7 +48,7 @@ class Scene:
     """AttemptLifecycle with two nodes of eight GPUs, and the events that it emits."""
 
     def __init__(self, *pods: Pod, grouped: bool = False, may_act: Callable[[], bool] = lambda: True) -> None:
-        self.api = LittleApi(lists=(BUDGETS, "/apis/batch/v1/jobs"))
+        self.api = LittleApi(lists=(BUDGETS, PODS, "/apis/batch/v1/jobs"))
         self.cache = cache_of("n1", "n2")
         if grouped:
             declared = group("g", len(pods))
@@ -316,14 +316,16 @@ def test_a_probe_without_an_attempt_is_deleted() -> None:
 STOP = StopGang("stop", "j", 1, "SIGTERM", 5.0, StopReason.MIGRATE, "away")
 
 
-def running_gang(*, owned: bool = False) -> tuple[Scene, Attempt, list[Pod]]:
-    """Return a running gang of two ranks. owned: whether a Job owns its pods."""
+def running_gang(*, owned: bool = False, owner: str = "batch/v1 Job") -> tuple[Scene, Attempt, list[Pod]]:
+    """Return a running gang of two ranks. owned: whether an object owns its pods. owner: its version and kind."""
     pods = [pod(f"g-{number}", 1, "g", nodeName=f"n{number + 1}") for number in range(2)]
     for one in pods:
         one.status.phase = "Running"
         if owned:
             body = msgspec.to_builtins(one.metadata)
-            body["ownerReferences"] = [{"kind": "Job", "name": "train", "uid": "job-1", "controller": True}]
+            version, _, kind = owner.partition(" ")
+            reference = {"apiVersion": version, "kind": kind, "name": "train", "uid": "job-1", "controller": True}
+            body["ownerReferences"] = [reference]
             one.metadata = msgspec.convert(body, type(one.metadata))
     scene = Scene(*pods, grouped=True)
     attempt = attempt_of("default/g", 1, *(bound(one, one.spec.node_name, rank) for rank, one in enumerate(pods)))
@@ -393,6 +395,35 @@ def test_a_suspended_job_is_resumed_without_its_pods_and_its_new_pods_are_awaite
 
     scene.do(lambda carrier: carrier.stop(attempt, STOP), recreate)
     assert resumed_before_gone == [False]
+    assert [type(event) for event in scene.said] == [AttemptEnded]
+
+
+def test_a_job_of_kubeflow_is_resumed_only_when_its_deleted_pods_are_removed() -> None:
+    """Its operator fails the job for ever if a failed pod exists when it is resumed."""
+    scene, attempt, pods = running_gang(owned=True, owner="kubeflow.org/v1 PyTorchJob")
+    job = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs/train"
+    scene.api.objects[job] = {"metadata": {"name": "train", "namespace": "default", "uid": "job-1"}, "spec": {}}
+    suspended: list[bool] = []
+
+    def is_suspended() -> bool:
+        return bool(scene.api.objects[job]["spec"].get("runPolicy", {}).get("suspend"))
+
+    async def end(_: AttemptLifecycle) -> None:
+        await asyncio.sleep(0.05)
+        assert is_suspended(), scene.said
+        over = []
+        for one in pods:
+            metadata = replace(one.metadata, deletion_timestamp="2026-11-28T15:00:00Z")
+            over.append(replace(one, metadata=metadata, status=replace(one.status, phase="Failed")))
+            scene.cache.pod_changed(one.metadata.key, one, over[-1])
+        await asyncio.sleep(0.05)
+        suspended.append(is_suspended())
+        for one in over:
+            scene.cache.pod_changed(one.metadata.key, one, None)
+
+    scene.do(lambda carrier: carrier.stop(attempt, STOP), end)
+    assert suspended == [True]
+    assert not is_suspended()
     assert [type(event) for event in scene.said] == [AttemptEnded]
 
 

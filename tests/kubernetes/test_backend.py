@@ -31,6 +31,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import (
+    AttemptEnded,
     AttemptRunning,
     AttemptUnknown,
     CancelRequested,
@@ -105,6 +106,26 @@ def test_a_gang_stays_one_gang_when_its_volumes_change(monkeypatch: pytest.Monke
     backend.cache.claim_changed("default/c", None, msgspec.convert(claim, Claim))
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     assert (submitted.spec.name, submitted.spec.ranks) == ("g", 2)
+
+
+@pytest.mark.parametrize("phases", [("Succeeded", "Succeeded"), ("Succeeded", "Running")])
+def test_a_gang_whose_operator_deletes_its_group_after_its_pods_have_ended_is_not_cancelled(
+    monkeypatch: pytest.MonkeyPatch, phases: tuple[str, str]
+) -> None:
+    """Kubeflow's training operator does so. Both changes arrive before the gang is scanned again."""
+    backend, _, key = running_gang(monkeypatch)
+    for number, phase in enumerate(phases):
+        one = backend.cache.pods[f"default/g-{number}"]
+        backend.cache.pod_changed(one.metadata.key, one, replace(one, status=replace(one.status, phase=phase)))
+    backend.cache.group_changed("default/g", backend.cache.groups["default/g"], None)
+    events = [event for event in backend.observe([key]) if not isinstance(event, NodeSeen)]
+    assert [type(event) for event in events if not isinstance(event, AttemptEnded)] == [CancelRequested]
+    ended = [event for event in events[:1] if isinstance(event, AttemptEnded)]
+    if phases[1] == "Succeeded":
+        assert [[one.exit_code for one in event.exits] for event in ended] == [[0, 0]], "its end comes first, and once"
+        assert len(events) == 2
+    else:
+        assert not ended
 
 
 def test_a_gang_that_the_core_already_has_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +205,13 @@ def test_an_attempt_of_an_earlier_controller_is_adopted_and_its_binding_finished
 def lost_pod(monkeypatch: pytest.MonkeyPatch) -> tuple[RecordingBackend, Attempt, tuple[str, int]]:
     """Return a backend with a running gang on n1 and n2 whose pod on n2 is deleted, its attempt, and the
     attempt's key."""
+    backend, attempt, key = running_gang(monkeypatch)
+    backend.cache.pod_changed("default/g-1", backend.cache.pods["default/g-1"], None)
+    return backend, attempt, key
+
+
+def running_gang(monkeypatch: pytest.MonkeyPatch) -> tuple[RecordingBackend, Attempt, tuple[str, int]]:
+    """Return a backend with a running gang of two pods on n1 and n2, its attempt, and the attempt's key."""
     backend = RecordingBackend(monkeypatch)
     pods = [pod(f"g-{number}", 1, "g") for number in range(2)]
     backend.cache.group_changed("default/g", None, group("g", 2))
@@ -203,7 +231,6 @@ def lost_pod(monkeypatch: pytest.MonkeyPatch) -> tuple[RecordingBackend, Attempt
         one.metadata.annotations = {ATTEMPT: "1", SLOTS: "0"}
         backend.cache.pod_changed(one.metadata.key, one, one)
     backend.observe([key])
-    backend.cache.pod_changed("default/g-1", pods[1], None)
     return backend, attempt, key
 
 

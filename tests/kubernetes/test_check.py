@@ -16,6 +16,7 @@ from gangwatch.health.kubernetes_health import RIGHTS, cluster_findings
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
 from scheduler_feedback.backends.kubernetes.objects.owner_kinds import KINDS
 from tests.deploy.test_chart import render
+from tests.kubernetes import device_driver as driver
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Api, Cluster, wait_for
 from tests.kubernetes.makers import node, pod, pod_body
@@ -89,6 +90,15 @@ def test_a_complete_cluster_passes_every_check(plane: ControlPlane, cluster: Clu
     finally:
         leadership.stop()
     assert states(plane)["controller"] == "missing"
+
+
+def test_gpus_that_are_only_in_slices_are_counted(plane: ControlPlane, cluster: Cluster) -> None:
+    cluster.add_nodes("n1", gpus=0)
+    cluster.api.create(f"{driver.API}/deviceclasses", driver.class_body())
+    driver.publish(cluster.api, "n1", [driver.gpu(0), driver.gpu(1)])
+    result = check(plane, "--require", "gpus")
+    assert result.exit_code == 0, result.output
+    assert "2 gpu.nvidia.com in ResourceSlices on 1 nodes" in result.output
 
 
 def test_a_removed_right_is_named(plane: ControlPlane, cluster: Cluster, chart: Api) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes import claimed_devices as claimed
 from tests.kubernetes.harness import Api, wait_for
 from tests.kubernetes.real_kubelets import NAMESPACE, Samples, scrape
 from tests.kubernetes.real_site import NODES, SCRAPE_SECONDS, Prometheus, Site, real_site, running_prometheus
@@ -127,6 +128,107 @@ def test_a_restart_of(program: str, site: Site, gang: str) -> None:
 
 def attempts(site: Site, gang: str) -> set[int]:
     return {int(pod["metadata"]["annotations"]["gangwatch.io/attempt"]) for pod in site.gangs.pods(gang)}
+
+
+def test_a_gang_runs_again_after_a_reboot_of_one_of_its_nodes(site: Site, gang: str) -> None:
+    """All containers of the node end at once. Its pods fail, so that the whole gang is stopped and started again."""
+    site.add_job(gang, 4)
+    wait_for("it runs", lambda: len(site.running(gang)) == 4)
+    before = site.running(gang)
+    node = min(before.values())
+    boot_ids = {one: boot_id(site.api, one) for one in NODES}
+    rebooted = site.real.command("reboot", node)
+    assert rebooted.returncode == 0, rebooted.stderr + site.real.logs()
+    changed = {one for one in NODES if boot_id(site.api, one) != boot_ids[one]}
+    assert changed == {node}
+    wait_for("the node has its GPUs", lambda: site.allocatable(node) == "3")
+    after = wait_for("it runs again", lambda: whole(site.running(gang, 2), 4), 120)
+    assert not before.keys() & after.keys(), "no rank of the stopped attempt is left"
+    assert max(attempts(site, gang)) == 2, "it was started again once"
+    wait_for("the node's agent runs again", lambda: node in running_agents(site))
+    site.add_job(f"{gang}-2", 5)
+    try:
+        wait_for("all GPUs of the node are used again", lambda: len(site.running(f"{gang}-2")) == 5)
+    finally:
+        site.clear(f"{gang}-2")
+
+
+def boot_id(api: Api, node: str) -> str:
+    found: str = api.get(f"/api/v1/nodes/{node}")["status"]["nodeInfo"]["bootID"]
+    return found
+
+
+def running_agents(site: Site) -> set[str]:
+    """Return the nodes whose agent is ready."""
+    return {
+        pod["spec"]["nodeName"]
+        for pod in pods(site.api, "agent")
+        if any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
+    }
+
+
+# --- devices of a DRA driver -----------------------------------------------------------------------------------------
+
+
+def test_a_driver_prepares_the_devices_of_a_gang_which_are_free_again_afterwards(site: Site, gang: str) -> None:
+    """The GPUs of two nodes are only in ResourceSlices. The kubelet calls the driver for each pod's claim."""
+    nodes = ("node-2", "node-3")
+    with site.without_plugin(*nodes), claimed.drivers(site, *nodes) as drivers:
+        try:
+            devices_are_prepared(site, gang, drivers)
+            devices_are_freed(site, gang, drivers)
+        finally:
+            for one in (f"{gang}-2", gang):  # the kubelet removes a pod only when the driver has unprepared its claim
+                site.clear(one)
+
+
+def devices_are_prepared(site: Site, gang: str, drivers: dict[str, claimed.DraPlugin]) -> None:
+    """Start a gang on the nodes of the drivers. Check what its containers see, and what the agents read."""
+    claimed.add_gang(site, gang, 2)
+    wait_for("it runs", lambda: len(site.running(gang)) == 2)
+    assert set(site.running(gang).values()) == drivers.keys()
+    assert {device for one in drivers.values() for device in one.prepared.values()} == {("gpu-0",)}
+    for pod in site.gangs.pods(gang):
+        name, uid, node = pod["metadata"]["name"], pod["metadata"]["uid"], pod["spec"]["nodeName"]
+        wait_for("its container has the device", lambda name=name: printed(site, name) == claimed.PRINTED)
+        owner = {"namespace": "default", "pod": name, "container": "main", "gang": f"pod-{uid}"}
+        assert claimed.owners(site.real.folder / node) == [{"gpu": claimed.GPU_UUID, **owner}]
+    wait_for("the installed agents read the claims", lambda: agents_with_devices(site) == drivers.keys())
+
+
+def devices_are_freed(site: Site, gang: str, drivers: dict[str, claimed.DraPlugin]) -> None:
+    """Let a second gang wait for the devices of the first one, get them, and end."""
+    second = f"{gang}-2"
+    claimed.add_gang(site, second, 2)
+    wait_for("another gang waits for the devices", lambda: site.gangs.condition(second))
+    assert not site.gangs.bound(second)
+    end(site, gang)
+    wait_for("it gets the devices", lambda: len(site.running(second)) == 2)
+    end(site, second)
+    wait_for("no claim has a device", lambda: not claimed.driver.allocated(site.api))
+    wait_for("all claims are unprepared", lambda: not any(one.prepared for one in drivers.values()))
+    assert [len(one.unprepared) for one in drivers.values()] == [2, 2]
+
+
+def printed(site: Site, pod: str) -> list[str]:
+    return site.kubectl("logs", pod).split()
+
+
+def end(site: Site, gang: str) -> None:
+    """Let the pods of a gang with claims end."""
+    for pod in site.gangs.pods(gang):
+        site.kubectl("exec", pod["metadata"]["name"], "--", "touch", claimed.ENDS)
+
+
+def agents_with_devices(site: Site) -> set[str]:
+    """Return the nodes whose agent reports a device of a pod. It resolves none: the nodes have no real GPUs."""
+    found = set()
+    for pod in pods(site.api, "agent"):
+        node = pod["spec"]["nodeName"]
+        _, samples = scrape(site.api, f"{node}.node.gangwatch.internal", pod["status"]["podIP"], 9400)
+        if value(samples, "gangwatch_owner_devices_unresolved", node=node) == 1:
+            found.add(node)
+    return found
 
 
 # --- maintenance -----------------------------------------------------------------------------------------------------

@@ -73,6 +73,12 @@ MUTANTS = (
         _BACKEND,
     ),
     Mutant(
+        "backends.kubernetes.kubernetes_backend:KubernetesBackend._scan_gangs",
+        "events += self._ended_before(key)",
+        "pass",
+        _BACKEND,
+    ),
+    Mutant(
         "backends.kubernetes.kubernetes_backend:KubernetesBackend._fill_holes",
         "slots_of(pod) == len(member.ranks)",
         "slots_of(pod)",

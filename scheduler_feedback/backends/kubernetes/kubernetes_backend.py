@@ -251,6 +251,7 @@ class KubernetesBackend(ClusterBackend):
             if gang is None or (submitted is not None and submitted != gang.job_id):
                 self._gangs.pop(key, None)
                 if submitted is not None:
+                    events += self._ended_before(key)
                     del self._submitted[key]
                     self._keys.pop(submitted, None)
                     self._last_pods.pop(submitted, None)
@@ -267,6 +268,23 @@ class KubernetesBackend(ClusterBackend):
                     self._submitted[key] = gang.job_id
                     events.append(Submitted(gang.job_id, gang.spec, gang.array_of, gang.array_index))
         return events
+
+    def _ended_before(self, key: str) -> list[Event]:
+        """Return the end of a deleted gang's attempt if all of its pods have ended by themselves.
+
+        An operator that makes the PodGroup deletes it when the pods have succeeded; the gang is then not cancelled.
+        """
+        attempt = self._attempts.get(self._by_gang.get(key, ("", 0)))
+        if attempt is None or attempt.phase is not Phase.BOUND:
+            return []
+        pods = {pod.metadata.uid: pod for pod in self.cache.pods_of(key)}
+        if not all(
+            (pod := pods.get(member.uid)) and pod.over and not pod.metadata.deletion_timestamp
+            for member in attempt.members
+        ):
+            return []
+        self._changed.discard((attempt.job_id, attempt.number))
+        return scan_attempt(attempt, pods)
 
     def _is_of_group(self, key: str) -> bool:
         """Return whether this is a pod that only its group may make a gang of one, and has not.

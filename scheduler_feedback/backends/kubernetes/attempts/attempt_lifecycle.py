@@ -44,6 +44,7 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
 )
 from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import is_elastic
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.owner_kinds import kind_at
 from scheduler_feedback.backends.kubernetes.objects.translate import Gang, group_of, slots_of
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, AttemptUnknown, CancelRequested, Event
@@ -54,6 +55,10 @@ PODS_SECONDS = 10.0
 RECREATED_SECONDS = 30.0
 """Seconds by which the end of a stopped gang is delayed. So the gang keeps its slots until its owner has recreated its
 pods."""
+
+REMOVED_SECONDS = 30.0
+"""Seconds that a suspended job of Kubeflow waits for the removal of its deleted pods. A kubelet removes a pod that has
+ended within a second or two; a finalizer of others may keep it."""
 
 FREED_SECONDS = 5.0
 """Seconds that a start waits for devices of pods that have ended; the claim controller frees them within a second."""
@@ -310,6 +315,7 @@ class AttemptLifecycle:
         await delete_all(client, [member for uid, member in bound.items() if uid not in of_jobs])
         if suspended:
             await self._gone(attempt)
+            await self._removed(attempt, suspended.values())
         for path in dict.fromkeys(suspended.values()):
             await resume(client, path)
 
@@ -335,6 +341,7 @@ class AttemptLifecycle:
             self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
             return
         await self._gone(attempt)
+        await self._removed(attempt, suspended)
         for path in suspended:
             await resume(client, path)
         if any(pod.owner is not None for pod in pods):
@@ -350,6 +357,23 @@ class AttemptLifecycle:
                 living = {pod.metadata.uid for pod in self._cache.pods_of(attempt.key) if not pod.over}
                 if not any(member.bound and member.uid in living for member in attempt.members):
                     return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _removed(self, attempt: Attempt, suspended: Iterable[str]) -> None:
+        """Wait until the attempt's deleted pods are removed, at most REMOVED_SECONDS, if Kubeflow's jobs are suspended.
+
+        The training operator fails a job for ever if a failed pod exists when it is resumed, also a pod that is being
+        deleted (kubeflow/training-operator, pytorchjob_controller.go, UpdateJobStatus).
+        """
+        if not any(kind_at(path).in_run_policy for path in suspended):
+            return
+        uids = {member.uid for member in attempt.members}
+        until = asyncio.get_running_loop().time() + REMOVED_SECONDS
+        while asyncio.get_running_loop().time() < until:
+            with self._cache.lock:
+                pods = [pod for pod in self._cache.pods_of(attempt.key) if pod.metadata.uid in uids]
+            if not any(pod.metadata.deletion_timestamp for pod in pods):
+                return
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def resume_left(self) -> None:
