@@ -97,6 +97,24 @@ def test_a_free_lease_is_acquired_and_renewed_without_a_transition() -> None:
     assert (again["leaseTransitions"], again["acquireTime"]) == (0, spec["acquireTime"])
 
 
+def test_a_renewal_is_one_request_unless_somebody_has_changed_the_lease() -> None:
+    api = LittleApi({f"{LEASES}/main": a_lease("")})
+    elector = leader(api)
+    assert tried(elector, api, 0.0)
+    assert len(api.asked) == 1
+    assert tried(elector, api, 2.0)
+    assert len(api.asked) == 1, "a busy server takes seconds for each request"
+    written(api)["metadata"]["resourceVersion"] = "8"  # an administrator has added an annotation
+    api.fails[("PUT", f"{LEASES}/main")] = [refused(409, "Conflict"), None]
+    assert tried(elector, api, 4.0)
+    assert len(api.asked) == 2
+    api.fails[("PUT", f"{LEASES}/main")] = [LOST]
+    with pytest.raises(BackendError):
+        tried(elector, api, 6.0)
+    api.objects[f"{LEASES}/main"] = a_lease("other")
+    assert not tried(elector, api, 6.2), "after an error the lease is read again"
+
+
 def test_another_s_lease_expires_on_our_own_clock_from_its_last_observed_change() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("other", **{LAST_HOLDER: "other"})})
     elector = leader(api)
@@ -143,10 +161,16 @@ def test_releasing_clears_only_our_own_lease() -> None:
     assert api.done == []
 
 
-def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None], clock: ManualClock) -> list[bool]:
+def led(
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[bool | Exception | None],
+    clock: ManualClock,
+    waits: list[float] | None = None,
+) -> list[bool]:
     """Return whether the controller may act after each attempt to renew its lease.
 
-    Each attempt takes three seconds. answers: result of each attempt, or an exception.
+    Each attempt takes three seconds. answers: result of each attempt, or an exception. waits: gets the seconds between
+    attempts.
     """
     lost: list[bool] = []
     elector = Leadership(LittleApi().access, "ours", "main", "me", clock=clock, lost=lambda: lost.append(True))
@@ -160,7 +184,9 @@ def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None],
             raise answer
         return bool(answer)
 
-    def wait(_seconds: float) -> bool:
+    def wait(seconds: float) -> bool:
+        if waits is not None:
+            waits.append(seconds)
         acts.append(elector.may_act())
         clock.advance(3.0)
         return elector._ending.is_set()
@@ -175,8 +201,10 @@ def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None],
 
 
 def test_a_leader_acts_for_seven_seconds_from_the_start_of_its_last_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
-    acts = led(monkeypatch, [False, True, LOST, LOST, LOST, True], ManualClock())
+    waits: list[float] = []
+    acts = led(monkeypatch, [False, True, LOST, LOST, LOST, True], ManualClock(), waits)
     assert acts == [False, True, True, True, "lost"], "nine seconds after the renewal it has ended"
+    assert waits == [2.0, 2.0, 0.2, 0.2], "a failed renewal is repeated at once"
 
 
 def test_a_leader_ends_at_once_if_another_leads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,6 +279,18 @@ MUTANTS = (
         "backends.kubernetes.api_server.lease:Leadership._try", "or self._sighting.version != version", "", _WRITING
     ),
     Mutant(
+        "backends.kubernetes.api_server.lease:Leadership._try",
+        "written, self._written = self._written, None",
+        "written = self._written",
+        _WRITING,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.lease:Leadership._live",
+        "held is None and self._leading.is_set()",
+        "False",
+        _WRITING,
+    ),
+    Mutant(
         "backends.kubernetes.api_server.lease:Leadership._live",
         "began_ns + int(ACTING_SECONDS * 1e9)",
         "began_ns + int(LEASE_SECONDS * 1e9)",

@@ -36,6 +36,9 @@ IDLE_RENEWALS = 15
 """Number of renewals without a finished cycle after which a leader lets its lease expire: half a minute, or more if
 requests are slow. Renewals are counted instead of seconds, because a process that is stopped as a whole makes none."""
 
+RETRY_SECONDS = 0.2
+"""Seconds between a failed renewal and the next: time for two attempts remains before the holder must stop acting."""
+
 _REQUEST_SECONDS = 3.0
 _leases = msgspec.json.Decoder(Lease)
 _log = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ class Leadership:
         self._leading = threading.Event()
         self._ending = threading.Event()
         self._sighting: Sighting | None = None
+        self._written: Lease | None = None  # our last write, if nothing has failed since
         self._thread: threading.Thread | None = None
         self._finished: Callable[[], int] = lambda: 0
         self._seen_finished = self._idle = 0
@@ -141,7 +145,8 @@ class Leadership:
                     _log.error("%s no longer leads", self._identity)
                     self._lost()
                     return
-                await asyncio.to_thread(self._ending.wait, RENEW_SECONDS)
+                failed = held is None and self._leading.is_set()
+                await asyncio.to_thread(self._ending.wait, RETRY_SECONDS if failed else RENEW_SECONDS)
             if self._leading.is_set():
                 await self._let_go(client)
 
@@ -153,7 +158,13 @@ class Leadership:
         return self._idle < IDLE_RENEWALS
 
     async def _try(self, client: Client, now_ns: int) -> bool:
-        """Acquire or renew the lease; return whether this controller holds it."""
+        """Acquire or renew the lease; return whether this controller holds it.
+
+        A renewal is one request as long as nobody else changes the lease: a busy API server takes seconds for each.
+        """
+        written, self._written = self._written, None
+        if written is not None and await self._write(client, written, written.spec.lease_transitions):
+            return True
         try:
             lease = await client.get(f"{self._path}/{self._name}", _leases)
         except RefusedError as error:
@@ -196,14 +207,15 @@ class Leadership:
         }
         try:
             if lease is None:
-                await client.create(self._path, body)
+                response = await client.create(self._path, body)
             else:
                 body["metadata"]["resourceVersion"] = lease.metadata.resource_version
-                await client.replace(f"{self._path}/{self._name}", body)
+                response = await client.replace(f"{self._path}/{self._name}", body)
         except RefusedError as error:
             if error.code == 409:
                 return False
             raise
+        self._written = _decoded(response) if holder is None else None
         return True
 
     async def _let_go(self, client: Client) -> None:
@@ -213,3 +225,11 @@ class Leadership:
                 await self._write(client, lease, lease.spec.lease_transitions, holder="")
         except BackendError as error:
             _log.info("lease %s: %s; it is left to expire", self._name, error)
+
+
+def _decoded(response: bytes) -> Lease | None:
+    """Return the lease in the server's response to a write; None if unreadable: then the next renewal reads it."""
+    try:
+        return _leases.decode(response)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
