@@ -36,6 +36,9 @@ ip link set lo up
 ip address add "10.213.0.$((10 + index))/24" dev eth0
 ip link set eth0 up
 ip route add default via 10.213.0.1
+# Until a pod has its address, packets to it leave by the default route. The sender must not learn that route: after a
+# reboot it would keep it for five minutes.
+for interface in all eth0; do echo 0 >"/proc/sys/net/ipv4/conf/$interface/send_redirects"; done
 echo 1 >/proc/sys/net/ipv4/ip_forward
 other=1
 while [ "$other" -le 5 ]; do

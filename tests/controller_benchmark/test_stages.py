@@ -15,13 +15,13 @@ def test_each_frame_passes_every_stage_once(monkeypatch: pytest.MonkeyPatch) -> 
     observed: list[bool] = []
     observe = Fleet.observe
 
-    def count(*arguments: object) -> bool:
-        observed.append(observe(*arguments))  # type: ignore[arg-type]
+    def count(*arguments: object, **options: bool) -> bool:
+        observed.append(observe(*arguments, **options))  # type: ignore[arg-type]
         return observed[-1]
 
     monkeypatch.setattr(Fleet, "observe", count)
     found = stages.measure(nodes=20, seconds=2, seed=1)
-    assert found.pop("sent") == 1.0
+    assert (found.pop("sent"), found.pop("with_counters")) == (1.0, 1.0)
     assert found.keys() == set(stages.STAGES)
     assert all(microseconds > 0 for microseconds in found.values())
     assert observed == [True] * 20 * (stages.WARM_SECONDS + 2), "the fleet took every frame as new"
@@ -32,9 +32,9 @@ def test_frames_by_need_are_those_with_other_records_and_every_nth(monkeypatch: 
     seen: list[tuple[str, int]] = []
     observe = Fleet.observe
 
-    def record(fleet: Fleet, layout: AnyLayout, frame: Frame, received_ns: int) -> bool:
+    def record(fleet: Fleet, layout: AnyLayout, frame: Frame, received_ns: int, superseded: bool = False) -> bool:
         seen.append((frame.node, frame.seq))
-        return observe(fleet, layout, frame, received_ns)
+        return observe(fleet, layout, frame, received_ns, superseded)
 
     monkeypatch.setattr(Fleet, "observe", record)
     never = stages.measure(nodes=4, seconds=7, seed=1, every=5, step_seconds=(1000.0, 1000.0))
@@ -42,3 +42,5 @@ def test_frames_by_need_are_those_with_other_records_and_every_nth(monkeypatch: 
     assert len(seen) == 4 * 2, "and the first frame of each node, during the warm-up"
     always = stages.measure(nodes=4, seconds=7, seed=1, every=5, step_seconds=(0.5, 0.5))
     assert always["sent"] == 1.0
+    apart = stages.measure(nodes=5, seconds=10, seed=1, every=5, step_seconds=(0.5, 0.5), apart=True)
+    assert (apart["sent"], apart["with_counters"]) == (1.0, 0.2), "records at once, counters in every fifth frame"
