@@ -73,12 +73,22 @@ def all_lines(places: Iterable[str]) -> frozenset[tuple[str, int]]:
     return frozenset((code.co_filename, line) for place in places for code in codes_of(place) for line in _lines(code))
 
 
+def _clear_caches(places: Iterable[str]) -> None:
+    """Clear the caches of functions in these modules, which earlier inputs of other parsers have filled."""
+    for module in {place.partition(":")[0] for place in places}:
+        for value in vars(importlib.import_module(module)).values():
+            if callable(clear := getattr(value, "cache_clear", None)):
+                clear()
+
+
 def reached(places: Iterable[str], runs: Iterable[Callable[[], object]]) -> Lines:
     """Return the lines of these modules and functions that the calls execute in this thread.
 
     Tracing makes calls about ten times slower. Exceptions of the calls are ignored.
     """
+    places = list(places)
     wanted = all_lines(places)
+    _clear_caches(places)
     left: dict[tuple[str, str, int], set[int]] = {}
     for place in places:
         for code in codes_of(place):
