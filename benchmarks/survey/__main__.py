@@ -22,7 +22,7 @@ from benchmarks.survey import gavel, missing, replays, shares
 from benchmarks.survey.row import chosen, measured
 
 WITHIN = 0.05
-"""Largest relative difference between a published and a reproduced figure (issue 24)."""
+"""Largest relative difference at which a published figure counts as reproduced."""
 
 ROWS = (*replays.rows(), *shares.rows(), *gavel.rows(), *missing.rows())
 

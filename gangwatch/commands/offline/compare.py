@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,17 @@ import click
 from msgspec import structs
 
 from gangwatch.commands.offline.progress import counting, showing
+from gangwatch.commands.offline.trace_options import (
+    check_load,
+    check_seconds,
+    fault_options,
+    load_option,
+    restart_cost_option,
+    trace_options,
+)
 from gangwatch.commands.options import print_json
 from scheduler_feedback.core.state import Estimates
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
-from scheduler_feedback.sim.simulated_feedback import FEEDBACKS
-from scheduler_feedback.sim.traces import TRACES
 
 if TYPE_CHECKING:
     from scheduler_feedback.core.state import Policy
@@ -41,41 +46,17 @@ def _policy(name: str) -> Policy:
 
 @click.command()
 @click.argument("names", metavar="POLICY...", nargs=-1, required=True)
-@click.option(
-    "--jobs",
-    "jobs_file",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Trace of jobs.",
-)
-@click.option(
-    "--format",
-    "format_name",
-    required=True,
-    type=click.Choice([one.name for one in TRACES]),
-    help="Format of the trace.",
-)
-@click.option("--nodes", "nodes_text", required=True, metavar="NxG|FILE", help="N nodes of G GPUs, or a topology file.")
+@trace_options(required=True)
 @click.option("--first", type=click.IntRange(min=1), metavar="N", help="Only the first N jobs of the trace.")
-@click.option("--load", default=1.0, show_default=True, metavar="FACTOR", help="Jobs arrive FACTOR times as fast.")
-@click.option(
-    "--restart-cost",
-    type=float,
-    default=0.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time that each restart loses.",
-)
+@load_option
+@restart_cost_option
 @click.option("--restartable", is_flag=True, help="Treat every job as restartable and preemptible.")
 @click.option(
     "--estimates",
     type=click.Choice([one.value for one in Estimates]),
     help="Source of expected run times. Default: that of the policy's file; exact for a name.",
 )
-@click.option("--faults", metavar="PRESET|FILE", help="Nodes that become slow: a preset or a file.")
-@click.option("--feedback", type=click.Choice(FEEDBACKS), default="off", show_default=True)
-@click.option("--seed", default=0, show_default=True, help="Seed of the faults and of the detector's errors.")
+@fault_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run several policies over one trace of jobs and print their figures in one table.
@@ -130,10 +111,8 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 def _check(names: tuple[str, ...], options: dict[str, Any]) -> None:
     """Raise BadParameter if a number is out of range or a policy is named twice."""
-    if not (math.isfinite(options["load"]) and options["load"] > 0):
-        raise click.BadParameter(f"{options['load']:g}: it must be more than 0", param_hint="--load")
-    if not (math.isfinite(options["restart_cost"]) and options["restart_cost"] >= 0):
-        raise click.BadParameter(f"{options['restart_cost']:g}: it cannot be less than 0", param_hint="--restart-cost")
+    check_load(options["load"])
+    check_seconds("--restart-cost", options["restart_cost"])
     for name in names:
         if names.count(name) > 1:
             raise click.BadParameter(f"{name} is named twice", param_hint="POLICY")

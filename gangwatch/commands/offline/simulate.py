@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,19 @@ from msgspec import structs
 
 from gangwatch.commands.offline.compare import compare
 from gangwatch.commands.offline.progress import counting, showing
+from gangwatch.commands.offline.trace_options import (
+    check_load,
+    check_seconds,
+    fault_options,
+    load_option,
+    restart_cost_option,
+    trace_options,
+)
 from gangwatch.commands.options import print_json, say
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
 from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.presets import PRESETS
-from scheduler_feedback.sim.simulated_feedback import FEEDBACKS
-from scheduler_feedback.sim.traces import TRACES
 
 if TYPE_CHECKING:
     from scheduler_feedback.sim.engine import Engine
@@ -55,11 +60,10 @@ class Options:
 
     def check(self) -> None:
         """Raise BadParameter if a number is out of range or an output file can't be written."""
-        if not (math.isfinite(self.load) and self.load > 0):
-            raise click.BadParameter(f"{self.load:g}: it must be more than 0", param_hint="--load")
+        check_load(self.load)
         for name, seconds in (("--replan", self.replan), ("--restart-cost", self.restart_cost)):
-            if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
-                raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=name)
+            if seconds is not None:
+                check_seconds(name, seconds)
         for name, file in (("--html", self.html), ("--journal", self.journal)):
             if file is not None and (wrong := _unwritable(file)):
                 raise click.BadParameter(f"{file}: {wrong}", param_hint=name)
@@ -92,33 +96,13 @@ class Options:
 
 @click.group(invoke_without_command=True, subcommand_metavar="[compare ...]")
 @click.pass_context
-@click.option(
-    "--jobs",
-    "jobs_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Trace of jobs.  [required]",
-)
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice([one.name for one in TRACES]),
-    help="Format of the trace.  [required]",
-)
-@click.option("--nodes", "nodes_text", metavar="NxG|FILE", help="N nodes of G GPUs, or a topology file.  [required]")
+@trace_options(required=False)
 @click.option("--order", type=click.Choice([one.value for one in Order]), default="fair", show_default=True)
 @click.option("--backfill", type=click.Choice([one.value for one in Backfilling]), default="easy", show_default=True)
-@click.option("--load", default=1.0, show_default=True, metavar="FACTOR", help="Jobs arrive FACTOR times as fast.")
+@load_option
 @click.option("--preempt", is_flag=True, help="Allow preemption; preempted gangs resume later.")
 @click.option("--replan", type=float, metavar="SECONDS", help="Shortest time between two preemption evaluations.")
-@click.option(
-    "--restart-cost",
-    type=float,
-    default=0.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time that each restart loses.",
-)
+@restart_cost_option
 @click.option("--restartable", is_flag=True, help="Treat every job as restartable.")
 @click.option(
     "--estimates",
@@ -128,9 +112,7 @@ class Options:
     help="Source of expected run times.",
 )
 @click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="Rules of a published simulation.")
-@click.option("--faults", metavar="PRESET|FILE", help="Nodes that become slow: a preset or a file.")
-@click.option("--feedback", type=click.Choice(FEEDBACKS), default="off", show_default=True)
-@click.option("--seed", default=0, show_default=True, help="Seed of the faults and of the detector's errors.")
+@fault_options
 @click.option("--journal", type=click.Path(path_type=Path), metavar="FILE", help="Record every cycle, for `replay`.")
 @click.option(
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the Gantt chart and queues."

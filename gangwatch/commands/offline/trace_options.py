@@ -1,0 +1,87 @@
+"""Options that the commands `simulate` and `simulate compare` share, and the checks of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from gangwatch.commands.options import Command
+from scheduler_feedback.sim.simulated_feedback import FEEDBACKS
+from scheduler_feedback.sim.traces import TRACES
+
+
+def trace_options(*, required: bool) -> Callable[[Command], Command]:
+    """Return a decorator that adds --jobs, --format and --nodes.
+
+    required: whether click refuses a command line without them. If not, the command must do so.
+    """
+    mark = "" if required else "  [required]"  # click adds it to the help of required options
+
+    def add(command: Command) -> Command:
+        jobs = click.option(
+            "--jobs",
+            "jobs_file",
+            required=required,
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help=f"Trace of jobs.{mark}",
+        )
+        form = click.option(
+            "--format",
+            "format_name",
+            required=required,
+            type=click.Choice([one.name for one in TRACES]),
+            help=f"Format of the trace.{mark}",
+        )
+        nodes = click.option(
+            "--nodes",
+            "nodes_text",
+            required=required,
+            metavar="NxG|FILE",
+            help=f"N nodes of G GPUs, or a topology file.{mark}",
+        )
+        return jobs(form(nodes(command)))
+
+    return add
+
+
+def load_option(command: Command) -> Command:
+    """Add the option --load FACTOR."""
+    return click.option(
+        "--load", default=1.0, show_default=True, metavar="FACTOR", help="Jobs arrive FACTOR times as fast."
+    )(command)
+
+
+def restart_cost_option(command: Command) -> Command:
+    """Add the option --restart-cost SECONDS."""
+    return click.option(
+        "--restart-cost",
+        type=float,
+        default=0.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Time that each restart loses.",
+    )(command)
+
+
+def fault_options(command: Command) -> Command:
+    """Add --faults, --feedback and --seed."""
+    faults = click.option("--faults", metavar="PRESET|FILE", help="Nodes that become slow: a preset or a file.")
+    feedback = click.option("--feedback", type=click.Choice(FEEDBACKS), default="off", show_default=True)
+    seed = click.option("--seed", default=0, show_default=True, help="Seed of the faults and of the detector's errors.")
+    return faults(feedback(seed(command)))
+
+
+def check_load(load: float) -> None:
+    """Raise BadParameter if the value of --load is out of range."""
+    if not (math.isfinite(load) and load > 0):
+        raise click.BadParameter(f"{load:g}: it must be more than 0", param_hint="--load")
+
+
+def check_seconds(option: str, seconds: float) -> None:
+    """Raise BadParameter if the seconds of an option are out of range."""
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=option)
