@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gangwatch.display.slot_map import slot_map
+from gangwatch.display.tables import add_row, output_console, print_table, shown, table_of
 from gangwatch.display.times import clock, span
 from scheduler_feedback.core.verdict_text import spans_of
 
@@ -31,49 +28,8 @@ _COLOURS = {
 _HOLDING = ("starting", "running", "stopping")
 """States in which a job holds slots."""
 
-_PIPED_COLUMNS = 10_000
-"""Width of the output in characters if standard output is not a terminal. It is large so that no line wraps."""
-
 _NARROW_COLUMNS = 100
 """Terminal width in characters below which `check` prints a list, and `jobs` omits the columns user and queue."""
-
-
-def _console() -> Console:
-    # No markup: names and reasons may contain square brackets.
-    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
-    if not console.is_terminal and not os.environ.get("COLUMNS"):
-        console.width = _PIPED_COLUMNS
-    return console
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _print(console: Console, table: Table) -> None:
-    """Print the table. If it is too wide, wrap only the last column, between words.
-
-    Words in the other columns are not split. On a very narrow terminal, the terminal itself wraps long lines.
-    """
-    *first, last = table.columns
-    for column in first:
-        column.no_wrap = True
-    taken = sum(max(cell_len(str(cell)) for cell in (column.header, *column.cells)) + 1 for column in first)
-    last.min_width = max((cell_len(word) for cell in last.cells for word in str(cell).split()), default=1)
-    console.width = max(console.width, taken + last.min_width)
-    console.print(table)
-
-
-def _row(table: Table, *cells: object) -> None:
-    # Text, not str: a rich table parses markup in a str even if the console has it disabled.
-    table.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in cells))
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
 
 
 def _state(word: str) -> Text:
@@ -84,20 +40,20 @@ def _places(ranks: Sequence[dict[str, Any]]) -> str:
     """Return a text with the ranks on each node, such as "node-0: 0-1; node-2: 2-3"."""
     by_node: dict[str, list[int]] = {}
     for rank in ranks:
-        by_node.setdefault(_shown(rank["node"]), []).append(rank["rank"])
+        by_node.setdefault(shown(rank["node"]), []).append(rank["rank"])
     return "; ".join(f"{node}: {spans_of(numbers)}" for node, numbers in by_node.items())
 
 
 def jobs(listed: Sequence[dict[str, Any]]) -> None:
     """Print the table of `gangwatch jobs`."""
-    console = _console()
+    console = output_console()
     if not listed:
         console.print("no jobs")
         return
     whose = ("USER", "QUEUE") if console.width >= _NARROW_COLUMNS else ()
-    table = _table("JOB", "NAME", *whose, "STATE", "RANKS", "TIME", "REASON")
+    table = table_of("JOB", "NAME", *whose, "STATE", "RANKS", "TIME", "REASON")
     for job in listed:
-        _row(
+        add_row(
             *(
                 table,
                 job["job"],
@@ -108,7 +64,7 @@ def jobs(listed: Sequence[dict[str, Any]]) -> None:
             ),
             *(span(job["run_seconds"]) if job["attempt"] else None, _reason(job)),
         )
-    _print(console, table)
+    print_table(console, table)
 
 
 def size_of(size: int, running: int) -> str:
@@ -129,7 +85,7 @@ def _reason(job: dict[str, Any]) -> str:
 
 def job_details(listed: Sequence[dict[str, Any]]) -> None:
     """Print all details of each job for `gangwatch jobs JOB`, one fact per line."""
-    console = _console()
+    console = output_console()
     for position, job in enumerate(listed):
         if position:
             console.print()
@@ -180,34 +136,34 @@ def _exit_codes(ranks: Sequence[dict[str, Any]]) -> str:
 
 def tokens(listed: Sequence[dict[str, Any]]) -> None:
     """Print the table of `gangwatch token list`."""
-    table = _table("NAME", "USER", "ROLE", "CREATED", "EXPIRES")
+    table = table_of("NAME", "USER", "ROLE", "CREATED", "EXPIRES")
     for one in listed:
-        _row(table, one["name"], one["user"], one["role"], one.get("created", "-"), one.get("expires", "never"))
-    _print(_console(), table)
+        add_row(table, one["name"], one["user"], one["role"], one.get("created", "-"), one.get("expires", "never"))
+    print_table(output_console(), table)
 
 
 def nodes(listed: Sequence[dict[str, Any]]) -> None:
     """Print the table of `gangwatch nodes`."""
-    table = _table("NODE", "STATE", "TELEMETRY", "SLOTS", "FREE", "JOBS", "REASON")
+    table = table_of("NODE", "STATE", "TELEMETRY", "SLOTS", "FREE", "JOBS", "REASON")
     for node in listed:
         state = _state(node["state"] if node["present"] else "absent")
         on_it = ", ".join(f"{one['job']} ({one['ranks']})" for one in node["jobs"])
         telemetry = (node.get("agent") or {"words": "–"})["words"]  # absent in older controllers
-        _row(table, node["node"], state, telemetry, node["slots"], node["free"], on_it, node["reason"])
-    _print(_console(), table)
+        add_row(table, node["node"], state, telemetry, node["slots"], node["free"], on_it, node["reason"])
+    print_table(output_console(), table)
 
 
 def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> None:
     """Print the pending jobs and a map of the cluster's slots for `gangwatch queue`."""
-    console = _console()
+    console = output_console()
     if waiting["frozen"]:
         console.print(f"frozen{' by ' + waiting['frozen_by'] if waiting['frozen_by'] else ''}: no job starts")
     if waiting["waiting"]:
-        table = _table("JOB", "NAME", "RANKS", "EXPECTED START", "REASON")
+        table = table_of("JOB", "NAME", "RANKS", "EXPECTED START", "REASON")
         for job in waiting["waiting"]:
             expected = None if job["expected_start_ns"] is None else clock(job["expected_start_ns"])
-            _row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
-        _print(console, table)
+            add_row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
+        print_table(console, table)
         console.print()
     else:
         console.print("no pending jobs")
@@ -219,7 +175,7 @@ def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequ
 
 def verdicts(listed: Sequence[dict[str, Any]]) -> None:
     """Print the verdicts with their evidence for `gangwatch verdict list`."""
-    console = _console()
+    console = output_console()
     if not listed:
         console.print("no verdicts yet")
     for verdict in listed:
@@ -234,7 +190,7 @@ def verdicts(listed: Sequence[dict[str, Any]]) -> None:
 
 def story(entries: Sequence[dict[str, Any]]) -> None:
     """Print the history of a job or node for `gangwatch story`: one line per entry, followed by its details."""
-    console = _console()
+    console = output_console()
     if not entries:
         console.print("no entries yet")
     for entry in entries:
@@ -247,7 +203,7 @@ def story(entries: Sequence[dict[str, Any]]) -> None:
 
 def explanation(explained: dict[str, Any]) -> None:
     """Print the controller's explanation for `gangwatch explain`."""
-    console = _console()
+    console = output_console()
     console.print(f"{explained['job_id']} is {explained['state']}: {explained['why']}")
     if explained.get("binds"):
         console.print(f"limit: {explained['binds']}")
@@ -277,22 +233,22 @@ def _blocker(one: dict[str, Any]) -> str:
 
 def simulated(report: dict[str, Any]) -> None:
     """Print the tables of `gangwatch simulate`."""
-    console = _console()
+    console = output_console()
     for note in report["notes"]:
         console.print(note)
     for one in report["refused"][:10]:
-        console.print(f"refused: job {_shown(one['job'])}: {one['reason']}")
+        console.print(f"refused: job {shown(one['job'])}: {one['reason']}")
     if len(report["refused"]) > 10:
         console.print(f"refused: {len(report['refused']) - 10} more")
-    table = _table("MEASURE", "VALUE")
+    table = table_of("MEASURE", "VALUE")
     for key, value in report.items():
         if isinstance(value, int | float) or value is None:
-            _row(table, key, f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else _whole(value))
-    _row(table, "decision_ms", ", ".join(f"{name} {_whole(ms, 3)}" for name, ms in report["decision_ms"].items()))
-    _print(console, table)
-    table = _table("QUEUE", "JOBS", "AVERAGE JCT s", "P99 JCT s", "AVERAGE WAIT s")
+            add_row(table, key, f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else _whole(value))
+    add_row(table, "decision_ms", ", ".join(f"{name} {_whole(ms, 3)}" for name, ms in report["decision_ms"].items()))
+    print_table(console, table)
+    table = table_of("QUEUE", "JOBS", "AVERAGE JCT s", "P99 JCT s", "AVERAGE WAIT s")
     for name, queue in report["per_queue"].items():
-        _row(table, name, *(_whole(value) for value in queue.values()))
+        add_row(table, name, *(_whole(value) for value in queue.values()))
     console.print(table)
 
 
@@ -302,7 +258,7 @@ def _whole(value: float | None, digits: int = 0) -> str:
 
 def machine(found: Machine) -> None:
     """Print the table of `gangwatch check`, or a list on a narrow terminal."""
-    console = _console()
+    console = output_console()
     console.print(f"{found.host}: {found.processors} processors, {len(found.gpus)} GPUs")
     for gpu in found.gpus:
         console.print(f"    {gpu.uuid}  {gpu.model}")
@@ -313,10 +269,10 @@ def machine(found: Machine) -> None:
                 for line in textwrap.wrap(text, console.width - 4, break_long_words=False, break_on_hyphens=False):
                     console.print(f"    {line}")
         return
-    table = _table("CHECK", "STATE", "DETAIL", "REMEDY")
+    table = table_of("CHECK", "STATE", "DETAIL", "REMEDY")
     for finding in found.findings:
-        _row(table, finding.name, _state(finding.state), finding.detail, finding.remedy)
-    _print(console, table)
+        add_row(table, finding.name, _state(finding.state), finding.detail, finding.remedy)
+    print_table(console, table)
 
 
 def still_there(node: str, left: dict[str, Any]) -> list[str]:

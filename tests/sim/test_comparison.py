@@ -38,7 +38,7 @@ def jobs(tmp_path: Path) -> Path:
 
 def run(jobs: Path, *arguments: str) -> Result:
     options = ("--jobs", str(jobs), "--format", "gangwatch", "--nodes", "1x4")
-    return CliRunner().invoke(cli, ["simulate", "compare", *options, *arguments])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli, ["simulate", "compare", *options, *arguments])
 
 
 def document(jobs: Path, *arguments: str) -> dict[str, Any]:
@@ -92,9 +92,13 @@ def test_only_the_first_jobs_are_simulated(jobs: Path) -> None:
 def test_the_table_has_a_row_for_each_policy_size_and_user(jobs: Path) -> None:
     done = run(jobs, "fifo+none", "fifo+easy")
     assert done.exit_code == 0, done.output
-    assert "JCT s" in done.output and "USER FAIRNESS" in done.output
-    for part in ("2-8  fifo+easy", "bob            fifo+none", "fifo+easy  73 "):
-        assert " ".join(part.split()) in " ".join(done.output.split())
+    lines = [" ".join(line.split()) for line in done.output.splitlines()]
+    assert "FIGURE fifo+none fifo+easy" in lines
+    assert "JCT s 142 73" in lines
+    assert any(line.startswith("USER FAIRNESS ") for line in lines)
+    for begin in ("2-8 fifo+easy 2 ", "bob fifo+none 1 "):
+        assert any(line.startswith(begin) for line in lines), begin
+    assert max(map(len, done.output.splitlines())) <= 80, "a terminal of 80 characters shows it"
 
 
 def test_a_comparison_runs_what_simulate_runs(jobs: Path) -> None:
