@@ -49,7 +49,7 @@ WARM_SECONDS = 10
 """Simulated seconds whose cost does not count: new layouts, and jobs without a baseline."""
 
 READ_ALL_TICKS = 7
-"""Number of ticks between two in which every array of the telemetry is read, including those that no detector reads."""
+"""Every seventh tick reads every array of the telemetry, including those that no detector reads."""
 
 STAGES = ("decode", "fold", "telemetry", "detectors")
 

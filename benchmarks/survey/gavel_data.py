@@ -85,8 +85,8 @@ def read_physical(path: Path) -> Throughputs:
 def static_jobs(throughputs: Throughputs, count: int, seed: int) -> list[GavelJob]:
     """Return jobs that all arrive at once, drawn as in Gavel's static traces with several GPUs.
 
-    70 % have one GPU, 10 % two, 15 % four and 5 % eight. Of the durations, 80 % are 10^1.5 to 10^3 minutes and 20 %
-    10^3 to 10^4, both log-uniform. The job type is uniform among those that can have this number of GPUs
+    70 % have one GPU, 10 % two, 15 % four and 5 % eight. 80 % take 10^1.5 to 10^3 minutes and 20 % take 10^3 to 10^4
+    minutes, log-uniform in each range. The job type is uniform among those that can have this number of GPUs
     (scheduler/utils.py).
     """
     chance = random.Random(seed)

@@ -98,7 +98,7 @@ class Membership:
         return self._placements.of(node)
 
     def news(self) -> object:
-        """Return an object that stands for the backend's data: another one after each change. None: ask the backend."""
+        """Return an object that identifies the backend's data: another one after each change. None: ask the backend."""
         return self._placements.news()
 
     # --- records ------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ function returns None if the backend has no decision. It may be called from any 
 """
 
 News = Callable[[], object]
-"""Function that returns an object that stands for the data on which ``Attest`` decides: another one after each change.
+"""Function that returns an object that identifies the data on which ``Attest`` decides: another after each change.
 
 While it is the same object, a report that was accepted is accepted again. None: ask ``Attest`` each time. It may be
 called from any thread.
@@ -98,7 +98,7 @@ class Placements:
     """Placement of all gangs that hold slots, by node.
 
     attest: function that returns the backend's decision about gangs with a prefix of OUTSIDE.
-    news: function that returns an object that stands for the data of these decisions.
+    news: function that returns an object that identifies the data of these decisions.
     """
 
     def __init__(self, attest: Attest | None = None, news: News = lambda: None) -> None:
