@@ -160,12 +160,13 @@ class FollowedAttempt:
         if starts and all(starts.values()):
             self._running_reported = True
             events.append(AttemptRunning(self.job_id, self.attempt, _ranks_seen(plan, starts)))
+        # Reported before an end too: the stop ended the other ranks, so their exit codes do not show which one failed.
+        if request is not None and request["why"] == "rank-failed" and not self._failure_reported:
+            self._failure_reported = True
+            events.append(RankFailed(self.job_id, self.attempt, request["rank"], request["exit_code"]))
         if ended is not None:
             self.done = True
             events.append(ended)
-        elif request is not None and request["why"] == "rank-failed" and not self._failure_reported:
-            self._failure_reported = True
-            events.append(RankFailed(self.job_id, self.attempt, request["rank"], request["exit_code"]))
         return events
 
     def _follow_node(self, plan: rank_launch.Plan, node: str) -> None:
