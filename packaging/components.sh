@@ -11,15 +11,16 @@
 #   systemd       systemd-analyze, which checks the units
 #   man-db        man, which renders the manual pages
 #   chromium      renders the live page
+#   openmpi-bin, libopenmpi-dev, mpich, libmpich-dev, python3-mpi4py  MPI jobs, with both launchers
 #   etcd-server   the store of the API server that packaging/kubernetes/build.sh builds
 #   slurmctld, slurmd, slurm-client, munge  a real Slurm for the backend's tests and benchmarks
 set -eu
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc g++ python3-dev iproute2 curl openssl systemd slurmctld slurmd slurm-client munge chromium etcd-server man-db" >&2
+    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc g++ python3-dev iproute2 curl openssl systemd slurmctld slurmd slurm-client munge chromium etcd-server man-db openmpi-bin libopenmpi-dev mpich libmpich-dev python3-mpi4py" >&2
     exit 1
 fi
 missing=""
-for package in prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc g++ python3-dev iproute2 libc6-dev curl openssl systemd slurmctld slurmd slurm-client munge chromium etcd-server man-db; do
+for package in prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc g++ python3-dev iproute2 libc6-dev curl openssl systemd slurmctld slurmd slurm-client munge chromium etcd-server man-db openmpi-bin libopenmpi-dev mpich libmpich-dev python3-mpi4py; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0

@@ -16,7 +16,10 @@ _LAUNCHERS = frozenset(
 )
 """Programs that run another program. The first argument that is a script counts as the program that they run."""
 
-_LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_LAUNCHER_MODULES = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "gangwatch.torch"}
+)
+_MPI_MODULE = "gangwatch.mpi"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _SCRIPT = re.compile(r".*\.(py|sh|bash)", re.DOTALL)
 _MOST = 200
@@ -57,6 +60,8 @@ def _of_python(words: list[str]) -> str:
     while words:
         word, *words = words
         if word == "-m" and words:
+            if words[0] == _MPI_MODULE:
+                return _name(words[3:] if words[1:2] == ["--mpirun"] else words[1:]) or words[0]
             return (_of_launcher(words[1:]) or words[0]) if words[0] in _LAUNCHER_MODULES else words[0]
         if word.startswith("-m") and len(word) > 2:
             return word[2:]
