@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("gangwatch.commands.lifecycle:up", "Start the agents and the controller."),
     "down": ("gangwatch.commands.lifecycle:down", "Stop everything, running jobs included."),
     "submit": ("gangwatch.commands.jobs.jobs:submit", "Submit a gang of processes."),
+    "templates": ("gangwatch.commands.jobs.templates:templates", "List templates of jobs, or show one."),
     "jobs": ("gangwatch.commands.jobs.jobs:jobs", "List jobs, or show one: state, time, reason."),
     "logs": ("gangwatch.commands.jobs.jobs:logs", "Show the output of a job's ranks."),
     "cancel": ("gangwatch.commands.jobs.jobs:cancel", "Stop jobs; they are not restarted."),

@@ -1,4 +1,4 @@
-"""Fuzz targets: gangwatch.toml, web configuration, topology files, files of headers, and durations."""
+"""Fuzz targets: gangwatch.toml, templates of jobs, web configuration, topology files, headers, and durations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from exporter.push.target_files import _read_headers
 from exporter.security.web_config import load_web_config
 from gangwatch.configuration import config_file
 from gangwatch.configuration.durations import parse_duration
+from gangwatch.job_templates import template as job_template
 from scheduler_feedback.fabric_file import read_fabric
 
 # --- gangwatch.toml --------------------------------------------------------------------------------------------------
@@ -95,6 +96,62 @@ def _parse_toml(data: bytes) -> str:
         "a written configuration is read back the same"
     )
     config_file.changes(config_file.load_defaults(), config_file.take_over(config_file.load_defaults(), loaded))
+    return ACCEPTED
+
+
+# --- templates of jobs -----------------------------------------------------------------------------------------------
+
+TEXTS = ("x", "{a}", "{b}", "{words}", "{python}", "a{a}", "{", "}}", "{{", "{z}", "{a}{b}", "", 7)
+PARAMETERS: tuple[dict[str, Any], ...] = (
+    {"default": "x"}, {"optional": True}, {"type": "integer", "minimum": 1, "maximum": 3, "default": 2}, {},
+    {"type": "number", "default": 0.5, "minimum": 0, "help": "h"}, {"type": "boolean", "default": True},
+    {"choices": ["x", "y"], "default": "x"}, {"type": "file", "optional": True}, {"type": "file", "minimum": 1},
+    {"type": "integer", "default": "x"}, {"type": "integer", "default": True}, {"choices": [7]}, {"type": "x"},
+    {"type": "integer", "minimum": 3, "default": 2}, {"type": "integer", "maximum": 1, "default": 2},
+    {"tpye": "string"},
+    {"choices": ["x"], "default": "y"}, {"type": "number", "default": float("inf")},
+)  # fmt: skip
+GIVEN = ("x", "1", "9", "0", "nan", "1e999", "yes", "false", "", "y", "{a}", "1_0", "9" * 5000)
+FIELD_VALUES = ("{a}", "x-{b}", 3, True, ["{a}", "y"], {"A": "{a}", "B": "{b}"}, "{{{a}}}")
+
+
+def _make_template(chance: random.Random) -> bytes:
+    """Make a template of a few parameters, and values for them, as TOML with a line of values at its end."""
+    tree: dict[str, Any] = {"description": "d"}
+    texts: list[Any] = [chance.choice(TEXTS[:6]) for _ in range(chance.randrange(1, 4))]
+    if chance.random() < 0.3:
+        texts.append(chance.choice(TEXTS))
+    command: list[Any] = list(texts)
+    if chance.random() < 0.5:
+        command.append({"if": chance.choice("abbbz"), "words": [chance.choice(TEXTS[:6])]})
+    tree["command"] = command if chance.random() < 0.95 else []
+    tree["job"] = {
+        chance.choice(("workload", "ranks", "environment", "gpu_types", "user")): chance.choice(FIELD_VALUES)
+        for _ in range(chance.randrange(3))
+    }
+    names = ("a", "b") if chance.random() < 0.9 else ("a", chance.choice(("B", "words", "c")))
+    tree["parameters"] = {name: chance.choice(PARAMETERS[: chance.choice((6, 8, 99))]) for name in names}
+    if chance.random() < 0.1:
+        tree = {**tree, chance.choice(("description", "job", "wrods")): chance.choice((7, None, "x"))}
+    values = "".join(f"# {chance.choice('aabbz')}={chance.choice(GIVEN)}\n" for _ in range(chance.randrange(3)))
+    return (_as_toml(tree) + values).encode("utf-8", "replace")
+
+
+def _parse_template(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    try:
+        template = job_template.parse(text)
+    except job_template.TemplateError as error:
+        return REFUSED_FIRST if "line" in str(error) else REFUSED
+    given = dict(line[2:].split("=", 1) for line in text.splitlines() if line.startswith("# ") and "=" in line)
+    schema = job_template.schema(template)
+    assert schema["properties"].keys() == template.parameters.keys()
+    try:
+        made = job_template.render(template, given, ["w"], "python")
+    except job_template.TemplateError:
+        return REFUSED
+    assert all(isinstance(word, str) for word in made.command), "a command consists of texts"
+    assert set(schema["required"]) <= given.keys(), "what is required is needed"
     return ACCEPTED
 
 
@@ -262,6 +319,7 @@ TARGETS = (
             "gangwatch.configuration.config_file:_toml",
         ),
     ),
+    Target("job-template", _make_template, _parse_template, ("gangwatch.job_templates.template",)),
     Target(
         "config-durations",
         _make_duration,

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from gangwatch.commands.jobs.shape import shape_options
+from gangwatch.commands.jobs.templates import rendered, template_options
 from gangwatch.commands.options import (
     client_of,
     duration,
@@ -116,6 +117,7 @@ def _signal_name(_context: click.Context, _parameter: click.Parameter, value: st
 )
 @click.option("--queue", default="default", show_default=True, callback=plain, help="Queue of the job.")
 @shape_options
+@template_options
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit with 0 only if it completed.")
 @json_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -133,6 +135,8 @@ def submit(
     chdir: Path | None,
     queue: str,
     shape: dict[str, Any],
+    template_name: str | None,
+    template_values: dict[str, str],
     wait: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -147,7 +151,15 @@ def submit(
       gangwatch submit --ranks 4 --restartable --time-limit 2h -- python train.py --steps 1000
       gangwatch submit --ranks 8 --min-ranks 4 --max-ranks 16 --preemptible -- python train.py
       gangwatch submit --array 100%8 --after j-000001 -- python evaluate.py
+      gangwatch submit --template mpi --ranks 4 -- ./solve input.dat
     """
+    if template_name is not None:
+        made = rendered(template_name, template_values, command)
+        shape = made.fields | shape
+        name, command = name or name_of(command), tuple(made.command)
+        given_environment = made.environment | given_environment
+    elif template_values:
+        raise click.UsageError("--set needs --template")
     specification: dict[str, Any] = {
         "name": name or name_of(command),
         "command": list(command),
