@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,17 +87,30 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
         raise TraceError(f"{path}: {error.strerror}") from error
 
 
-def rows(path: Path, needed: Sequence[str], separator: str = ",") -> Iterator[Row | CellError]:
-    """Yield each line below the header, or its error. Raises TraceError if a needed column is missing."""
+def rows(
+    path: Path, needed: Sequence[str], separator: str = ",", header: Sequence[str] = ()
+) -> Iterator[Row | CellError]:
+    """Yield each line below the header, or its error. Raises TraceError if a needed column is missing.
+
+    header: names of the columns of a format that is published without a header; the file may still have one.
+    """
     lines = lines_of(path)
     first = next(lines, None)
     if first is None:
         raise TraceError(f"{path}: is empty; it needs a header with the columns {', '.join(needed)}")
-    header = [name.strip() for name in _cells(first[1], separator)]
+    names = [name.strip() for name in _cells(first[1], separator)]
+    if header and names[0] != header[0]:
+        lines, names = itertools.chain((first,), lines), list(header)
+    yield from _below(path, first[0], names, lines, needed, separator)
+
+
+def _below(
+    path: Path, first: int, header: list[str], lines: Iterator[tuple[int, str]], needed: Sequence[str], separator: str
+) -> Iterator[Row | CellError]:
     for column in needed:
         if column not in header:
             has = ", ".join(_short(name) for name in header[:20])
-            raise TraceError(f"{path}: line {first[0]}: no column {column!r}; the header has {has}")
+            raise TraceError(f"{path}: line {first}: no column {column!r}; the header has {has}")
     for line, text in lines:
         cells = _cells(text, separator)
         if len(cells) != len(header):

@@ -68,6 +68,48 @@ def test_openb_pods_run_from_scheduling_to_deletion(file: Path) -> None:
     assert trace.notes == ("1 pods request a share of a GPU and get a whole one, because slots are not divided",)
 
 
+PAI = (
+    "a,ps,2.0,Terminated,100.0,400.0,600.0,10.0,,\n"
+    "b,tensorflow,1.0,Terminated,50.0,60.0,600.0,10.0,50.0,MISC\n"
+    "a,worker,3.0,Failed,110.0,500.0,600.0,10.0,200.0,V100\n"
+    "c,worker,1.0,Running,110.0,,600.0,10.0,100.0,T4\n"
+    "d,ps,1.0,Terminated,110.0,120.0,600.0,10.0,0.0,\n"
+    "e,worker,1.0,Terminated,120.0,110.0,600.0,10.0,100.0,T4\n"
+    "f,worker,1.5,Terminated,120.0,130.0,600.0,10.0,100.0,T4\n"
+)
+"""Lines of the published form, which has no header."""
+
+
+@pytest.mark.parametrize(
+    "header", ["", "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"]
+)
+def test_the_tasks_of_a_pai_job_are_its_ranks(file: Path, header: str) -> None:
+    trace = read(file, header + PAI, "pai")
+    first, second = trace.jobs
+    assert (first.job_id, first.spec.ranks, first.submitted_ns, first.run_seconds) == ("b", 1, 50 * 10**9, 10.0)
+    assert (second.job_id, second.spec.ranks, second.submitted_ns, second.run_seconds) == ("a", 6, 100 * 10**9, 400.0)
+    line = 5 if header else 4
+    assert reasons(trace) == [
+        f"line {line}, column end_time: is empty: the task did not end, so the run time of its job is unknown",
+        f"line {line + 1}, column plan_gpu: no task of the job requests a GPU",
+        f"line {line + 2}, column end_time: the task ended before it started",
+        f"line {line + 3}, column inst_num: 1.5 is not a whole number",
+    ]
+    assert trace.notes == (
+        "no pai_job_table.csv beside the file: a job is submitted when its first task starts",
+        "1 jobs request shares of GPUs and get whole ones, because slots are not divided",
+        "the jobs were not in the order of submission and have been sorted",
+    )
+
+
+def test_the_job_table_of_pai_has_submissions_and_users(file: Path) -> None:
+    file.with_name("pai_job_table.csv").write_text(
+        "a,i1,u1,Failed,40.0,500.0\nb,i2,u2,Terminated,99.0,60.0\nz,i3,u3,Waiting,,\nbroken\n"
+    )
+    jobs = {job.job_id: (job.submitted_ns / 1e9, job.spec.user) for job in read(file, PAI, "pai").jobs}
+    assert jobs == {"a": (40.0, "u1"), "b": (50.0, "u2")}, "b's table says that it started before its submission"
+
+
 def test_own_format_reads_every_field_of_a_job(file: Path) -> None:
     trace = read(
         file,
@@ -198,6 +240,8 @@ def test_sacct_output_as_json_is_read(file: Path, limit: str) -> None:
         ("philly", "timestamp,num_gpus,cluster\n", "line 1: no column 'duration'"),
         ("muri", "job_id,num_gpu,submit_time\n", "line 1: no column 'duration'"),
         ("openb", "name,num_gpu\n", "line 1: no column 'creation_time'"),
+        ("pai", "job_name,inst_num\n", "line 1: no column 'start_time'"),
+        ("pai", "a,b\n", "no job can be read"),
         ("slurm", "JobID|Elapsed|AllocTRES\n", "line 1: no column 'Submit'"),
         ("slurm", "JobID|Submit|AllocTRES\n", "no column for the run time: one of ElapsedRaw, Elapsed, End"),
         ("slurm", "JobID|Submit|Elapsed\n", "no column for the GPUs"),
@@ -266,7 +310,7 @@ def test_unsorted_input_is_sorted_stably_with_a_note(file: Path) -> None:
     assert read(file, MURI + "a,1,10,1000,m\nb,1,10,1000,m\n", "muri").notes == ()
 
 
-@pytest.mark.parametrize("format_name", ["philly", "muri", "openb", "slurm", "gangwatch"])
+@pytest.mark.parametrize("format_name", ["philly", "muri", "openb", "pai", "slurm", "gangwatch"])
 def test_a_million_invalid_lines_fail_quickly(file: Path, format_name: str) -> None:
     headers = {"philly": PHILLY, "muri": MURI, "slurm": "JobID|Submit|Elapsed|AllocTRES\n", "gangwatch": ""}
     header = headers.get(format_name, "num_gpu,creation_time,deletion_time,scheduled_time\n")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scheduler_feedback.sim.job_trace import Trace
-from scheduler_feedback.sim.traces import gangwatch, muri, openb, philly, slurm
+from scheduler_feedback.sim.traces import gangwatch, muri, openb, pai, philly, slurm
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ TRACES = (
     Format("philly", philly.read, "timestamp, duration (s), num_gpus, cluster; the Philly trace as siasosp23 has it"),
     Format("muri", muri.read, "submit_time and duration in ms, num_gpu, model_name; the traces of Muri"),
     Format("openb", openb.read, "pods of Alibaba's cluster-trace-gpu-v2023"),
+    Format("pai", pai.read, "pai_task_table.csv of Alibaba's cluster-trace-gpu-v2020, and pai_job_table.csv beside it"),
     Format("slurm", slurm.read, "`sacct --parsable2` with its header, or `sacct --json`"),
     Format("gangwatch", gangwatch.read, "JSON lines of submitted_seconds, run_seconds and a job specification"),
 )
