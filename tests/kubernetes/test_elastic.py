@@ -60,7 +60,7 @@ def test_a_resized_gang_has_fewer_or_more_pods_and_requests_the_same() -> None:
     [
         ({RESTARTABLE: "false"}, pods_of(4), "needs the annotation gangwatch.io/restartable"),
         ({LEAST_MEMBERS: "few"}, pods_of(4), "'few' is not a number of pods"),
-        ({LEAST_MEMBERS: "5"}, pods_of(4), "not between its minimum of 5"),
+        ({LEAST_MEMBERS: "5"}, pods_of(4), "fewer than its minimum of 5"),
         ({}, [pod(f"train-{n}") for n in range(4)], "must all belong to one Job or PyTorchJob"),
         ({}, [*pods_of(3), owned("x", ("batch/v1", "Job", "y"))], "must all belong to one Job or PyTorchJob"),
         ({}, pods_of(4, 1, ("apps/v1", "StatefulSet", "s")), "can resize Job and PyTorchJob, but no StatefulSet"),

@@ -57,8 +57,11 @@ def malformed(spec: JobSpec) -> str | None:
 def _invalid_shape(spec: JobSpec) -> str | None:
     """Return why the shape of the gang or of its array is invalid; None if it is valid."""
     least, most = spec.min_ranks or spec.ranks, spec.max_ranks or spec.ranks
-    if not 1 <= least <= spec.ranks <= most:
-        return f"asks for {spec.ranks} ranks, which is not between its minimum of {least} and its maximum of {most}"
+    if least < 1:
+        return f"its minimum is {least} ranks; it must be at least 1"
+    if not least <= spec.ranks <= most:
+        bound = f"fewer than its minimum of {least}" if spec.ranks < least else f"more than its maximum of {most}"
+        return f"asks for {spec.ranks} ranks, {bound}"
     if spec.groups:
         if (total := sum(group.ranks for group in spec.groups)) != spec.ranks:
             return f"its groups have {total} ranks in total, but it asks for {spec.ranks}"
