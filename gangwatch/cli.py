@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("gangwatch.commands.cluster:nodes", "List nodes, their slots and states."),
     "queue": ("gangwatch.commands.cluster:queue", "List pending jobs, and what each waits for."),
     "top": ("gangwatch.commands.top:top", "Show the cluster live in the terminal."),
-    "node": ("gangwatch.commands.cluster:node", "Release, quarantine, drain or remove a node."),
+    "node": ("gangwatch.commands.cluster:node", "Release, quarantine or remove a node, or drain it for maintenance."),
     "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs continue."),
     "thaw": ("gangwatch.commands.cluster:thaw", "Allow actions again."),
     "detect": ("gangwatch.commands.offline.detect:detect", "Find stragglers and their causes in recorded steps."),

@@ -11,7 +11,7 @@ from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import FreezeSet, Progressed
-from scheduler_feedback.core.job import JobState, StopReason
+from scheduler_feedback.core.job import JobState, Packing, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, Policy, Queue
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.cycle_world import SECOND, World
@@ -205,18 +205,40 @@ def test_an_elastic_gang_shrinks_for_a_pending_job() -> None:
     assert len(world.state.jobs[elastic].ranks) == 8
     waiting = world.submit(4, 300.0, time_limit_seconds=300.0)
     job = world.state.jobs[elastic]
-    assert (job.stop_reason, len(job.claim)) == (StopReason.RESIZE, 2)
+    assert (job.stop_reason, len(job.claim)) == (StopReason.RESIZE, 4), "it keeps what no pending job needs"
     assert len(world.state.jobs[waiting].claim) == 4
     assert "its reserved slots" in cycle.why_waits(world.state, world.state.jobs[waiting])
     outcome = world.end(elastic, 75, signalled=True)
     assert sorted((a.job_id, len(a.placement)) for a in outcome.actions if isinstance(a, StartGang)) == [
-        (elastic, 2),
+        (elastic, 4),
         (waiting, 4),
     ]
     assert kinds(world, elastic, "shrink") == ["shrink"]
     assert kinds(world, waiting, "room-made") == ["room-made"]
     text = next(entry.text for entry in world.entries if entry.kind == "shrink")
-    assert waiting in text and "2 of its 8 ranks" in text
+    assert waiting in text and "4 of its 8 ranks" in text
+
+
+@pytest.mark.parametrize(("others", "kept"), [((), 6), ((1,), 5), ((2, 1), 3), ((8,), 2)])
+def test_a_shrinking_gang_keeps_the_slots_that_no_pending_job_needs(others: tuple[int, ...], kept: int) -> None:
+    world = World({"n0": 4, "n1": 4}, _POLICY)
+    elastic = world.submit(4, 10_000.0, **_ELASTIC)
+    world.running()
+    world.cycle(FreezeSet(True))
+    for ranks in (2, *others):
+        world.submit(ranks, 300.0, time_limit_seconds=300.0)
+    world.cycle(FreezeSet(False))
+    job = world.state.jobs[elastic]
+    assert (job.stop_reason, len(job.claim)) == (StopReason.RESIZE, kept)
+
+
+def test_free_slots_that_the_first_job_uses_are_not_taken_from_the_gang() -> None:
+    world = World({"n0": 4, "n1": 4, "n2": 1}, _POLICY)
+    elastic = world.submit(4, 10_000.0, **_ELASTIC)
+    world.running()
+    waiting = world.submit(3, 300.0, time_limit_seconds=300.0, packing=Packing.SPREAD)
+    assert {slot.node for slot in world.state.jobs[waiting].claim} == {"n0", "n1", "n2"}
+    assert len(world.state.jobs[elastic].claim) == 6
 
 
 def test_no_gang_shrinks_for_a_wait_that_costs_less_than_its_restart() -> None:

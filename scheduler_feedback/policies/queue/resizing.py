@@ -6,7 +6,8 @@
              more ranks than it asks for.
     shrink   The first pending job needs slots that elastic gangs hold beyond their minimum. Done if (its wait) x (slots
              that are freed and needed) > (1 + h) x (GPU-seconds that the gangs lose by their restarts). Slower progress
-             of the gangs is no loss, because the freed slots do other work meanwhile.
+             of the gangs is no loss, because the freed slots do other work meanwhile. Gangs keep slots that no pending
+             job needs.
 
 R and the wait count up to ``resize_horizon_seconds``, because the future load is unknown. Speed is assumed to be
 proportional to the number of ranks. h is ``migration_margin`` of the policy. Only restartable gangs are resized, each
@@ -90,7 +91,7 @@ def grow(context: CycleContext) -> None:
         )
         if proposed(context, job, f"grow {len(slots)}", "grow", f"would {text}", detail):
             continue
-        index.move(job, slots, StopReason.RESIZE, f"restarts with {len(slots)} ranks")
+        index.move(job, slots, StopReason.RESIZE, f"restarts with {_ranks(len(slots))}")
         context.decide(job_id, "grow", f"will {text}", detail)
 
 
@@ -132,7 +133,8 @@ def make_room(context: CycleContext) -> bool:
     cost = sum(moving_seconds(state, job, now_ns) * len(job.ranks) for job, _ in kept)
     wait = wait_seconds(state, index, first, now_ns)
     freed = sum(len(job.ranks) - len(stay) for job, stay in kept)
-    gain = wait * max(len(slots), min(freed, _wanted(state, index, freed)))
+    wanted = _wanted(state, index, freed + len(slots))
+    gain = wait * max(len(slots), min(freed, wanted))
     if gain <= (1 + state.policy.migration_margin) * cost:
         return False
     detail = (
@@ -146,15 +148,19 @@ def make_room(context: CycleContext) -> bool:
     text = f"shrink {names} to start now instead of in {span(wait)}"
     if proposed(context, first, f"shrink {names}", "shrink", f"would {text}", detail):
         return False
-    for job, stay in kept:
+    for job, stay in _with_spare(kept, set(slots), max(wanted - len(slots), 0)):
         words = f"continue with {len(stay)} of its {len(job.ranks)} ranks to save {first.job_id} a wait of {span(wait)}"
-        index.move(job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
+        index.move(job, stay, StopReason.RESIZE, f"restarts with {_ranks(len(stay))}")
         context.decide(job.job_id, "shrink", f"will {words}", detail)
     index.reserve(first, slots)
     context.record(
         first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} to free slots for it", detail
     )
     return True
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count != 1 else ''}"
 
 
 def _wanted(state: State, index: SchedulingIndex, most: int) -> int:
@@ -196,6 +202,27 @@ def _room_without(
         return None
     used = set(slots)
     return slots, [(job, stay) for job, stay, leave in freed if not used.isdisjoint(leave)]
+
+
+def _with_spare(
+    kept: list[tuple[Job, tuple[Slot, ...]]], used: set[Slot], wanted: int
+) -> Iterator[tuple[Job, tuple[Slot, ...]]]:
+    """Yield the gangs with the slots that they keep: those of their minimum, and those that no pending job needs.
+
+    used: slots of the first job. wanted: number of slots that the other pending jobs need. Gangs keep whole units of
+    ranks, first on nodes where they stay anyway.
+    """
+    leaving = {rank.slot for job, _ in kept for rank in job.ranks}.difference(*(stay for _, stay in kept))
+    spare = len(leaving - used) - wanted
+    for job, stay in kept:
+        least, nodes, unit = set(stay), {slot.node for slot in stay}, job.spec.unit
+        units = [job.ranks[first : first + unit] for first in range(0, len(job.ranks), unit)]
+        for ranks in sorted(units, key=lambda ranks: ranks[0].slot.node not in nodes):
+            slots = {rank.slot for rank in ranks}
+            if len(ranks) <= spare and slots.isdisjoint(least) and slots.isdisjoint(used):
+                least |= slots
+                spare -= len(ranks)
+        yield job, tuple(rank.slot for rank in job.ranks if rank.slot in least)
 
 
 def _split(job: Job) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
