@@ -220,12 +220,28 @@ def test_a_gang_of_succeeded_pods_has_succeeded_and_a_failed_pod_is_named_with_i
     assert scan_attempt(attempt, pods) == []
 
 
+@pytest.mark.parametrize("all_over", [True, False])
+def test_of_several_failed_pods_the_first_is_named(all_over: bool) -> None:
+    attempt, pods = running("w-0", "w-1", "w-2")
+    times = {"w-0": "2026-11-28T10:00:05Z", "w-1": "2026-11-28T10:00:04Z", "w-2": "2026-11-28T10:00:06Z"}
+    for uid, one in pods.items():
+        if all_over or one.metadata.name != "w-2":
+            pods[uid] = phase(one, "Failed", 1)
+            (status,) = pods[uid].status.container_statuses or ()
+            assert status.state.terminated is not None
+            status.state.terminated.finished_at = times[one.metadata.name]
+    failed, *ends = scan_attempt(attempt, pods)
+    assert failed == RankFailed("j", 1, 1, 1)
+    assert [type(event) for event in ends] == [AttemptEnded] * all_over
+
+
 @pytest.mark.parametrize(("end", "code"), [("Succeeded", 0), ("Failed", 3)])
 def test_a_gang_that_ended_before_it_was_seen_running_has_run(end: str, code: int) -> None:
     attempt, pods = bound("w-0")
-    (event,) = scan_attempt(attempt, {uid: phase(one, end, code) for uid, one in pods.items()})
+    *failed, event = scan_attempt(attempt, {uid: phase(one, end, code) for uid, one in pods.items()})
     assert isinstance(event, AttemptEnded)
     assert event.started
+    assert failed == ([RankFailed("j", 1, 0, code)] if code else [])
     assert [one.exit_code for one in event.exits] == [code]
 
 

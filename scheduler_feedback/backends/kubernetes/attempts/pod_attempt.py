@@ -76,6 +76,8 @@ class Member:
 
     bound: bool = False
     exit_code: int | None = None
+    finished_at: str = ""
+    """When the first failed container of a pod that is over ended (RFC 3339, UTC); '' if unknown."""
     over: bool = False
 
     @property
@@ -281,23 +283,31 @@ def scan_attempt(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
         if pod is None or (pod.over and pod.metadata.deletion_timestamp and exit_code_of(pod)):
             member.uid = ""  # it was killed by its deletion, which is not a failure
         elif pod.over:
-            member.over, member.exit_code = True, exit_code_of(pod)
+            member.over, member.exit_code, member.finished_at = True, exit_code_of(pod), _finished_at(pod)
             # It may end before it was seen running; a pod that a kubelet rejects never has a container.
             attempt.ran |= bool(pod.status.container_statuses) or not member.exit_code
     job_id, number = attempt.job_id, attempt.number
     if all(member.hole or member.over for member in attempt.members):
-        return [] if attempt.phase is Phase.STOPPING else [ended(attempt)]
+        if attempt.phase is Phase.STOPPING:
+            return []
+        return [*_failure(attempt), ended(attempt)] if attempt.ran else [ended(attempt)]
     running = [pod for m in attempt.members if (pod := pods.get(m.uid)) is not None and pod.status.phase == "Running"]
     alive = sum(1 for member in attempt.members if member.over and member.exit_code == 0) + len(running)
     if not attempt.reported and alive == len(attempt.members):
         attempt.reported = attempt.ran = True
         return [AttemptRunning(job_id, number, ranks_seen(attempt))]
-    failed = next((member for member in attempt.members if member.over and member.exit_code), None)
-    if failed is not None and attempt.reported and attempt.phase is Phase.BOUND and not attempt.failure:
-        attempt.failure = f"pod {failed.name} failed"
-        rank = failed.ranks.start if len(failed.ranks) else 0
-        return [RankFailed(job_id, number, rank, failed.exit_code or UNKNOWN_FAILURE)]
-    return []
+    return _failure(attempt) if attempt.reported else []
+
+
+def _failure(attempt: Attempt) -> list[Event]:
+    """Return the failure of the member that failed first, once. The others often fail because of it."""
+    failed = [member for member in attempt.members if member.over and member.exit_code]
+    if not failed or attempt.phase is not Phase.BOUND or attempt.failure:
+        return []
+    first = min(failed, key=lambda member: (not member.finished_at, member.finished_at))
+    attempt.failure = f"pod {first.name} failed"
+    rank = first.ranks.start if len(first.ranks) else 0
+    return [RankFailed(attempt.job_id, attempt.number, rank, first.exit_code or UNKNOWN_FAILURE)]
 
 
 def ranks_seen(attempt: Attempt) -> tuple[RankSeen, ...]:
@@ -336,6 +346,12 @@ def exit_code_of(pod: Pod) -> int:
         if status.state.terminated is not None and status.state.terminated.exit_code:
             return status.state.terminated.exit_code
     return UNKNOWN_FAILURE
+
+
+def _finished_at(pod: Pod) -> str:
+    """Return when the first container that failed ended; '' if none failed, or its end is unknown."""
+    ends = [status.state.terminated for status in pod.status.container_statuses or () if status.state.terminated]
+    return min((end.finished_at for end in ends if end.exit_code and end.finished_at), default="")
 
 
 def rejected(attempt: Attempt, pods: Mapping[str, Pod]) -> str:

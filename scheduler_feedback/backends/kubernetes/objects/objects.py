@@ -240,6 +240,7 @@ class PodSpec(Part):
 
 class Terminated(Part):
     exit_code: int = 0
+    finished_at: str | None = None
 
 
 class ContainerState(Part):
