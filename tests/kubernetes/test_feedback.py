@@ -296,7 +296,14 @@ def test_queue_usage_and_run_times_survive_controller_and_folder(
     assert began_ns
     assert learned == 1
     with running(access, tmp_path / "second", policy, memory=memory) as it:
-        wait_for("what b used since is counted", lambda: used(it) > 8)
+        # Use is counted in cycles, and nothing else happens in this cluster.
+        nodes = (f"later-{number}" for number in range(1000))
+
+        def counted() -> bool:
+            cluster.add_nodes(next(nodes))
+            return used(it) > 8
+
+        wait_for("what b used since is counted", counted)
         assert learned_state(it)[1] == 1
 
 
