@@ -35,6 +35,8 @@ from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.gpu_types.faster_types import choose_types
+from scheduler_feedback.policies.gpu_types.type_moves import move_to_faster_types
 from scheduler_feedback.policies.index import timeouts
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.intake import external_jobs, observations, user_requests, verdict_events
@@ -107,6 +109,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if policy.order is Order.THEMIS and not policy.preempt:
         preemption.renew_all(context)  # this order changes with time, even without preemption
     restart_moved(context)
+    choose_types(context)
     preempts = preemption.due(state, context.now_ns)
     context.evaluated |= policy.preempt
     state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
@@ -131,6 +134,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if resizing.make_room(context) or defragmentation.make_room(context):  # so that the first job fits
         place_or_reserve(context)
     resizing.grow(context)  # elastic gangs grow into slots that no pending job needs
+    move_to_faster_types(context)
 
 
 # --- 1, 2, 3: events -------------------------------------------------------------------------------------------------

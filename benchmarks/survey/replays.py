@@ -47,7 +47,7 @@ def rows() -> list[Row]:
     ]  # fmt: skip
     found += [
         Row("Themis", "finish-time fairness: the largest rho first", f"average JCT on {trace}, ks", jct, MURI,
-            partial(_muri, trace, Order.THEMIS), slow=True)
+            partial(_themis, trace), slow=trace == "muri-1")
         for trace, jct in THEMIS_KS.items()
     ]  # fmt: skip
     found.append(
@@ -77,6 +77,18 @@ def _muri(trace: str, order: Order) -> Outcome:
     theirs = Simulation(read(trace), grid(8, 8), policy, preset="muri").run().avg_jct_seconds
     mine = _default(trace).avg_jct_seconds
     return Outcome(_thousands(theirs), _thousands(mine), FREE_OF_COST)
+
+
+def _themis(trace: str) -> Outcome:
+    """Return the average JCT in thousands of seconds with our default policy, and in the reason with the order."""
+    policy = Policy(order=Order.THEMIS, estimates=Estimates.EXACT)
+    greedy = _thousands(Simulation(read(trace), grid(8, 8), policy, preset="muri").run().avg_jct_seconds)
+    mine = _thousands(_default(trace).avg_jct_seconds)
+    reason = (
+        f"the published run solves Gavel's program for finish-time fairness at each event; the largest rho first, with "
+        f"the same rules otherwise, has {greedy}; {FREE_OF_COST}"
+    )
+    return Outcome(None, mine, reason)
 
 
 def _thousands(seconds: float | None) -> float | None:

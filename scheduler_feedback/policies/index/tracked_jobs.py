@@ -293,6 +293,8 @@ class TrackedJobs(HeldSlots):
             heappush(self.timeouts, (starves_ns, job.job_id))
         elif starves_ns is not None and self.policy.starvation_share < 1:
             self._starve(job)
+        if job.awaited_until_ns > self.state.now_ns:
+            heappush(self.timeouts, (job.awaited_until_ns, job.job_id))
         queue = job.spec.queue if self.shares.limited else ""
         self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
         self.fresh.add(job.job_id)
@@ -345,8 +347,8 @@ class TrackedJobs(HeldSlots):
 
         Outdated timeouts are not removed from the index; this check skips them.
         """
-        if job.job_id in self.line or job.job_id in self.claimants:  # a pause has ended, or the job has starved
-            return at_ns in (job.not_before_ns, order.starves_ns(self.state, job))
+        if job.job_id in self.line or job.job_id in self.claimants:  # a pause or patience has ended, or it has starved
+            return at_ns in (job.not_before_ns, job.awaited_until_ns, order.starves_ns(self.state, job))
         if job.job_id not in self.held:
             return False
         weighed = bool(self.line.order or self.state.verdicts)

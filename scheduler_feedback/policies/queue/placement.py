@@ -147,7 +147,8 @@ def _place_by_slots(
             return None
         return plan.take_from(number, ranks)
     spares = spares or may_borrow(spec)
-    if (slots := _place(plan, spec, ranks, barred, suspects, policy, spares, patience)) is not None:
+    types = usable_types(plan, job, policy)
+    if (slots := _place(plan, spec, ranks, barred, suspects, types, spares, patience)) is not None:
         return slots
     least = spec.min_ranks or spec.ranks
     if least >= ranks:
@@ -158,13 +159,13 @@ def _place_by_slots(
     while least < beyond:
         middle = (least + beyond) // 2
         mark = plan.checkpoint()
-        if (found := _place(plan, spec, middle * unit, barred, suspects, policy, spares, patience)) is None:
+        if (found := _place(plan, spec, middle * unit, barred, suspects, types, spares, patience)) is None:
             beyond = middle
         else:
             best, least = middle, middle + 1
         if found is not None:
             plan.rollback(mark)
-    return _place(plan, spec, best * unit, barred, suspects, policy, spares, patience) if best else None
+    return _place(plan, spec, best * unit, barred, suspects, types, spares, patience) if best else None
 
 
 def pods_on(spec: JobSpec, slots: Sequence[Slot]) -> dict[str, int]:
@@ -208,11 +209,10 @@ def _place(
     ranks: int,
     barred: int,
     suspects: bool,
-    policy: Policy | None,
+    types: Collection[int],
     spares: bool,
     patience: float,
 ) -> tuple[Slot, ...] | None:
-    types = types_for(plan, spec, policy)
     free_in = plan.free_in
     for number in types:
         healthy = number * TIERS + Tier.HEALTHY
@@ -296,7 +296,7 @@ def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
     spec = job.spec
     ranks = spec.min_ranks or spec.ranks
     barred = barred_for(plan, job)
-    healthy = (number * TIERS + Tier.HEALTHY for number in types_for(plan, spec, policy))
+    healthy = (number * TIERS + Tier.HEALTHY for number in usable_types(plan, job, policy))
     return any(not _needs_slow(plan, pool, spec, ranks, barred) for pool in healthy)
 
 
@@ -308,6 +308,17 @@ def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[in
     allowed = [name for name in (spec.gpu_types or names) if name in names]
     allowed.sort(key=lambda name: -speed(policy, spec, name))
     return [names.index(name) for name in allowed]
+
+
+def usable_types(plan: Plan, job: Job, policy: Policy | None) -> Collection[int]:
+    """Return the numbers of the GPU types that the job can use now, the fastest first.
+
+    They are all that it can use, without those that it declines to wait for a faster one.
+    """
+    types = types_for(plan, job.spec, policy)
+    if not plan.declined or (found := plan.declined.get(job.job_id)) is None:
+        return types
+    return [number for number in types if not found[0] >> number & 1]
 
 
 def speed(policy: Policy | None, spec: JobSpec, gpu_type: str) -> float:

@@ -87,6 +87,8 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
         return "limit", f"cannot start with the present queue limits: {why_never}"
     if (limit := index.shares.room(job.spec.queue, ranks)) is not None:
         return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {index.shares.held[limit[0]]}"
+    if job.awaited_type:
+        return "type", _awaits_type(state, job)
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         return "slots", head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
     room = _shared_free(index.plan, job) >= ranks
@@ -94,6 +96,15 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
         level = job.spec.required_level.value
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
     return "reservation" if room else "slots", behind_waits(index.plan, job, state.reserved_for)
+
+
+def _awaits_type(state: State, job: Job) -> str:
+    """Return why the job declines free slots of a slower GPU type, as a sentence."""
+    most = span(max(job.awaited_until_ns - state.now_ns, 0) / 1e9)
+    text = f"waits for {job.awaited_type}, because it is expected to end earlier than on the slower GPUs that are free"
+    if job.expected_start_ns is not None:
+        text += f"; expected to start in {span(max(job.expected_start_ns - state.now_ns, 0) / 1e9)}"
+    return f"{text}; from {most} on it also uses slower GPUs"
 
 
 def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
@@ -290,7 +301,8 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
                 at_ns = ended_ns
         fits = free >= ranks and not (queues.limited and queues.room(queue, ranks) is not None)
         if is_this_job:
-            return max(at_ns, job.not_before_ns) if fits else None
+            awaited_ns = (job.expected_start_ns or 0) if job.awaited_type else 0
+            return max(at_ns, job.not_before_ns, awaited_ns) if fits else None
         if fits:
             free -= ranks
             queues.use(queue, ranks)
@@ -373,6 +385,9 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
     for name in plan.topology.type_names if spec.gpu_types else ():
         if name not in spec.gpu_types and _fits(plan, job, policy, gpu_types=(name,)):
             found.append(f"on {name or 'GPUs of unknown type'}, it could start now")
+    for name in plan.topology.type_names if job.awaited_type else ():
+        if name != job.awaited_type and _fits(plan, structs.replace(job, job_id=""), policy, gpu_types=(name,)):
+            found.append(f"with {name} as its only GPU type, it could start now")
     most = 0
     if spec.pinned_node is None and not spec.groups and spec.ranks > 1:
         most = _fits(plan, job, policy, min_ranks=1)

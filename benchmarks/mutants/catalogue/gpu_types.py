@@ -1,0 +1,19 @@
+"""Mutants of scheduler_feedback.policies.gpu_types."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_TYPES = ("tests/policies/test_gpu_types.py",)
+
+MUTANTS = (
+    Mutant("policies.gpu_types.type_backlog:TypeBacklog.take", "bisect_right(free_ns, from_ns)", "ranks", _TYPES),
+    Mutant("policies.gpu_types.type_backlog:TypeBacklog.start_ns", "free_ns[ranks - 1]", "free_ns[0]", _TYPES),
+    Mutant("policies.gpu_types.faster_types:choice", "min(ends, key=lambda one: one[0])", "ends[0]", _TYPES),
+    Mutant("policies.gpu_types.faster_types:choice", "job.awaited_until_ns <= now_ns", "False", _TYPES),
+    Mutant("policies.gpu_types.faster_types:choice", "patience * (takes_ns - best_ns)", "takes_ns - best_ns", _TYPES),
+    Mutant(
+        "policies.gpu_types.faster_types:_could_hold", "return index.capacity", "return True or index.capacity", _TYPES
+    ),
+    Mutant("policies.gpu_types.faster_types:choose_types", "if position < DEPTH", "if position < 1", _TYPES),
+    Mutant("policies.gpu_types.type_moves:_possible", " or index.line.order or index.claimants", "", _TYPES),
+    Mutant("policies.gpu_types.type_moves:_gain_seconds", "1 - present /", "1 - 0.5 * present /", _TYPES),
+)
