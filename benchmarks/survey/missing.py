@@ -13,8 +13,6 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("Muri", "phase interleaving (Muri-L)", "average JCT on muri-1, ks", 1072.0, MURI, WHOLE_GPUS),
     ("Muri", "phase interleaving (Muri-S)", "average JCT on muri-1, ks", 867.7, MURI, WHOLE_GPUS),
     ("AntMan", "opportunistic jobs on leftovers", "average JCT on muri-1, ks", 5476.4, MURI, WHOLE_GPUS),
-    ("Tiresias", "Gittins index (2D-Gittins)", "average JCT, ks", None, "Gu et al., NSDI'19",
-     "no order by the Gittins index; the history has the distribution of run times that it needs"),
     ("Gandiva", "packing with undo, migration, time slicing", "utilisation gain", 0.26, "Xiao et al., OSDI'18",
      WHOLE_GPUS),
     ("MuxFlow", "online and training jobs share a GPU", "latency objective kept", None, "Zhao et al., 2023",
