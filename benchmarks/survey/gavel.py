@@ -25,6 +25,7 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
+from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulation import Simulation
 
 SEEDS = range(10)
@@ -111,7 +112,12 @@ def _without_plan(count: int) -> Outcome:
 
 
 def simulated_makespan(jobs: list[GavelJob], policy: Policy, times: Matrix | None = None) -> float:
-    """Return the makespan in seconds under our scheduler, which knows the speeds and run times.
+    """Return the makespan in seconds under our scheduler; see ``simulated``."""
+    return simulated(jobs, policy, times).makespan_seconds
+
+
+def simulated(jobs: list[GavelJob], policy: Policy, times: Matrix | None = None, gpus: int = GPUS_OF_A_TYPE) -> Report:
+    """Return the result of our scheduler, which knows the speeds and run times. gpus: number of GPUs of each type.
 
     times: seconds that each job should run on each type. If given, a job uses only the type on which it should do most
     of its work, and jobs that take longest there go first.
@@ -135,12 +141,12 @@ def simulated_makespan(jobs: list[GavelJob], policy: Policy, times: Matrix | Non
     nodes = tuple(
         NodeSeen(f"{name}-{number}", NODE_GPUS, machine=f"{name}-{number}", gpu_type=name)
         for name in GPU_TYPES
-        for number in range(GPUS_OF_A_TYPE // NODE_GPUS)
+        for number in range(gpus // NODE_GPUS)
     )
     trace = Trace("gavel", tuple(traced))
     report = Simulation(trace, nodes, policy, restart_cost_seconds=RESTART_COST_SECONDS).run()
     assert not report.unfinished, "all jobs fit"
-    return report.makespan_seconds
+    return report
 
 
 @cache
