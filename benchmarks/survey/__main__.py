@@ -18,13 +18,21 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.survey import allox, gavel, missing, replays, shares, virtual_clusters
+from benchmarks.survey import allox, failures, gavel, missing, replays, shares, virtual_clusters
 from benchmarks.survey.row import chosen, measured
 
 WITHIN = 0.05
 """Largest relative difference at which a published figure counts as reproduced."""
 
-ROWS = (*replays.rows(), *shares.rows(), *gavel.rows(), *allox.rows(), *virtual_clusters.rows(), *missing.rows())
+ROWS = (
+    *replays.rows(),
+    *shares.rows(),
+    *gavel.rows(),
+    *allox.rows(),
+    *virtual_clusters.rows(),
+    *failures.rows(),
+    *missing.rows(),
+)
 
 
 def far_off(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -36,8 +36,8 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("Crux, CASSINI", "traffic-aware placement and time shifts", "utilisation gain", None, "survey",
      "gangs in simulation do not slow each other down"),
     ("PowerFlow", "energy budget and power caps", "JCT at equal energy", None, "survey", "no energy in the model"),
-    ("Philly", "timed relaxation of locality, retries", "wait", None, "Jeon et al., ATC'19",
-     "a level is required or preferred; retries exist, failures in simulation do not"),
+    ("Philly", "timed relaxation of locality", "wait", None, "Jeon et al., ATC'19",
+     "a level is required or preferred; a requirement is not relaxed with time"),
 )  # fmt: skip
 """(system, mechanism, measure, published, source, reason)."""
 
