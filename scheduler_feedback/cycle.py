@@ -46,6 +46,7 @@ from scheduler_feedback.policies.nodes import draining, spares
 from scheduler_feedback.policies.nodes.quarantine import mark_accused_nodes
 from scheduler_feedback.policies.queue import defragmentation, preemption, reclaim, resizing
 from scheduler_feedback.policies.queue.backfill_scheduling import backfill
+from scheduler_feedback.policies.queue.level_patience import relax_levels
 from scheduler_feedback.policies.queue.slow_node_placement import start_on_slow_nodes
 from scheduler_feedback.policies.queue.starting import place_or_reserve, replan, restart_moved, start_probes
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
@@ -109,6 +110,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if policy.order is Order.THEMIS and not policy.preempt:
         preemption.renew_all(context)  # this order changes with time, even without preemption
     restart_moved(context)
+    relax_levels(context)
     choose_types(context)
     preempts = preemption.due(state, context.now_ns)
     context.evaluated |= policy.preempt

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.survey import allox, failures, gavel, missing, replays, shares, virtual_clusters
+from benchmarks.survey import allox, failures, gavel, locality, missing, replays, shares, virtual_clusters
 from benchmarks.survey.row import chosen, measured
 
 WITHIN = 0.05
@@ -31,6 +31,7 @@ ROWS = (
     *allox.rows(),
     *virtual_clusters.rows(),
     *failures.rows(),
+    *locality.rows(),
     *missing.rows(),
 )
 

@@ -19,7 +19,7 @@ from scheduler_feedback.sim.simulation import Simulation, read_trace
 JOBS = 10_000
 NODES = 64
 RETRIES = 100
-"""So many that no job fails for good."""
+"""Enough retries that every job completes."""
 CHECKPOINT_SECONDS = 3600.0
 SEEDS = range(10)
 POLICY = Policy(order=Order.FIFO, backfill=Backfilling.EASY, estimates=Estimates.EXACT)

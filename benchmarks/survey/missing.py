@@ -29,15 +29,13 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("Sia", "goodput-optimal size and type", "average JCT", None, "Subramanya et al., SOSP'23", PROPORTIONAL),
     ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", PROPORTIONAL),
     ("Voda, ONES", "sizes by measured speed-up", "average JCT", None, "survey", PROPORTIONAL),
-    ("Dally", "delay timers per placement level", "makespan", None, "survey",
-     "a level is required or preferred; a preference does not wait"),
+    ("Dally", "delay timers tuned from the measured cost of distance", "makespan", None, "survey",
+     "one timer for the preferred level, set by the operator; the cost of distance is not learnt"),
     ("Tenplex", "restart on another number of GPUs", "-", None, "Wagenländer et al., SOSP'24",
      "elastic gangs resize, but no contract for resharding"),
     ("Crux, CASSINI", "traffic-aware placement and time shifts", "utilisation gain", None, "survey",
      "gangs in simulation do not slow each other down"),
     ("PowerFlow", "energy budget and power caps", "JCT at equal energy", None, "survey", "no energy in the model"),
-    ("Philly", "timed relaxation of locality", "wait", None, "Jeon et al., ATC'19",
-     "a level is required or preferred; a requirement is not relaxed with time"),
 )  # fmt: skip
 """(system, mechanism, measure, published, source, reason)."""
 

@@ -100,6 +100,8 @@ class Settings:
     stall_seconds: Callable[[TraceJob], float] | None = None
     """Returns the seconds that a job's running gang loses each time the cycle runs, to reproduce Muri's published runs.
     The gang loses at most its progress since the previous run of the cycle."""
+    apart_slowdown: float = 1.0
+    """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -118,7 +120,7 @@ class Engine:
         self.state = State()
         self.courses: dict[str, Course] = {}
         self.gangs: dict[str, Gang] = {}
-        self.machines = Machines()
+        self.machines = Machines(apart_slowdown=settings.apart_slowdown)
         self.account = Account({node.node: node.slots for node in nodes})
         self.refused: list[dict[str, str | int]] = [
             {"job": one.job_id, "line": one.line, "reason": one.reason} for one in trace.refused

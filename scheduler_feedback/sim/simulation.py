@@ -57,6 +57,8 @@ class Simulation:
     """Number of retries after failures of each job; None: that of the trace."""
     checkpoint_seconds: float | None = None
     """Interval of the checkpoints of restartable jobs, in seconds; None: that of the trace."""
+    apart_slowdown: float = 1.0
+    """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -64,7 +66,7 @@ class Simulation:
         """Return the engine, ready to run. Raises TraceError if the faults cannot be read."""
         trace = self._changed(self.trace.scaled(self.load))
         policy = replace(self.policy, start_timeout_seconds=0.0, ended_jobs_kept=ENDED_JOBS_KEPT)
-        settings = Settings(policy, self.restart_cost_seconds, spans=self.spans)
+        settings = Settings(policy, self.restart_cost_seconds, apart_slowdown=self.apart_slowdown, spans=self.spans)
         if self.preset is not None:
             preset = next(one for one in PRESETS if one.name == self.preset)
             trace = preset.trace(trace)

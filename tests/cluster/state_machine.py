@@ -66,6 +66,7 @@ POLICIES = st.builds(
     spare_nodes=st.sampled_from([0, 0, 1]),
     spare_level=st.sampled_from([Level.RACK, Level.SPINE]),
     defragmentation_moves=st.sampled_from([0, 2, 4]),
+    level_patience_seconds=st.sampled_from([0.0, 0.0, 20.0]),
     type_patience=st.sampled_from([0.0, 0.5, 1.0]),
     ended_jobs_kept=st.sampled_from([3, 10_000]),
 )

@@ -42,7 +42,7 @@ class TypeBacklog:
         return self.start_ns(gpu_type, ranks) == self._now_ns
 
     def take(self, gpu_type: int, ranks: int, from_ns: int, until_ns: int) -> None:
-        """Use `ranks` slots of the type from from_ns to until_ns: those that become free last before from_ns."""
+        """Use `ranks` slots of the type from from_ns to until_ns: the slots that become free last before from_ns."""
         free_ns = self._free_ns[gpu_type]
         free = bisect_right(free_ns, from_ns)
         del free_ns[free - ranks : free]

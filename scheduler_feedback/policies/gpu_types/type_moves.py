@@ -33,7 +33,7 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
 
 
 def move_to_faster_types(context: CycleContext) -> None:
-    """Move running gangs to idle slots of a faster GPU type, those that gain most first."""
+    """Move running gangs to idle slots of a faster GPU type, the largest gain first."""
     index, state, now_ns = context.index, context.state, context.now_ns
     if not _possible(state, index):
         return

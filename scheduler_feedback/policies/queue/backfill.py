@@ -18,7 +18,13 @@ from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.runtime_estimate import Release
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.queue.pending_line import Bucket, Key, Kind, WaitingLine
-from scheduler_feedback.policies.queue.placement import attempt_speed, goes_anywhere, place, waits_for_healthy
+from scheduler_feedback.policies.queue.placement import (
+    attempt_speed,
+    goes_anywhere,
+    place,
+    prefers_now,
+    waits_for_healthy,
+)
 from scheduler_feedback.policies.queue.reserved_room import ReservedRoom
 
 
@@ -41,7 +47,7 @@ def reserve(
     at_ns = max(now_ns, job.not_before_ns)
     ended = bisect_right(releases, at_ns, key=_at_ns) if releases and releases[0].at_ns <= at_ns else 0
     least = min(job.spec.ranks, job.spec.min_ranks or job.spec.ranks)
-    if goes_anywhere(plan, job):
+    if goes_anywhere(plan, job) and not prefers_now(policy, job):
         return _reserve_any(plan, releases, job, least, at_ns, ended)
     return _reserve_place(plan, releases, job, least, at_ns, ended, policy)
 

@@ -18,8 +18,11 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from scheduler_feedback.core.cluster import Limit, Node, Tier, tier_of
-from scheduler_feedback.core.job import Job, JobSpec, Slot, resized
+from scheduler_feedback.core.durations import nanoseconds
+from scheduler_feedback.core.job import Job, JobSpec, JobState, Slot, resized
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS, Plan
@@ -50,7 +53,28 @@ def shape_of(job: Job) -> Shape:
         spec.groups,
         may_borrow(spec),
         spec.constraint,
+        job.relaxed,
     )
+
+
+def prefers_now(policy: Policy | None, job: Job) -> bool:
+    """Return whether the job still waits for its preferred level, as if it required that level."""
+    if policy is None or not policy.level_patience_seconds or job.relaxed or job.state is not JobState.PENDING:
+        return False
+    return job.spec.preferred_level is not None and job.spec.required_level is None
+
+
+def relaxes_ns(policy: Policy, job: Job) -> int | None:
+    """Return when the pending job has waited long enough for its preferred level, in ns; None if it does not wait."""
+    if not prefers_now(policy, job):
+        return None
+    since_ns = job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
+    return since_ns + nanoseconds(policy.level_patience_seconds)
+
+
+def within_preferred(spec: JobSpec) -> JobSpec:
+    """Return the specification that requires the preferred level."""
+    return structs.replace(spec, required_level=spec.preferred_level)
 
 
 def barred_for(plan: Plan, job: Job, excluded: Collection[str] = ()) -> int:
@@ -134,7 +158,7 @@ def _place_by_slots(
     patience: float,
 ) -> tuple[Slot, ...] | None:
     """Take slots for the job, as ``place`` does, for nodes that have enough of all other resources."""
-    spec = job.spec
+    spec = within_preferred(job.spec) if prefers_now(policy, job) else job.spec
     barred = barred_for(plan, job, excluded)
     ranks = spec.ranks if most is None else min(most, spec.max_ranks or spec.ranks)
     if ranks != spec.ranks:
@@ -313,7 +337,7 @@ def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[in
 def usable_types(plan: Plan, job: Job, policy: Policy | None) -> Collection[int]:
     """Return the numbers of the GPU types that the job can use now, the fastest first.
 
-    They are all that it can use, without those that it declines to wait for a faster one.
+    The types that it declines, because it waits for a faster one, are left out.
     """
     types = types_for(plan, job.spec, policy)
     if not plan.declined or (found := plan.declined.get(job.job_id)) is None:

@@ -20,7 +20,7 @@ from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue.backfill import reserve
-from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, where
+from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, relaxes_ns, where
 
 MOST_NAMED = 100
 """Maximum number of nodes, and of jobs, that one explanation names."""
@@ -92,8 +92,13 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         return "slots", head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
     room = _shared_free(index.plan, job) >= ranks
-    if room and job.spec.required_level is not None and not _fits(index.plan, job, state.policy):
-        level = job.spec.required_level.value
+    relaxes_at_ns = relaxes_ns(state.policy, job)
+    wanted = job.spec.required_level if relaxes_at_ns is None else job.spec.preferred_level
+    if room and wanted is not None and not _fits(index.plan, job, state.policy):
+        level = wanted.value
+        if relaxes_at_ns is not None:
+            left = span(max(relaxes_at_ns - state.now_ns, 0) / 1e9)
+            return "level", f"waits for {slots(ranks)} within one {level}; uses any slots in {left}"
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
     return "reservation" if room else "slots", behind_waits(index.plan, job, state.reserved_for)
 
