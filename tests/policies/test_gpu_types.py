@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -209,6 +210,13 @@ def test_a_preempting_job_takes_fast_slots_that_it_waits_for() -> None:
     world.seconds = 100.0
     world.submit("short", 100.0, gpu_types=("fast",))
     assert [action.job_id for action in world.outcomes[-1].actions if isinstance(action, StopGang)] == ["first"]
+
+
+def test_an_infinite_patience_waits_for_ten_years_at_most() -> None:
+    world = busy(50.0, type_patience=math.inf)
+    world.submit("long", 100.0)
+    job = world.state.jobs["long"]
+    assert (world.type_of("long"), job.awaited_until_ns) == ("", BEGIN_NS + 10 * 365 * 86_400 * SECOND)
 
 
 # --- moves -----------------------------------------------------------------------------------------------------------

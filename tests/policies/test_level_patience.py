@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from scheduler_feedback import cycle
@@ -28,7 +29,8 @@ def test_a_job_waits_for_its_level_and_then_uses_any_slots() -> None:
     job_id = world.submit(2, 500.0, **TOGETHER)
     assert world.job_state(job_id) is JobState.PENDING
     found = cycle.explain(world.state, job_id)
-    assert found is not None and found.binds in ("level", "slots")
+    assert found is not None and found.binds == "level"
+    assert found.why == "waits for 2 slots within one node; uses any slots in 60 s"
     assert cycle.next_wake_ns(world.state) == START_NS + 60 * SECOND
     world.advance(60.0)
     assert world.nodes_of(job_id) == {"n0", "n1"}
@@ -74,3 +76,14 @@ def test_the_timer_begins_again_with_each_wait() -> None:
     world.end(job_id, 1)
     assert world.job_state(job_id) is JobState.PENDING
     assert not world.state.jobs[job_id].relaxed
+
+
+def test_an_infinite_patience_never_relaxes_a_level_that_exists() -> None:
+    world = spread(Policy(level_patience_seconds=math.inf))
+    job_id = world.submit(2, 500.0, **TOGETHER)
+    world.advance(90.0)
+    assert world.job_state(job_id) is JobState.PENDING and "relaxed" not in world.entry_kinds(job_id)
+    found = cycle.explain(world.state, job_id)
+    assert found is not None and found.binds == "level"
+    world.advance(20.0)
+    assert len(world.nodes_of(job_id)) == 1

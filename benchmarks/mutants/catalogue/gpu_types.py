@@ -17,7 +17,9 @@ MUTANTS = (
     Mutant("policies.gpu_types.faster_types:choose_types", "if position < DEPTH", "if position < 1", _TYPES),
     Mutant("policies.gpu_types.type_moves:_possible", " or index.line.order or index.claimants", "", _TYPES),
     Mutant("policies.gpu_types.type_moves:_gain_seconds", "1 - present /", "1 - 0.5 * present /", _TYPES),
-    Mutant("policies.queue.level_patience:relax_levels", "at_ns <= context.now_ns", "False", _LEVELS),
+    Mutant(
+        "policies.queue.level_patience:relax_levels", "at_ns is not None and at_ns <= context.now_ns", "False", _LEVELS
+    ),
     Mutant("policies.queue.level_patience:relax_levels", "elif not index.capacity", "elif index.capacity", _LEVELS),
     Mutant("policies.queue.placement:prefers_now", "or job.relaxed ", "", _LEVELS),
 )

@@ -133,6 +133,9 @@ def _run_ns(policy: Policy, index: SchedulingIndex, job: Job, number: int, ranks
     return round(length_ns / max(speed, SLOWEST))
 
 
+LONGEST_NS = 10 * 365 * 86_400 * 1_000_000_000
+"""Longest wait in ns (ten years), so that an infinite patience has an end that the journal can store."""
+
 SLOWEST = 1e-6
 """Least speed that counts, so that a type on which the job hardly runs does not lead to a number without bound."""
 
@@ -152,7 +155,7 @@ def _note(context: CycleContext, job: Job, found: Choice) -> None:
     now_ns, until_ns = context.now_ns, job.awaited_until_ns
     wanted, free = names[found.gpu_type], names[found.instead]
     if not until_ns:
-        until_ns = now_ns + round(context.state.policy.type_patience * found.saved_ns)
+        until_ns = now_ns + round(min(context.state.policy.type_patience * found.saved_ns, LONGEST_NS))
         wait_ns = found.start_ns - now_ns
         context.decide(
             job.job_id,

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.policies.cycle_context import CycleContext
-from scheduler_feedback.policies.queue.placement import relaxes_ns, within_preferred
+from scheduler_feedback.policies.queue.placement import prefers_now, relaxes_ns, within_preferred
 
 
 def relax_levels(context: CycleContext) -> None:
@@ -21,11 +21,11 @@ def relax_levels(context: CycleContext) -> None:
         return
     for key in list(index.line.order):
         job = state.jobs[key[-1]]
-        at_ns = relaxes_ns(policy, job)
-        if at_ns is None:
+        if not prefers_now(policy, job):
             continue
+        at_ns = relaxes_ns(policy, job)
         level = job.spec.preferred_level
-        if at_ns <= context.now_ns:
+        if at_ns is not None and at_ns <= context.now_ns:
             index.relax(job)
             waited = span(policy.level_patience_seconds)
             context.record(job.job_id, "relaxed", f"has waited {waited} for slots within one {level}; now uses any")

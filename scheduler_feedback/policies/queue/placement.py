@@ -15,6 +15,7 @@ by number, so equal states give equal placements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -65,8 +66,11 @@ def prefers_now(policy: Policy | None, job: Job) -> bool:
 
 
 def relaxes_ns(policy: Policy, job: Job) -> int | None:
-    """Return when the pending job has waited long enough for its preferred level, in ns; None if it does not wait."""
-    if not prefers_now(policy, job):
+    """Return when the pending job has waited long enough for its preferred level, in ns.
+
+    None if it does not wait, or if it waits for ever.
+    """
+    if not prefers_now(policy, job) or math.isinf(policy.level_patience_seconds):
         return None
     since_ns = job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
     return since_ns + nanoseconds(policy.level_patience_seconds)

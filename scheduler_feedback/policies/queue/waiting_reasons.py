@@ -20,7 +20,7 @@ from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue.backfill import reserve
-from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, relaxes_ns, where
+from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
 
 MOST_NAMED = 100
 """Maximum number of nodes, and of jobs, that one explanation names."""
@@ -89,16 +89,13 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
         return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {index.shares.held[limit[0]]}"
     if job.awaited_type:
         return "type", _awaits_type(state, job)
+    room = _shared_free(index.plan, job) >= ranks
+    if room and prefers_now(state.policy, job) and not _fits(index.plan, job, state.policy):
+        return "level", _awaits_level(state, job, ranks)
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         return "slots", head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
-    room = _shared_free(index.plan, job) >= ranks
-    relaxes_at_ns = relaxes_ns(state.policy, job)
-    wanted = job.spec.required_level if relaxes_at_ns is None else job.spec.preferred_level
-    if room and wanted is not None and not _fits(index.plan, job, state.policy):
-        level = wanted.value
-        if relaxes_at_ns is not None:
-            left = span(max(relaxes_at_ns - state.now_ns, 0) / 1e9)
-            return "level", f"waits for {slots(ranks)} within one {level}; uses any slots in {left}"
+    if room and job.spec.required_level is not None and not _fits(index.plan, job, state.policy):
+        level = job.spec.required_level.value
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
     return "reservation" if room else "slots", behind_waits(index.plan, job, state.reserved_for)
 
@@ -110,6 +107,13 @@ def _awaits_type(state: State, job: Job) -> str:
     if job.expected_start_ns is not None:
         text += f"; expected to start in {span(max(job.expected_start_ns - state.now_ns, 0) / 1e9)}"
     return f"{text}; from {most} on it also uses slower GPUs"
+
+
+def _awaits_level(state: State, job: Job, ranks: int) -> str:
+    """Return how long the job waits for slots within its preferred level, as a sentence."""
+    text = f"waits for {slots(ranks)} within one {job.spec.preferred_level}"
+    at_ns = relaxes_ns(state.policy, job)
+    return text if at_ns is None else f"{text}; uses any slots in {span(max(at_ns - state.now_ns, 0) / 1e9)}"
 
 
 def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
