@@ -197,7 +197,7 @@ def test_the_wait_is_explained() -> None:
     assert found.binds == "type"
     assert found.why == (
         "waits for fast, because it is expected to end earlier than on the slower GPUs that are free; expected to "
-        "start in 50 s; from 5 min on it also uses slower GPUs"
+        "start in 50 s; after 5 min it also uses slower GPUs"
     )
     assert found.expected_start_ns == BEGIN_NS + 50 * SECOND
     assert "with slow as its only GPU type, it could start now" in found.what_would_change_it

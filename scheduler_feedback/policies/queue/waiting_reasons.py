@@ -106,7 +106,7 @@ def _awaits_type(state: State, job: Job) -> str:
     text = f"waits for {job.awaited_type}, because it is expected to end earlier than on the slower GPUs that are free"
     if job.expected_start_ns is not None:
         text += f"; expected to start in {span(max(job.expected_start_ns - state.now_ns, 0) / 1e9)}"
-    return f"{text}; from {most} on it also uses slower GPUs"
+    return f"{text}; after {most} it also uses slower GPUs"
 
 
 def _awaits_level(state: State, job: Job, ranks: int) -> str:
