@@ -37,7 +37,7 @@ def rows() -> list[Row]:
     measure = (
         f"average JCT, always on one node = 1, {PIECES} pieces of {JOBS} Philly jobs, {NODES}x8, {APART}x slower apart"
     )
-    return [Row("Philly", "timed relaxation of locality", measure, None, "Jeon et al., ATC'19", _measured)]
+    return [Row("Philly", "timed relaxation of locality", measure, None, "Jeon et al., ATC'19", _measured, slow=True)]
 
 
 def _pieces(fixed: bool) -> list[Trace]:
