@@ -35,6 +35,8 @@ from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.gpu_types.faster_types import choose_types
+from scheduler_feedback.policies.gpu_types.type_moves import move_to_faster_types
 from scheduler_feedback.policies.index import timeouts
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.intake import external_jobs, observations, user_requests, verdict_events
@@ -44,6 +46,7 @@ from scheduler_feedback.policies.nodes import draining, spares
 from scheduler_feedback.policies.nodes.quarantine import mark_accused_nodes
 from scheduler_feedback.policies.queue import defragmentation, preemption, reclaim, resizing
 from scheduler_feedback.policies.queue.backfill_scheduling import backfill
+from scheduler_feedback.policies.queue.level_patience import relax_levels
 from scheduler_feedback.policies.queue.slow_node_placement import start_on_slow_nodes
 from scheduler_feedback.policies.queue.starting import place_or_reserve, replan, restart_moved, start_probes
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
@@ -107,6 +110,8 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if policy.order is Order.THEMIS and not policy.preempt:
         preemption.renew_all(context)  # this order changes with time, even without preemption
     restart_moved(context)
+    relax_levels(context)
+    choose_types(context)
     preempts = preemption.due(state, context.now_ns)
     context.evaluated |= policy.preempt
     state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
@@ -131,6 +136,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if resizing.make_room(context) or defragmentation.make_room(context):  # so that the first job fits
         place_or_reserve(context)
     resizing.grow(context)  # elastic gangs grow into slots that no pending job needs
+    move_to_faster_types(context)
 
 
 # --- 1, 2, 3: events -------------------------------------------------------------------------------------------------

@@ -18,13 +18,22 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.survey import gavel, missing, replays, shares
+from benchmarks.survey import allox, failures, gavel, locality, missing, replays, shares, virtual_clusters
 from benchmarks.survey.row import chosen, measured
 
 WITHIN = 0.05
 """Largest relative difference at which a published figure counts as reproduced."""
 
-ROWS = (*replays.rows(), *shares.rows(), *gavel.rows(), *missing.rows())
+ROWS = (
+    *replays.rows(),
+    *shares.rows(),
+    *gavel.rows(),
+    *allox.rows(),
+    *virtual_clusters.rows(),
+    *failures.rows(),
+    *locality.rows(),
+    *missing.rows(),
+)
 
 
 def far_off(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

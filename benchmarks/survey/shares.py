@@ -25,8 +25,6 @@ T_95 = 2.262
 SOURCE = "Weng et al., USENIX ATC'23; hkust-adsl/kubernetes-scheduler-simulator 8f3d641, analysis_allo_discrete.csv"
 PUBLISHED = {"random": 12.53, "best-fit": 6.92, "fgd": 4.61}
 """Published unallocated GPUs by rule, in per cent of the cluster, mean of ten seeds."""
-DOT_PRODUCT = 9.15
-"""The same for the published rule by dot product, on which the claim "up to 49 %" rests: (9.15 - 4.61) / 9.15."""
 
 MEASURE = "unallocated GPUs of OpenB at 130 % requested, % of the cluster"
 STUDY = "a placement study: the scheduler and its backends start whole GPUs only, see decision 88"

@@ -58,5 +58,5 @@ class Explanation:
     """Earliest and latest likely start; None if unknown."""
     binds: str = ""
     """The one constraint that prevents the start: frozen, pause, dependency, capacity (the empty cluster is too small),
-    limit (of its queue), slots, level (slots are free, but not in one domain) or reservation (slots are free, but
-    reserved for another job); '' if the job does not wait."""
+    limit (of its queue), slots, level (slots are free, but not in one domain), type (slots are free, but with a slower
+    GPU type) or reservation (slots are free, but reserved for another job); '' if the job does not wait."""

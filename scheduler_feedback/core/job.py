@@ -322,6 +322,12 @@ class Job(msgspec.Struct):
     """Speed of the newest attempt as a share of the speed that the estimates assume, given its ranks and GPU type."""
     proposed: str = ""
     """Last action that observe mode logged for this job."""
+    awaited_type: str = ""
+    """GPU type that the pending job waits for although a slower type is free; '': none."""
+    awaited_until_ns: int = 0
+    """Time until which the pending job waits for a faster GPU type at most; 0: it has not refused a slower one."""
+    relaxed: bool = False
+    """Whether the pending job has waited for its preferred level for `Policy.level_patience_seconds`, or cannot fit."""
     overdue: bool = False
     """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
     Policy.starvation_share of the slots."""

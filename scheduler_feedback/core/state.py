@@ -120,6 +120,9 @@ class Policy:
     """Whether restartable and preemptible gangs may be stopped for other gangs."""
     replan_seconds: float = 0.0
     """Minimum time between two preemption passes; 0: one pass in every cycle. Starts are never delayed."""
+    drift_seconds: float = 60.0
+    """Minimum time between two preemption passes that only the passing of time causes, in the order `themis`, which
+    changes with time; infinity: only events cause a pass."""
     min_run_seconds: float = 0.0
     """Minimum run time of an attempt before it may be preempted."""
     starvation_seconds: float = 7 * 86400.0
@@ -162,6 +165,12 @@ class Policy:
     """Accepted probability that a domain has fewer spare nodes than failed nodes."""
     resize_horizon_seconds: float = 3600.0
     """Longest time ahead for which the evaluation of a move or resize counts idle slots and waiting, in seconds."""
+    level_patience_seconds: float = 0.0
+    """Time that a job waits for slots within its preferred level (such as one rack) before it uses wider placements; 0:
+    it never waits for its preferred level."""
+    type_patience: float = 1.0
+    """Longest wait of a job for a faster GPU type while a slower one is free, as a share of the run time that the
+    faster type is expected to save; 0: a job never waits for a faster type."""
     restart_on_hang: bool = True
     """Whether a hanging restartable gang is restarted on nodes without the culprit."""
 

@@ -1,4 +1,4 @@
-"""Effects of a simulation's faults: slow nodes, and notices to the source of simulated verdicts."""
+"""Effects of a simulation's faults: slow nodes, failing nodes, and notices to the source of simulated verdicts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from scheduler_feedback.core.events import Event
+from scheduler_feedback.sim.failures import NodeFailure
 from scheduler_feedback.sim.faults import Faults
 from scheduler_feedback.sim.occurrence import Occurrence
 from scheduler_feedback.sim.simulated_feedback import Feedback, Hurt, Slowness
@@ -22,6 +23,7 @@ class Disturbances:
     def __init__(self, faults: Faults, feedback: Feedback | None) -> None:
         self._by_job = dict(faults.by_job or {})
         self._by_node = faults.by_node
+        self._failures = faults.failures
         self._feedback = feedback
         self._active: dict[str, dict[int, Slowness]] = {}
         self._number = 0
@@ -31,8 +33,20 @@ class Disturbances:
         for fault in self._by_node:
             slowness = self._named(fault.node, fault.slowdown, fault.begin_ns + fault.lasts_ns)
             engine.later(Occurrence(fault.begin_ns, partial(self._begins, slowness)))
+        for failure in self._failures:
+            engine.later(Occurrence(failure.at_ns, partial(self._fails, failure)))
         if self._feedback is not None:
             self._feedback.begin(engine)
+
+    def _fails(self, failure: NodeFailure, engine: Engine, now_ns: int) -> Iterator[Event]:
+        """End all gangs on the node, and remove the node until it is repaired."""
+        for job_id in list(engine.machines.on_node.get(failure.node, {})):
+            yield engine.fail(job_id, now_ns, f"{failure.node} failed: {failure.component}")
+        yield engine.node(failure.node, present=False)
+        engine.later(Occurrence(now_ns + failure.lasts_ns, partial(self._returns, failure.node)))
+
+    def _returns(self, node: str, engine: Engine, now_ns: int) -> Iterator[Event]:  # noqa: ARG002 - an Occurrence's
+        yield engine.node(node, present=True)
 
     def _named(self, node: str, slowdown: float, until_ns: int) -> Slowness:
         self._number += 1

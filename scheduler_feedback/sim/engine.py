@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from msgspec.structs import replace
+
 from agent.schema.errors import TraceError
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
@@ -46,6 +48,9 @@ ROUNDING_NS = 1000
 
 MOST_TURNS = 10_000
 """Maximum number of cycles at one simulated time. More cycles than that mean that the cycle has a bug."""
+
+KILLED = 128 + 9
+"""Exit code of a rank that ended with its node, as if by SIGKILL."""
 
 SAVED_AND_STOPPED = 128 + 15
 """Exit code of a rank that SIGTERM ended, as a shell reports it."""
@@ -95,6 +100,8 @@ class Settings:
     stall_seconds: Callable[[TraceJob], float] | None = None
     """Returns the seconds that a job's running gang loses each time the cycle runs, to reproduce Muri's published runs.
     The gang loses at most its progress since the previous run of the cycle."""
+    apart_slowdown: float = 1.0
+    """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -113,12 +120,14 @@ class Engine:
         self.state = State()
         self.courses: dict[str, Course] = {}
         self.gangs: dict[str, Gang] = {}
-        self.machines = Machines()
+        self.machines = Machines(apart_slowdown=settings.apart_slowdown)
         self.account = Account({node.node: node.slots for node in nodes})
         self.refused: list[dict[str, str | int]] = [
             {"job": one.job_id, "line": one.line, "reason": one.reason} for one in trace.refused
         ]
         self.spans: list[Span] = []
+        self._failed: dict[str, str] = {}
+        self._given_up: dict[str, str] = {}
         self.waiting = 0
         self._trace = trace
         self._nodes = tuple(nodes)
@@ -187,6 +196,7 @@ class Engine:
             if course.ended_ns is None:
                 job = self.state.jobs.get(job_id)
                 why = "" if job is None else job.end_reason or cycle.why_waits(self.state, job)
+                why = self._given_up.get(job_id, why)
                 reason = f"never ended: {why}" if why else "never ended"
                 self.refused.append({"job": job_id, "line": course.job.line, "reason": reason})
 
@@ -296,6 +306,44 @@ class Engine:
             )
         )
 
+    def fail(self, job_id: str, now_ns: int, why: str) -> AttemptEnded:
+        """End an attempt because a node failed, and return the event. why: the failure, in words.
+
+        Work since the last checkpoint is lost. A job without checkpoints at intervals loses the work of the attempt,
+        and a job that is not restartable all of its work.
+        """
+        gang = self.gangs.pop(job_id)
+        course, spec = gang.course, gang.course.job.spec
+        gang.advance(now_ns)
+        if not spec.restartable:
+            course.left_ns = course.work_ns
+        elif spec.checkpoint_interval_seconds is not None:
+            course.left_ns = saved_ns(gang)
+        course.waits_since_ns = now_ns
+        self.waiting += 1
+        self.account.failures += 1
+        self._release(job_id, gang, now_ns)
+        self._keep_span(job_id, gang, now_ns, "failed")
+        self._failed[job_id] = why
+        done = (course.work_ns - course.left_ns) / 1e9
+        return AttemptEnded(
+            job_id, gang.attempt, (), reason=why, ended_wall_ns=now_ns, all_exited_with=KILLED, done_seconds=done
+        )
+
+    def node(self, name: str, present: bool) -> NodeSeen:
+        """Return the event that a node has gone or is back."""
+        return replace(next(node for node in self._nodes if node.node == name), present=present)
+
+    def _give_up(self) -> None:
+        """Stop counting jobs as pending that have failed for good: they had no retry left."""
+        for job_id, why in self._failed.items():
+            job = self.state.jobs.get(job_id)
+            if job is None or job.state.ended:
+                self.waiting -= 1
+                self.courses[job_id].waits_since_ns = None
+                self._given_up[job_id] = why
+        self._failed.clear()
+
     def _release(self, job_id: str, gang: Gang, now_ns: int) -> None:
         self.machines.leave(job_id, gang)
         self.account.pass_time(now_ns)
@@ -327,6 +375,8 @@ class Engine:
             began = time.perf_counter()
             outcome = cycle.run(self.state, events, now_ns)
             self.account.cycle_seconds.append(time.perf_counter() - began)
+            if self._failed:
+                self._give_up()
             if outcome.changed:
                 self._journal.write(now_ns, events, outcome, self.state)
             events = []

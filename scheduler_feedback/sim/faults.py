@@ -1,4 +1,4 @@
-"""Faults: slow nodes with their start, size and duration, drawn from a seed before the simulation runs.
+"""Faults: slow and failing nodes with their start and duration, drawn from a seed before the simulation runs.
 
 There are two kinds, because the literature has two measures:
 
@@ -7,6 +7,8 @@ There are two kinds, because the literature has two measures:
   that share, the node of that rank becomes slow. The same jobs are hit at the same points whatever the scheduler does,
   so runs with one seed can be compared pair by pair.
 * **by node** (`persistent`, files): a node is slow from a given time until it is repaired.
+
+`failures` are nodes that fail and return (``failures.py``).
 
 Sizes are drawn log-uniformly between the smallest fail-slow fault in the literature (10 %: Greyhound's change test) and
 the largest measured one.
@@ -23,6 +25,7 @@ from pathlib import Path
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.sim.failures import NodeFailure, drawn
 from scheduler_feedback.sim.job_trace import LONGEST_SECONDS, TraceJob
 from scheduler_feedback.sim.table import CellError, rows
 
@@ -68,10 +71,11 @@ class JobFault:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """All faults of one simulation. by_job: the fault of each affected job, by job id."""
+    """All faults of one simulation. by_job: the fault of each affected job, by job id. failures: nodes that fail."""
 
     by_node: tuple[NodeFault, ...] = ()
     by_job: dict[str, JobFault] | None = None
+    failures: tuple[NodeFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,7 @@ def read(path: Path, nodes: Sequence[NodeSeen], first_ns: int) -> Faults:
     return Faults(by_node=tuple(found))
 
 
-FAULT_PRESETS = ("transient", "persistent")
+FAULT_PRESETS = ("transient", "persistent", "failures")
 """Values of `--faults` that select built-in faults. Any other value is the path of a file."""
 
 
@@ -187,6 +191,8 @@ def faults_of(
         return transient(jobs, seed)
     if text == "persistent":
         return persistent(nodes, first_ns, last_ns, seed)
+    if text == "failures":
+        return Faults(failures=drawn(nodes, first_ns, last_ns, seed))
     path = Path(text)
     if not path.is_file():
         raise TraceError(f"--faults {text}: neither {' nor '.join(FAULT_PRESETS)} nor a file")

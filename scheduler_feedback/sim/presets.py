@@ -72,6 +72,7 @@ def _muri_policy(policy: Policy) -> Policy:
         backfill=Backfilling.GREEDY,
         preempt=True,
         replan_seconds=0.0,
+        drift_seconds=math.inf,
         min_run_seconds=0.0,
         starvation_seconds=math.inf,
         las_thresholds=MURI_LAS_GPU_SECONDS,

@@ -46,6 +46,8 @@ class Account:
     """Number of attempts that were stopped so that another gang could use their slots."""
     migrations: int = 0
     """Number of moves of gangs."""
+    failures: int = 0
+    """Number of attempts that ended because a node failed."""
     backfilled: int = 0
     """Number of jobs that started before an earlier pending job."""
     decisions: int = 0
@@ -93,6 +95,7 @@ class Report:
     fragmentation: float
     preemptions: int
     migrations: int
+    failures: int
     backfilled: int
     wall_seconds: float
     jobs_per_second: float
@@ -143,6 +146,7 @@ def report(
         fragmentation=account.scattered_slot_ns / account.free_slot_ns if account.free_slot_ns else 0.0,
         preemptions=account.preemptions,
         migrations=account.migrations,
+        failures=account.failures,
         backfilled=account.backfilled,
         wall_seconds=wall_seconds,
         jobs_per_second=len(ended) / wall_seconds if wall_seconds > 0 else 0.0,

@@ -76,9 +76,11 @@ def cluster_of(path: Path) -> dict[str, Room]:
         try:
             if (gpus := row.count("gpu")) > MOST_GPUS:
                 raise row.wrong("gpu", f"{gpus} GPUs; at most {MOST_GPUS}")
-            found[row.text("sn")] = Room(
-                (GPU_MILLI,) * gpus, row.count("cpu_milli"), row.count("memory_mib"), row.text("model")
-            )
+            if not (name := row.text("sn")):
+                raise row.wrong("sn", "is missing")
+            if name in found:
+                raise row.wrong("sn", f"{name!r} is listed twice")
+            found[name] = Room((GPU_MILLI,) * gpus, row.count("cpu_milli"), row.count("memory_mib"), row.text("model"))
         except CellError as error:
             raise TraceError(f"{path}: {error}") from error
     if not found:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
@@ -51,14 +53,20 @@ class Simulation:
     """Errors of the simulated detector."""
     seed: int = 0
     """Seed of all random draws."""
+    retries: int | None = None
+    """Number of retries after failures of each job; None: that of the trace."""
+    checkpoint_seconds: float | None = None
+    """Interval of the checkpoints of restartable jobs, in seconds; None: that of the trace."""
+    apart_slowdown: float = 1.0
+    """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
     def engine(self, journal: Journal | None = None) -> Engine:
         """Return the engine, ready to run. Raises TraceError if the faults cannot be read."""
-        trace = self.trace.scaled(self.load)
+        trace = self._changed(self.trace.scaled(self.load))
         policy = replace(self.policy, start_timeout_seconds=0.0, ended_jobs_kept=ENDED_JOBS_KEPT)
-        settings = Settings(policy, self.restart_cost_seconds, spans=self.spans)
+        settings = Settings(policy, self.restart_cost_seconds, apart_slowdown=self.apart_slowdown, spans=self.spans)
         if self.preset is not None:
             preset = next(one for one in PRESETS if one.name == self.preset)
             trace = preset.trace(trace)
@@ -74,6 +82,17 @@ class Simulation:
             note = f"{unlimited} jobs have no time limit; their expected run time is {limit:g} s"
             trace = replace(trace, notes=(*trace.notes, note))
         return Engine(trace, self.nodes, settings, self._disturbances(trace), journal)
+
+    def _changed(self, trace: Trace) -> Trace:
+        """Return the trace with the retries and the checkpoints of this simulation."""
+        changes: dict[str, int | float] = {}
+        if self.retries is not None:
+            changes["max_retries"] = self.retries
+        if self.checkpoint_seconds is not None:
+            changes["checkpoint_interval_seconds"] = self.checkpoint_seconds
+        if not changes:
+            return trace
+        return replace(trace, jobs=tuple(replace(job, spec=structs.replace(job.spec, **changes)) for job in trace.jobs))
 
     def _disturbances(self, trace: Trace) -> Disturbances | None:
         first_ns, span_ns = trace.first_ns, trace.jobs[-1].submitted_ns - trace.jobs[0].submitted_ns

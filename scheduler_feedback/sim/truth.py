@@ -8,11 +8,11 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_feedback.core.actions import StartGang
-from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.sim.job_trace import TraceJob
 
@@ -97,6 +97,8 @@ class Machines:
     """True slowdowns of the nodes, and the gangs on them."""
 
     slowdown: dict[str, float] = field(default_factory=dict)
+    apart_slowdown: float = 1.0
+    """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
     on_node: dict[str, dict[str, Gang]] = field(default_factory=dict)
 
     def worst(self, nodes: Iterable[str]) -> float:
@@ -126,6 +128,8 @@ class Machines:
         full_speed = len(action.placement) / spec.ranks
         if spec.throughput:
             full_speed *= min(spec.throughput.get(nodes[name].gpu_type, 1.0) for name in ranks)
+        if self.apart_slowdown != 1.0 and _is_apart(spec.preferred_level, [nodes[name] for name in ranks]):
+            full_speed /= self.apart_slowdown
         warm = nanoseconds(spec.restart_cost_seconds) if course.starts else 0
         gang = Gang(
             course,
@@ -148,6 +152,20 @@ class Machines:
         """Remove the gang from its nodes."""
         for name in gang.nodes:
             self.on_node[name].pop(job_id, None)
+
+
+def _is_apart(level: Level | None, nodes: Sequence[Node]) -> bool:
+    """Return whether the nodes are in several domains of this level."""
+    match level:
+        case None:
+            return False
+        case Level.RACK:
+            return len({node.rack for node in nodes}) > 1
+        case Level.SPINE:
+            return len({node.spine for node in nodes}) > 1
+        case Level.RAIL:
+            return len({node.rail for node in nodes}) > 1
+    return len(nodes) > 1
 
 
 def saved_ns(gang: Gang) -> int:

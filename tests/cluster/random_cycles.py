@@ -47,6 +47,7 @@ from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, S
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
 from scheduler_feedback.journal.replay import replay
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.queue.placement import speed
 from tests.cluster.scheduling_rules import (
     check_books,
     check_claims,
@@ -85,12 +86,13 @@ class Living:
 
 @dataclass
 class Ordeal:
-    """Random cluster that checks the invariants. sizes: slots of each node. true_seconds: work of each job at full
-    size."""
+    """Random cluster that checks the invariants. sizes: slots of each node. types: number of GPU types, in turn.
+    true_seconds: work of each job at full size."""
 
     sizes: tuple[int, ...]
     policy: Policy
     racks: int = 0
+    types: int = 1
     now_ns: int = START_NS
     state: State = field(init=False)
     alive: dict[tuple[str, int], Living] = field(default_factory=dict)
@@ -115,7 +117,9 @@ class Ordeal:
 
     def node(self, number: int, present: bool = True) -> NodeSeen:
         rack = f"r{number % self.racks}" if self.racks else ""
-        return NodeSeen(f"n{number}", self.sizes[number], machine=f"n{number}", rack=rack, present=present)
+        gpu_type = f"t{number % self.types}" if self.types > 1 else ""
+        name = f"n{number}"
+        return NodeSeen(name, self.sizes[number], machine=name, rack=rack, present=present, gpu_type=gpu_type)
 
     def submit(self, *wanted: tuple[JobSpec, float, int], also: tuple[Event, ...] = ()) -> list[str]:
         """Submit jobs (specification, seconds of work, exit code) and other events in one cycle. Return the jobs'
@@ -197,14 +201,16 @@ class Ordeal:
         if not job.spec.restartable:
             return
         passed = max(min(self.now_ns, living.ends_ns) - living.began_ns - living.warm_ns, 0) / 1e9
-        self.left_seconds[job_id] = max(self.left_seconds[job_id] - passed * self._speed(job, len(living.slots)), 0.0)
+        self.left_seconds[job_id] = max(self.left_seconds[job_id] - passed * self._speed(job, living.slots), 0.0)
 
     def _warms(self, job: Job) -> bool:
         """Return whether a restart adds to the run time: not if estimates are limits, which include restarts."""
         return job.attempt > 1 and self.policy.estimates is not Estimates.LIMIT
 
-    def _speed(self, job: Job, ranks: int) -> float:
-        return 1.0 if self.policy.estimates is Estimates.LIMIT else ranks / job.spec.ranks
+    def _speed(self, job: Job, slots: tuple[Slot, ...]) -> float:
+        gpu_type = self.state.nodes[slots[0].node].gpu_type
+        of_type = self.policy.throughput.get("", {}).get(gpu_type, 1.0)
+        return of_type if self.policy.estimates is Estimates.LIMIT else len(slots) / job.spec.ranks * of_type
 
     # --- a cycle, applied and checked --------------------------------------------------------------------------------
 
@@ -252,7 +258,7 @@ class Ordeal:
         assert not any(key[0] == action.job_id for key in self.alive), f"{action.job_id} starts twice"
         probe = job.spec.kind is JobKind.PROBE
         warm = job.spec.restart_cost_seconds if self._warms(job) else 0.0
-        seconds = 2.0 if probe else warm + self.left_seconds[action.job_id] / self._speed(job, len(slots))
+        seconds = 2.0 if probe else warm + self.left_seconds[action.job_id] / self._speed(job, slots)
         code = 0 if probe else self.codes[action.job_id]
         ends_ns = self.now_ns + max(round(seconds * SECOND), 1)
         self.alive[action.job_id, action.attempt] = Living(
@@ -362,10 +368,12 @@ class Ordeal:
         head = state.reserved_for
         self.promised = None
         if head is not None and state.reserved_from_ns is not None:
-            self.promised = (head, state.jobs[head].attempt, state.reserved_from_ns)
+            self.promised = (head, state.jobs[head].attempt, self._reserved_ns(head))
         if before is None or not harmless or not exact or stopped or asked or overrun or overtaken or state.frozen:
             return
         job = state.jobs.get(before[0])
+        if job is not None and 0 < job.awaited_until_ns <= self.now_ns:
+            return  # its patience with faster GPU types has ended
         if self.policy.backfill is not Backfilling.EASY or job is None or job.attempt != before[1]:
             return
         self.counts["promises"] = self.counts.get("promises", 0) + 1
@@ -374,6 +382,19 @@ class Ordeal:
         elif job.state is JobState.PENDING and index_of(state).line.order[0][-1] == before[0]:
             assert self.now_ns <= before[2], f"{before[0]} should have started, and waits"
 
+    def _reserved_ns(self, head: str) -> int:
+        """Return the head's reserved start; with several GPU types, its expected end instead.
+
+        The head may change to a type on which it starts later and ends earlier.
+        """
+        state = self.state
+        assert state.reserved_from_ns is not None
+        if self.types == 1:
+            return state.reserved_from_ns
+        gpu_type = state.nodes[state.reserved_slots[0].node].gpu_type
+        length_ns = index_of(state).line.places[head].length_ns
+        return state.reserved_from_ns + round(length_ns / speed(state.policy, state.jobs[head].spec, gpu_type))
+
     def _has_overrun(self) -> bool:
         """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""
         for (job_id, _), living in self.alive.items():
@@ -381,6 +402,7 @@ class Ordeal:
             limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
             if job.spec.restartable:  # work that was lost again does not count against the limit
                 limit -= job.run_ns / 1e9
+            limit /= self.policy.throughput.get("", {}).get(self.state.nodes[living.slots[0].node].gpu_type, 1.0)
             if living.kind is JobKind.PROBE or job.claim or job.retries:
                 return True
             expected = job.spec.exact_seconds if self.policy.estimates is Estimates.EXACT else limit

@@ -176,7 +176,9 @@ def check_metrics(state: State) -> None:
 
 # --- no decision by time alone without a timeout ---------------------------------------------------------------------
 
-STEADY = frozenset({"grow", "shrink", "defragment", "migrate", "separate", "requeue", "stay"})
+STEADY = frozenset(
+    {"grow", "shrink", "defragment", "migrate", "separate", "requeue", "stay", "faster-type", "awaits-type"}
+)
 """Decisions that are evaluated at growing intervals, because they depend on durations."""
 
 

@@ -66,6 +66,8 @@ POLICIES = st.builds(
     spare_nodes=st.sampled_from([0, 0, 1]),
     spare_level=st.sampled_from([Level.RACK, Level.SPINE]),
     defragmentation_moves=st.sampled_from([0, 2, 4]),
+    level_patience_seconds=st.sampled_from([0.0, 0.0, 20.0]),
+    type_patience=st.sampled_from([0.0, 0.5, 1.0]),
     ended_jobs_kept=st.sampled_from([3, 10_000]),
 )
 
@@ -150,17 +152,20 @@ class Invariants(RuleBasedStateMachine):
         policy=POLICIES,
         estimates=st.sampled_from([*Estimates, Estimates.EXACT]),
         racks=st.sampled_from([0, 2]),
+        types=st.sampled_from([1, 1, 2, 3]),
         calm=st.booleans(),
     )
-    def begin(self, sizes: list[int], policy: Policy, estimates: Estimates, racks: int, calm: bool) -> None:
+    def begin(self, sizes: list[int], policy: Policy, estimates: Estimates, racks: int, types: int, calm: bool) -> None:
         """Create a cluster. calm: nothing fails and run times are known, so every reservation must be met."""
+        if types > 1:
+            policy = replace(policy, throughput={"": {"t0": 1.0, "t1": 0.25, "t2": 1.5}})
         self.calm = calm
         if calm:
             known = Estimates.LIMIT if estimates is Estimates.HISTORY else estimates
             policy = replace(policy, estimates=known, backfill=Backfilling.EASY, preempt=False, mode=Mode.ACT)
         else:
             policy = replace(policy, estimates=estimates)
-        self.world = Ordeal(tuple(sizes), policy, racks)
+        self.world = Ordeal(tuple(sizes), policy, racks, types)
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is not None:  # report the original failure, not its consequences

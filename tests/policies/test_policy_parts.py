@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace as changed
 from typing import Any
 
@@ -686,8 +687,9 @@ def test_slots_of_an_unavailable_node_are_not_counted_as_capacity() -> None:
 
 
 def test_time_alone_triggers_a_pass_only_in_an_order_that_drifts() -> None:
-    for order, at in ((Order.THEMIS, [60.0]), (Order.SRTF, []), (Order.FAIR, [])):
-        policy = Policy(order=order, estimates=Estimates.EXACT, preempt=True)
+    drifts = ((Order.THEMIS, 60.0, [60.0]), (Order.THEMIS, 90.0, [90.0]), (Order.THEMIS, math.inf, []))
+    for order, drift, at in (*drifts, (Order.SRTF, 60.0, []), (Order.FAIR, 60.0, [])):
+        policy = Policy(order=order, estimates=Estimates.EXACT, preempt=True, drift_seconds=drift)
         world = World({"n0": 2}, policy)
         for _ in range(2):
             world.submit(2, 100.0, exact_seconds=100.0)

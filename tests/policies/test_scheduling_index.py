@@ -170,6 +170,10 @@ CHANGES: dict[str, Callable[[World, SchedulingIndex], None]] = {
         world.state.nodes["n3"], Job("probe", JobSpec("p", ("p",), 2, kind=JobKind.PROBE), JobState.PENDING, 1)
     ),
     "set_overdue": _overdue,
+    "relax": lambda world, index: index.relax(world.state.jobs["j-000005"]),
+    "await_type": lambda world, index: index.await_type(
+        world.state.jobs["j-000005"], "fast", world.now_ns + 50 * SECOND
+    ),
     "appraise": _appraise,
     "demote": _demote,
     "take_turns": _take_turns,

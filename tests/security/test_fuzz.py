@@ -16,7 +16,7 @@ from benchmarks.fuzz.lines import all_lines, reached
 from benchmarks.fuzz.runner import HangError, made, replay, run, targets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, Target
 
-INPUTS = 20_000
+INPUTS = 21_000
 SAMPLE = 500
 
 

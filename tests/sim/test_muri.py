@@ -43,6 +43,15 @@ def test_the_preset_gives_the_published_figures(name: str, order: str) -> None:
     assert report.makespan_seconds == pytest.approx(makespan * 1000, rel=0.02)
 
 
+def test_the_order_themis_by_these_rules_plans_only_at_events() -> None:
+    """Passes by time alone, one a minute, would cost each gang its start time each minute: days of simulated stalls."""
+    engine = simulate(needs.data("jobs", "muri-trace3.csv"), "themis")
+    report = engine.run()
+    assert report.unfinished == 0
+    assert engine.state.cycle < 20 * report.jobs
+    assert report.avg_jct_seconds is not None and report.avg_jct_seconds < 397_058.802, "published, by its program"
+
+
 @pytest.mark.parametrize("order", ["srtf", "srsf", "las"])
 def test_the_reference_gives_the_published_figures(order: str) -> None:
     done = muri_reference.run(needs.data("jobs", "muri-trace3.csv"), order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,14 @@ def test_a_wrong_node_is_named(tmp_path: Path, lines: str, reason: str) -> None:
     path.write_text("sn,cpu_milli,memory_mib,gpu,model\n" + lines)
     with pytest.raises(TraceError, match=reason):
         cluster_of(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [("n1,1,1,1,A", "line 3, column sn: 'n1' is listed twice"), (",1,1,1,A", "line 3, column sn: is missing")],
+)
+def test_a_node_needs_a_name_of_its_own(tmp_path: Path, line: str, reason: str) -> None:
+    file = tmp_path / "nodes.csv"
+    file.write_text(f"sn,cpu_milli,memory_mib,gpu,model\nn1,1,1,1,A\n{line}\n")
+    with pytest.raises(TraceError, match=re.escape(reason)):
+        cluster_of(file)

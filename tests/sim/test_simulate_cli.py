@@ -30,6 +30,7 @@ KEYS = [
     "fragmentation",
     "preemptions",
     "migrations",
+    "failures",
     "backfilled",
     "wall_seconds",
     "jobs_per_second",
@@ -163,7 +164,7 @@ def test_a_thinned_plot_keeps_its_peak() -> None:
         (("--nodes", "0x8"), "none of the numbers can be 0"),
         (("--nodes", "99999x9999"), "at most 1000000 can be simulated"),
         (("--nodes", "absent.csv"), "neither a shape like 64x8 nor a file"),
-        (("--nodes", "2x4", "--faults", "absent.csv"), "neither transient nor persistent nor a file"),
+        (("--nodes", "2x4", "--faults", "absent.csv"), "neither transient nor persistent nor failures nor a file"),
     ],
 )
 def test_invalid_inputs_are_refused_with_a_reason(jobs: Path, arguments: tuple[str, ...], says: str) -> None:

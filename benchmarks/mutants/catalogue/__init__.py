@@ -6,6 +6,7 @@ from benchmarks.mutants.catalogue import (
     detectors,
     front,
     gpu_shares,
+    gpu_types,
     index,
     kubernetes,
     kubernetes_claims,
@@ -36,6 +37,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *policies.MUTANTS,
     *policies_small.MUTANTS,
     *gpu_shares.MUTANTS,
+    *gpu_types.MUTANTS,
     *order.MUTANTS,
 )
 

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from gangwatch.commands.offline.progress import counting, showing
 from gangwatch.commands.offline.trace_options import (
+    check_interval,
     check_load,
     check_seconds,
     fault_options,
@@ -94,6 +95,8 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
             load=options["load"],
             restart_cost_seconds=options["restart_cost"],
             faults=options["faults"],
+            retries=options["retries"],
+            checkpoint_seconds=options["checkpoint_interval"],
             feedback=options["feedback"],
             seed=options["seed"],
         )
@@ -113,6 +116,7 @@ def _check(names: tuple[str, ...], options: dict[str, Any]) -> None:
     """Raise BadParameter if a number is out of range or a policy is named twice."""
     check_load(options["load"])
     check_seconds("--restart-cost", options["restart_cost"])
+    check_interval("--checkpoint-interval", options["checkpoint_interval"])
     for name in names:
         if names.count(name) > 1:
             raise click.BadParameter(f"{name} is named twice", param_hint="POLICY")

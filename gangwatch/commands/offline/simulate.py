@@ -14,6 +14,7 @@ from msgspec import structs
 from gangwatch.commands.offline.compare import compare
 from gangwatch.commands.offline.progress import counting, showing
 from gangwatch.commands.offline.trace_options import (
+    check_interval,
     check_load,
     check_seconds,
     fault_options,
@@ -52,6 +53,8 @@ class Options:
     estimates: str
     preset: str | None
     faults: str | None
+    retries: int | None
+    checkpoint_interval: float | None
     feedback: str
     seed: int
     journal: Path | None
@@ -64,6 +67,7 @@ class Options:
         for name, seconds in (("--replan", self.replan), ("--restart-cost", self.restart_cost)):
             if seconds is not None:
                 check_seconds(name, seconds)
+        check_interval("--checkpoint-interval", self.checkpoint_interval)
         for name, file in (("--html", self.html), ("--journal", self.journal)):
             if file is not None and (wrong := _unwritable(file)):
                 raise click.BadParameter(f"{file}: {wrong}", param_hint=name)
@@ -148,6 +152,8 @@ def simulate(context: click.Context, /, **options: Any) -> None:
         restart_cost_seconds=given.restart_cost,
         preset=given.preset,
         faults=given.faults,
+        retries=given.retries,
+        checkpoint_seconds=given.checkpoint_interval,
         feedback=given.feedback,
         seed=given.seed,
         spans=given.html is not None,

@@ -68,17 +68,36 @@ def restart_cost_option(command: Command) -> Command:
 
 
 def fault_options(command: Command) -> Command:
-    """Add --faults, --feedback and --seed."""
-    faults = click.option("--faults", metavar="PRESET|FILE", help="Nodes that become slow: a preset or a file.")
+    """Add --faults, --retries, --checkpoint-interval, --feedback and --seed."""
+    faults = click.option(
+        "--faults",
+        metavar="PRESET|FILE",
+        help="Nodes that become slow (transient, persistent, or a file) or fail (failures).",
+    )
+    retries = click.option(
+        "--retries", type=click.IntRange(min=0), metavar="N", help="Retries of each job. Default: those of the trace."
+    )
+    checkpoints = click.option(
+        "--checkpoint-interval",
+        type=float,
+        metavar="SECONDS",
+        help="Interval of checkpoints of restartable jobs. Default: that of the trace.",
+    )
     feedback = click.option("--feedback", type=click.Choice(FEEDBACKS), default="off", show_default=True)
     seed = click.option("--seed", default=0, show_default=True, help="Seed of the faults and of the detector's errors.")
-    return faults(feedback(seed(command)))
+    return faults(retries(checkpoints(feedback(seed(command)))))
 
 
 def check_load(load: float) -> None:
     """Raise BadParameter if the value of --load is out of range."""
     if not (math.isfinite(load) and load > 0):
         raise click.BadParameter(f"{load:g}: it must be more than 0", param_hint="--load")
+
+
+def check_interval(option: str, seconds: float | None) -> None:
+    """Raise BadParameter if the interval of an option is out of range. None: not given."""
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        raise click.BadParameter(f"{seconds:g}: it must be more than 0", param_hint=option)
 
 
 def check_seconds(option: str, seconds: float) -> None:

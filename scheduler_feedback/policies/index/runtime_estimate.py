@@ -59,7 +59,7 @@ def remaining_ns(policy: Policy, job: Job) -> int:
     """
     expected = expected_seconds(policy, job)
     if expected is None:
-        limit = nanoseconds(limit_seconds(policy, job))
+        limit = nanoseconds(limit_seconds(policy, job) / _type_speed(policy, job))
         if not job.spec.restartable or not job.run_ns:
             return limit
         return max(limit - job.run_ns, 0) or _overrun_ns(limit)
@@ -72,6 +72,16 @@ def remaining_ns(policy: Policy, job: Job) -> int:
     restart = job.spec.restart_cost_seconds if began and job.progress_ns is None else 0.0
     left = expected - done
     return nanoseconds(restart + (left / job.speed if job.speed != 1.0 and job.state in _HOLDING else left))
+
+
+def _type_speed(policy: Policy, job: Job) -> float:
+    """Return the speed of the active attempt's GPU type, for which the time limit is scaled; 1 if no speed is given.
+
+    A time limit does not depend on the number of ranks of an elastic gang.
+    """
+    if not (policy.throughput or job.spec.throughput) or job.state not in _HOLDING or not job.ranks:
+        return 1.0
+    return job.speed * job.spec.ranks / len(job.ranks)
 
 
 def left_ns(policy: Policy, job: Job, now_ns: int) -> int:

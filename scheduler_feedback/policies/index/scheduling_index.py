@@ -27,6 +27,7 @@ JOB_FIELDS = frozenset(
         *("spec", "state", "attempt", "ranks", "claim", "stop_reason", "submitted_ns", "attempt_started_ns"),
         *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds", "progress_ns"),
         *("speed", "excluded_nodes", "overdue", "estimate_seconds", "urgency", "level", "turn", "array_of"),
+        *("awaited_type", "awaited_until_ns", "relaxed"),
     }
 )
 """Fields of a job on which the index depends."""
@@ -199,6 +200,18 @@ class SchedulingIndex(TrackedJobs):
         job.overdue = True
         self._update(job)
 
+    def relax(self, job: Job) -> None:
+        """Let the pending job use placements that are wider than its preferred level."""
+        job.relaxed = True
+        self._update(job)
+
+    def await_type(self, job: Job, gpu_type: str, until_ns: int) -> None:
+        """Record the GPU type that the pending job waits for, and until when at most. gpu_type: '' for none."""
+        job.awaited_type = gpu_type
+        if until_ns != job.awaited_until_ns:
+            job.awaited_until_ns = until_ns
+            heappush(self.timeouts, (until_ns, job.job_id))
+
     def appraise(self, job: Job, key: tuple[object, ...] | None = None, least_change: float = 0.0) -> None:
         """Update the job's expected run time, and its urgency, by which pending jobs are sorted.
 
@@ -247,6 +260,7 @@ class SchedulingIndex(TrackedJobs):
         job.claim, job.failure, job.not_before_ns = [], "", 0
         job.expected_start_ns, job.appraise_ns = None, 0
         job.proposed, job.action_id, job.speed = "", action_id, speed
+        job.awaited_type, job.awaited_until_ns, job.relaxed = "", 0, False
         self._update(job)
 
     def run(self, job: Job, ranks: list[RankRecord] | None) -> None:

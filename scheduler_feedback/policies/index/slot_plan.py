@@ -51,6 +51,8 @@ class Plan:
     slowdown: expected slowdown of suspect nodes, by node number; healthy speed is left out.
     crossing: number of gangs that use the uplinks of a domain; each gang costs uplink_slowdown.
     congested: slowdown, minus 1, that interference verdicts report for the uplinks of a domain.
+    declined: pending jobs that wait for a faster GPU type: by job id, (numbers of the types that the job does not use
+    now, as a bit mask; expected start in ns).
     unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
     """
 
@@ -61,6 +63,7 @@ class Plan:
         "congested",
         "count",
         "crossing",
+        "declined",
         "free_in",
         "pool",
         "slots_in",
@@ -86,6 +89,7 @@ class Plan:
         self.crossing: dict[int, int] = {}
         self.congested: dict[int, float] = {}
         self.uplink_slowdown = 0.0
+        self.declined: dict[str, tuple[int, int]] = {}
         self.unreported: dict[int, dict[str, tuple[int, Requests]]] = {}
         for node in nodes:
             self.pool[number[node.name]] = self._pool_of(node)
@@ -155,6 +159,7 @@ class Plan:
         other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
         other.crossing, other.congested = self.crossing, self.congested
         other.uplink_slowdown = self.uplink_slowdown
+        other.declined = self.declined
         other.unreported = self.unreported  # shared: a start counts in both
         return other
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.gpu_types import type_moves
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes import quarantine
 from scheduler_feedback.policies.queue import defragmentation, preemption, resizing
@@ -34,6 +35,7 @@ class Timeout(NamedTuple):
 SOURCES: tuple[tuple[str, Source], ...] = (
     ("preemption", preemption.timeouts),
     ("resizing", resizing.timeouts),
+    ("GPU types", type_moves.timeouts),
     ("defragmentation", defragmentation.timeouts),
     ("migration", migration.timeouts),
     ("quarantine", quarantine.timeouts),

@@ -17,7 +17,7 @@ from scheduler_feedback.policies.intake.dependencies import Dependencies
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import las
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
-from scheduler_feedback.policies.queue.placement import Shape, shape_of
+from scheduler_feedback.policies.queue.placement import Shape, relaxes_ns, shape_of
 
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
@@ -293,6 +293,9 @@ class TrackedJobs(HeldSlots):
             heappush(self.timeouts, (starves_ns, job.job_id))
         elif starves_ns is not None and self.policy.starvation_share < 1:
             self._starve(job)
+        for at_ns in (job.awaited_until_ns, relaxes_ns(self.policy, job) or 0):
+            if at_ns > self.state.now_ns:
+                heappush(self.timeouts, (at_ns, job.job_id))
         queue = job.spec.queue if self.shares.limited else ""
         self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
         self.fresh.add(job.job_id)
@@ -345,8 +348,9 @@ class TrackedJobs(HeldSlots):
 
         Outdated timeouts are not removed from the index; this check skips them.
         """
-        if job.job_id in self.line or job.job_id in self.claimants:  # a pause has ended, or the job has starved
-            return at_ns in (job.not_before_ns, order.starves_ns(self.state, job))
+        if job.job_id in self.line or job.job_id in self.claimants:  # a pause or patience has ended, or it has starved
+            timers = (job.not_before_ns, job.awaited_until_ns, relaxes_ns(self.policy, job))
+            return at_ns in (*timers, order.starves_ns(self.state, job))
         if job.job_id not in self.held:
             return False
         weighed = bool(self.line.order or self.state.verdicts)

@@ -18,7 +18,13 @@ from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.runtime_estimate import Release
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.queue.pending_line import Bucket, Key, Kind, WaitingLine
-from scheduler_feedback.policies.queue.placement import goes_anywhere, place, waits_for_healthy
+from scheduler_feedback.policies.queue.placement import (
+    attempt_speed,
+    goes_anywhere,
+    place,
+    prefers_now,
+    waits_for_healthy,
+)
 from scheduler_feedback.policies.queue.reserved_room import ReservedRoom
 
 
@@ -41,7 +47,7 @@ def reserve(
     at_ns = max(now_ns, job.not_before_ns)
     ended = bisect_right(releases, at_ns, key=_at_ns) if releases and releases[0].at_ns <= at_ns else 0
     least = min(job.spec.ranks, job.spec.min_ranks or job.spec.ranks)
-    if goes_anywhere(plan, job):
+    if goes_anywhere(plan, job) and not prefers_now(policy, job):
         return _reserve_any(plan, releases, job, least, at_ns, ended)
     return _reserve_place(plan, releases, job, least, at_ns, ended, policy)
 
@@ -172,17 +178,30 @@ class Backfill:
             self._unreserved.hold(self._reservation.slots)
         return self._unreserved
 
-    def place_short(self, policy: Policy, job: Job, most: int | None = None) -> tuple[tuple[Slot, ...], str] | None:
+    def place_short(
+        self, policy: Policy, job: Job, most: int | None = None, length_ns: int = 0
+    ) -> tuple[tuple[Slot, ...], str] | None:
         """Take any free slots for a job that ends before the head's reservation begins. most: maximum number of ranks.
 
-        Return (slots, reason); None if the job does not fit.
+        length_ns: expected run time at speed 1. On a slower GPU type, the job may not end before the reservation; then
+        it gets unreserved slots only. Return (slots, reason); None if the job does not fit.
         """
+        mark = self._plan.checkpoint()
         slots = place(self._plan, job, policy=policy, most=most)
         if slots is None:
             return None
+        if len(self._plan.topology.type_names) > 1 and length_ns > self.window_ns * self._speed(policy, job, slots):
+            self._plan.rollback(mark)
+            return self.place_unreserved(policy, job, most)
         if self._unreserved is not None:
             self._unreserved.hold(slots)
         return slots, f"it is expected to end before the start of {self._reservation.job_id}"
+
+    def _speed(self, policy: Policy, job: Job, slots: Sequence[Slot]) -> float:
+        """Return the job's speed with the GPU type and the number of these slots."""
+        topology = self._plan.topology
+        gpu_type = topology.type_names[topology.types[topology.number[slots[0].node]]]
+        return min(attempt_speed(policy, job.spec, gpu_type, len(slots)), 1.0)
 
     def place_unreserved(
         self, policy: Policy, job: Job, most: int | None = None

@@ -37,6 +37,7 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
         return
     room = _backfill(context, reservation) if reservation is not None else None
     window_ns = room.window_ns if room is not None else None
+    declined = index.plan.declined  # if a job that declines a GPU type does not fit, others of its kind may
     if all_of_them:
         kept = index.plan.free_of(reservation.slots) if reservation is not None else 0
         asked = candidates(index.line, free, free - kept, window_ns)
@@ -53,13 +54,13 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
         if room is None:
             slots = place(index.plan, job, policy=policy, most=index.most_ranks(job))
             found = None if slots is None else (slots, "it fits into free slots")
-            chances.short = found is not None
+            chances.short = found is not None or job.job_id in declined
         elif length_ns <= room.window_ns:
-            found = room.place_short(policy, job, index.most_ranks(job))
-            chances.short = found is not None
+            found = room.place_short(policy, job, index.most_ranks(job), length_ns)
+            chances.short = found is not None or job.job_id in declined
         else:
             found = room.place_unreserved(policy, job, index.most_ranks(job))
-            chances.long = found is not None
+            chances.long = found is not None or job.job_id in declined
         if found is not None:
             start(context, job, found[0], "backfilled", found[1])
 
@@ -113,6 +114,8 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
             continue
         later = reservation if job.job_id == head else _later(context, job)
         least_ns = now_ns + 1 if later is None else max(later.from_ns, now_ns + 1)
+        if (declines := index.plan.declined.get(job.job_id)) is not None:
+            least_ns = max(least_ns, declines[1])  # the free slots are not those that it waits for
         at_ns = profile.earliest(ranks, length_ns, max(least_ns, job.not_before_ns))
         if at_ns is not None:
             profile.take(ranks, at_ns, length_ns)

@@ -15,11 +15,15 @@ by number, so equal states give equal placements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from scheduler_feedback.core.cluster import Limit, Node, Tier, tier_of
-from scheduler_feedback.core.job import Job, JobSpec, Slot, resized
+from scheduler_feedback.core.durations import nanoseconds
+from scheduler_feedback.core.job import Job, JobSpec, JobState, Slot, resized
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS, Plan
@@ -50,7 +54,31 @@ def shape_of(job: Job) -> Shape:
         spec.groups,
         may_borrow(spec),
         spec.constraint,
+        job.relaxed,
     )
+
+
+def prefers_now(policy: Policy | None, job: Job) -> bool:
+    """Return whether the job still waits for its preferred level, as if it required that level."""
+    if policy is None or not policy.level_patience_seconds or job.relaxed or job.state is not JobState.PENDING:
+        return False
+    return job.spec.preferred_level is not None and job.spec.required_level is None
+
+
+def relaxes_ns(policy: Policy, job: Job) -> int | None:
+    """Return when the pending job has waited long enough for its preferred level, in ns.
+
+    None if it does not wait, or if it waits for ever.
+    """
+    if not prefers_now(policy, job) or math.isinf(policy.level_patience_seconds):
+        return None
+    since_ns = job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
+    return since_ns + nanoseconds(policy.level_patience_seconds)
+
+
+def within_preferred(spec: JobSpec) -> JobSpec:
+    """Return the specification that requires the preferred level."""
+    return structs.replace(spec, required_level=spec.preferred_level)
 
 
 def barred_for(plan: Plan, job: Job, excluded: Collection[str] = ()) -> int:
@@ -134,7 +162,7 @@ def _place_by_slots(
     patience: float,
 ) -> tuple[Slot, ...] | None:
     """Take slots for the job, as ``place`` does, for nodes that have enough of all other resources."""
-    spec = job.spec
+    spec = within_preferred(job.spec) if prefers_now(policy, job) else job.spec
     barred = barred_for(plan, job, excluded)
     ranks = spec.ranks if most is None else min(most, spec.max_ranks or spec.ranks)
     if ranks != spec.ranks:
@@ -147,7 +175,8 @@ def _place_by_slots(
             return None
         return plan.take_from(number, ranks)
     spares = spares or may_borrow(spec)
-    if (slots := _place(plan, spec, ranks, barred, suspects, policy, spares, patience)) is not None:
+    types = usable_types(plan, job, policy)
+    if (slots := _place(plan, spec, ranks, barred, suspects, types, spares, patience)) is not None:
         return slots
     least = spec.min_ranks or spec.ranks
     if least >= ranks:
@@ -158,13 +187,13 @@ def _place_by_slots(
     while least < beyond:
         middle = (least + beyond) // 2
         mark = plan.checkpoint()
-        if (found := _place(plan, spec, middle * unit, barred, suspects, policy, spares, patience)) is None:
+        if (found := _place(plan, spec, middle * unit, barred, suspects, types, spares, patience)) is None:
             beyond = middle
         else:
             best, least = middle, middle + 1
         if found is not None:
             plan.rollback(mark)
-    return _place(plan, spec, best * unit, barred, suspects, policy, spares, patience) if best else None
+    return _place(plan, spec, best * unit, barred, suspects, types, spares, patience) if best else None
 
 
 def pods_on(spec: JobSpec, slots: Sequence[Slot]) -> dict[str, int]:
@@ -208,11 +237,10 @@ def _place(
     ranks: int,
     barred: int,
     suspects: bool,
-    policy: Policy | None,
+    types: Collection[int],
     spares: bool,
     patience: float,
 ) -> tuple[Slot, ...] | None:
-    types = types_for(plan, spec, policy)
     free_in = plan.free_in
     for number in types:
         healthy = number * TIERS + Tier.HEALTHY
@@ -296,7 +324,7 @@ def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
     spec = job.spec
     ranks = spec.min_ranks or spec.ranks
     barred = barred_for(plan, job)
-    healthy = (number * TIERS + Tier.HEALTHY for number in types_for(plan, spec, policy))
+    healthy = (number * TIERS + Tier.HEALTHY for number in usable_types(plan, job, policy))
     return any(not _needs_slow(plan, pool, spec, ranks, barred) for pool in healthy)
 
 
@@ -308,6 +336,17 @@ def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[in
     allowed = [name for name in (spec.gpu_types or names) if name in names]
     allowed.sort(key=lambda name: -speed(policy, spec, name))
     return [names.index(name) for name in allowed]
+
+
+def usable_types(plan: Plan, job: Job, policy: Policy | None) -> Collection[int]:
+    """Return the numbers of the GPU types that the job can use now, the fastest first.
+
+    The types that it declines, because it waits for a faster one, are left out.
+    """
+    types = types_for(plan, job.spec, policy)
+    if not plan.declined or (found := plan.declined.get(job.job_id)) is None:
+        return types
+    return [number for number in types if not found[0] >> number & 1]
 
 
 def speed(policy: Policy | None, spec: JobSpec, gpu_type: str) -> float:

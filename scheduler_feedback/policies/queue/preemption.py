@@ -10,6 +10,7 @@ A gang may be stopped if it is declared preemptible and restartable, and has run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from heapq import merge
 
@@ -22,14 +23,10 @@ from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
-from scheduler_feedback.policies.queue.placement import may_borrow, place
+from scheduler_feedback.policies.queue.placement import may_borrow, place, usable_types
 
 RENEW_NS = 1800 * 1_000_000_000
 """Interval, in ns, at which the expected run times of all pending jobs are updated from similar jobs."""
-
-DRIFT_NS = 60 * 1_000_000_000
-"""Minimum interval in ns between two preemption passes that only the passing of time causes. This applies to the order
-``themis``, which changes with time."""
 
 CHANGE = 0.1
 """A pending job keeps its place in the queue unless its urgency (sort key) changes by more than this share: a tenth."""
@@ -57,8 +54,8 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
         yield state.renewed_ns + RENEW_NS
     if policy.preempt and policy.order is not Order.FAIR and state.replan_owed:
         yield state.planned_ns + nanoseconds(policy.replan_seconds)
-    if policy.preempt and policy.order is Order.THEMIS:
-        yield state.planned_ns + max(nanoseconds(policy.replan_seconds), DRIFT_NS)
+    if policy.preempt and policy.order is Order.THEMIS and not math.isinf(policy.drift_seconds):
+        yield state.planned_ns + nanoseconds(max(policy.replan_seconds, policy.drift_seconds))
 
 
 def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
@@ -203,6 +200,7 @@ def swap(context: CycleContext) -> None:
             movable.append((-job.urgency, job_id))
     movable.sort()
     free = index.plan.free(Tier.HEALTHY)
+    several = len(index.plan.topology.type_names) > 1
     passed, gain = 0, state.policy.preempt_gain
     for key in list(index.line.order):
         job = state.jobs[key[-1]]
@@ -212,6 +210,8 @@ def swap(context: CycleContext) -> None:
         if not starved and -movable[0][0] <= gain * job.urgency:
             passed += 1
             continue
+        if several:
+            free = _most_free(index, job)
         if job.not_before_ns > now_ns or job.spec.ranks <= free:
             continue  # it starts without preemption, or may not start yet
         if index.shares.room(job.spec.queue, job.spec.ranks) is not None:
@@ -238,6 +238,13 @@ def swap(context: CycleContext) -> None:
         if state.policy.mode is Mode.ACT:
             index.reserve(job, slots)
             free = index.plan.free(Tier.HEALTHY)
+
+
+def _most_free(index: SchedulingIndex, job: Job) -> int:
+    """Return the largest number of free healthy slots that have one GPU type, of those that the job uses now."""
+    plan = index.plan
+    types = usable_types(plan, job, index.state.policy)
+    return max((plan.free_in[number * TIERS + Tier.HEALTHY][0] for number in types), default=0)
 
 
 def _frees(index: SchedulingIndex, job: Job) -> int:

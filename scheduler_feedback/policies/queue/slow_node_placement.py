@@ -20,7 +20,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.index.slot_plan import TIERS
 from scheduler_feedback.policies.nodes.quarantine import may_be_reinstated, reinstate
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
-from scheduler_feedback.policies.queue.placement import NEVER, barred_for, place, slow_slots_pay, types_for
+from scheduler_feedback.policies.queue.placement import NEVER, barred_for, place, slow_slots_pay, usable_types
 from scheduler_feedback.policies.queue.starting import start
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
@@ -92,7 +92,7 @@ def _needed(
     plan, spec = index.plan, job.spec
     ranks = spec.min_ranks or spec.ranks
     barred = barred_for(plan, job)
-    for number in types_for(plan, spec, state.policy):
+    for number in usable_types(plan, job, state.policy):
         missing = ranks - plan.free_in[number * TIERS + Tier.HEALTHY][0]
         taken: list[Node] = []
         slots = 0

@@ -134,6 +134,8 @@ def _keep(context: CycleContext, reservation: Reservation | None) -> Reservation
 def start(context: CycleContext, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
     """Start the gang's next attempt, rank n on slots[n], and log why. kind: kind of the log entry."""
     gpu_type = context.state.nodes[slots[0].node].gpu_type
+    if job.awaited_until_ns and gpu_type:
+        why += f"; it waited for a faster GPU type and starts on {gpu_type}"
     speed = attempt_speed(context.state.policy, job.spec, gpu_type, len(slots))
     context.index.start(job, slots, context.action_id(), speed)
     spec = resized(job.spec, len(slots))

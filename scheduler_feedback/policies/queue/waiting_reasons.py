@@ -20,7 +20,7 @@ from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue.backfill import reserve
-from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, where
+from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
 
 MOST_NAMED = 100
 """Maximum number of nodes, and of jobs, that one explanation names."""
@@ -87,13 +87,33 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
         return "limit", f"cannot start with the present queue limits: {why_never}"
     if (limit := index.shares.room(job.spec.queue, ranks)) is not None:
         return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {index.shares.held[limit[0]]}"
+    if job.awaited_type:
+        return "type", _awaits_type(state, job)
+    room = _shared_free(index.plan, job) >= ranks
+    if room and prefers_now(state.policy, job) and not _fits(index.plan, job, state.policy):
+        return "level", _awaits_level(state, job, ranks)
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         return "slots", head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
-    room = _shared_free(index.plan, job) >= ranks
     if room and job.spec.required_level is not None and not _fits(index.plan, job, state.policy):
         level = job.spec.required_level.value
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
     return "reservation" if room else "slots", behind_waits(index.plan, job, state.reserved_for)
+
+
+def _awaits_type(state: State, job: Job) -> str:
+    """Return why the job declines free slots of a slower GPU type, as a sentence."""
+    most = span(max(job.awaited_until_ns - state.now_ns, 0) / 1e9)
+    text = f"waits for {job.awaited_type}, because it is expected to end earlier than on the slower GPUs that are free"
+    if job.expected_start_ns is not None:
+        text += f"; expected to start in {span(max(job.expected_start_ns - state.now_ns, 0) / 1e9)}"
+    return f"{text}; after {most} it also uses slower GPUs"
+
+
+def _awaits_level(state: State, job: Job, ranks: int) -> str:
+    """Return how long the job waits for slots within its preferred level, as a sentence."""
+    text = f"waits for {slots(ranks)} within one {job.spec.preferred_level}"
+    at_ns = relaxes_ns(state.policy, job)
+    return text if at_ns is None else f"{text}; uses any slots in {span(max(at_ns - state.now_ns, 0) / 1e9)}"
 
 
 def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
@@ -290,7 +310,8 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
                 at_ns = ended_ns
         fits = free >= ranks and not (queues.limited and queues.room(queue, ranks) is not None)
         if is_this_job:
-            return max(at_ns, job.not_before_ns) if fits else None
+            awaited_ns = (job.expected_start_ns or 0) if job.awaited_type else 0
+            return max(at_ns, job.not_before_ns, awaited_ns) if fits else None
         if fits:
             free -= ranks
             queues.use(queue, ranks)
@@ -373,6 +394,9 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
     for name in plan.topology.type_names if spec.gpu_types else ():
         if name not in spec.gpu_types and _fits(plan, job, policy, gpu_types=(name,)):
             found.append(f"on {name or 'GPUs of unknown type'}, it could start now")
+    for name in plan.topology.type_names if job.awaited_type else ():
+        if name != job.awaited_type and _fits(plan, structs.replace(job, job_id=""), policy, gpu_types=(name,)):
+            found.append(f"with {name} as its only GPU type, it could start now")
     most = 0
     if spec.pinned_node is None and not spec.groups and spec.ranks > 1:
         most = _fits(plan, job, policy, min_ranks=1)

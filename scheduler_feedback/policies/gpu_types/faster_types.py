@@ -1,0 +1,168 @@
+"""Faster GPU types: a pending job waits for one, although a slower type is free, if it then ends earlier.
+
+For each pending job, in queue order, the rule computes the expected end on each GPU type: the time at which enough
+slots of the type are free of running jobs and of the jobs ahead, plus the job's run time there. The job gets the type
+with the earliest end (minimum completion time: Ibarra and Kim, "Heuristic algorithms for scheduling independent tasks
+on nonidentical processors", JACM 1977), and declines the types on which it would end later. So a long job goes to a
+fast type, and a short job uses what is free.
+
+Let w be the time by which it starts later on the faster type, and r the run time that it saves there. The job waits if
+w < p r, with p = `Policy.type_patience`. Expectations can be wrong, so the whole wait has a limit, too: p r from the
+moment at which the job first declined a free type. After that it uses any type until its next start. So a wait costs a
+job at most as much as the faster type was expected to save, and no job waits forever.
+
+The rule is off with one GPU type, and where a pass must not skip a job that could start: without backfill, and in
+preemption passes of the orders other than `fair`, which count all slots alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from scheduler_feedback.core.durations import span
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import Backfilling, Order, Policy, State
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.gpu_types.type_backlog import TypeBacklog
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.queue.placement import attempt_speed, types_for
+from scheduler_feedback.policies.remediation.gang_moves import at_limit
+
+FULL_DEPTH = 100
+"""The same while no slot is free, so that no job can start now except by preemption."""
+
+DEPTH = 2000
+"""Maximum number of pending jobs, from the front of the queue, that are added to the backlog. Jobs behind them see the
+backlog of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The GPU type on which a job is expected to end first."""
+
+    gpu_type: int
+    """Number of the type."""
+    start_ns: int
+    """Expected start there."""
+    end_ns: int
+    """Expected end there."""
+    declined: int
+    """Numbers of the types that the job does not use meanwhile, as a bit mask."""
+    saved_ns: int
+    """Run time that the type saves against the fastest declined type that is free now; 0 if the job does not wait."""
+    instead: int
+    """Number of that free type; -1 if the job does not wait for a type although one is free."""
+
+
+def choose_types(context: CycleContext) -> None:
+    """Decide which pending jobs decline free slots of a slower GPU type. Placement then leaves these types out."""
+    index, state = context.index, context.state
+    plan = index.plan
+    plan.declined = {}
+    if not _applies(state, index):
+        return
+    index.grown = index.changed = True  # a job that declined a type before may accept it now
+    backlog = TypeBacklog(plan, index.ends, context.now_ns)
+    free = any(inside[0] for inside in plan.free_in)
+    for position, key in enumerate(index.line.order[: None if free else FULL_DEPTH]):
+        job = state.jobs[key[-1]]
+        if job.spec.pinned_node is not None or job.not_before_ns > context.now_ns or at_limit(index, job):
+            continue
+        found = choice(state, index, backlog, job, context.now_ns)
+        if found is None:
+            continue
+        if position < DEPTH:
+            ranks = job.spec.min_ranks or job.spec.ranks
+            backlog.take(found.gpu_type, ranks, found.start_ns, found.end_ns)
+        _note(context, job, found)
+
+
+def _applies(state: State, index: SchedulingIndex) -> bool:
+    policy = state.policy
+    if len(index.plan.topology.type_names) == 1 or not policy.type_patience or state.frozen or not index.line.order:
+        return False
+    if policy.backfill is Backfilling.NONE or (policy.preempt and policy.order is not Order.FAIR):
+        return False
+    return bool(policy.throughput) or any(state.jobs[key[-1]].spec.throughput for key in index.line.order)
+
+
+def choice(state: State, index: SchedulingIndex, backlog: TypeBacklog, job: Job, now_ns: int) -> Choice | None:
+    """Return the GPU type on which the job is expected to end first, and which types it declines for that.
+
+    None if no type has enough slots. The faster of two types with the same end is chosen.
+    """
+    ranks = job.spec.min_ranks or job.spec.ranks
+    length_ns = index.line.places[job.job_id].length_ns
+    ends: list[tuple[int, int, int, int]] = []
+    for number in types_for(index.plan, job.spec, state.policy):
+        start_ns = backlog.start_ns(number, ranks)
+        if start_ns is None or not _could_hold(index, job, number):
+            continue
+        takes_ns = _run_ns(state.policy, index, job, number, ranks, length_ns)
+        ends.append((start_ns + takes_ns, start_ns, number, takes_ns))
+    if not ends:
+        return None
+    end_ns, start_ns, best, best_ns = min(ends, key=lambda one: one[0])
+    if job.awaited_until_ns and job.awaited_until_ns <= now_ns:
+        return Choice(best, start_ns, end_ns, 0, 0, -1)
+    patience = state.policy.type_patience
+    declined, saved_ns, instead = 0, 0, -1
+    for _, earlier_ns, number, takes_ns in ends:  # the fastest first
+        if number == best or start_ns - earlier_ns >= patience * (takes_ns - best_ns):
+            continue
+        declined |= 1 << number
+        if instead < 0 and start_ns > now_ns and backlog.is_free(number, ranks):
+            instead, saved_ns = number, takes_ns - best_ns
+    return Choice(best, start_ns, end_ns, declined, saved_ns, instead)
+
+
+def _could_hold(index: SchedulingIndex, job: Job, number: int) -> bool:
+    """Return whether the job would fit on empty nodes of this GPU type."""
+    spec = job.spec
+    if spec.required_level is None and not spec.groups and not spec.constraint and not job.excluded_nodes:
+        return True  # the number of slots decides
+    name = index.plan.topology.type_names[number]
+    return index.capacity.could_hold(structs.replace(job, spec=structs.replace(spec, gpu_types=(name,))))
+
+
+def _run_ns(policy: Policy, index: SchedulingIndex, job: Job, number: int, ranks: int, length_ns: int) -> int:
+    """Return the job's expected remaining run time on this GPU type in ns. length_ns: at speed 1."""
+    speed = attempt_speed(policy, job.spec, index.plan.topology.type_names[number], ranks)
+    return round(length_ns / max(speed, SLOWEST))
+
+
+LONGEST_NS = 10 * 365 * 86_400 * 1_000_000_000
+"""Longest wait in ns (ten years), so that an infinite patience has an end that the journal can store."""
+
+SLOWEST = 1e-6
+"""Least speed that counts, so that a type on which the job hardly runs does not lead to a number without bound."""
+
+
+def _note(context: CycleContext, job: Job, found: Choice) -> None:
+    """Store the declined types in the plan, and in the job what it waits for. Log a first wait."""
+    names = context.index.plan.topology.type_names
+    if found.declined:
+        context.index.plan.declined[job.job_id] = (found.declined, found.start_ns)
+    if found.instead < 0:
+        if job.awaited_type:
+            context.index.await_type(job, "", job.awaited_until_ns)
+            job.expected_start_ns = None
+            context.evaluated = True
+        return
+    job.expected_start_ns = found.start_ns
+    now_ns, until_ns = context.now_ns, job.awaited_until_ns
+    wanted, free = names[found.gpu_type], names[found.instead]
+    if not until_ns:
+        until_ns = now_ns + round(min(context.state.policy.type_patience * found.saved_ns, LONGEST_NS))
+        wait_ns = found.start_ns - now_ns
+        context.decide(
+            job.job_id,
+            "awaits-type",
+            f"waits for {wanted}, although {free} is free: expected to start in {span(wait_ns / 1e9)} and to end "
+            f"{span((found.saved_ns - wait_ns) / 1e9)} earlier; waits {span((until_ns - now_ns) / 1e9)} at most",
+        )
+    if wanted != job.awaited_type or until_ns != job.awaited_until_ns:
+        context.index.await_type(job, wanted, until_ns)
+        context.evaluated = True
