@@ -348,6 +348,22 @@ MUTANTS = (
     ),
     Mutant("backends.kubernetes.published.publish:Publisher.once", "][:WRITES_A_PERIOD]", "]", _WRITING),
     Mutant(
+        "backends.kubernetes.published.publish:Publisher.publish_new",
+        "self._started |= found.started",
+        "pass",
+        _WRITING,
+    ),
+    Mutant(
+        "backends.kubernetes.published.publish:Publisher.publish_new", "self._left -= len(writes)", "pass", _WRITING
+    ),
+    Mutant("backends.kubernetes.published.publish:Publisher._next_pass", "await self.publish_new()", "pass", _WRITING),
+    Mutant(
+        "backends.kubernetes.published.publish:view_of",
+        "is not JobState.PENDING",
+        "is JobState.PENDING",
+        (_K + "marks.py",),
+    ),
+    Mutant(
         "backends.kubernetes.published.publish:Publisher._write_status",
         "and not gang.pods[0].spec.node_name",
         "",
