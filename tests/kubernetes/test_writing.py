@@ -116,6 +116,21 @@ def test_a_renewal_is_one_request_unless_somebody_has_changed_the_lease() -> Non
     assert not tried(elector, api, 6.2), "after an error the lease is read again"
 
 
+def test_a_lease_that_cannot_be_acquired_is_a_warning_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """A controller without a right waits as a healthy standby; only its log shows why."""
+    elector = leader(LittleApi())
+    with caplog.at_level("INFO"):
+        for why in ("no right", "no right", "no response in time"):
+            elector._report(why)
+    found = [(record.levelname, record.getMessage()) for record in caplog.records]
+    begin = "lease ours/main cannot be acquired or renewed: "
+    assert found == [
+        ("WARNING", f"{begin}no right"),
+        ("INFO", f"{begin}no right"),
+        ("WARNING", f"{begin}no response in time"),
+    ]
+
+
 def test_another_s_lease_expires_on_our_own_clock_from_its_last_observed_change() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("other", **{LAST_HOLDER: "other"})})
     elector = leader(api)
