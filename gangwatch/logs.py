@@ -16,8 +16,8 @@ MOST_BYTES = 4 * 1024 * 1024
 
 
 TO_STANDARD_ERROR = "GANGWATCH_LOG_STDERR"
-"""Environment variable: with a value, daemons log to standard error, too. The images set it, so that `kubectl logs` shows
-the log of a container."""
+"""Environment variable: with a value, daemons log to standard error, too. The images set it, so that `kubectl logs`
+shows the log of a container."""
 
 
 class KeyValueFormatter(logging.Formatter):
