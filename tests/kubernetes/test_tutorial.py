@@ -185,6 +185,9 @@ def test_the_plug_in_names_what_is_wrong(cluster: tuple[RealCluster, Api], tmp_p
     reader.type("kubectl apply --filename train.yaml")
     wait_for("it waits", lambda: rows(reader.type("kubectl get podgroups"))[0]["REASON"])
 
+    logs = reader.type("kubectl --namespace gangwatch logs --selector app.kubernetes.io/component=controller --tail 99")
+    assert " leads " in logs, logs
+
     def says(command: str, words: str, code: int, kubeconfig: str = "") -> None:
         done = reader.ends(f"kubectl gangwatch {command}", **({"KUBECONFIG": kubeconfig} if kubeconfig else {}))
         assert (done.returncode == 0) == (code == 0), f"{command}: {done.returncode} {done.stdout}{done.stderr}"
@@ -197,7 +200,7 @@ def test_the_plug_in_names_what_is_wrong(cluster: tuple[RealCluster, Api], tmp_p
     says("explain absent", "no PodGroup and no pod absent", 1)
     says("story node:absent", "absent", 1)
     says("explain default.train.00000000", "default.train.00000000", 1)
-    says("frobnicate", "No such command", 2)
+    says("frobnicate", "no such command: frobnicate", 2)
     says("top --release absent", "the lease absent cannot be read", 1)
     says("top --release-namespace default", "the lease gangwatch cannot be read in namespace default", 1)
     says("node maintenance node-1 now", "", 2)
