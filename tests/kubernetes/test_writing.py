@@ -124,11 +124,7 @@ def test_a_lease_that_cannot_be_acquired_is_a_warning_once_for_each_reason(caplo
             elector._report(why)
     found = [(record.levelname, record.getMessage()) for record in caplog.records]
     begin = "lease ours/main cannot be acquired or renewed: "
-    assert found == [
-        ("WARNING", f"{begin}no right"),
-        ("INFO", f"{begin}no right"),
-        ("WARNING", f"{begin}no response in time"),
-    ]
+    assert found == [("WARNING", f"{begin}no right"), ("WARNING", f"{begin}no response in time")]
 
 
 def test_another_s_lease_expires_on_our_own_clock_from_its_last_observed_change() -> None:
@@ -708,6 +704,20 @@ def test_reasons_of_new_gangs_do_not_wait_for_the_next_pass(monkeypatch: pytest.
     published.gangs = [runs, waits, following, third]
     assert publish_new(next=WAITS, third=WAITS) == [("PATCH", f"{PODS}/next/status")], "the limit is reached"
     assert published.once(100, waits=WAITS, next=WAITS, third=WAITS) == [("PATCH", f"{PODS}/third/status")]
+
+
+def test_a_refused_reason_of_a_new_gang_is_tried_again_once_a_second_only() -> None:
+    one = pod("a", 1)
+    api = LittleApi({f"{PODS}/a": msgspec.to_builtins(one)})
+    api.fails[("PATCH", f"{PODS}/a/status")] = [refused(403)]
+    published = Published(api, cache_of())
+    assert published.once(99) == []
+    published.gangs = [lone(one)]
+    published.look = StateView({}, {published.gangs[0].job_id: WAITS}, 100 * SECOND)
+    for _ in range(3):
+        asyncio.run(published.publisher.publish_new())
+    assert (published.publisher.refusals, published.publisher.writes) == (1, 0)
+    assert published.once(101, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
 
 
 def test_the_reason_of_a_new_gang_is_published_within_the_period(monkeypatch: pytest.MonkeyPatch) -> None:

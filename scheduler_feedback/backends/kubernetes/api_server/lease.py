@@ -154,12 +154,12 @@ class Leadership:
                 await self._let_go(client)
 
     def _report(self, why: str) -> None:
-        """Log why the lease was neither read nor written: as a warning if it is another reason than the last time.
+        """Log why the lease was neither read nor written, unless it is the same reason as the last time.
 
         A controller that never leads, because of a missing right for example, is otherwise a healthy standby.
         """
-        level = logging.INFO if why == self._reported else logging.WARNING
-        _log.log(level, "lease %s/%s cannot be acquired or renewed: %s", self._namespace, self._name, why)
+        if why != self._reported:
+            _log.warning("lease %s/%s cannot be acquired or renewed: %s", self._namespace, self._name, why)
         self._reported = why
 
     def _works(self) -> bool:

@@ -138,7 +138,9 @@ class Publisher:
         self._client, self._cache, self._gangs, self._ask, self._may_act = client, cache, gangs, ask, may_act
         self._advice, self._evicts = advice, evicts
         self._written: dict[str, tuple[GangStatus, int]] = {}
-        self._started: set[str] = set()  # gangs that were not pending when a pass for new gangs queried them
+        self._evaluated: set[str] = (
+            set()
+        )  # gangs that a pass for new gangs has evaluated; the next full pass has them, too
         self._cursor = 0
         self._full_seconds = -PERIOD_SECONDS  # monotonic time of the last pass over all gangs and nodes
         self._left = 0  # number of writes until the next one
@@ -172,17 +174,17 @@ class Publisher:
         known = {gang.job_id for gang in gangs}
         for job_id in [job_id for job_id in self._written if job_id not in known]:
             del self._written[job_id]
-        self._started &= known
+        self._evaluated &= known
 
     async def publish_new(self) -> None:
         """Publish why gangs are pending or refused of which nothing has been published, within the limit of writes."""
-        new = [one for one in self._gangs() if one.job_id not in self._written and one.job_id not in self._started]
+        new = [one for one in self._gangs() if one.job_id not in self._written and one.job_id not in self._evaluated]
         if not new or self._left <= 0:
             return
         asked = new[:MOST_QUERIED]
         job_ids = [gang.job_id for gang in asked if not gang.refused]
         found = await asyncio.wrap_future(self._ask(lambda state: view_of(state, job_ids, nodes=False)))
-        self._started |= found.started
+        self._evaluated |= {gang.job_id for gang in asked if gang.refused} | found.started | found.statuses.keys()
         writes = self._gang_writes([gang for gang in asked if gang.job_id not in found.started], found)[: self._left]
         self._left -= len(writes)
         await self._write(writes)
