@@ -349,8 +349,8 @@ MUTANTS = (
     Mutant("backends.kubernetes.published.publish:Publisher.once", "][:WRITES_A_PERIOD]", "]", _WRITING),
     Mutant(
         "backends.kubernetes.published.publish:Publisher.publish_new",
-        "self._started |= found.started",
-        "pass",
+        "| found.started | found.statuses.keys()",
+        "",
         _WRITING,
     ),
     Mutant(

@@ -138,9 +138,7 @@ class Publisher:
         self._client, self._cache, self._gangs, self._ask, self._may_act = client, cache, gangs, ask, may_act
         self._advice, self._evicts = advice, evicts
         self._written: dict[str, tuple[GangStatus, int]] = {}
-        self._evaluated: set[str] = (
-            set()
-        )  # gangs that a pass for new gangs has evaluated; the next full pass has them, too
+        self._evaluated: set[str] = set()  # gangs that a pass for new gangs has evaluated
         self._cursor = 0
         self._full_seconds = -PERIOD_SECONDS  # monotonic time of the last pass over all gangs and nodes
         self._left = 0  # number of writes until the next one
