@@ -41,7 +41,7 @@ RUN mkdir -p /opt/gangwatch/share/sbom && /opt/tools/bin/cyclonedx-py environmen
 
 FROM ${BASE} AS runtime
 # One arena: each thread's own would add a megabyte of fragments.
-ENV PATH=/opt/gangwatch/bin:$PATH MALLOC_ARENA_MAX=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/gangwatch/bin:$PATH MALLOC_ARENA_MAX=1 PYTHONDONTWRITEBYTECODE=1 GANGWATCH_LOG_STDERR=1
 # The controller runs as this user. The agent's pod asks for root, whose files it must read, and for none of root's rights.
 USER 65532:65532
 ENTRYPOINT ["gangwatch"]

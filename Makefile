@@ -14,6 +14,7 @@ MINIMUM_TESTS ?= tests/core tests/exporter tests/api tests/detect tests/agent/te
   tests/deploy/test_extras.py tests/gangwatch/test_check.py tests/gangwatch/test_cli_*.py
 DEMO ?= --report demo-report.json
 NODES ?= 3
+GPUS ?= 0
 LOCKS := packaging/locks
 # What is installed has the versions and hashes of packaging/locks, and builds nothing.
 LOCKED := install --quiet --disable-pip-version-check --require-hashes --only-binary :all:
@@ -114,10 +115,10 @@ components:  ## the real components that some tests run against (as root, on Deb
 	./packaging/cluster/programs.sh
 	./packaging/cluster/images.sh
 
-cluster:  ## Kubernetes with NODES=3 real kubelets on this machine (as root, on Debian); docs/how-to/cluster.md
+cluster:  ## Kubernetes with NODES=3 real kubelets (GPUS=3 fake GPUs each) here (as root, on Debian); docs/how-to/cluster.md
 	./packaging/cluster/programs.sh
 	./packaging/cluster/images.sh
-	$(PYTHON) packaging/cluster/cluster.py up --nodes $(NODES)
+	$(PYTHON) packaging/cluster/cluster.py up --nodes $(NODES) --gpus $(GPUS)
 
 cluster-down:  ## remove the cluster: processes, namespaces, interfaces, control groups and files
 	$(PYTHON) packaging/cluster/cluster.py down

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from logging.handlers import RotatingFileHandler
@@ -12,6 +13,11 @@ from gangwatch.state_folder import StateFolder
 
 MOST_BYTES = 4 * 1024 * 1024
 """Maximum size of a log file, in bytes. One older file is kept. At one line per second, a file lasts seven hours."""
+
+
+TO_STANDARD_ERROR = "GANGWATCH_LOG_STDERR"
+"""Environment variable: with a value, daemons log to standard error, too. The images set it, so that `kubectl logs`
+shows the log of a container."""
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -32,11 +38,12 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def configure_logging(state: StateFolder, name: str) -> None:
-    """Write the log of this process to log/NAME.log, and also to standard error if standard error is a terminal."""
+    """Write the log of this process to log/NAME.log, and also to standard error if that is a terminal, or if the
+    environment variable TO_STANDARD_ERROR has a value."""
     handlers: list[logging.Handler] = [
         RotatingFileHandler(state.log_file(name), maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
     ]
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() or os.environ.get(TO_STANDARD_ERROR):
         handlers.append(logging.StreamHandler())
     for handler in handlers:
         handler.setFormatter(KeyValueFormatter())

@@ -8,6 +8,7 @@ round starts a gang of two, so that all GPUs are in use, and breaks one part at 
     leader                the processes of the controller that holds the Lease are killed
     api-server, etcd      kube-apiserver, or one of etcd's three members, is killed and started again
     network               one node is cut off for 5 to 50 s; its pods run on
+    node-lost             one node is cut off for 70 to 130 s: Kubernetes reports it as lost (only with --faults)
 
 A round ends when the broken part has recovered, all parts are healthy and every gang has run completely for 5 s, or
 after 240 s. Then it checks, by the API and by the processes on the nodes:
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos import rounds
-from benchmarks.chaos.faults import MEMBERS
+from benchmarks.chaos.faults import FAULTS, MEMBERS, USUAL
 from tests.kubernetes.real_site import real_site
 
 
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no round after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, metavar="FILE", help="file of all rounds, to continue a campaign")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=USUAL, help="faults of the rounds, in turn")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # so that the cluster is removed
@@ -83,7 +85,7 @@ def main() -> None:
         with real_site(MEMBERS) as site:
             rounds.start_standing(site)
             while len(records) < arguments.rounds and time.monotonic() < until:
-                record = rounds.run(site, len(records), arguments.seed)
+                record = rounds.run(site, len(records), arguments.seed, arguments.faults)
                 record["load"] = round(os.getloadavg()[0], 1)
                 records.append(record)
                 print(json.dumps(record), file=sys.stderr, flush=True)

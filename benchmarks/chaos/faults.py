@@ -21,8 +21,11 @@ from tests.kubernetes.real_site import NODES, Site
 MEMBERS = 3
 """Members of etcd."""
 CUT_SECONDS = (5.0, 50.0)
-"""Shortest and longest cut of a network. Kubernetes reports a node as lost after 40 s without a heartbeat
-(node-monitor-grace-period was 40 s until 1.31, and is 50 s since), so some cuts are longer and most are not."""
+"""Shortest and longest cut of a network. Kubernetes reports a node as lost after 50 s without a heartbeat
+(node-monitor-grace-period; 40 s until 1.31), so these cuts are shorter."""
+LOST_SECONDS = (70.0, 130.0)
+"""Shortest and longest cut of a network during which Kubernetes reports the node as lost. It evicts pods only after 300
+more seconds (defaultTolerationSeconds)."""
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gangwatch"
 
 
@@ -80,7 +83,16 @@ def kill_etcd(site: Site, draw: random.Random) -> Fault:
 
 def cut_network(site: Site, draw: random.Random) -> Fault:
     """Cut a node from all others for some seconds. Its pods run on."""
-    node, seconds = draw.choice(NODES), draw.uniform(*CUT_SECONDS)
+    return _cut(site, draw, CUT_SECONDS)
+
+
+def lose_node(site: Site, draw: random.Random) -> Fault:
+    """Cut a node from all others until Kubernetes reports it as lost. Its pods run on."""
+    return _cut(site, draw, LOST_SECONDS)
+
+
+def _cut(site: Site, draw: random.Random, limits: tuple[float, float]) -> Fault:
+    node, seconds = draw.choice(NODES), draw.uniform(*limits)
     control = (site.real.folder / "control.pid").read_text()
     link = ["nsenter", f"--target={control}", "--net", "ip", "link", "set", node]
     subprocess.run([*link, "down"], check=True)
@@ -107,8 +119,12 @@ FAULTS: dict[str, Callable[[Site, random.Random], Fault]] = {
     "api-server": kill_api_server,
     "etcd": kill_etcd,
     "network": cut_network,
+    "node-lost": lose_node,
 }
 """Faults by name."""
+
+USUAL = tuple(name for name in FAULTS if name != "node-lost")
+"""Faults of a campaign unless it names others. Rounds with a lost node take some minutes."""
 
 
 def is_healthy(site: Site, gpus: str) -> bool:

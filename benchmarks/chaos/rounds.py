@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from agent.schema.errors import BackendError
 from benchmarks.chaos.checks import Member, Rank, attempts, twice, violations, whole
-from benchmarks.chaos.faults import FAULTS, is_healthy
+from benchmarks.chaos.faults import FAULTS, USUAL, is_healthy
 from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT
 from tests.kubernetes.real_site import GPUS, IMAGE, Site
 
@@ -89,10 +89,9 @@ class Sampler:
         self._thread.join()
 
 
-def run(site: Site, number: int, seed: int) -> dict[str, Any]:
-    """Run one round, and return its record. The same number and seed draw the same fault."""
+def run(site: Site, number: int, seed: int, kinds: Sequence[str] = USUAL) -> dict[str, Any]:
+    """Run one round with one of these faults, and return its record. The same number and seed draw the same fault."""
     draw = random.Random(f"{seed}-{number}")
-    kinds = list(FAULTS)
     kind = kinds[number % len(kinds)]
     new = f"round-{number}"
     sizes = {**STANDING, new: 2}

@@ -45,6 +45,13 @@ EXPRESSIONS = (
     "((((((((",
 )
 _QUANTITIES = ("1", "80Gi", "x", "-1", "1e40", "1e99999")
+_UNUSABLE: tuple[dict[str, Any], ...] = (
+    *({} for _ in range(12)),
+    {"consumesCounters": [{"counterSet": "s", "counters": {}}]},
+    {"allowMultipleAllocations": True},
+    {"bindingConditions": ["ready"]},
+    {"nodeAllocatableResources": {"cpu": {}}},
+)
 _COUNTS = (1, 1, 1, 1, 1, 2, 2, 0, -1, 10**12)
 
 
@@ -70,18 +77,30 @@ def _device(chance: random.Random, number: int) -> dict[str, Any]:
         "attributes": {name: chance.choice(values) for name in chance.sample(names, k=3)},
         "capacity": {"memory": {"value": chance.choice(_QUANTITIES)}},
         "taints": chance.choice(([], [], [], [{"key": "a", "effect": "NoSchedule"}], [{}])),
+        **chance.choice(_UNUSABLE),
+    }
+
+
+def _asked(chance: random.Random) -> dict[str, Any]:
+    return {
+        "deviceClassName": chance.choice((_GPU,) * 8 + ("nic", "absent", "")),
+        "allocationMode": chance.choice(("ExactCount",) * 8 + ("All", "x")),
+        "count": chance.choice(_COUNTS),
+        "selectors": _expressions(chance),
+        "tolerations": chance.choice(([], [{"operator": "Exists"}], [{"key": "a"}])),
+        "capacity": chance.choice((None,) * 6 + ({}, {"requests": {"memory": chance.choice(_QUANTITIES)}})),
+        "derivedAttributes": [{}] if chance.random() < 0.03 else [],
     }
 
 
 def _request(chance: random.Random, number: int) -> dict[str, Any]:
-    exactly = {
-        "deviceClassName": chance.choice((_GPU,) * 8 + ("absent", "")),
-        "allocationMode": chance.choice(("ExactCount",) * 6 + ("All", "x")),
-        "count": chance.choice(_COUNTS),
-        "selectors": _expressions(chance),
-        "tolerations": chance.choice(([], [{"operator": "Exists"}], [{"key": "a"}])),
-    }
-    return {"name": f"r{number}", "exactly": exactly}
+    kind = chance.random()
+    if kind < 0.6:
+        return {"name": f"r{number}", "exactly": {**_asked(chance), "adminAccess": chance.random() < 0.2}}
+    if kind < 0.65:
+        return {"name": f"r{number}"}
+    alternatives = [{**_asked(chance), "name": f"a{one}"} for one in range(chance.randrange(3))]
+    return {"name": f"r{number}", "firstAvailable": alternatives}
 
 
 def _claim(chance: random.Random, number: int) -> dict[str, Any]:
@@ -97,6 +116,7 @@ def _claim(chance: random.Random, number: int) -> dict[str, Any]:
             "devices": {
                 "requests": [_request(chance, n) for n in range(chance.randrange(1, 3))],
                 "constraints": chance.choice(([], [], match)),
+                "config": chance.choice(([], [], [{"requests": ["r0"]}, {"requests": ["r1/a0"]}, {}])),
             }
         },
         "status": chance.choice(
@@ -131,7 +151,16 @@ def _pod(chance: random.Random, number: int) -> dict[str, Any]:
 def _make(chance: random.Random) -> bytes:
     node: dict[str, Any] = {"nodeName": "n1"}
     where: dict[str, Any] = chance.choice(
-        (node, node, node, node, {"allNodes": True}, {"nodeSelector": {"nodeSelectorTerms": []}}, {})
+        (
+            node,
+            node,
+            node,
+            node,
+            {"allNodes": True},
+            {"nodeSelector": {"nodeSelectorTerms": []}},
+            {},
+            {"perDeviceNodeSelection": True},
+        )
     )
     slices = chance.randrange(1, 3)
     pool = {
@@ -148,7 +177,10 @@ def _make(chance: random.Random) -> bytes:
             }
             for number in range(slices)
         ],
-        "classes": [{"metadata": {"name": _GPU}, "spec": {"selectors": _expressions(chance)}}],
+        "classes": [
+            {"metadata": {"name": _GPU}, "spec": {"selectors": _expressions(chance), "config": [{"opaque": {}}]}},
+            {"metadata": {"name": "nic"}},
+        ],
         "networks": [
             {"metadata": {"name": "net", "namespace": "default", "annotations": {RESOURCE: "example.com/vf"}}}
         ],
@@ -204,7 +236,8 @@ def _parse(data: bytes) -> str:
     return ACCEPTED if placed else REFUSED
 
 
-_METHODS = ("claim_changed", "resolve", "_pod_claim", "amounts", "_is_of_others", "assume")
+_METHODS = ("claim_changed", "resolve", "_pod_claim", "_why_unsupported", "amounts", "_is_of_others", "assume")
+_CLAIMS = ("claims_of_pod", "requests_in", "_request", "_exactly", "amounts_of", "allocation_body", "_configuration")
 
 TARGETS = (
     Target(
@@ -213,11 +246,14 @@ TARGETS = (
         _parse,
         (
             *(f"{_KUBERNETES}.devices.device_cache:DeviceCache.{name}" for name in _METHODS),
-            *(f"{_KUBERNETES}.devices.pod_claims:{name}" for name in ("claims_of_pod", "requests_in", "_request")),
+            *(f"{_KUBERNETES}.devices.pod_claims:{name}" for name in _CLAIMS),
             *(f"{_KUBERNETES}.devices.selectors:{name}" for name in ("matches", "_read", "_data", "_value")),
+            f"{_KUBERNETES}.devices.selectors:has_capacity",
+            f"{_KUBERNETES}.devices.inventory:why_unusable",
             f"{_KUBERNETES}.devices.inventory:Inventory.change",
             f"{_KUBERNETES}.devices.inventory:Inventory._add",
             f"{_KUBERNETES}.devices.allocation:allocate",
+            f"{_KUBERNETES}.devices.allocation:_allocate_exactly",
             f"{_KUBERNETES}.objects.networks:networks_of",
         ),
     ),

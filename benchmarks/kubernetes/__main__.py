@@ -1,11 +1,11 @@
 """Speed of gang scheduling on a real API server: `python -m benchmarks.kubernetes --json`.
 
 For each number of nodes, starts a control plane on loopback (etcd on disk, kube-apiserver, no audit log) and creates
-node objects without kubelets. Then runs several schedulers, one after the other, on the same pods: a loop that only
-binds pods, as the upper limit of the API server; kube-scheduler without gangs; kube-scheduler with Kubernetes' own
-gangs; coscheduling of sigs.k8s.io/scheduler-plugins and Volcano, if `--coscheduling` and `--volcano` name their
-programs; and our controller with its journal on disk. Results come from a watch of the API server; `load` is the load
-of the machine at the end.
+node objects without kubelets, or with `--hollow` nodes that KWOK runs. Then runs several schedulers, one after the
+other, on the same pods: a loop that only binds pods, as the upper limit of the API server; kube-scheduler without
+gangs; kube-scheduler with Kubernetes' own gangs; coscheduling of sigs.k8s.io/scheduler-plugins and Volcano, if
+`--coscheduling` and `--volcano` name their programs; and our controller with its journal on disk. Results come from a
+watch of the API server; `load` is the load of the machine at the end.
 
     binds_per_second      single pods that all fit at once, bound per second. Our controller is frozen while they are
                           created, and time runs from its thaw; the others are started after the creation, and time
@@ -40,6 +40,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -102,7 +103,8 @@ def measure(count: int, folder: Path, arguments: argparse.Namespace, say: Say) -
         bed = Bed(plane, folder, count, say, arguments.volcano and arguments.volcano[1])
         bed.prepare()
         run = Run(bed, arguments.parts, say)
-        with bed.seen:
+        hollow = contenders.hollow_nodes(plane, folder / "kwok") if arguments.hollow else nullcontext()
+        with bed.seen, hollow:
             for who in WHO:
                 if who in arguments.who:
                     _measure_one(who, run, folder, arguments)
@@ -160,6 +162,11 @@ def main() -> None:
         nargs=2,
         metavar=("PROGRAM", "CRDS"),
         help="Volcano's scheduler, and the folder of its definitions",
+    )
+    parser.add_argument(
+        "--hollow",
+        action="store_true",
+        help="let KWOK (packaging/kubernetes/kwok/build.sh) run the nodes and their pods",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder to keep all logs in")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Programs to compare: our controller, kube-scheduler, coscheduling, and a loop that only binds pods."""
+"""Programs to compare: our controller, kube-scheduler, coscheduling, and a loop that only binds pods; hollow nodes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from tests.ports import held_port
 
 BARE = "bare"
 _ENDING_SECONDS = 30
+LEASE_SECONDS = 200
+"""Duration of a hollow node's Lease. KWOK renews it after a quarter, so that 5,000 nodes send 100 requests a second.
+Kubelets renew every 10 s, which alone would use most of two processors."""
 
 
 def _began(command: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -122,6 +125,21 @@ def _scheduler(
     port = held_port()
     command = [str(program), f"--config={settings}", "--bind-address=127.0.0.1", *options]
     process = _began([*command, f"--secure-port={port}", f"--cert-dir={folder}/tls"], folder / "kube-scheduler.log")
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+@contextmanager
+def hollow_nodes(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run KWOK for all nodes: bound pods run without containers, and the nodes renew their Leases."""
+    program, stages = assets() / "kwok", assets() / "kwok-stages.yaml"
+    if not program.exists():
+        raise SystemExit(f"{program} is absent: packaging/kubernetes/kwok/build.sh builds it")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [str(program), f"--kubeconfig={plane.kubeconfig()}", f"--config={stages}", "--manage-all-nodes"]
+    process = _began([*command, f"--node-lease-duration-seconds={LEASE_SECONDS}"], folder / "kwok.log")
     try:
         yield process
     finally:

@@ -118,7 +118,7 @@ def _stand_by(config: Config, leadership: Leadership, stop: StopRequest) -> bool
     if leadership.wait(_WAIT_SECONDS):
         return True
     with standing_by(config) as url:
-        _log.info("standby: another controller leads; metrics at %s/metrics", url)
+        _log.info("standby until this controller gets the lease; metrics at %s/metrics", url)
         while not leadership.wait(_WAIT_SECONDS):
             if stop.made:
                 return False

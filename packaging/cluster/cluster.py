@@ -1,8 +1,8 @@
 """A Kubernetes cluster on one machine: a control plane and real kubelets, each with containerd, in Linux namespaces.
 
-    python packaging/cluster/cluster.py up [--nodes 3] [--etcd 1]      start it and wait until all nodes are ready
-    python packaging/cluster/cluster.py reboot NODE                    end all on a node at once, and start it again
-    python packaging/cluster/cluster.py down                           stop it and remove all of its files
+    python packaging/cluster/cluster.py up [--nodes 3] [--etcd 1] [--gpus 0]  start it; wait for its nodes
+    python packaging/cluster/cluster.py reboot NODE                           end a node at once, and start it again
+    python packaging/cluster/cluster.py down                                  stop it and remove all of its files
 
 It needs root; see docs/how-to/cluster.md. The cluster's folder is GANGWATCH_CLUSTER, by default
 /tmp/gangwatch-cluster. programs.sh and images.sh install its programs and images.
@@ -20,6 +20,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import namespaces
 from certificates import SERVER, kubeconfig, make_authority, make_certificate
@@ -83,8 +84,11 @@ def missing() -> str:
     return ""
 
 
-def up(nodes: int, members: int = 1) -> None:
-    """Start the cluster, and wait until all nodes are ready. members: number of etcd's members."""
+def up(nodes: int, members: int = 1, gpus: int = 0) -> None:
+    """Start the cluster, and wait until all nodes are ready.
+
+    members: number of etcd's members. gpus: number of GPUs that each node reports, without having them.
+    """
     lack = missing() or _in_use()
     if lack:
         raise SystemExit(f"cluster: {lack}")
@@ -112,6 +116,10 @@ def up(nodes: int, members: int = 1) -> None:
         write_node(FOLDER, name, index, PROGRAMS)
         _start_node(name, index)
     _wait(f"{nodes} nodes are ready", lambda: _ready_nodes() == set(names), 240)
+    if gpus:
+        for name in names:
+            _report_gpus(name, gpus)
+        _wait("the kubelets have the GPUs", lambda: all(_gpus(name) == gpus for name in names), 120)
     sys.stdout.write(f"{nodes} nodes are ready. export KUBECONFIG={FOLDER}/kubeconfig\n")
 
 
@@ -159,6 +167,21 @@ def down() -> None:
         raise SystemExit(f"cluster: {FOLDER} cannot be removed completely; see what remains with `find {FOLDER}`")
 
 
+def _report_gpus(name: str, gpus: int) -> None:
+    """Let a node report GPUs that do not exist. Pods that request them get no device.
+
+    Source: https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node/
+    """
+    body = json.dumps([{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(gpus)}]).encode()
+    with _send(f"/api/v1/nodes/{name}/status", body) as response:
+        response.read()
+
+
+def _gpus(name: str) -> int:
+    found = json.loads(_get(f"/api/v1/nodes/{name}") or b"{}").get("status", {}).get("allocatable", {})
+    return int(found.get("nvidia.com/gpu", 0))
+
+
 def _in_use() -> str:
     """Return the reason why no cluster can be started, such as a running one; '' if it can."""
     if FOLDER.exists() or Path(f"/sys/class/net/{namespaces.LINK}").exists():
@@ -172,16 +195,24 @@ def _in_use() -> str:
 
 def _get(path: str) -> bytes:
     """Return the API server's response to a GET request; b'' if it does not respond."""
-    control = FOLDER / "control"
-    context = ssl.create_default_context(cafile=str(control / "ca.crt"))
-    context.load_cert_chain(control / "admin.crt", control / "admin.key")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(f"{SERVER}{path}", timeout=5) as response:
+        with _send(path) as response:
             body: bytes = response.read()
             return body
     except OSError:
         return b""
+
+
+def _send(path: str, patch: bytes | None = None) -> Any:
+    """Send a GET request, or this JSON patch, to the API server as administrator. Raises OSError if it fails."""
+    control = FOLDER / "control"
+    context = ssl.create_default_context(cafile=str(control / "ca.crt"))
+    context.load_cert_chain(control / "admin.crt", control / "admin.key")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    headers = {} if patch is None else {"Content-Type": "application/json-patch+json"}
+    method = "GET" if patch is None else "PATCH"
+    request = urllib.request.Request(f"{SERVER}{path}", data=patch, headers=headers, method=method)
+    return opener.open(request, timeout=5)
 
 
 def _ready_nodes() -> set[str]:
@@ -215,13 +246,16 @@ def main() -> None:
     starting = commands.add_parser("up", help="start it, and wait until all nodes are ready")
     starting.add_argument("--nodes", type=int, default=3, choices=range(1, MOST_NODES + 1), help="number of nodes")
     starting.add_argument("--etcd", type=int, default=1, choices=(1, 3), help="number of members of etcd")
+    starting.add_argument(
+        "--gpus", type=int, default=0, choices=range(17), metavar="0..16", help="GPUs that each node reports (fake)"
+    )
     rebooting = commands.add_parser("reboot", help="end a node at once, and start it again")
     rebooting.add_argument("node", help="such as node-1")
     commands.add_parser("down", help="remove all of it")
     commands.add_parser("check", help="exit with 1 and a reason if it cannot start here")
     arguments = parser.parse_args()
     if arguments.command == "up":
-        up(arguments.nodes, arguments.etcd)
+        up(arguments.nodes, arguments.etcd, arguments.gpus)
     elif arguments.command == "reboot":
         reboot(arguments.node)
     elif arguments.command == "down":

@@ -59,6 +59,11 @@ def request(name: str = "gpu", device_class: str = GPU_CLASS, *expressions: str,
     return {"name": name, "exactly": {"deviceClassName": device_class, **selectors, **exactly}}
 
 
+def first_available(name: str, *alternatives: dict[str, Any]) -> dict[str, Any]:
+    """Return a request for the first alternative that is available. alternatives: see ``request``."""
+    return {"name": name, "firstAvailable": [{"name": one["name"], **one["exactly"]} for one in alternatives]}
+
+
 def claim_body(name: str, *requests: dict[str, Any], **devices: Any) -> dict[str, Any]:
     """Return a claim. devices: further fields, such as constraints."""
     return {

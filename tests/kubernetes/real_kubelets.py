@@ -43,22 +43,22 @@ class RealCluster:
         return subprocess.run(command, env=self._environment, capture_output=True, text=True)
 
     @contextmanager
-    def running(self, nodes: int, members: int = 1) -> Iterator[Api]:
+    def running(self, nodes: int, members: int = 1, gpus: int = 0) -> Iterator[Api]:
         """Start the cluster, yield its administrator's client, and remove the cluster. Skip if it cannot run here.
 
-        members: number of etcd's members.
+        members: number of etcd's members. gpus: number of GPUs that each node reports without a device plug-in.
         """
         with LOCK.open("w") as lock:  # a machine has room for one cluster; another run of the tests may have it
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with self._running(nodes, members) as api:
+            with self._running(nodes, members, gpus) as api:
                 yield api
 
     @contextmanager
-    def _running(self, nodes: int, members: int) -> Iterator[Api]:
+    def _running(self, nodes: int, members: int, gpus: int) -> Iterator[Api]:
         if (checked := self.command("check")).returncode != 0:
             absent(checked.stderr.strip())
         try:
-            started = self.command("up", f"--nodes={nodes}", f"--etcd={members}")
+            started = self.command("up", f"--nodes={nodes}", f"--etcd={members}", f"--gpus={gpus}")
             assert started.returncode == 0, started.stderr + self.logs()
             api = Api(self._access())
             try:

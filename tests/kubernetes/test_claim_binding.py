@@ -16,7 +16,7 @@ from scheduler_feedback.backends.kubernetes.attempts.claim_binding import Reserv
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Phase
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.core.events import ActionFailed
-from tests.kubernetes.device_driver import class_body, gpu, request, slice_body
+from tests.kubernetes.device_driver import class_body, first_available, gpu, request, slice_body
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import pod
 from tests.kubernetes.test_attempt_lifecycle import PODS, Scene, attempt_of, bindings, bound, slots, start
@@ -267,6 +267,32 @@ def test_the_configuration_of_class_and_claim_is_part_of_the_allocation() -> Non
     allocation = scene.cache.devices.assumed("default/a-claim")
     assert allocation is not None
     assert allocation["devices"]["config"][0] == {**opaque, "source": "FromClass", "requests": []}, "it is for all"
+
+
+def test_only_the_configuration_of_the_chosen_alternative_is_part_of_the_allocation() -> None:
+    """The class of an alternative that was not used may be that of another driver."""
+    nic = "nic.example.com"
+    scene = ClaimScene()
+    scene.add("a", request("gpu"), first_available("any", request("nic", nic), request("vf", nic)))
+    scene.site.publish("n1", [{"name": "vf-0"}], nic)
+    opaque = {"opaque": {"driver": nic, "parameters": {}}}
+    claim = msgspec.to_builtins(scene.cache.devices.claims["default/a-claim"])
+    concerned = (["any/vf"], ["any/nic"], ["any"], ["gpu", "any/nic"])
+    claim["spec"]["devices"]["config"] = [{**opaque, "requests": one} for one in concerned]
+    scene.site.change(msgspec.convert(claim, ResourceClaim))
+    body = class_body(nic)
+    body["spec"]["config"] = [opaque]
+    scene.cache.class_changed(nic, None, msgspec.convert(body, DeviceClass))
+    assert scene.cache.assume(scene.cache.pods["default/a"], "n1") == ""
+    allocation = scene.cache.devices.assumed("default/a-claim")
+    assert allocation is not None
+    assert [one["request"] for one in allocation["devices"]["results"]] == ["gpu", "any/nic"]
+    assert [(one["source"], one["requests"]) for one in allocation["devices"]["config"]] == [
+        ("FromClass", ["any/nic"]),
+        ("FromClaim", ["any/nic"]),
+        ("FromClaim", ["any"]),
+        ("FromClaim", []),
+    ]
 
 
 def test_devices_of_several_nodes_keep_the_slice_s_selector() -> None:

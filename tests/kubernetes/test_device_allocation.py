@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_feedback.backends.kubernetes.devices import allocation
-from scheduler_feedback.backends.kubernetes.devices.allocation import ALL, Choice, ClaimRequests, Request, allocate
+from scheduler_feedback.backends.kubernetes.devices.allocation import (
+    ALL,
+    Choice,
+    ClaimRequests,
+    Request,
+    allocate,
+    fulfils,
+)
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, DeviceToleration, ResourceSlice
 from scheduler_feedback.backends.kubernetes.devices.inventory import DeviceId, Inventory, Published
 from tests.kubernetes.device_driver import class_body, gpu, slice_body
@@ -77,11 +84,25 @@ def test_devices_of_several_nodes_are_those_of_the_selected_nodes() -> None:
     assert made.change("x", None, a_slice("pool-c", [gpu(3)], allNodes=True)) == {""}, "all nodes have changed"
 
 
-def test_devices_that_are_not_allocated_as_a_whole_are_left_out() -> None:
+def test_devices_that_are_not_allocated_as_a_whole_are_left_out_with_the_reason() -> None:
     partition = {**gpu(1), "consumesCounters": [{"counterSet": "gpu-1", "counters": {"slices": {"value": "1"}}}]}
     shared, attached = {**gpu(2), "allowMultipleAllocations": True}, {**gpu(3), "bindingConditions": ["ready"]}
-    made = inventory(a_slice("n1", [gpu(0), partition, shared, attached]))
-    assert [one.id.device for one in made.devices_on(node("n1", 0))] == ["gpu-0"]
+    cpu = {**gpu(4), "nodeAllocatableResources": {"cpu": {}}}
+    first = a_slice("n1", [gpu(0), partition, shared, attached, cpu])
+    apart = a_slice("pool", [gpu(5)], perDeviceNodeSelection=True)
+    made, place = inventory(first, apart), node("n1", 0)
+    assert [one.id.device for one in made.devices_on(place)] == ["gpu-0"]
+    assert [one.id.device for one in made.usable()] == ["gpu-0"]
+    reasons = {one.id.device: why for one, why in made.unusable()}
+    assert reasons == {
+        "gpu-1": "shares counters with others (partitionable devices, such as dynamic MIG)",
+        "gpu-2": "can be allocated to several claims (consumable capacity)",
+        "gpu-3": "is attached only after its allocation (binding conditions)",
+        "gpu-4": "represents CPU or memory of its node",
+        "gpu-5": "selects nodes of its own (perDeviceNodeSelection)",
+    }
+    made.change(first.metadata.key, first, None)
+    assert [one.id.device for one, _ in made.unusable()] == ["gpu-5"]
 
 
 # --- allocation ------------------------------------------------------------------------------------------------------
@@ -154,6 +175,144 @@ def test_a_search_ends_after_a_number_of_steps(monkeypatch: Any) -> None:
     hard = ClaimRequests(tuple(Request(f"r{n}", GPU) for n in range(16)), ((ROOT, ()),))
     found = allocate([hard], pairs, (), CLASSES)
     assert found == "no combination of devices was found in 200 steps that fulfils all requests and constraints"
+
+
+def alternatives(*requests: Request, name: str = "any") -> Request:
+    named = tuple(msgspec.structs.replace(one, name=f"{name}/{one.name}") for one in requests)
+    return Request(name, "|".join(one.device_class for one in named), count=named[0].count, alternatives=named)
+
+
+def test_the_first_alternative_that_can_be_allocated_is_used() -> None:
+    have = [*devices("a", "b"), *devices("c", "d", driver=NIC)]
+    asked = alternatives(Request("gpus", GPU, count=2), Request("nics", NIC, count=2))
+    claim = ClaimRequests((asked,))
+    assert names(allocate([claim], have, (), CLASSES)) == [(0, "any/gpus", "gpu-0"), (0, "any/gpus", "gpu-1")]
+    found = allocate([claim], have, {have[0].id}, CLASSES)
+    assert names(found) == [(0, "any/nics", "gpu-0"), (0, "any/nics", "gpu-1")]
+    found = allocate([claim], have, {have[0].id, have[2].id}, CLASSES)
+    assert found == "request any/nics: 2 devices of class nic.example.com are requested, 1 of 2 are free"
+    assert fulfils(asked, have[0], CLASSES)
+    assert fulfils(asked, have[2], CLASSES)
+
+
+def test_a_later_request_revises_the_alternative_of_an_earlier_one() -> None:
+    have = [*devices("a"), *devices("b", driver=NIC)]
+    either = alternatives(Request("gpu", GPU), Request("nic", NIC))
+    claim = ClaimRequests((either, Request("gpu", GPU)))
+    assert names(allocate([claim], have, (), CLASSES)) == [(0, "any/nic", "gpu-0"), (0, "gpu", "gpu-0")]
+
+
+def test_a_constraint_names_a_request_or_one_of_its_alternatives() -> None:
+    have = [*devices("a"), *devices("b", driver=NIC)]
+    either = alternatives(Request("gpu", GPU), Request("nic", NIC))
+    for of, allowed in ((("any", "other"), False), (("any/gpu", "other"), False), (("any/nic", "other"), True)):
+        claim = ClaimRequests((either, Request("other", NIC)), ((ROOT, of),))
+        assert isinstance(allocate([claim], have, (), CLASSES), list) is allowed, of
+
+
+def test_combinations_of_alternatives_are_limited(monkeypatch: Any) -> None:
+    monkeypatch.setattr(allocation, "MOST_COMBINATIONS", 2)
+    three = alternatives(Request("a", NIC), Request("b", NIC), Request("c", GPU))
+    assert isinstance(allocate([ClaimRequests((three,))], devices("a"), (), CLASSES), str)
+    monkeypatch.setattr(allocation, "MOST_COMBINATIONS", 3)
+    assert isinstance(allocate([ClaimRequests((three,))], devices("a"), (), CLASSES), list)
+
+
+def test_requests_for_administration_get_devices_that_others_have_and_take_none() -> None:
+    have = devices("a", "b")
+    every = {one.id for one in have}
+    watching = ClaimRequests((Request("watch", GPU, count=ALL, admin=True),))
+    assert names(allocate([watching], have, every, CLASSES)) == [(0, "watch", "gpu-0"), (0, "watch", "gpu-1")]
+    work = ClaimRequests((Request("work", GPU, count=2),))
+    assert len(names(allocate([watching, work], have, (), CLASSES))) == 4
+    both = ClaimRequests((Request("work", GPU), Request("watch", GPU, count=2, admin=True)))
+    assert isinstance(allocate([both], have, (), CLASSES), str), "a claim lists each device once"
+
+
+def test_a_device_must_have_the_capacity_that_is_requested() -> None:
+    have = devices("a", "b")
+    for capacity, fits in (
+        ((("memory", "141Gi"),), True),
+        ((("memory", "142Gi"),), False),
+        ((("cores", "1"),), False),
+        ((("memory", "1"), ("cores", "1")), False),
+    ):
+        found = allocate([ClaimRequests((Request("r", GPU, capacity=capacity),))], have, (), CLASSES)
+        assert isinstance(found, list) is fits, capacity
+    assert found == (
+        "request r: the node has no device that matches class gpu.nvidia.com and the capacity memory=1 cores=1"
+    )
+    broken = devices("a", capacity={"memory": {"value": "no number"}})
+    one = Request("r", GPU, capacity=(("memory", "1"),))
+    assert isinstance(allocate([ClaimRequests((one,))], broken, (), CLASSES), str)
+
+
+def test_requests_for_other_devices_have_other_signatures() -> None:
+    plain = Request("r", GPU)
+    asked = [
+        plain,
+        Request("r", GPU, ("true",)),
+        Request("r", GPU, tolerations=(DeviceToleration("sick", "Exists"),)),
+        Request("r", GPU, capacity=(("memory", "1Gi"),)),
+        Request("r", GPU, capacity=(("memory", "2Gi"),)),
+        alternatives(plain, Request("n", NIC)),
+        alternatives(Request("n", NIC), plain),
+    ]
+    assert len({one.signature for one in asked}) == len(asked)
+    assert plain.signature == Request("other", GPU, count=2).signature == "deviceclass/gpu.nvidia.com"
+
+
+SINGLE = st.builds(
+    Request,
+    st.sampled_from(["x", "y"]),
+    st.sampled_from([GPU, NIC]),
+    capacity=st.sampled_from([(), (("memory", "100Gi"),), (("memory", "200Gi"),)]),
+    admin=st.booleans(),
+)
+EITHER = st.builds(
+    lambda first, second: alternatives(*(msgspec.structs.replace(one, admin=False) for one in (first, second))),
+    SINGLE,
+    SINGLE,
+)
+
+
+def first_exists(claims: Sequence[ClaimRequests], have: Sequence[Published], taken: set[DeviceId]) -> list[str] | None:
+    """Return the names of the requests of the first combination of alternatives that fits, by trying all devices."""
+    wanted = [(number, request) for number, claim in enumerate(claims) for request in claim.requests]
+    for combination in itertools.product(*(request.alternatives or (request,) for _, request in wanted)):
+        pairs = [(number, request) for (number, _), request in zip(wanted, combination, strict=True)]
+        for chosen in itertools.product(have, repeat=len(pairs)):
+            used = list(zip(pairs, chosen, strict=True))
+            right = all(
+                request.device_class == one.id.driver
+                and all(amount == "100Gi" for _, amount in request.capacity)
+                and (request.admin or one.id not in taken)
+                for (_, request), one in used
+            )
+            clash = any(
+                one is other and (number == its or not (request.admin or asked.admin))
+                for ((number, request), one), ((its, asked), other) in itertools.combinations(used, 2)
+            )
+            if right and not clash:
+                return [request.name for _, request in pairs]
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_alternatives_capacity_and_administration_are_allocated_as_a_full_search_does(data: st.DataObject) -> None:
+    have = [
+        *devices(*"ab"[: data.draw(st.integers(0, 2))]),
+        *devices(*"ab"[: data.draw(st.integers(0, 2))], driver=NIC),
+    ]
+    either = st.one_of(SINGLE, EITHER)
+    claims = [
+        ClaimRequests(tuple(data.draw(st.lists(either, min_size=1, max_size=2, unique_by=lambda one: one.name))))
+        for _ in range(data.draw(st.integers(1, 2)))
+    ]
+    taken = {one.id for one in have if data.draw(st.integers(0, 3)) == 0}
+    found, expected = allocate(claims, have, taken, CLASSES), first_exists(claims, have, taken)
+    assert (None if isinstance(found, str) else [one.request.name for one in found]) == expected
 
 
 REQUESTS = st.builds(Request, st.sampled_from(["x", "y"]), st.sampled_from([GPU, NIC]), st.just(()), st.integers(1, 2))

@@ -16,7 +16,16 @@ from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
 from scheduler_feedback.backends.kubernetes.objects.translate import Gang, TopologyLabels, slots_of
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import Slot
-from tests.kubernetes.device_driver import GPU_CLASS, claim_body, claiming, class_body, gpu, request, slice_body
+from tests.kubernetes.device_driver import (
+    GPU_CLASS,
+    claim_body,
+    claiming,
+    class_body,
+    first_available,
+    gpu,
+    request,
+    slice_body,
+)
 from tests.kubernetes.makers import group, node, pod, uid
 from tests.kubernetes.test_attempt import add, cache_of, seen
 
@@ -152,9 +161,23 @@ def test_a_gang_waits_until_each_claim_has_been_made_from_its_template() -> None
             "pod a: claim a-claim: request r: cannot evaluate 'device.driver.foo()': undeclared reference to 'foo'",
         ),
         ([request("r", "absent")], "pod a: claim a-claim: request r: device class absent does not exist"),
-        ([request("r", adminAccess=True)], "pod a: claim a-claim: request r: admin access is not implemented"),
-        ([{"name": "r", "firstAvailable": []}], "pod a: claim a-claim: request r: firstAvailable is not implemented"),
-        ([request("r", capacity={"requests": {"memory": "1Gi"}})], "a part of a device's capacity is not implemented"),
+        ([{"name": "r", "firstAvailable": []}], "request r: it is of a kind that is not implemented"),
+        ([request("r", derivedAttributes=[{}])], "request r: derived attributes are not implemented"),
+        ([request("r", capacity={"requests": {"memory": "x"}})], "request r: capacity memory: 'x' is not a quantity"),
+        (
+            [first_available("r", request("big", count=1), request("small", count=2))],
+            "request r: its alternatives ask for different numbers of devices (1, 2), so the number of the gang's "
+            "ranks would depend on the nodes",
+        ),
+        (
+            [first_available("r", request("gpu"), request("nic", NIC))],
+            "request r: some of its alternatives are slots (GPUs) and others are not",
+        ),
+        (
+            [first_available("r", request("all", allocationMode="All"))],
+            "request r: allocation mode All is not implemented in firstAvailable",
+        ),
+        ([request("r", adminAccess=True)], "none of its pods requests a GPU"),
     ],
 )
 def test_an_unsupported_claim_is_refused_with_its_reason(requests: list[dict[str, Any]], words: str) -> None:
@@ -163,6 +186,71 @@ def test_an_unsupported_claim_is_refused_with_its_reason(requests: list[dict[str
     gang = site.gang("default/a")
     assert gang.spec is None
     assert words in gang.refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (
+            {"consumesCounters": [{"counterSet": "s", "counters": {"memory": {"value": "1"}}}]},
+            "shares counters with others (partitionable devices, such as dynamic MIG)",
+        ),
+        ({"allowMultipleAllocations": True}, "can be allocated to several claims (consumable capacity)"),
+    ],
+)
+def test_a_claim_that_only_unsupported_devices_match_is_refused(fields: dict[str, Any], why: str) -> None:
+    """It would otherwise wait for ever, because nodes have no device that matches."""
+    site = Site("n1", gpus=0)
+    site.pod("a", request("r"))
+    assert site.gang("default/a").refused == "", "a driver may publish devices later"
+    site.publish("n1", [{**gpu(0), **fields}])
+    site.cache.take_dirty()
+    words = f"request r: only devices of class {GPU_CLASS} match that gangwatch does not allocate: each {why}"
+    assert words in site.gang("default/a").refused
+    site.cache.node_changed("n2", None, node("n2", 0))
+    site.publish("n2", [gpu(0)])
+    site.cache.take_dirty()
+    assert site.gang("default/a").refused == "", "another node has a device"
+
+
+def test_each_pod_gets_the_alternative_that_its_node_has() -> None:
+    """Nodes of one cluster have GPUs of different classes, and the gang takes both."""
+    other = "gpu.amd.com"
+    site = Site("n1", "n2", gpus=0)
+    body = class_body(other, labels={"gangwatch.io/slots": "true"})
+    site.cache.class_changed(other, None, msgspec.convert(body, DeviceClass))
+    site.publish("n1", [gpu(0)])
+    site.publish("n2", [gpu(0)], other)
+    site.cache.take_dirty()
+    either = first_available("gpu", request("nvidia"), request("amd", other))
+    pods = [site.pod(name, either, group="g") for name in ("a", "b")]
+    site.cache.group_changed("default/g", None, group("g", 2))
+    site.want("default/g")
+    assert {name: (one.slots, one.refuses) for name, one in seen(site.cache).items()} == {
+        "n1": (1, ()),
+        "n2": (1, ()),
+    }
+    assert [site.cache.assume(one, place) for one, place in zip(pods, ("n1", "n2"), strict=True)] == ["", ""]
+    bodies = [site.cache.devices.assumed(f"default/{name}-claim") for name in ("a", "b")]
+    names = [one["devices"]["results"][0]["request"] for one in bodies if one is not None]
+    assert names == ["gpu/nvidia", "gpu/amd"]
+
+
+def test_a_pod_with_admin_access_takes_no_devices() -> None:
+    site = Site("n1")
+    one = site.pod("a", request("work", count=2), request("watch", NIC, adminAccess=True))
+    site.publish("n1", [{"name": "vf-0"}], NIC)
+    site.claim("other", request("nic", NIC), allocation=results(("n1", "vf-0"), driver=NIC))
+    site.want("default/a")
+    assert seen(site.cache)["n1"].refuses == ()
+    assert site.cache.assume(one, "n1") == ""
+    body = site.cache.devices.assumed("default/a-claim")
+    assert body is not None
+    assert [(one["device"], one.get("adminAccess")) for one in body["devices"]["results"]] == [
+        ("gpu-0", None),
+        ("gpu-1", None),
+        ("vf-0", True),
+    ]
 
 
 def test_an_unsupported_expression_of_a_class_is_named() -> None:
@@ -177,10 +265,10 @@ def test_an_unsupported_expression_of_a_class_is_named() -> None:
 def test_claims_are_refused_by_an_api_server_without_them() -> None:
     site = Site("n1")
     site.pod("a", request())
-    site.cache.set_served(served=False)
+    site.cache.set_served(devices=False, networks=False)
     site.cache.take_dirty()
     assert "from Kubernetes 1.34 on" in site.gang("default/a").refused
-    site.cache.set_served(served=True)
+    site.cache.set_served(devices=True, networks=False)
     assert "default/a" in site.cache.take_dirty()
     assert site.gang("default/a").refused == ""
 

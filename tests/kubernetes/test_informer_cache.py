@@ -440,6 +440,29 @@ def test_virtual_functions_of_a_pod_s_networks_are_counted(
     assert tuple(found.get(resource, 0) for resource in list(RAILS.values())[:2]) == expected
 
 
+def test_a_gang_whose_network_does_not_exist_is_refused_until_it_does() -> None:
+    """Multus would not start such a pod, so that the gang would hold its nodes without running."""
+    cache = cache_of("n1")
+    add(cache, with_networks("a", "rails/rail-0"))
+
+    def refused() -> str:
+        cache.take_dirty()
+        gang = cache.gang("default/a")
+        assert gang is not None
+        return gang.refused
+
+    assert refused() == "", "without Multus, nothing reads the annotation"
+    cache.set_served(devices=True, networks=True)
+    assert refused() == "pod a: its network rails/rail-0 (NetworkAttachmentDefinition) does not exist"
+    made = msgspec.convert({"metadata": {"name": "rail-0", "namespace": "rails"}}, NetworkAttachment)
+    cache.network_changed("rails/rail-0", None, made)
+    assert refused() == ""
+    cache.network_changed("rails/rail-0", made, None)
+    assert "rails/rail-0" in refused()
+    cache.set_served(devices=True, networks=False)
+    assert refused() == ""
+
+
 def test_virtual_functions_limit_the_pods_of_a_node_and_are_reserved() -> None:
     """The network is known only after the pod, as after a restart."""
     cache = cache_of()

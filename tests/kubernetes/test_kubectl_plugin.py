@@ -16,7 +16,15 @@ KUBECTL = """#!/bin/sh
 case "$*" in
 *"get lease missing"*) echo 'Error: leases "missing" not found' >&2; exit 1 ;;
 *"get lease idle"*) ;;
+*"get lease stopped"*) printf 'gone-controller_0123456789ab' ;;
 *"get lease"*) printf 'gangwatch-controller-abc-x1_0123456789ab' ;;
+*"get podgroups.scheduling.x-k8s.io secret "*) echo 'Error from server (Forbidden): no right to get it' >&2; exit 1 ;;
+*"get podgroups.scheduling.k8s.io "*) echo "error: the server doesn't have a resource type" >&2; exit 1 ;;
+*"get podgroups.scheduling.x-k8s.io warned "*) echo 'Warning: old' >&2; printf 'team.warned.1234567890-abcd' ;;
+*"get pod gone-controller"*) echo 'Error from server (NotFound): pods "gone-controller" not found' >&2; exit 1 ;;
+*"exec --stdin gone-controller"*) echo 'Error from server (NotFound): pods "gone-controller" not found' >&2; exit 1 ;;
+*"get pod gangwatch-controller-abc-x1"*) printf Running ;;
+*" frobnicate "*) echo 'Error: No such command' >&2; exit 2 ;;
 *"get podgroups.scheduling.x-k8s.io train "*) printf 'team.train.1234567890-abcd' ;;
 *"get pod lone "*) printf 'default.lone.feedbeef99-abcd' ;;
 *" exec "*) echo "$@" ;;
@@ -39,6 +47,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("explain train", "explain team.train.12345678"),
         ("story train -n team --json", "story team.train.12345678 --json"),
         ("story lone", "story default.lone.feedbeef"),
+        ("story warned", "story team.warned.12345678"),
         ("story node:gpu-7", "story node:gpu-7"),
         ("explain team.train.12345678", "explain team.train.12345678"),
         ("top --once", "top --once"),
@@ -65,11 +74,18 @@ def test_options_name_the_cluster_and_the_release(tmp_path: Path) -> None:
         ("top --release missing", "the lease missing cannot be read in namespace gangwatch"),
         ("top --release idle", "no controller leads"),
         ("explain train -n", "-n needs a value"),
+        ("explain secret", "Error from server (Forbidden): no right to get it"),
+        ("top --release stopped", "gone-controller, the last controller that led, does not run"),
     ],
 )
 def test_wrong_input_is_named_and_runs_nothing(arguments: str, words: str, tmp_path: Path) -> None:
     done = run(tmp_path, *arguments.split())
     assert done.returncode == 1 and words in done.stderr and not done.stdout
+
+
+def test_the_exit_code_of_the_command_is_kept(tmp_path: Path) -> None:
+    done = run(tmp_path, "frobnicate", "now")
+    assert done.returncode == 2 and done.stderr == "Error: No such command\n"
 
 
 def test_without_a_command_it_shows_its_usage(tmp_path: Path) -> None:

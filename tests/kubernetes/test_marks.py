@@ -184,6 +184,9 @@ def test_only_a_slow_start_is_published() -> None:
     assert view_of(state, ["j"]).statuses["j"].reason == "Starting"
     job.attempt_started_ns, state.now_ns = 99 * SECOND, 100 * SECOND
     assert view_of(state, ["j"]).statuses == {}, "it has only just begun, by any clock"
+    assert view_of(state, ["j", "unknown"]).started == {"j"}
+    job.state = JobState.PENDING
+    assert view_of(state, ["j"]).started == set()
 
 
 def test_a_changing_message_is_not_rewritten_each_time() -> None:

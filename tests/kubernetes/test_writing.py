@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -113,6 +114,17 @@ def test_a_renewal_is_one_request_unless_somebody_has_changed_the_lease() -> Non
         tried(elector, api, 6.0)
     api.objects[f"{LEASES}/main"] = a_lease("other")
     assert not tried(elector, api, 6.2), "after an error the lease is read again"
+
+
+def test_a_lease_that_cannot_be_acquired_is_a_warning_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """A controller without a right waits as a healthy standby; only its log shows why."""
+    elector = leader(LittleApi())
+    with caplog.at_level("INFO"):
+        for why in ("no right", "no right", "no response in time"):
+            elector._report(why)
+    found = [(record.levelname, record.getMessage()) for record in caplog.records]
+    begin = "lease ours/main cannot be acquired or renewed: "
+    assert found == [("WARNING", f"{begin}no right"), ("WARNING", f"{begin}no response in time")]
 
 
 def test_another_s_lease_expires_on_our_own_clock_from_its_last_observed_change() -> None:
@@ -563,6 +575,7 @@ class Published:
         self.publisher = Publisher(api, cache, lambda: self.gangs, self._ask, lambda: True)
 
     def _ask(self, question: Any) -> Future[StateView]:
+        self.asked.append([])
         answer: Future[StateView] = Future()
         answer.set_result(self.look)
         return answer
@@ -662,6 +675,69 @@ def test_pending_gangs_are_written_before_running_ones_up_to_the_limit(monkeypat
     statuses = {"runs": GangStatus(True, "Scheduled", "all"), "waits": WAITS}
     assert published.once(100, **statuses) == [("PATCH", f"{PODS}/waits/status")]
     assert published.publisher.writes == 1
+
+
+def test_reasons_of_new_gangs_do_not_wait_for_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gang that has started is not queried again and again, and the limit of writes a second includes these."""
+    monkeypatch.setattr(publish, "WRITES_A_PERIOD", 2)
+    pods = [pod(name, 1) for name in ("runs", "waits", "next", "third")]
+    api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
+    published = Published(api, cache_of(), *map(lone, pods[:1]))
+    runs, waits, following, third = (lone(one) for one in pods)
+
+    def publish_new(*started: Gang, **statuses: GangStatus) -> list[tuple[str, str]]:
+        by_name = {gang.key.partition("/")[2]: gang.job_id for gang in published.gangs}
+        found = {by_name[name]: status for name, status in statuses.items()}
+        published.look = StateView({}, found, 100 * SECOND, started=frozenset(one.job_id for one in started))
+        before = len(api.done)
+        asyncio.run(published.publisher.publish_new())
+        return api.done[before:]
+
+    published.gangs = [runs, waits]
+    assert publish_new(runs, waits=WAITS) == [], "the first pass is over everything"
+    assert published.once(99) == []
+    assert publish_new(runs, runs=GangStatus(True, "Scheduled", "all")) == [], "running gangs are less urgent"
+    asked = len(published.asked)
+    assert publish_new(waits=WAITS) == [("PATCH", f"{PODS}/waits/status")]
+    assert publish_new(waits=WAITS) == []
+    assert len(published.asked) == asked + 1, "neither of them is new any more"
+    published.gangs = [runs, waits, following, third]
+    assert publish_new(next=WAITS, third=WAITS) == [("PATCH", f"{PODS}/next/status")], "the limit is reached"
+    assert published.once(100, waits=WAITS, next=WAITS, third=WAITS) == [("PATCH", f"{PODS}/third/status")]
+
+
+def test_a_refused_reason_of_a_new_gang_is_tried_again_once_a_second_only() -> None:
+    one = pod("a", 1)
+    api = LittleApi({f"{PODS}/a": msgspec.to_builtins(one)})
+    api.fails[("PATCH", f"{PODS}/a/status")] = [refused(403)]
+    published = Published(api, cache_of())
+    assert published.once(99) == []
+    published.gangs = [lone(one)]
+    published.look = StateView({}, {published.gangs[0].job_id: WAITS}, 100 * SECOND)
+    for _ in range(3):
+        asyncio.run(published.publisher.publish_new())
+    assert (published.publisher.refusals, published.publisher.writes) == (1, 0)
+    assert published.once(101, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
+
+
+def test_the_reason_of_a_new_gang_is_published_within_the_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "NEW_SECONDS", 0.001)
+    one = pod("waits", 1)
+    api = LittleApi({f"{PODS}/waits": msgspec.to_builtins(one)})
+    published = Published(api, cache_of())
+
+    async def run() -> None:
+        publishing = asyncio.create_task(published.publisher.run())
+        await asyncio.sleep(0.05)  # the first pass has found nothing
+        published.gangs = [lone(one)]
+        published.look = StateView({}, {published.gangs[0].job_id: WAITS}, SECOND)
+        began = time.monotonic()
+        while not api.done:
+            await asyncio.sleep(0.001)
+        assert time.monotonic() - began < publish.PERIOD_SECONDS / 2
+        publishing.cancel()
+
+    asyncio.run(run())
 
 
 def test_one_refused_write_is_counted_and_the_others_are_made() -> None:

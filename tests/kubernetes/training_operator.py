@@ -65,6 +65,8 @@ def training_operator(plane: ControlPlane, api: Api, folder: Path) -> Iterator[N
     finally:
         for path, one in made:
             api.delete(f"{path}/{one['metadata']['name']}")
+        definition_path = f"{crds}/{body['metadata']['name']}"  # the next test creates it again
+        wait_for("the definition is gone", lambda: api.find(definition_path) is None)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from benchmarks.mutants.mutant import Mutant
 
 _K = "tests/kubernetes/test_"
 _WRITING = (_K + "writing.py",)
+_ATTEST_DATA = (_K + "attest_data.py",)
 _CACHE = (_K + "informer_cache.py",)
 _CLIENT = (_K + "client.py",)
 _EXEC = (_K + "exec_credentials.py",)
@@ -347,6 +348,22 @@ MUTANTS = (
     ),
     Mutant("backends.kubernetes.published.publish:Publisher.once", "][:WRITES_A_PERIOD]", "]", _WRITING),
     Mutant(
+        "backends.kubernetes.published.publish:Publisher.publish_new",
+        "| found.started | found.statuses.keys()",
+        "",
+        _WRITING,
+    ),
+    Mutant(
+        "backends.kubernetes.published.publish:Publisher.publish_new", "self._left -= len(writes)", "pass", _WRITING
+    ),
+    Mutant("backends.kubernetes.published.publish:Publisher._next_pass", "await self.publish_new()", "pass", _WRITING),
+    Mutant(
+        "backends.kubernetes.published.publish:view_of",
+        "is not JobState.PENDING",
+        "is JobState.PENDING",
+        (_K + "marks.py",),
+    ),
+    Mutant(
         "backends.kubernetes.published.publish:Publisher._write_status",
         "and not gang.pods[0].spec.node_name",
         "",
@@ -435,6 +452,12 @@ MUTANTS = (
         "self.leave(uid)",
         "pass",
         _CACHE,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.node_usage:NodeUsage.take", "self._placements_changed()", "pass", _ATTEST_DATA
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.node_usage:NodeUsage.leave", "self._placements_changed()", "pass", _ATTEST_DATA
     ),
     Mutant("backends.kubernetes.api_server.node_cache:NodeCache.release", "place in (None, held)", "True", _CACHE),
     Mutant(

@@ -187,8 +187,8 @@ class KubernetesBackend(ClusterBackend):
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
         with self.cache.lock:
-            if (watch := self.watches.get("device_claims")) is not None:
-                self.cache.set_served(served=not watch.absent)
+            if (claims := self.watches.get("device_claims")) and (networks := self.watches.get("networks")):
+                self.cache.set_served(devices=not claims.absent, networks=not networks.absent)
             gangs = self._scan_gangs()
             events = self._scan_nodes()  # before the gangs: nodes then carry the gangs' constraints
             events += gangs

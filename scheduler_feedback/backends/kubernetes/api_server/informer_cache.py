@@ -15,7 +15,7 @@ from scheduler_feedback.backends.kubernetes.api_server.node_cache import NodeCac
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
-from scheduler_feedback.backends.kubernetes.objects.networks import NETWORKS, NetworkAttachment, amounts_of
+from scheduler_feedback.backends.kubernetes.objects.networks import NETWORKS, NetworkAttachment, amounts_of, networks_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.objects.rank_order import rank_key
@@ -51,6 +51,7 @@ class InformerCache(NodeCache):
         self._probes: set[str] = set()  # keys of our probe pods
         self.dirty_gangs: set[str] = set()
         self.networks: dict[str, NetworkAttachment] = {}
+        self._networks_served = False
         self._unresolved = False  # whether slices, classes or networks have changed since all pods were resolved
         self._agents: dict[str, tuple[str, str]] = {}  # by the pod's key: its node and address
         self._lone: dict[str, Gang] = {}  # pods that are gangs of one, as of the last scan
@@ -134,11 +135,11 @@ class InformerCache(NodeCache):
             self._mark_stale(("",))
             self._unresolved = True
 
-    def set_served(self, *, served: bool) -> None:
-        """Record whether the API server has the API of claims for devices."""
+    def set_served(self, *, devices: bool, networks: bool) -> None:
+        """Record whether the API server has the API of claims for devices, and definitions of networks."""
         with self.lock:
-            self._unresolved |= served != self.devices.served
-            self.devices.served = served
+            self._unresolved |= devices != self.devices.served or networks != self._networks_served
+            self.devices.served, self._networks_served = devices, networks
 
     def network_changed(self, key: str, _before: NetworkAttachment | None, after: NetworkAttachment | None) -> None:
         with self.lock:
@@ -151,9 +152,12 @@ class InformerCache(NodeCache):
     def _resolved(self, pod: Pod) -> Pod:
         """Return the pod with the devices that its claims ask for, and those that its networks need."""
         devices, networks = self.devices.resolve(pod), amounts_of(pod, self.networks) or None
-        if (devices, networks) == (pod.spec.devices, pod.spec.networks):
+        absent = ""
+        if self._networks_served:  # Multus would not start the pod; without Multus the annotation has no effect
+            absent = next((key for key in networks_of(pod) if key not in self.networks), "")
+        if (devices, networks, absent) == (pod.spec.devices, pod.spec.networks, pod.spec.absent_network):
             return pod
-        spec = msgspec.structs.replace(pod.spec, devices=devices, networks=networks, asked=None)
+        spec = msgspec.structs.replace(pod.spec, devices=devices, networks=networks, absent_network=absent, asked=None)
         return msgspec.structs.replace(pod, spec=spec)
 
     def _resolve_again(self, key: str) -> None:

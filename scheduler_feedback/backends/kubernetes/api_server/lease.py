@@ -95,6 +95,7 @@ class Leadership:
         self._finished: Callable[[], int] = lambda: 0
         self._seen_finished = self._idle = 0
         self._follows = False
+        self._reported = ""  # the last error, until a request succeeds
         self.before = ""  # the last holder before us (may be an earlier term of this process); '' if there was none
 
     def may_act(self) -> bool:
@@ -133,8 +134,10 @@ class Leadership:
                 try:
                     held = await asyncio.wait_for(self._try(client, began_ns), _REQUEST_SECONDS)
                 except (BackendError, TimeoutError) as error:
-                    _log.info("lease %s: %s", self._name, error or "no response in time")
+                    self._report(str(error) or "no response in time")
                     held = None
+                else:
+                    self._reported = ""
                 if held:
                     self._until_ns = began_ns + int(ACTING_SECONDS * 1e9)
                     if not self._leading.is_set():
@@ -149,6 +152,15 @@ class Leadership:
                 await asyncio.to_thread(self._ending.wait, RETRY_SECONDS if failed else RENEW_SECONDS)
             if self._leading.is_set():
                 await self._let_go(client)
+
+    def _report(self, why: str) -> None:
+        """Log why the lease was neither read nor written, unless it is the same reason as the last time.
+
+        A controller that never leads, because of a missing right for example, is otherwise a healthy standby.
+        """
+        if why != self._reported:
+            _log.warning("lease %s/%s cannot be acquired or renewed: %s", self._namespace, self._name, why)
+        self._reported = why
 
     def _works(self) -> bool:
         """Return whether a cycle has finished during the last IDLE_RENEWALS renewals of the lease."""

@@ -111,6 +111,8 @@ class Watch(Generic[_T]):
                     self._version = ""
                     continue
                 if error.code == 404 and self._optional:
+                    if not self.absent:
+                        _log.info("the API server does not serve %s: there are none until it does", self.path)
                     self.absent = True
                     self.synced.set()
                     await asyncio.sleep(_LONGEST_PAUSE_SECONDS)

@@ -8,6 +8,7 @@ https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocat
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, DeviceTaint, DeviceToleration
 from scheduler_feedback.backends.kubernetes.devices.inventory import DeviceId, Published
-from scheduler_feedback.backends.kubernetes.devices.selectors import attribute_of
+from scheduler_feedback.backends.kubernetes.devices.selectors import attribute_of, has_capacity
 
 ALL = 0
 """Count of a request for all devices that match."""
@@ -26,6 +27,9 @@ MOST_STEPS = 10_000
 MOST_DEVICES = 32
 """Maximum number of devices of one claim (resource/v1 types.go, AllocationResultsMaxSize)."""
 
+MOST_COMBINATIONS = 256
+"""Maximum number of combinations of alternatives (`firstAvailable`) that are tried for the claims of one pod."""
+
 _KEEPS_AWAY = frozenset({"NoSchedule", "NoExecute"})
 
 Classes = Mapping[str, DeviceClass]
@@ -35,21 +39,35 @@ class Request(msgspec.Struct, frozen=True):
     """A request of a claim for devices of one class."""
 
     name: str
+    """Name in the claim; of an alternative, `REQUEST/ALTERNATIVE`."""
     device_class: str
+    """Class of the devices; of a request with alternatives, all of their classes, separated by `|`."""
     selectors: tuple[str, ...] = ()
     """CEL expressions that a device must fulfil in addition to those of its class."""
     count: int = 1
-    """Number of devices; `ALL` for every device of the node that matches."""
+    """Number of devices; `ALL` for every device of the node that matches. With alternatives, the least of theirs."""
     tolerations: tuple[DeviceToleration, ...] = ()
+    capacity: tuple[tuple[str, str], ...] = ()
+    """Least amount (a quantity) of each named capacity that the device must have."""
+    admin: bool = False
+    """Whether the request is for administration: it gets devices that others have, and takes none."""
+    alternatives: tuple[Request, ...] = ()
+    """Requests of which the first one that can be fulfilled is used (`firstAvailable`)."""
 
     @property
     def signature(self) -> str:
         """Name of the set of devices that match: requests with equal signatures compete for the same devices."""
         name = f"deviceclass/{self.device_class}"
-        if not self.selectors and not self.tolerations:
+        details: list[Any] = [self.selectors, self.tolerations]
+        details += [self.capacity] if self.capacity else []
+        details += [[one.signature for one in self.alternatives]] if self.alternatives else []
+        if not any(details):
             return name
-        encoded = msgspec.json.encode((self.selectors, self.tolerations))
-        return f"{name}#{hashlib.sha256(encoded).hexdigest()[:6]}"
+        return f"{name}#{hashlib.sha256(msgspec.json.encode(details)).hexdigest()[:6]}"
+
+    def is_one_of(self, names: Collection[str]) -> bool:
+        """Return whether a constraint or configuration for requests with these names concerns this one."""
+        return self.name in names or self.name.partition("/")[0] in names
 
 
 class ClaimRequests(msgspec.Struct, frozen=True):
@@ -70,8 +88,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 def fulfils(request: Request, published: Published, classes: Classes) -> bool:
     """Return whether the device matches the request. Raises SelectorError if an expression is not supported."""
+    if request.alternatives:
+        return any(fulfils(one, published, classes) for one in request.alternatives)
     declared = classes.get(request.device_class)
-    if declared is None:
+    if declared is None or not has_capacity(published.device, request.capacity):
         return False
     expressions = (*(one.expression for one in declared.spec.selectors or ()), *request.selectors)
     return all(map(published.fulfils, expressions)) and not any(
@@ -98,45 +118,88 @@ def allocate(
 ) -> list[Choice] | str:
     """Return the devices for all claims of a pod, or why they cannot all be allocated, in one sentence.
 
-    devices: those that the pod's node can use. taken: devices that other claims have. A device goes to one request.
+    devices: those that the pod's node can use. taken: devices that other claims have. A device goes to one request, and
+    in addition to any number of requests for administration. Of requests with alternatives, the first combination that
+    can be allocated is used; the sentence is about the last one.
+    """
+    wanted = [(number, request) for number, claim in enumerate(claims) for request in claim.requests]
+    found: list[Choice] | str = []
+    steps = MOST_STEPS
+    combinations = itertools.product(*(request.alternatives or (request,) for _, request in wanted))
+    for chosen in itertools.islice(combinations, MOST_COMBINATIONS):
+        numbered = [(number, request) for (number, _), request in zip(wanted, chosen, strict=True)]
+        found, used = _allocate_exactly(claims, numbered, devices, taken, classes, steps)
+        steps -= used
+        if not isinstance(found, str) or steps <= 0:
+            return found
+    return found
+
+
+def _allocate_exactly(
+    claims: Sequence[ClaimRequests],
+    requests: Sequence[tuple[int, Request]],
+    devices: Sequence[Published],
+    taken: Collection[DeviceId],
+    classes: Classes,
+    steps: int,
+) -> tuple[list[Choice] | str, int]:
+    """Return what ``allocate`` returns for requests without alternatives, and the number of steps that it took.
+
+    requests: each with the index of its claim. steps: maximum number of devices to try.
     """
     wanted: list[tuple[int, Request, list[Published]]] = []
-    for number, claim in enumerate(claims):
-        for request in claim.requests:
-            fitting = [one for one in devices if fulfils(request, one, classes)]
-            free = [one for one in fitting if one.id not in taken]
-            count = len(fitting) if request.count == ALL else request.count
-            if not fitting:
-                return f"request {request.name}: the node has no device that matches {_named(request)}"
-            if len(free) < count:
-                return (
-                    f"request {request.name}: {count} devices of {_named(request)} are requested, "
-                    f"{len(free)} of {len(fitting)} are free"
-                )
-            if count > MOST_DEVICES:
-                return f"request {request.name}: {count} devices are more than the {MOST_DEVICES} that a claim may have"
-            wanted += [(number, request, free)] * count
-    search = _Search(claims, wanted)
+    for number, request in requests:
+        fitting = [one for one in devices if fulfils(request, one, classes)]
+        free = [one for one in fitting if request.admin or one.id not in taken]
+        count = len(fitting) if request.count == ALL else request.count
+        if not fitting:
+            return f"request {request.name}: the node has no device that matches {_named(request)}", 0
+        if len(free) < count:
+            why = f"{count} devices of {_named(request)} are requested, {len(free)} of {len(fitting)} are free"
+            return f"request {request.name}: {why}", 0
+        if count > MOST_DEVICES:
+            why = f"{count} devices are more than the {MOST_DEVICES} that a claim may have"
+            return f"request {request.name}: {why}", 0
+        wanted += [(number, request, free)] * count
+    search = _Search(claims, wanted, steps)
     if (found := search.run()) is not None:
-        return found
-    if search.steps >= MOST_STEPS:
-        return f"no combination of devices was found in {MOST_STEPS} steps that fulfils all requests and constraints"
-    return "the free devices do not fulfil all requests and constraints of the claims together"
+        return found, search.steps
+    if search.steps >= steps:
+        why = f"no combination of devices was found in {MOST_STEPS} steps that fulfils all requests and constraints"
+        return why, search.steps
+    return "the free devices do not fulfil all requests and constraints of the claims together", search.steps
 
 
 def _named(request: Request) -> str:
-    return f"class {request.device_class}{' and the selectors' if request.selectors else ''}"
+    parts = [f"class {request.device_class}"]
+    parts += ["the selectors"] if request.selectors else []
+    parts += [f"the capacity {' '.join(f'{name}={amount}' for name, amount in request.capacity)}"] * bool(
+        request.capacity
+    )
+    return " and ".join(parts)
+
+
+_ANY_CLAIM = -1
+
+
+def _used_by(claim: int, request: Request, device: Published) -> tuple[tuple[DeviceId, int], ...]:
+    """Return what a choice uses: the device in its claim, and unless it is for administration, in any claim."""
+    own = (device.id, claim)
+    return (own,) if request.admin else (own, (device.id, _ANY_CLAIM))
 
 
 class _Search:
     """Search for one device for each wanted one, with backtracking."""
 
     def __init__(
-        self, claims: Sequence[ClaimRequests], wanted: Sequence[tuple[int, Request, Sequence[Published]]]
+        self, claims: Sequence[ClaimRequests], wanted: Sequence[tuple[int, Request, Sequence[Published]]], most: int
     ) -> None:
-        self._claims, self._wanted = claims, wanted
+        """wanted: each device, with the index of its claim, its request and the devices to try. most: number of steps
+        after which the search ends."""
+        self._claims, self._wanted, self._most = claims, wanted, most
         self._chosen: list[Choice] = []
-        self._used: set[DeviceId] = set()
+        self._used: set[tuple[DeviceId, int]] = set()
+        """Each chosen device with the index of its claim, and with `_ANY_CLAIM` unless it is for administration."""
         self.steps = 0
 
     def run(self) -> list[Choice] | None:
@@ -148,17 +211,19 @@ class _Search:
             number, request, _ = self._wanted[len(self._chosen)]
             for device in candidates[-1]:
                 self.steps += 1
-                if self.steps > MOST_STEPS:
+                if self.steps > self._most:
                     return None
-                if device.id not in self._used and self._meets(number, request, device):
+                used = _used_by(number, request, device)
+                if self._used.isdisjoint(used) and self._meets(number, request, device):
                     self._chosen.append(Choice(number, request, device))
-                    self._used.add(device.id)
+                    self._used.update(used)
                     break
             else:
                 candidates.pop()
                 if not self._chosen:
                     return None
-                self._used.discard(self._chosen.pop().device.id)
+                last = self._chosen.pop()
+                self._used.difference_update(_used_by(last.claim, last.request, last.device))
         return self._chosen
 
     def _candidates(self) -> Sequence[Published]:
@@ -172,13 +237,13 @@ class _Search:
     def _meets(self, number: int, request: Request, device: Published) -> bool:
         """Return whether the device agrees with those already chosen for the claim."""
         for attribute, names in self._claims[number].match:
-            if names and request.name not in names:
+            if names and not request.is_one_of(names):
                 continue
             value = _attribute(device, attribute)
             if value is None:
                 return False
             for other in self._chosen:
-                concerned = other.claim == number and (not names or other.request.name in names)
+                concerned = other.claim == number and (not names or other.request.is_one_of(names))
                 if concerned and _attribute(other.device, attribute) != value:
                     return False
         return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.devices.allocation import Request, allocate, fulfils
+from scheduler_feedback.backends.kubernetes.devices.allocation import ClaimRequests, Request, allocate, fulfils
 from scheduler_feedback.backends.kubernetes.devices.device_objects import API, DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.backends.kubernetes.devices.inventory import DeviceId, Inventory, Published
 from scheduler_feedback.backends.kubernetes.devices.pod_claims import (
@@ -60,6 +60,7 @@ class DeviceCache:
         self._pending: set[DeviceId] = set()  # devices of all assumed allocations
         self._users: dict[str, dict[str, tuple[Any, ...]]] = {}  # by claim: our pods, with the key that orders them
         self._signatures: dict[str, Request] = {}  # of the requests of our pods' claims
+        self._unsupported: dict[str, str] = {}  # by signature, why no device that matches can be allocated
         self.reserved: set[str] = set()
         """Keys of claims that are reserved for at least one pod and have not been checked since they changed."""
         self.releasing: set[str] = set()
@@ -69,9 +70,11 @@ class DeviceCache:
 
     def slice_changed(self, key: str, before: ResourceSlice | None, after: ResourceSlice | None) -> set[str]:
         """Update the inventory. Return the nodes whose devices may have changed; '' among them means all nodes."""
+        self._unsupported.clear()
         return self.inventory.change(key, before, after)
 
     def class_changed(self, key: str, after: DeviceClass | None) -> None:
+        self._unsupported.clear()
         if after is None:
             self.classes.pop(key, None)
         else:
@@ -161,6 +164,8 @@ class DeviceCache:
 
     def _pod_claim(self, pod: Pod, key: str, claim: ResourceClaim) -> PodClaim:
         requests = requests_in(claim, self.classes)
+        if claim.status.allocation is None and (why := self._why_unsupported(requests)):
+            raise BackendError(why)
         living = [uid for uid in claim.consumers if uid != pod.metadata.uid and self._is_living(uid)]
         users = self._users.get(key, {})
         first = min(users, key=lambda name: (users[name], name), default=pod.metadata.key) == pod.metadata.key
@@ -170,6 +175,25 @@ class DeviceCache:
         if joins and allocation is not None and allocation.node_selector is not None:
             reach = tuple(allocation.node_selector.node_selector_terms)
         return PodClaim(key, requests, counted=first and all(map(self._is_ours, living)), reach=reach)
+
+    def _why_unsupported(self, requests: ClaimRequests) -> str:
+        """Return which request only devices match that gangwatch does not allocate, and why not; '' if there is none.
+
+        A request that no device matches waits for a driver that publishes one.
+        """
+        for request in requests.requests:
+            key = request.signature
+            if key not in self._unsupported:
+                why = next((why for one, why in self.inventory.unusable() if self._fulfils(request, one)), "")
+                if why and any(self._fulfils(request, one) for one in self.inventory.usable()):
+                    why = ""
+                self._unsupported[key] = why
+            if why := self._unsupported[key]:
+                return (
+                    f"request {request.name}: only devices of class {request.device_class} match that gangwatch does "
+                    f"not allocate: each {why}"
+                )
+        return ""
 
     def _count_of_all(self, request: Request) -> int:
         """Return how many devices of a node match a request for all. Raises BackendError if nodes differ."""
@@ -256,7 +280,7 @@ class DeviceCache:
                 claim.metadata.uid,
                 node.metadata.name,
                 allocation_body(claim, chosen, self.classes),
-                frozenset(choice.device.id for choice in chosen),
+                frozenset(choice.device.id for choice in chosen if not choice.request.admin),
             )
             self._pending |= self._assumed[one.key].devices
         for one in resolved.claims:

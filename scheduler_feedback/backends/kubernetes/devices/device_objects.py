@@ -113,6 +113,12 @@ class DeviceClass(Part):
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
+class CapacityRequirements(Part):
+    """Amounts of a device's capacities that a request needs, by name, as quantities."""
+
+    requests: dict[str, str] | None = None
+
+
 class ExactRequest(Part):
     device_class_name: str = ""
     selectors: list[DeviceSelector] | None = None
@@ -120,14 +126,20 @@ class ExactRequest(Part):
     count: int = 1
     admin_access: bool = False
     tolerations: list[DeviceToleration] | None = None
-    capacity: dict[str, Any] | None = None
+    capacity: CapacityRequirements | None = None
     derived_attributes: list[Any] | None = None
+
+
+class SubRequest(ExactRequest):
+    """An alternative of a request with `firstAvailable`. It has no admin access."""
+
+    name: str = ""
 
 
 class DeviceRequest(Part):
     name: str = ""
     exactly: ExactRequest | None = None
-    first_available: list[Any] | None = None
+    first_available: list[SubRequest] | None = None
 
 
 class DeviceConstraint(Part):

@@ -6,11 +6,12 @@ Source: https://kubernetes.io/docs/reference/kubernetes-api/resource/resource-sl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler_feedback.backends.kubernetes.devices.device_objects import Device, ResourceSlice
+from scheduler_feedback.backends.kubernetes.devices.device_objects import Device, ResourceSlice, SliceSpec
 from scheduler_feedback.backends.kubernetes.devices.selectors import matches
 from scheduler_feedback.backends.kubernetes.objects.constraints import holds
 from scheduler_feedback.backends.kubernetes.objects.objects import Node, NodeSelector
@@ -53,18 +54,19 @@ class Published:
         return known
 
 
-def is_usable(device: Device) -> bool:
-    """Return whether gangwatch can allocate the device: only as a whole, for one claim at a time.
-
-    Partitions that share counters, devices for several claims, devices that are attached after the allocation, and
-    devices that represent CPU or memory of the node are not supported.
-    """
-    return not (
-        device.consumes_counters
-        or device.allow_multiple_allocations
-        or device.binding_conditions
-        or device.node_allocatable_resources
-    )
+def why_unusable(spec: SliceSpec, device: Device) -> str:
+    """Return why gangwatch does not allocate the device; '' if it does: as a whole, and for one claim at a time."""
+    if device.consumes_counters:
+        return "shares counters with others (partitionable devices, such as dynamic MIG)"
+    if device.allow_multiple_allocations:
+        return "can be allocated to several claims (consumable capacity)"
+    if device.binding_conditions:
+        return "is attached only after its allocation (binding conditions)"
+    if device.node_allocatable_resources:
+        return "represents CPU or memory of its node"
+    if spec.per_device_node_selection:
+        return "selects nodes of its own (perDeviceNodeSelection)"
+    return ""
 
 
 class Inventory:
@@ -74,6 +76,7 @@ class Inventory:
         self._slices: dict[tuple[str, str], dict[str, ResourceSlice]] = {}  # by pool (driver, name) and slice
         self._local: dict[str, dict[tuple[str, str], list[Published]]] = {}  # by node and pool
         self._wide: dict[tuple[str, str], list[Published]] = {}  # by pool: devices of several nodes
+        self._unusable: dict[tuple[str, str], list[tuple[Published, str]]] = {}  # by pool: with the reason of each
         self._incomplete: dict[tuple[str, str], set[str]] = {}  # by pool: its nodes; '' for several nodes
         self._nodes: dict[tuple[str, str], set[str]] = {}  # by pool: nodes with devices of it
 
@@ -98,6 +101,7 @@ class Inventory:
             if node:
                 self._local[node].pop(pool, None)
         self._wide.pop(pool, None)
+        self._unusable.pop(pool, None)
         self._incomplete.pop(pool, None)
         if not self._slices[pool]:
             del self._slices[pool]
@@ -112,19 +116,31 @@ class Inventory:
 
     def _add(self, pool: tuple[str, str], one: ResourceSlice) -> None:
         spec = one.spec
-        if spec.per_device_node_selection or not (spec.node_name or spec.all_nodes or spec.node_selector):
+        if not (spec.node_name or spec.all_nodes or spec.node_selector or spec.per_device_node_selection):
             return
         selector = None if spec.all_nodes else spec.node_selector
-        devices = [
-            Published(DeviceId(*pool, device.name), device, spec.node_name, selector)
-            for device in spec.devices or ()
-            if is_usable(device)
-        ]
+        devices: list[Published] = []
+        for device in spec.devices or ():
+            published = Published(DeviceId(*pool, device.name), device, spec.node_name, selector)
+            if why := why_unusable(spec, device):
+                self._unusable.setdefault(pool, []).append((published, why))
+            else:
+                devices.append(published)
         self._nodes.setdefault(pool, set()).add(spec.node_name)
         if spec.node_name:
             self._local.setdefault(spec.node_name, {}).setdefault(pool, []).extend(devices)
         else:
             self._wide.setdefault(pool, []).extend(devices)
+
+    def unusable(self) -> Iterator[tuple[Published, str]]:
+        """Yield the devices that gangwatch does not allocate, with the reason of each."""
+        return itertools.chain.from_iterable(self._unusable.values())
+
+    def usable(self) -> Iterator[Published]:
+        """Yield the devices of all nodes."""
+        for pools in self._local.values():
+            yield from itertools.chain.from_iterable(pools.values())
+        yield from itertools.chain.from_iterable(self._wide.values())
 
     def devices_on(self, node: Node) -> list[Published]:
         """Return the devices that pods on the node can use, in the order of their pools and slices."""

@@ -24,12 +24,13 @@ from scheduler_feedback.backends.kubernetes.devices.device_objects import (
     DeviceClass,
     DeviceRequest,
     DeviceSelector,
+    ExactRequest,
     ResourceClaim,
 )
 from scheduler_feedback.backends.kubernetes.devices.selectors import SelectorError, compiled
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, is_accelerator
 from scheduler_feedback.backends.kubernetes.objects.objects import NodeTerm, Pod
-from scheduler_feedback.backends.kubernetes.objects.quantities import DEVICES
+from scheduler_feedback.backends.kubernetes.objects.quantities import DEVICES, parse_quantity
 
 SLOTS_LABEL = f"{OURS}slots"
 """Label of a DeviceClass, 'true' or 'false': whether its devices are slots, as GPUs are."""
@@ -94,28 +95,55 @@ def requests_in(claim: ResourceClaim, classes: Classes) -> ClaimRequests:
 
 
 def _request(one: DeviceRequest, classes: Classes) -> Request:
-    asked = one.exactly
-    if asked is None:
-        raise BackendError(f"request {one.name}: firstAvailable is not implemented")
-    for found, what in (
-        (asked.admin_access, "admin access"),
-        (asked.capacity, "a request for a part of a device's capacity"),
-        (asked.derived_attributes, "derived attributes"),
-    ):
-        if found:
-            raise BackendError(f"request {one.name}: {what} is not implemented")
+    if one.exactly is not None:
+        return _exactly(one.name, one.exactly, classes)
+    if not one.first_available:
+        raise BackendError(f"request {one.name}: it is of a kind that is not implemented")
+    alternatives = tuple(_exactly(f"{one.name}/{other.name}", other, classes) for other in one.first_available)
+    names = "|".join(dict.fromkeys(other.device_class for other in alternatives))
+    counts = {other.count for other in alternatives}
+    if ALL in counts:
+        raise BackendError(f"request {one.name}: allocation mode All is not implemented in firstAvailable")
+    slots = {_is_slot(other, classes) for other in alternatives}
+    if len(slots) > 1:
+        raise BackendError(f"request {one.name}: some of its alternatives are slots (GPUs) and others are not")
+    if slots == {True} and len(counts) > 1:
+        raise BackendError(
+            f"request {one.name}: its alternatives ask for different numbers of devices "
+            f"({', '.join(map(str, sorted(counts)))}), so the number of the gang's ranks would depend on the nodes"
+        )
+    return Request(one.name, names, count=min(counts), alternatives=alternatives)
+
+
+def _is_slot(request: Request, classes: Classes) -> bool:
+    declared = classes.get(request.device_class)
+    return declared is not None and is_slot_class(declared)
+
+
+def _exactly(name: str, asked: ExactRequest, classes: Classes) -> Request:
+    if asked.derived_attributes:
+        raise BackendError(f"request {name}: derived attributes are not implemented")
     if asked.allocation_mode not in ("ExactCount", "All"):
-        raise BackendError(f"request {one.name}: allocation mode {asked.allocation_mode} is not implemented")
+        raise BackendError(f"request {name}: allocation mode {asked.allocation_mode} is not implemented")
     if asked.allocation_mode == "ExactCount" and not 1 <= asked.count <= MOST_DEVICES:
-        raise BackendError(f"request {one.name}: {asked.count} is no number of devices from 1 to {MOST_DEVICES}")
+        raise BackendError(f"request {name}: {asked.count} is no number of devices from 1 to {MOST_DEVICES}")
     declared = classes.get(asked.device_class_name)
     if declared is None:
-        raise BackendError(f"request {one.name}: device class {asked.device_class_name} does not exist")
+        raise BackendError(f"request {name}: device class {asked.device_class_name} does not exist")
     _check(f"class {asked.device_class_name}", declared.spec.selectors or ())
-    _check(f"request {one.name}", asked.selectors or ())
+    _check(f"request {name}", asked.selectors or ())
+    capacity = tuple(sorted((asked.capacity.requests or {}).items())) if asked.capacity is not None else ()
+    for what, amount in capacity:
+        try:
+            parse_quantity(amount)
+        except BackendError as error:
+            raise BackendError(f"request {name}: capacity {what}: {error}") from error
     count = ALL if asked.allocation_mode == "All" else asked.count
     expressions = tuple(selector.expression for selector in asked.selectors or ())
-    return Request(one.name, asked.device_class_name, expressions, count, tuple(asked.tolerations or ()))
+    tolerations = tuple(asked.tolerations or ())
+    return Request(
+        name, asked.device_class_name, expressions, count, tolerations, capacity, admin=bool(asked.admin_access)
+    )
 
 
 def _check(where: str, selectors: Iterable[DeviceSelector]) -> None:
@@ -131,22 +159,30 @@ def _check(where: str, selectors: Iterable[DeviceSelector]) -> None:
 def amounts_of(claims: Iterable[ClaimRequests], classes: Classes, of_all: Callable[[Request], int]) -> dict[str, int]:
     """Return how many devices the claims take, by signature, and how many of these are slots (`quantities.DEVICES`).
 
-    of_all: returns the number of devices that a request for all devices gets; may raise BackendError.
+    Requests for administration take none. of_all: returns the number of devices that a request for all devices gets;
+    may raise BackendError.
     """
     total: dict[str, int] = {}
     for claim in claims:
         for request in claim.requests:
+            if request.admin:
+                continue
             count = of_all(request) if request.count == ALL else request.count
             total[request.signature] = total.get(request.signature, 0) + count
-            declared = classes.get(request.device_class)
-            if declared is not None and is_slot_class(declared):
+            if _is_slot(request.alternatives[0] if request.alternatives else request, classes):
                 total[DEVICES] = total.get(DEVICES, 0) + count
     return total
 
 
 def needs_one_clique(claims: Iterable[PodClaim]) -> bool:
     """Return whether one of the claims asks for a channel of a ComputeDomain, whose nodes share an NVLink domain."""
-    return any(request.device_class in CHANNEL_CLASSES for claim in claims for request in claim.requests.requests)
+    return any(
+        one.device_class in CHANNEL_CLASSES
+        for claim in claims
+        for request in claim.requests.requests
+        for one in request.alternatives or (request,)
+        if not one.admin
+    )
 
 
 def allocation_body(claim: ResourceClaim, choices: Iterable[Choice], classes: Classes) -> dict[str, Any]:
@@ -158,32 +194,43 @@ def allocation_body(claim: ResourceClaim, choices: Iterable[Choice], classes: Cl
         result: dict[str, Any] = {"request": one.request.name, "driver": driver, "pool": pool, "device": device}
         if one.request.tolerations:
             result["tolerations"] = msgspec.to_builtins(one.request.tolerations)
+        if one.request.admin:
+            result["adminAccess"] = True
         results.append(result)
     body: dict[str, Any] = {"devices": {"results": results}}
-    if config := _configuration(claim, classes):
+    if config := _configuration(claim, [one.request for one in chosen], classes):
         body["devices"]["config"] = config
     if (selector := _node_selector(chosen)) is not None:
         body["nodeSelector"] = selector
     return body
 
 
-def _configuration(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> list[dict[str, Any]]:
+def _configuration(
+    claim: ResourceClaim, chosen: Iterable[Request], classes: Mapping[str, DeviceClass]
+) -> list[dict[str, Any]]:
     """Return the configuration of each class once, with its requests, then that of the claim.
 
-    No names of requests mean all of them.
+    chosen: the requests that were fulfilled; of those with alternatives, only the one that was used. No names of
+    requests mean all of them. The claim's configuration for other alternatives is left out.
     """
+    fulfilled = {request.name: request for request in chosen}
     names: dict[str, list[str]] = {}
-    for request in claim.spec.devices.requests or ():
-        if request.exactly is not None:
-            names.setdefault(request.exactly.device_class_name, []).append(request.name)
+    for name, request in fulfilled.items():
+        names.setdefault(request.device_class, []).append(name)
     found = []
     for name, requests in names.items():
         for one in (classes[name].spec.config if name in classes else None) or ():
             found.append({**one, "source": "FromClass", "requests": requests})
     for one in claim.spec.devices.config or ():
-        found.append({**one, "source": "FromClaim"})
-    every = {request.name for request in claim.spec.devices.requests or ()}
-    return [{**one, "requests": []} if every <= set(one.get("requests") or ()) else one for one in found]
+        concerned = one.get("requests")
+        if not concerned or any(request.is_one_of(concerned) for request in fulfilled.values()):
+            found.append({**one, "source": "FromClaim"})
+    return [
+        {**one, "requests": []}
+        if all(request.is_one_of(one.get("requests") or ()) for request in fulfilled.values())
+        else one
+        for one in found
+    ]
 
 
 def _node_selector(chosen: Iterable[Choice]) -> dict[str, Any] | None:

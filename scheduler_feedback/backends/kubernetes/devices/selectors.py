@@ -11,7 +11,7 @@ The library limits the iterations of macros, and its regular expressions run in 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -230,6 +230,14 @@ def _value(attribute: DeviceAttribute) -> Any:
         if value is not None:
             return value
     return None
+
+
+def has_capacity(device: Device, least: Iterable[tuple[str, str]]) -> bool:
+    """Return whether the device has at least these amounts. least: (name of a capacity as in its slice, quantity)."""
+    return all(
+        (have := (device.capacity or {}).get(name)) is not None and float(_amount(have.value)) >= quantity(amount)
+        for name, amount in least
+    )
 
 
 def attribute_of(driver: str, device: Device, name: str) -> tuple[str, Any] | None:

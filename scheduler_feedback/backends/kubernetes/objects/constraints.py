@@ -199,6 +199,8 @@ def refusal(pod: Pod) -> str:
         return "its resource claims are unknown"
     if spec.devices is not None and spec.devices.refused:
         return spec.devices.refused
+    if spec.absent_network:
+        return f"its network {spec.absent_network} (NetworkAttachmentDefinition) does not exist"
     affinity = spec.affinity
     for one, what in (
         (affinity and affinity.pod_affinity, "pod affinity"),

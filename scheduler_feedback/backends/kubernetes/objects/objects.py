@@ -236,6 +236,8 @@ class PodSpec(Part):
     """Devices that the pod's claims ask for, once resolved; not a field of the object."""
     networks: dict[str, int] | None = None
     """Devices that the pod's networks need, by extended resource; not a field of the object."""
+    absent_network: str = ""
+    """'NAMESPACE/NAME' of a network of the pod that does not exist; not a field of the object."""
 
 
 class Terminated(Part):

@@ -1,14 +1,15 @@
 """The cycle's state, published for people and other schedulers: on nodes, groups and pods, and as events.
 
-Once a second the publisher queries the cycle and writes what differs, up to a limit a second. Text that changes all the
-time is not rewritten each time: the reason of a wait is written again when its kind changes, when the expected start
-moves by more than a tenth, or once a minute.
+Once a second the publisher queries the cycle and writes what differs, up to a limit a second. Between these passes, it
+publishes why new gangs are pending. Text that changes all the time is not rewritten each time: the reason of a wait is
+written again when its kind changes, when the expected start moves by more than a tenth, or once a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.queue.waiting_reasons import what_binds
 
 PERIOD_SECONDS = 1.0
+NEW_SECONDS = 0.2
+"""Pause between two passes for new gangs. With a pass a second, the reason of a wait took up to a second to appear."""
 WRITES_A_PERIOD = 64
 """Maximum number of objects written a second: changes of all nodes at once must not overload the API server."""
 
@@ -66,16 +69,24 @@ class StateView:
     statuses: dict[str, GangStatus]
     now_ns: int
     accusations: tuple[Accusation, ...] = ()
+    started: frozenset[str] = frozenset()
+    """Ids of the queried jobs that are not pending."""
 
 
-def view_of(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> StateView:
-    """Return the part of the state that is published. Runs between two cycles and changes nothing."""
-    marks = {name: marks_of(node, evicts=evicts) for name, node in state.nodes.items()}
+def view_of(state: State, job_ids: Iterable[str], *, evicts: bool = False, nodes: bool = True) -> StateView:
+    """Return the part of the state that is published. Runs between two cycles and changes nothing.
+
+    nodes: whether to include marks of nodes and accusations.
+    """
+    marks = {name: marks_of(node, evicts=evicts) for name, node in state.nodes.items()} if nodes else {}
     statuses: dict[str, GangStatus] = {}
+    started: list[str] = []
     for job_id in job_ids:
         job = state.jobs.get(job_id)
         if job is None:
             continue
+        if job.state is not JobState.PENDING:
+            started.append(job_id)
         if job.state is JobState.PENDING:
             word, why = what_binds(state, job)
             reason = "".join(part.capitalize() for part in word.split("-")) or "Waits"
@@ -91,7 +102,7 @@ def view_of(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> St
             if len(job.ranks) != job.spec.ranks:
                 message += f"; it runs with {len(job.ranks)} of the {job.spec.ranks} ranks that it asks for"
             statuses[job_id] = GangStatus(True, "Scheduled", message)
-    return StateView(marks, statuses, state.now_ns, accusations_of(state))
+    return StateView(marks, statuses, state.now_ns, accusations_of(state) if nodes else (), frozenset(started))
 
 
 def worth_writing(before: GangStatus | None, after: GangStatus, written_ns: int, now_ns: int) -> bool:
@@ -127,12 +138,22 @@ class Publisher:
         self._client, self._cache, self._gangs, self._ask, self._may_act = client, cache, gangs, ask, may_act
         self._advice, self._evicts = advice, evicts
         self._written: dict[str, tuple[GangStatus, int]] = {}
+        self._evaluated: set[str] = set()  # gangs that a pass for new gangs has evaluated
         self._cursor = 0
+        self._full_seconds = -PERIOD_SECONDS  # monotonic time of the last pass over all gangs and nodes
+        self._left = 0  # number of writes until the next one
         self.writes = self.refusals = 0
 
     async def run(self) -> None:
         """Publish changes until cancelled."""
-        await while_leading(self.once, self._may_act, PERIOD_SECONDS, "publishing")
+        await while_leading(self._next_pass, self._may_act, NEW_SECONDS, "publishing")
+
+    async def _next_pass(self) -> None:
+        if (now := time.monotonic()) - self._full_seconds >= PERIOD_SECONDS:
+            self._full_seconds = now
+            await self.once()
+        else:
+            await self.publish_new()
 
     async def once(self) -> None:
         """Read the state once, compare it with what is published, and write the differences."""
@@ -146,6 +167,28 @@ class Publisher:
         ][:WRITES_A_PERIOD]
         if self._advice is not None:
             writes += await self._advice.writes(found.accusations, WRITES_A_PERIOD - len(writes))
+        self._left = WRITES_A_PERIOD - len(writes)
+        await self._write(writes)
+        known = {gang.job_id for gang in gangs}
+        for job_id in [job_id for job_id in self._written if job_id not in known]:
+            del self._written[job_id]
+        self._evaluated &= known
+
+    async def publish_new(self) -> None:
+        """Publish why gangs are pending or refused of which nothing has been published, within the limit of writes."""
+        new = [one for one in self._gangs() if one.job_id not in self._written and one.job_id not in self._evaluated]
+        if not new or self._left <= 0:
+            return
+        asked = new[:MOST_QUERIED]
+        job_ids = [gang.job_id for gang in asked if not gang.refused]
+        found = await asyncio.wrap_future(self._ask(lambda state: view_of(state, job_ids, nodes=False)))
+        self._evaluated |= {gang.job_id for gang in asked if gang.refused} | found.started | found.statuses.keys()
+        writes = self._gang_writes([gang for gang in asked if gang.job_id not in found.started], found)[: self._left]
+        self._left -= len(writes)
+        await self._write(writes)
+
+    async def _write(self, writes: Iterable[Callable[[], Awaitable[None]]]) -> None:
+        """Run these writes at once. Raises the first error that is no refusal."""
         for outcome in await asyncio.gather(*(write() for write in writes), return_exceptions=True):
             if isinstance(outcome, RefusedError):
                 self.refusals += 1
@@ -154,9 +197,6 @@ class Publisher:
                 raise outcome
             else:
                 self.writes += 1
-        known = {gang.job_id for gang in gangs}
-        for job_id in [job_id for job_id in self._written if job_id not in known]:
-            del self._written[job_id]
 
     def _next(self, gangs: list[Gang]) -> list[Gang]:
         """Return the gangs to publish in this period of one second: new gangs first, then the others in rotation."""
