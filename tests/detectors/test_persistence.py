@@ -29,12 +29,18 @@ def own_times(*slow: tuple[int, int, int, float]) -> FloatArray:
 
 
 def results(
-    own: FloatArray, experts: bool = False, tokens: FloatArray | None = None, upto: int = STEPS
+    own: FloatArray,
+    experts: bool = False,
+    tokens: FloatArray | None = None,
+    upto: int = STEPS,
+    laid_out: bool = False,
 ) -> list[Verdict | Abstention]:
     """Return all verdicts with their updates, and abstentions, for a recorded trace with four ranks a node."""
     shape = shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)])
     if experts:
         object.__setattr__(shape, "expert", np.arange(RANKS) % 8)
+    if laid_out:
+        object.__setattr__(shape, "stage", np.zeros(RANKS, np.int64))
     table = table_of(own[:upto], tokens=None if tokens is None else tokens[:upto])
     detector, found = alone(StragglerDetector(timed=False), False), []
     for k in range(upto):
@@ -78,6 +84,12 @@ HEALTHY = {
 def stall(rank: int, first: int, count: int) -> list[tuple[int, int, int, float]]:
     """Return slow steps of a rank whose data loader stalls for a different time in each."""
     return [(rank, first + k, 1, (1.25, 1.9, 1.3)[k % 3]) for k in range(count)]
+
+
+def test_a_rank_that_is_slow_from_the_start_is_found_behind_a_long_start_up() -> None:
+    own = own_times((5, 0, STEPS, 1.2))
+    own[:7] += np.random.default_rng(1).uniform(1.0, 6.0, (7, RANKS))
+    assert sure([one for one in results(own, laid_out=True) if isinstance(one, Verdict)]) == {5}
 
 
 def test_long_checkpoints_in_the_background_of_the_first_rank_are_no_fault() -> None:
