@@ -112,6 +112,16 @@ def test_a_pause_of_half_an_hour_for_a_node_is_a_hang_of_its_ranks(tmp_path: Pat
     assert hang["ranks"] == [4, 5, 6]
 
 
+def test_an_earlier_pause_in_which_all_ranks_work_does_not_hide_a_hang(tmp_path: Path) -> None:
+    own = usual()
+    own[60], own[PAUSE, LATE] = 1700.0, 1800.0
+    (hang,) = hangs(tmp_path / "steps.jsonl", own)
+    assert (hang["rank"], hang["detected_step"]) == (LATE, PAUSE)
+    own[60], own[60, 2] = 1.0, 1700.0
+    (first,) = hangs(tmp_path / "twice.jsonl", own)
+    assert first["rank"] == 2, "the second pause is hardly longer than the first: it recurs"
+
+
 def test_a_hang_is_reported_although_a_sample_was_lost(tmp_path: Path) -> None:
     own = usual()
     own[PAUSE, LATE] = 1800.0

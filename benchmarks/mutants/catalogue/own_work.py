@@ -40,5 +40,9 @@ MUTANTS = (
     ),
     Mutant("detectors.hang.long_step:_hang", "known.mean() < LEAST_KNOWN", "not known.all()", _PAUSES),
     Mutant("detectors.hang.long_step:_hang", "known.mean() < LEAST_KNOWN", "False", _PAUSES),
+    Mutant(
+        "detectors.hang.long_step:LongSteps.take", "self.longest_wait = max(self.longest_wait, waited)", "pass", _PAUSES
+    ),
+    Mutant("detectors.hang.long_step:LongSteps.take", " or self._is_pause(waited, self.longest_wait)", "", _PAUSES),
     Mutant("detectors.hang.long_step:LongSteps._is_pause", "LEAST_TIMES * usual", "np.inf", _PAUSES),
 )

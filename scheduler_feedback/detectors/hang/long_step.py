@@ -61,6 +61,9 @@ class LongSteps:
     """Lengths of the newest steps, in seconds."""
     longest: float = 0.0
     """Length of the longest step after the first one, in seconds. The first step includes the start of the job."""
+    longest_wait: float = 0.0
+    """Longest time, in seconds, for which most ranks waited in a step after the first one. A pause in which all ranks
+    work, such as an evaluation, does not hide a later hang."""
     started: bool = False
     active: Verdict | None = None
     """Verdict on the newest step. It ends with the next step."""
@@ -77,22 +80,30 @@ class LongSteps:
                 over, self.active = self.active, None
                 reason = "the job finishes steps again"
                 found.append(Cleared(over.verdict_id, job.shape.job, now_ns, reason, over.last_step))
-            if self._is_pause(length):
+            waited = _waited(job.steps.wait_seconds[k])
+            if self._is_pause(length, self.longest) or self._is_pause(waited, self.longest_wait):
                 usual = float(np.median(self.newest))
                 self.active = _hang(job, now_ns, k, length, usual, self.longest)
                 found.append(_note(job, now_ns, k, length, usual) if self.active is None else self.active)
             if self.started:
                 self.longest = max(self.longest, length)
+                self.longest_wait = max(self.longest_wait, waited)
                 self.newest.append(length)
             self.started = True
         return found
 
-    def _is_pause(self, length: float) -> bool:
+    def _is_pause(self, length: float, longest: float) -> bool:
         if len(self.newest) < LEAST_STEPS:
             return False
         usual = float(np.median(self.newest))
         least = min(max(LEAST_SECONDS, TIMES_THE_USUAL * usual), LEAST_TIMES * usual)
-        return length >= max(least, TIMES_THE_LONGEST * self.longest)
+        return length >= max(least, TIMES_THE_LONGEST * longest)
+
+
+def _waited(waits: FloatArray) -> float:
+    """Return the time in seconds for which the median rank waited; 0 if the waits of most ranks are unknown."""
+    known = np.isfinite(waits)
+    return float(np.median(waits[known])) if 2 * known.sum() > len(waits) else 0.0
 
 
 def _lengths(seconds: FloatArray) -> list[float]:
