@@ -92,8 +92,11 @@ def _own_work(trace: Generated, verdict: dict[str, Any], who: set[int]) -> bool:
         number = trace.job.number
         role = [np.flatnonzero((stage == stage[p]) & (number != number[p])) for p in range(trace.job.ranks)]
         slower = [max(float(a[p] / np.median(a[role[p]])) for a in (usual, mean)) for p in range(trace.job.ranks)]
-        if trace.fault and who & trace.culprits and verdict["detected_step"] >= int(trace.fault.active.argmax()):
-            return False  # the fault of these ranks has begun
+        fault = trace.fault
+        if fault and fault.kind not in ("hang", "stall") and who & trace.culprits:
+            onset = int(trace.step[fault.active.argmax()])
+            if verdict["detected_step"] >= onset:
+                return False  # their fault has begun
         return bool(who) and all(slower[p] > OFFSET for p in range(trace.job.ranks) if int(number[p]) in who)
     return False
 

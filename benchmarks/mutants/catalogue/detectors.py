@@ -512,7 +512,7 @@ MUTANTS = (
     # --- long steps of recordings ---
     Mutant(
         "detectors.hang.long_step:LongSteps._is_pause",
-        ", TIMES_THE_LONGEST * self.longest)",
+        ", TIMES_THE_LONGEST * longest)",
         ")",
         ("tests/detect/test_pauses.py",),
     ),
