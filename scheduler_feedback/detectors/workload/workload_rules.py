@@ -166,7 +166,8 @@ def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator
     if course.usual is not None:
         first = np.log(course.usual.compute)
         began = mean - (first - middle_of_peers(first, course.where))
-        wander = MAD_TO_SIGMA * median(np.abs(began - median(began)))  # of ranks whose offsets change by chance
+        others = began[~always] if not always.all() else began
+        wander = MAD_TO_SIGMA * median(np.abs(others - median(others)))  # changes by chance
         always &= began < np.minimum(FROM_START_SELF, np.maximum(mean / 2, WANDER_SIGMAS * wander))
     found = np.flatnonzero(always)
     if not len(found) or len(found) > len(ranks) // 2:
