@@ -70,8 +70,7 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
     period = spell_period(watched.spells[case.rank])
     if period and spell.windows * spell.window_steps < period:  # a longer spell is not periodic
         return f"it becomes slow about every {period} steps: periodic work of this rank, such as checkpoints"
-    saves = case.rank == 0 and not case.baseline.from_start[0]  # the first rank often logs and saves for all
-    longer = _is_whole_node(case) or saves or _is_irregular(case)
+    longer = _is_whole_node(case) or _may_save(case) or _is_irregular(case)
     least = NODE_WINDOWS if longer and not counters else LEAST_WINDOWS
     slow = len(slow_windows(case.interval[-least:], case.rank))
     if slow < LEAST_SHARE * least and not _keeps_returning(watched, spell, case):
@@ -111,14 +110,23 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
 def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
     """Return whether a rank in doubt is more likely healthy than at fault.
 
-    Several ranks, ranks that were slow before and recovered, and ranks of a job with experts that does not report
-    tokens seldom have a fault. The ranks of one replica on one node count as one: they share their work and their
-    hardware.
+    Several ranks, ranks that were slow before and recovered, the first rank, and ranks of a job with experts that does
+    not report tokens seldom have a fault. The ranks of one replica on one node count as one: they share their work and
+    their hardware.
     """
     node = case.where.index[case.rank]
     replica = [rank for rank in mates(shape, case.rank).tolist() if case.where.index[rank] == node]
     returns = len(watched.spells[case.rank]) > 1 or _longest_of_others(watched, case) > 0
+    returns = returns or _may_save(case)
     return returns or not case.alarmed <= {case.rank, *replica} or (not case.for_work and _has_experts(shape))
+
+
+def _may_save(case: Case) -> bool:
+    """Return whether the rank is the first one, which often logs and saves for all, and was not slow from the start.
+
+    If the layout is unknown, the number of a rank shows nothing about its work.
+    """
+    return case.rank == 0 and case.where.layout_known and not case.baseline.from_start[0]
 
 
 def record(watched: GangState, case: Case) -> Spell:
