@@ -25,7 +25,7 @@ HEALTHY_SAMPLES = 210  # of pai-job3: later, workers 6 to 9 are slower by a fift
 
 @dataclass
 class Generated:
-    """A trace and what is true of it."""
+    """A trace and its truth."""
 
     seed: int
     job: Job
