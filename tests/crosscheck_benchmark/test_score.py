@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.crosscheck.ablation import CHECKS, COLUMNS, PARTS, figures, without
 from benchmarks.crosscheck.score import calibration, judged, summary
-from benchmarks.crosscheck.trace import generate
+from benchmarks.crosscheck.trace import generate, write
 from tests import needs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +70,24 @@ def test_calibration_is_the_mean_distance_of_confidence_and_frequency() -> None:
     assert calibration([(0.92, True), (0.92, False)])["error"] == pytest.approx(0.42)
     assert calibration([(0.99, True)] * 3 + [(0.8, False)])["error"] == pytest.approx((0.03 + 0.8) / 4)
     assert calibration([]) == {"error": None, "verdicts": 0}
+
+
+def test_each_part_of_the_ablation_exists_and_is_replaced_for_one_run_only(tmp_path: Path) -> None:
+    for target, _ in PARTS.values():
+        module, name = target.rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), name), target
+    checks = importlib.import_module("scheduler_feedback.detectors.straggler.alarm_checks").CHECKS
+    assert {check.__name__ for check in checks} == set(CHECKS)
+    trace = faulty()
+    write(trace, tmp_path / "t.jsonl")
+    files = [(trace, tmp_path / "t.jsonl")]
+    usual = figures(files)
+    assert usual[COLUMNS.index("recall")] == "1 of 1"
+    assert without("whole-gang-note", files)[COLUMNS.index("recall")] == "1 of 1"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(PARTS, "all", ("scheduler_feedback.detectors.straggler.straggler.verdict", lambda *_: []))
+        assert without("all", files)[COLUMNS.index("recall")] == "0 of 1"
+    assert figures(files) == usual
 
 
 def test_a_run_can_be_continued(tmp_path: Path) -> None:
