@@ -101,6 +101,12 @@ def test_long_checkpoints_in_the_background_of_the_first_rank_are_no_fault() -> 
     assert sure([one for one in lasting if isinstance(one, Verdict)]) == {0}, "it is accused if it stays slow"
 
 
+def test_one_long_step_does_not_make_a_rank_that_drifts_a_fault() -> None:
+    drifts = own_times((5, 150, 60, 1.045), (5, 165, 1, 7.0))
+    assert not sure(verdicts(drifts))
+    assert sure(verdicts(own_times((5, 150, 60, 1.15), (5, 165, 1, 2.0)))) == {5}
+
+
 def test_frequent_checkpoints_in_the_background_are_no_fault_although_half_of_the_steps_are_slow() -> None:
     assert not sure(verdicts(own_times(*((5, first, 10, 1.4) for first in range(60, STEPS, 20)))))
     irregular = (60, 84, 101, 126, 143, 165, 183, 207, 224, 250, 268, 291)
