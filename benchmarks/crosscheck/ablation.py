@@ -40,7 +40,7 @@ PARTS: dict[str, tuple[str, Any]] = {
     "doubt": (_D + "straggler.straggler.doubt", _gives("")),
     "own-work": (_D + "straggler.straggler.is_own_work", _gives(False)),
     "whole-gang-note": (_D + "straggler.straggler.whole_gang", _gives([])),
-    "one-window": (_PERSISTENCE + "_is_one_window", _gives(False)),
+    "one-step": (_PERSISTENCE + "_is_one_step", _gives(False)),
     "irregular": (_PERSISTENCE + "_is_irregular", _gives(False)),
     "first-rank": (_PERSISTENCE + "_may_save", _gives(False)),
     "period-of-runs": (_PERSISTENCE + "is_periodic", _gives(False)),

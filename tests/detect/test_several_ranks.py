@@ -66,6 +66,13 @@ def test_a_small_offset_that_began_after_the_warm_up_is_not_constant(tmp_path: P
     assert not offsets(detected(tmp_path / "t.jsonl", own))
 
 
+def test_a_rank_with_an_offset_that_becomes_slower_by_a_fifth_may_be_faulty(tmp_path: Path) -> None:
+    own = own_times(16)
+    own[:, 7] *= 1.32
+    own[30:, 7] *= 1.2
+    assert not offsets(detected(tmp_path / "t.jsonl", own))
+
+
 def test_a_rank_that_alone_slows_a_job_down_may_be_faulty_although_others_have_offsets(tmp_path: Path) -> None:
     own = own_times(16)
     own[:, 3] *= 1.17

@@ -1368,8 +1368,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.workload.workload_rules:_offsets",
-        "< FROM_START_SELF",
-        "< 9.0",
+        "FROM_START_SELF, ",
+        "9.0, ",
         ("tests/detect/test_several_ranks.py",),
     ),
     Mutant(

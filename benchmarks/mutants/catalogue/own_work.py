@@ -16,7 +16,7 @@ MUTANTS = (
     Mutant("detectors.straggler.persistence:doubt", "or _may_save(case) or", "or", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "or _is_irregular(case)", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "spell.windows <= before < NODE_WINDOWS", "False", _PERSISTENCE),
-    Mutant("detectors.straggler.persistence:doubt", "if _is_one_window(case):", "if False:", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:doubt", "if _is_one_step(case):", "if False:", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "if _same_expert_is_slow(case, shape):", "if False:", _PERSISTENCE),
     Mutant(
         "detectors.straggler.persistence:_keeps_returning",

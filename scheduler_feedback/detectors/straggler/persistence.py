@@ -37,9 +37,9 @@ IRREGULAR = 1 / 3
 mean. A slow processor or GPU slows equal work down by an equal factor; stalls of a data loader have no typical
 length."""
 
-ONE_WINDOW = 0.5
-"""A single window explains the slowness of a rank if it contains at least this share of its excess. A fault that was
-slow in nine of ten of a dozen windows has about a tenth of it in each."""
+ONE_STEP = 0.5
+"""A single step explains the slowness of a rank if it contains at least this share of its excess. A fault that was
+slow in nine of ten of a dozen windows has at most about a tenth of it in each."""
 
 SAME_EXPERT = 0.5
 """A popular expert explains the slowness of a rank if the other ranks that compute this expert slowed down by at least
@@ -82,9 +82,9 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
             f"it was slow in {slow} of the newest {least} windows: work of its own, such as a recompilation, a "
             "stall of its data loader or a checkpoint, looks the same until it ends"
         )
-    if _is_one_window(case):
+    if _is_one_step(case):
         return (
-            "one window contains most of its lost time: work of its own, such as a recompilation, looks the same on a "
+            "one step contains most of its lost time: work of its own, such as a recompilation, looks the same on a "
             "rank that drifts slightly"
         )
     before, now = _spells_of_node(watched, case)
@@ -126,7 +126,7 @@ def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
     node = case.where.index[case.rank]
     replica = [rank for rank in mates(shape, case.rank).tolist() if case.where.index[rank] == node]
     returns = len(watched.spells[case.rank]) > 1 or _longest_of_others(watched, case) > 0
-    returns = returns or _may_save(case) or _is_one_window(case)
+    returns = returns or _may_save(case) or _is_one_step(case)
     return returns or not case.alarmed <= {case.rank, *replica} or (not case.for_work and _has_experts(shape))
 
 
@@ -280,12 +280,13 @@ def _is_irregular(case: Case) -> bool:
     return len(slow) > 1 and float(excess.var()) - noise**2 > (IRREGULAR * float(excess.mean())) ** 2
 
 
-def _is_one_window(case: Case) -> bool:
-    """Return whether one window contains at least the share ONE_WINDOW of the rank's excess since the alarm began."""
-    rank = case.rank
+def _is_one_step(case: Case) -> bool:
+    """Return whether one step contains at least the share ONE_STEP of the rank's excess since the alarm began."""
+    rank, windows = case.rank, [judged.window for judged in case.interval]
     usual = float(case.mean("compute")[rank]) / times_its_usual(case)
-    excess = np.array([(one.window.compute[rank] - usual) * one.window.steps for one in case.interval])
-    return len(excess) > 1 and float(excess.max()) >= ONE_WINDOW * float(excess.sum())
+    excess = sum((window.compute[rank] - usual) * window.steps for window in windows)
+    longest = max(window.peak[rank] for window in windows) - usual
+    return len(windows) > 1 and bool(longest >= ONE_STEP * excess)
 
 
 def _is_whole_node(case: Case) -> bool:
