@@ -129,6 +129,8 @@ def test_a_rank_that_was_slow_before_must_be_slow_for_longer() -> None:
     """With the third time, its slow periods are regular or irregular."""
     twice = verdicts(own_times((5, 90, 16, 1.4), (5, 170, 15, 1.4)))
     assert [one.first_step for one in twice if one.confidence >= ACTING_CONFIDENCE] == [90]
+    again = verdicts(own_times((5, 90, 13, 1.4), (5, 170, 13, 1.4)))
+    assert [one.first_step for one in again if one.confidence >= ACTING_CONFIDENCE] == [90], "13, not the first dozen"
     longer = verdicts(own_times((5, 90, 16, 1.4), (5, 170, 40, 1.4)))
     assert [one.first_step for one in longer if one.confidence >= ACTING_CONFIDENCE] == [90, 170]
 

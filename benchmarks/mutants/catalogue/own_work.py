@@ -25,6 +25,7 @@ MUTANTS = (
         _PERSISTENCE,
     ),
     Mutant("detectors.straggler.persistence:is_periodic", "PERIODIC_SHARE * len(apart)", "len(apart)", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:extend", ">= HIT_SIGMAS", "< -99.0", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:runs", "> PAUSE_WINDOWS", "> 1", _PERSISTENCE),
     Mutant("detectors.workload.workload_rules:_offsets", "always &= began <", "always &= 0 * began <", _RANKS),
     Mutant(

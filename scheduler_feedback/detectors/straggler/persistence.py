@@ -94,7 +94,7 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
             f"they have been slow for {now} windows now"
         )
     earlier = watched.spells[case.rank][:-1]
-    before = max((one.windows for one in earlier), default=0)
+    before = max((one.lasted for one in earlier), default=0)
     if spell.windows <= before < NODE_WINDOWS and len(earlier) < OWN_PERIOD_HITS - 1 and not counters:
         return (
             f"it was slow for {before} windows before, and recovered: periodic work of this rank looks the same, and "
@@ -148,8 +148,15 @@ def record(watched: GangState, case: Case) -> Spell:
         spells.append(Spell(since, watched.counted - len(case.interval), first.first_step, first.steps))
         del spells[:-KEPT_SPELLS]
     spell = spells[-1]
-    spell.windows = watched.counted - spell.first_window
+    spell.windows = spell.lasted = watched.counted - spell.first_window
     return spell
+
+
+def extend(watched: GangState, rank: int) -> None:
+    """Extend the spell of a rank that is still slow, and whose verdict is certain."""
+    spells = watched.spells.get(rank)
+    if spells and spells[-1].since == int(watched.since[rank]) and watched.history[-1].sigmas[rank] >= HIT_SIGMAS:
+        spells[-1].lasted = watched.counted - spells[-1].first_window
 
 
 def spell_period(spells: list[Spell]) -> int:
