@@ -42,7 +42,7 @@ PARTS: dict[str, tuple[str, Any]] = {
     "whole-gang-note": (_D + "straggler.straggler.whole_gang", _gives([])),
     "one-step": (_PERSISTENCE + "_is_one_step", _gives(False)),
     "irregular": (_PERSISTENCE + "_is_irregular", _gives(False)),
-    "first-rank": (_PERSISTENCE + "_may_save", _gives(False)),
+    "first-rank": (_PERSISTENCE + "_is_first", _gives(False)),
     "period-of-runs": (_PERSISTENCE + "is_periodic", _gives(False)),
     "period-of-spells": (_PERSISTENCE + "spell_period", _gives(0)),
     "same-expert": (_PERSISTENCE + "_same_expert_is_slow", _gives(False)),

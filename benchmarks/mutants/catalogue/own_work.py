@@ -13,7 +13,7 @@ MUTANTS = (
     Mutant("detectors.steps.baseline:learn", "windows = after_start_up(windows)", "pass", _BASELINE),
     Mutant("detectors.steps.baseline:after_start_up", "int(long[-1]) + 1", "int(long[-1])", _BASELINE),
     Mutant("detectors.steps.baseline:after_start_up", "middle[:START_UP_WINDOWS]", "middle", _BASELINE),
-    Mutant("detectors.straggler.persistence:doubt", "or _may_save(case) or", "or", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:doubt", "or _is_first(case) or", "or", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "or _is_irregular(case)", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "spell.windows <= before < NODE_WINDOWS", "False", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "if _is_one_step(case):", "if False:", _PERSISTENCE),

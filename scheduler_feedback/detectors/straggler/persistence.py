@@ -74,7 +74,7 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
     period = spell_period(watched.spells[case.rank])
     if period and spell.windows * spell.window_steps < period:  # a longer spell is not periodic
         return f"it becomes slow about every {period} steps: periodic work of this rank, such as checkpoints"
-    longer = _is_whole_node(case) or _may_save(case) or _is_irregular(case)
+    longer = _is_whole_node(case) or _is_first(case) or _is_irregular(case)
     least = NODE_WINDOWS if longer and not counters else LEAST_WINDOWS
     slow = len(slow_windows(case.interval[-least:], case.rank))
     if slow < LEAST_SHARE * least and not _keeps_returning(watched, spell, case):
@@ -126,16 +126,14 @@ def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
     node = case.where.index[case.rank]
     replica = [rank for rank in mates(shape, case.rank).tolist() if case.where.index[rank] == node]
     returns = len(watched.spells[case.rank]) > 1 or _longest_of_others(watched, case) > 0
-    returns = returns or _may_save(case) or _is_one_step(case)
+    saves = _is_first(case) and case.where.layout_known  # else its number shows less about its work
+    returns = returns or saves or _is_one_step(case)
     return returns or not case.alarmed <= {case.rank, *replica} or (not case.for_work and _has_experts(shape))
 
 
-def _may_save(case: Case) -> bool:
-    """Return whether the rank is the first one, which often logs and saves for all, and was not slow from the start.
-
-    If the layout is unknown, the number of a rank shows nothing about its work.
-    """
-    return case.rank == 0 and case.where.layout_known and not case.baseline.from_start[0]
+def _is_first(case: Case) -> bool:
+    """Return whether the rank is the first one, which often logs and saves for all, and was not slow from the start."""
+    return case.rank == 0 and not case.baseline.from_start[0]
 
 
 def record(watched: GangState, case: Case) -> Spell:
