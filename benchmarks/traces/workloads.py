@@ -133,9 +133,22 @@ def lost_samples(job: Job) -> None:
 
 
 def long_step(job: Job) -> None:
-    """Let one step take 600 s on all ranks; afterwards the job runs at its usual speed."""
-    job.truth.note_step = int(job.rng.integers(job.steps // 2, job.steps - 20))
-    job.comm[job.truth.note_step] = 600.0
+    """Let the job pause once: the transport stops, storage is slow, all ranks evaluate, or the first one saves.
+
+    Afterwards the job runs at its usual speed, without any repair. Storage serves some ranks sooner than others. The
+    first rank works alone for less than ten minutes, after which PyTorch by default ends a job whose other ranks wait.
+    """
+    step = job.truth.note_step = int(job.rng.integers(job.steps // 2, job.steps - 20))
+    seconds = job.rng.uniform(601.0, 3600.0)
+    pause = job.rng.integers(4)
+    if pause == 0:
+        job.comm[step] = seconds
+    elif pause == 1:
+        job.own[step] += seconds * job.rng.uniform(0.5, 1.0, job.layout.ranks)
+    elif pause == 2:
+        job.own[step] += seconds * job.rng.uniform(0.98, 1.0, job.layout.ranks)
+    else:
+        job.own[step, 0] += job.rng.uniform(60.0, 590.0)
 
 
 HEALTHY: dict[str, Callable[[Job], None]] = {

@@ -41,6 +41,15 @@ def test_long_step_is_noted_with_the_rank_for_which_the_others_waited(tmp_path: 
     assert (note["rank"], note["detected_step"]) == (LATE, PAUSE)
 
 
+def test_a_step_as_long_as_fifty_is_noted_in_any_unit_of_time(tmp_path: Path) -> None:
+    own = usual(0.02)
+    own[PAUSE, LATE] = 9.0
+    (note,) = pauses(tmp_path / "steps.jsonl", own)
+    assert (note["rank"], note["detected_step"]) == (LATE, PAUSE)
+    own[PAUSE, LATE] = 3.0
+    assert not pauses(tmp_path / "short.jsonl", own)
+
+
 def test_no_rank_is_named_without_waits(tmp_path: Path) -> None:
     own = usual()
     own[PAUSE, LATE] = 600.0
@@ -70,11 +79,16 @@ def test_long_first_step_and_usually_long_steps_are_no_pause(tmp_path: Path) -> 
     assert not pauses(tmp_path / "steps.jsonl", own)
 
 
-def hangs(path: Path, own: np.ndarray) -> list[dict[str, object]]:
-    """Run `gangwatch detect` on a job with these compute times [steps, 8], four ranks a node. Return hang verdicts."""
+def hangs(path: Path, own: np.ndarray, lost: tuple[int, ...] = ()) -> list[dict[str, object]]:
+    """Run `gangwatch detect` on a job with these compute times [steps, 8], four ranks a node. Return hang verdicts.
+
+    lost: ranks whose sample of the pause is missing.
+    """
     with path.open("w") as file:
         for step, times in enumerate(own):
             for rank, mine in enumerate(times):
+                if step == PAUSE and rank in lost:
+                    continue
                 seconds = times.max() + 0.1
                 row = {"step": step, "rank": rank, "node": f"n{rank // 4}", "seconds": seconds}
                 file.write(json.dumps(row | {"wait_seconds": seconds - mine}) + "\n")
@@ -96,6 +110,25 @@ def test_a_pause_of_half_an_hour_for_a_node_is_a_hang_of_its_ranks(tmp_path: Pat
     own[PAUSE, 4:7] = 1800.0
     (hang,) = hangs(tmp_path / "steps.jsonl", own)
     assert hang["ranks"] == [4, 5, 6]
+
+
+def test_an_earlier_pause_in_which_all_ranks_work_does_not_hide_a_hang(tmp_path: Path) -> None:
+    own = usual()
+    own[60], own[PAUSE, LATE] = 1700.0, 1800.0
+    (hang,) = hangs(tmp_path / "steps.jsonl", own)
+    assert (hang["rank"], hang["detected_step"]) == (LATE, PAUSE)
+    own[60], own[60, 2] = 1.0, 1700.0
+    (first,) = hangs(tmp_path / "twice.jsonl", own)
+    assert first["rank"] == 2, "the second pause is hardly longer than the first: it recurs"
+
+
+def test_a_hang_is_reported_although_a_sample_was_lost(tmp_path: Path) -> None:
+    own = usual()
+    own[PAUSE, LATE] = 1800.0
+    (hang,) = hangs(tmp_path / "steps.jsonl", own, lost=(2,))
+    assert hang["rank"] == LATE
+    assert not hangs(tmp_path / "many.jsonl", own, lost=(1, 2)), "a quarter of the ranks may be blocked too"
+    assert not hangs(tmp_path / "late.jsonl", own, lost=(LATE,))
 
 
 @pytest.mark.parametrize("busy", [[0, 5], list(range(8)), [0, 1, 2, 4, 5]])

@@ -60,6 +60,30 @@ def test_a_slowdown_that_began_is_no_constant_offset(tmp_path: Path) -> None:
     assert of_kind(found, "straggler") or of_kind(found, "unknown"), "it is reported as what it is"
 
 
+def test_a_small_offset_that_began_after_the_warm_up_is_not_constant(tmp_path: Path) -> None:
+    own = own_times(16)
+    own[40:, 8:16] *= 1.06
+    assert not offsets(detected(tmp_path / "t.jsonl", own))
+
+
+def test_a_rank_with_an_offset_that_becomes_slower_by_a_fifth_may_be_faulty(tmp_path: Path) -> None:
+    own = own_times(16)
+    own[:, 7] *= 1.32
+    own[30:, 7] *= 1.2
+    assert not offsets(detected(tmp_path / "t.jsonl", own))
+
+
+def test_a_rank_that_alone_slows_a_job_down_may_be_faulty_although_others_have_offsets(tmp_path: Path) -> None:
+    own = own_times(16)
+    own[:, 3] *= 1.17
+    own[:, 7] *= 1.32
+    (found,) = offsets(detected(tmp_path / "t.jsonl", own))
+    assert found["ranks"] == [3, 7]
+    assert found["confidence"] < 0.9
+    (reason,) = [one for one in found["evidence"] if one["measure"] == "step_seconds_without_one_rank"]
+    assert reason["value"] == pytest.approx(1.39, rel=0.02)
+
+
 def test_ranks_with_constant_offsets_get_one_verdict_with_the_cost_of_each(tmp_path: Path) -> None:
     own = own_times(16)
     own[:, 3] *= 1.07

@@ -51,6 +51,18 @@ def test_one_stall_in_warm_up_does_not_change_the_baseline_and_two_do() -> None:
     assert not twice.from_start.any(), "a rank that stalls at times is not slow from the start"
 
 
+def test_the_start_up_of_the_job_is_not_part_of_the_baseline() -> None:
+    """The first six steps compile and fill caches, and ranks differ there by far more than later."""
+    own = calm(25)
+    own[:6] += np.random.default_rng(3).uniform(1.0, 8.0, (6, RANKS))
+    found = learn(windows_of(own, ALONE), None, ALONE)
+    assert found.compute == pytest.approx(np.ones(RANKS))
+    assert found.own_spread == pytest.approx(np.full(RANKS, SPREAD_FLOOR))
+    assert found.steps == 19
+    own[20] += 5.0
+    assert learn(windows_of(own, ALONE), None, ALONE).steps == 19, "a long step later is normal behaviour"
+
+
 def test_windows_are_weighted_by_their_steps() -> None:
     short, long = windows_of(np.array([[1.0, 3.0], [2.0, 2.0]]), where_of(2))
     long = replace(long, steps=3)

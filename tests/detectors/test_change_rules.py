@@ -43,6 +43,16 @@ def test_a_job_with_more_work_is_reported_and_an_unchanged_job_is_not() -> None:
         assert len(verdicts(course(alone(WorkloadDetector()), [job], 140))) == reported
 
 
+@pytest.mark.parametrize(("nodes", "sure"), [(1, False), (2, True)])
+def test_a_job_on_one_node_without_counters_may_have_a_slow_node(nodes: int, sure: bool) -> None:
+    job = Job(ranks=8, nodes=nodes)
+    job.work = lambda second: np.full(8, 0.7 * (1.4 if second > 60 else 1.0))
+    job.feature["tensor_active"] = lambda _: np.full(8, np.nan)
+    (verdict,) = verdicts(course(alone(WorkloadDetector()), [job], 140))
+    assert verdict.cause is Cause.WHOLE_JOB
+    assert (verdict.confidence >= 0.9) == sure
+
+
 def test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes() -> None:
     job = Job(ranks=RANKS)
     job.work = lambda second: np.full(RANKS, 0.7 * (1.4 if 60 < second < 360 else 1.0))

@@ -10,7 +10,7 @@ from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, StepTable,
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.detectors.straggler.gang_state import Spell, rest
-from scheduler_feedback.detectors.straggler.persistence import spell_period
+from scheduler_feedback.detectors.straggler.persistence import is_periodic, runs, spell_period
 from scheduler_feedback.detectors.straggler.rotating_slowness import NODE_WINDOWS
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from tests.detectors.alone import alone
@@ -29,12 +29,18 @@ def own_times(*slow: tuple[int, int, int, float]) -> FloatArray:
 
 
 def results(
-    own: FloatArray, experts: bool = False, tokens: FloatArray | None = None, upto: int = STEPS
+    own: FloatArray,
+    experts: bool = False,
+    tokens: FloatArray | None = None,
+    upto: int = STEPS,
+    laid_out: bool = False,
 ) -> list[Verdict | Abstention]:
     """Return all verdicts with their updates, and abstentions, for a recorded trace with four ranks a node."""
     shape = shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)])
     if experts:
         object.__setattr__(shape, "expert", np.arange(RANKS) % 8)
+    if laid_out:
+        object.__setattr__(shape, "stage", np.zeros(RANKS, np.int64))
     table = table_of(own[:upto], tokens=None if tokens is None else tokens[:upto])
     detector, found = alone(StragglerDetector(timed=False), False), []
     for k in range(upto):
@@ -73,6 +79,74 @@ HEALTHY = {
     ),
     "asynchronous checkpoints": own_times(*((0, first, 8, 1.4) for first in range(60, STEPS, 60))),
 }
+
+
+def stall(rank: int, first: int, count: int) -> list[tuple[int, int, int, float]]:
+    """Return slow steps of a rank whose data loader stalls for a different time in each."""
+    return [(rank, first + k, 1, (1.25, 1.9, 1.3)[k % 3]) for k in range(count)]
+
+
+def test_a_rank_that_is_slow_from_the_start_is_found_behind_a_long_start_up() -> None:
+    own = own_times((5, 0, STEPS, 1.2))
+    own[:7] += np.random.default_rng(1).uniform(1.0, 6.0, (7, RANKS))
+    assert sure([one for one in results(own, laid_out=True) if isinstance(one, Verdict)]) == {5}
+
+
+def test_long_checkpoints_in_the_background_of_the_first_rank_are_no_fault() -> None:
+    saves = own_times(*((0, first, 18, 1.4) for first in range(60, STEPS, 80)))
+    found = results(saves, laid_out=True)
+    assert found and not [one for one in found if isinstance(one, Verdict)], "it is unknown"
+    without_layout = verdicts(saves)
+    assert without_layout and not sure(without_layout), "without a layout, it is a verdict with less confidence"
+    lasting = results(own_times((0, 150, STEPS, 1.4)), laid_out=True)
+    assert sure([one for one in lasting if isinstance(one, Verdict)]) == {0}, "it is accused if it stays slow"
+
+
+def test_one_long_step_does_not_make_a_rank_that_drifts_a_fault() -> None:
+    drifts = own_times((5, 150, 60, 1.045), (5, 165, 1, 7.0))
+    assert not sure(verdicts(drifts))
+    assert sure(verdicts(own_times((5, 150, 60, 1.15), (5, 165, 1, 2.0)))) == {5}
+
+
+def test_frequent_checkpoints_in_the_background_are_no_fault_although_half_of_the_steps_are_slow() -> None:
+    assert not sure(verdicts(own_times(*((5, first, 10, 1.4) for first in range(60, STEPS, 20)))))
+    irregular = (60, 84, 101, 126, 143, 165, 183, 207, 224, 250, 268, 291)
+    assert sure(verdicts(own_times(*((5, first, 10, 1.4) for first in irregular)))) == {5}
+
+
+def test_runs_of_slow_windows_at_a_fixed_period() -> None:
+    run, pause = [True] * 6, [False] * 9
+    assert runs(pause + run + pause + run, 100) == [109, 124]
+    assert runs(run + pause + run, 100) == [115], "the first run began before"
+    assert runs(pause + (run + [False] * 2) * 4, 0) == [9], "pauses of two windows are chance"
+    assert is_periodic([9, 24, 40]) and is_periodic([9, 24, 25, 54])
+    assert not is_periodic([9, 24]), "two runs have no period"
+    assert not is_periodic([9, 24, 45])
+    assert is_periodic([8, 36, 148, 512, 540, 565]), "noise moved the last one"
+    assert not is_periodic([9, 14, 19]), "too short a period to distinguish from chance"
+
+
+def test_a_rank_that_was_slow_before_must_be_slow_for_longer() -> None:
+    """With the third time, its slow periods are regular or irregular."""
+    twice = verdicts(own_times((5, 90, 16, 1.4), (5, 170, 15, 1.4)))
+    assert [one.first_step for one in twice if one.confidence >= ACTING_CONFIDENCE] == [90]
+    again = verdicts(own_times((5, 90, 13, 1.4), (5, 170, 13, 1.4)))
+    assert [one.first_step for one in again if one.confidence >= ACTING_CONFIDENCE] == [90], "13, not the first dozen"
+    longer = verdicts(own_times((5, 90, 16, 1.4), (5, 170, 40, 1.4)))
+    assert [one.first_step for one in longer if one.confidence >= ACTING_CONFIDENCE] == [90, 170]
+
+
+def test_a_rank_that_is_irregularly_slow_must_be_slow_for_two_dozen_windows() -> None:
+    assert not sure(verdicts(own_times(*stall(5, 150, 20))))
+    assert sure(verdicts(own_times(*stall(5, 150, 100)))) == {5}
+    assert sure(verdicts(own_times((5, 150, 20, 1.38)))) == {5}, "a dozen are enough if it is regularly slow"
+
+
+def test_an_expert_that_is_popular_in_all_groups_is_no_fault() -> None:
+    popular = own_times((3, 100, STEPS, 1.3), (11, 100, STEPS, 1.28))  # ranks 3 and 11 compute the same expert
+    assert not sure(verdicts(popular, experts=True))
+    assert sure(verdicts(own_times((3, 100, STEPS, 1.3)), experts=True)) == {3}
+    assert sure(verdicts(popular)) == {3, 11}, "in a job without experts"
 
 
 @pytest.mark.parametrize("work", HEALTHY)

@@ -512,7 +512,7 @@ MUTANTS = (
     # --- long steps of recordings ---
     Mutant(
         "detectors.hang.long_step:LongSteps._is_pause",
-        ", TIMES_THE_LONGEST * self.longest)",
+        ", TIMES_THE_LONGEST * longest)",
         ")",
         ("tests/detect/test_pauses.py",),
     ),
@@ -1368,8 +1368,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.workload.workload_rules:_offsets",
-        "< FROM_START_SELF",
-        "< 9.0",
+        "FROM_START_SELF, ",
+        "9.0, ",
         ("tests/detect/test_several_ranks.py",),
     ),
     Mutant(

@@ -24,6 +24,10 @@ LEAST_SECONDS = 40.0
 """A step of a recorded job counts as a pause only if it takes at least this time in seconds. The limit is the same as
 for the hang of a running job."""
 
+LEAST_TIMES = 50.0
+"""A shorter step counts as a pause too if it takes at least this multiple of a usual step: the times of a recording may
+have another unit than seconds."""
+
 TIMES_THE_USUAL = 5.0
 """A step counts as a pause only if it takes at least this multiple of a usual step."""
 
@@ -37,6 +41,9 @@ HANG_SECONDS = LONG_SECONDS
 WAITED_SHARE = 0.9
 """A pause is a hang only if each other rank waited for at least this share of the lost time, and the culprits for at
 most the rest."""
+
+LEAST_KNOWN = 0.8
+"""A pause is a hang only if at least this share of the ranks reported their waits in it. Samples can be lost."""
 
 LEAST_STEPS = 5
 """Pauses are searched only after this number of steps, which are needed to know a usual step."""
@@ -54,6 +61,9 @@ class LongSteps:
     """Lengths of the newest steps, in seconds."""
     longest: float = 0.0
     """Length of the longest step after the first one, in seconds. The first step includes the start of the job."""
+    longest_wait: float = 0.0
+    """Longest time, in seconds, for which most ranks waited in a step after the first one. A pause in which all ranks
+    work, such as an evaluation, does not hide a later hang."""
     started: bool = False
     active: Verdict | None = None
     """Verdict on the newest step. It ends with the next step."""
@@ -70,21 +80,30 @@ class LongSteps:
                 over, self.active = self.active, None
                 reason = "the job finishes steps again"
                 found.append(Cleared(over.verdict_id, job.shape.job, now_ns, reason, over.last_step))
-            if self._is_pause(length):
+            waited = _waited(job.steps.wait_seconds[k])
+            if self._is_pause(length, self.longest) or self._is_pause(waited, self.longest_wait):
                 usual = float(np.median(self.newest))
                 self.active = _hang(job, now_ns, k, length, usual, self.longest)
                 found.append(_note(job, now_ns, k, length, usual) if self.active is None else self.active)
             if self.started:
                 self.longest = max(self.longest, length)
+                self.longest_wait = max(self.longest_wait, waited)
                 self.newest.append(length)
             self.started = True
         return found
 
-    def _is_pause(self, length: float) -> bool:
+    def _is_pause(self, length: float, longest: float) -> bool:
         if len(self.newest) < LEAST_STEPS:
             return False
         usual = float(np.median(self.newest))
-        return length >= max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * self.longest)
+        least = min(max(LEAST_SECONDS, TIMES_THE_USUAL * usual), LEAST_TIMES * usual)
+        return length >= max(least, TIMES_THE_LONGEST * longest)
+
+
+def _waited(waits: FloatArray) -> float:
+    """Return the time in seconds for which the median rank waited; 0 if the waits of most ranks are unknown."""
+    known = np.isfinite(waits)
+    return float(np.median(waits[known])) if 2 * known.sum() > len(waits) else 0.0
 
 
 def _lengths(seconds: FloatArray) -> list[float]:
@@ -110,10 +129,11 @@ def _hang(job: JobTelemetry, now_ns: int, k: int, length: float, usual: float, l
     short or may have another cause."""
     assert job.steps is not None
     shape, waits, lost = job.shape, job.steps.wait_seconds[k], length - usual
-    if lost <= HANG_SECONDS or not np.isfinite(waits).all():
+    known = np.isfinite(waits)
+    if lost <= HANG_SECONDS or known.mean() < LEAST_KNOWN:
         return None
-    late = np.flatnonzero(waits <= (1.0 - WAITED_SHARE) * lost)
-    others = np.delete(waits, late)
+    late = np.flatnonzero(known & (waits <= (1.0 - WAITED_SHARE) * lost))
+    others = waits[known & ~np.isin(np.arange(len(waits)), late)]
     nodes = {shape.nodes[index] for index in late.tolist()}
     if not len(late) or 2 * len(late) > len(shape) or len(nodes) > 1 or (others < WAITED_SHARE * lost).any():
         return None

@@ -66,6 +66,14 @@ LEAST_SHARE = 16
 """If more than one node for each sixteen ranks is slow from the start, the work is divided unequally and no rank is
 slow."""
 
+START_UP = 1.5
+"""A window of the warm-up belongs to the start-up of the job if the median rank computes at least this many times as
+long as in its fastest window: the job compiles, tunes kernels or fills caches. A step is long by the same ratio (SPIKE
+in workload/attempt_history.py)."""
+
+START_UP_WINDOWS = 12
+"""The start-up of a job has at most this many windows: later long windows are normal behaviour."""
+
 EARLY_WINDOWS = 3
 """A rank is reported before the warm-up ends only if it was slow in this many windows."""
 
@@ -142,8 +150,9 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
 
     role: float64 [n], log compute time relative to the gang's median in an earlier attempt; None without one. The worst
     window of each rank, and the worst step time of the gang, are excluded: a single stall during start-up must not
-    affect the baseline, but two stalls are normal behaviour.
+    affect the baseline, but two stalls are normal behaviour. The start-up of the whole job is excluded too.
     """
+    windows = after_start_up(windows)
     compute = np.array([window.compute for window in windows])
     usual_windows = sorted(windows, key=lambda window: window.step_seconds)[: max(1, len(windows) - 1)]
     wait, step_seconds = join(usual_windows, "wait"), float(join(usual_windows, "step_seconds"))
@@ -174,6 +183,18 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
         role_known=role is not None,
         final=final,
     )
+
+
+def after_start_up(windows: Sequence[Window]) -> Sequence[Window]:
+    """Return the windows after the start-up of the job, in which all ranks compute far longer than later.
+
+    The ranks do not compile or fill caches equally fast. Their differences there would hide faults for the whole run.
+    """
+    middle = np.array([float(np.median(window.compute)) for window in windows])
+    if not np.isfinite(middle).all():
+        return windows
+    long = np.flatnonzero(middle[:START_UP_WINDOWS] >= START_UP * middle.min())
+    return (windows[int(long[-1]) + 1 :] or windows) if len(long) else windows
 
 
 def learn_early(windows: Sequence[Window], role: FloatArray | None, where: Places) -> Baseline | None:

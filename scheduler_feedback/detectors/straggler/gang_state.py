@@ -66,6 +66,8 @@ class Spell:
     """Number of steps in the first slow window."""
     windows: int = 0
     """Number of windows from the first slow window to the newest window in which the rank slowed the gang down."""
+    lasted: int = 0
+    """The same, including windows after the verdict was certain, in which the checks did not run."""
 
 
 @dataclass(slots=True)

@@ -7,13 +7,14 @@ expert. In the step times such work looks like a new fault, but it ends and come
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS
 from scheduler_feedback.detectors.steps.shared_sequences import mates
-from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows, times_its_usual
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, slow_windows, times_its_usual
 from scheduler_feedback.detectors.straggler.alarm_checks import OWN_PERIOD_HITS, OWN_PERIOD_STEPS
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, GangState, Spell
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS, NODE_WINDOWS
@@ -31,10 +32,32 @@ POPULAR_WINDOWS = OFFSET_STEPS + NODE_WINDOWS
 may be popular for a hundred windows, and two dozen more show that this has not ended. With a hundred, 3 of 26 healthy
 jobs were accused (``python -m benchmarks.traces --classes hot-expert``, seeds 37000 to 37025)."""
 
+IRREGULAR = 1 / 3
+"""The excess of a rank is irregular if it varies from window to window, beyond noise, by more than this share of its
+mean. A slow processor or GPU slows equal work down by an equal factor; stalls of a data loader have no typical
+length."""
+
+ONE_STEP = 0.5
+"""A single step explains the slowness of a rank if it contains at least this share of its excess. A fault that was
+slow in nine of ten of a dozen windows has at most about a tenth of it in each."""
+
+SAME_EXPERT = 0.5
+"""A popular expert explains the slowness of a rank if the other ranks that compute this expert slowed down by at least
+this share of it: they route other tokens by the same rule."""
+
 MOST_POPULAR = 5 / 3
 """Largest ratio by which a popular expert slows its rank down. Frameworks that limit the tokens of an expert allow up
 to twice the mean (GShard and Switch Transformer: capacity factors of 1 to 2), and expert layers take at most about two
 thirds of a rank's compute time."""
+
+PAUSE_WINDOWS = 3
+"""Runs of slow windows are separate if at least this many windows between them are not slow."""
+
+PERIODIC_SHARE = 0.75
+"""Runs of slow windows have a period if at least this share of their distances are multiples of it."""
+
+PERIOD_SLACK = 2
+"""Runs of slow windows have a period if each begins within this many windows of it."""
 
 KEPT_SPELLS = 8
 """Number of newest spells that are kept for each rank."""
@@ -51,12 +74,18 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
     period = spell_period(watched.spells[case.rank])
     if period and spell.windows * spell.window_steps < period:  # a longer spell is not periodic
         return f"it becomes slow about every {period} steps: periodic work of this rank, such as checkpoints"
-    least = NODE_WINDOWS if _is_whole_node(case) and not counters else LEAST_WINDOWS
+    longer = _is_whole_node(case) or _is_first(case) or _is_irregular(case)
+    least = NODE_WINDOWS if longer and not counters else LEAST_WINDOWS
     slow = len(slow_windows(case.interval[-least:], case.rank))
-    if slow < LEAST_SHARE * least and not _keeps_returning(spell, case):
+    if slow < LEAST_SHARE * least and not _keeps_returning(watched, spell, case):
         return (
             f"it was slow in {slow} of the newest {least} windows: work of its own, such as a recompilation, a "
             "stall of its data loader or a checkpoint, looks the same until it ends"
+        )
+    if _is_one_step(case):
+        return (
+            "one step contains most of its lost time: work of its own, such as a recompilation, looks the same on a "
+            "rank that drifts slightly"
         )
     before, now = _spells_of_node(watched, case)
     if not _is_alone(case) and now < TIMES_THE_EARLIER * before:
@@ -64,12 +93,21 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
             f"ranks of its node were slow for {before} windows before, and recovered: their data loader may stall, and "
             f"they have been slow for {now} windows now"
         )
+    earlier = watched.spells[case.rank][:-1]
+    before = max((one.lasted for one in earlier), default=0)
+    if spell.windows <= before < NODE_WINDOWS and len(earlier) < OWN_PERIOD_HITS - 1 and not counters:
+        return (
+            f"it was slow for {before} windows before, and recovered: periodic work of this rank looks the same, and "
+            f"it has been slow for {spell.windows} windows now"
+        )
     longest = _longest_of_others(watched, case)
     if spell.windows <= longest:
         return (
             f"it has been slow for {spell.windows} windows, and another rank was slow for {longest} windows and "
             "recovered: the job's own work may slow one rank after the other"
         )
+    if _same_expert_is_slow(case, shape):
+        return "the ranks that compute the same expert on other nodes are slower too: the expert is popular"
     if _may_be_popular(watched, case, shape):
         return (
             "the job routes tokens to experts and does not report tokens: a popular expert looks the same for up to "
@@ -81,14 +119,21 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
 def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
     """Return whether a rank in doubt is more likely healthy than at fault.
 
-    Several ranks, ranks that were slow before and recovered, and ranks of a job with experts that does not report
-    tokens seldom have a fault. The ranks of one replica on one node count as one: they share their work and their
-    hardware.
+    Several ranks, ranks that were slow before and recovered, the first rank, and ranks of a job with experts that does
+    not report tokens seldom have a fault. The ranks of one replica on one node count as one: they share their work and
+    their hardware.
     """
     node = case.where.index[case.rank]
     replica = [rank for rank in mates(shape, case.rank).tolist() if case.where.index[rank] == node]
     returns = len(watched.spells[case.rank]) > 1 or _longest_of_others(watched, case) > 0
+    saves = _is_first(case) and case.where.layout_known  # else its number shows less about its work
+    returns = returns or saves or _is_one_step(case)
     return returns or not case.alarmed <= {case.rank, *replica} or (not case.for_work and _has_experts(shape))
+
+
+def _is_first(case: Case) -> bool:
+    """Return whether the rank is the first one, which often logs and saves for all, and was not slow from the start."""
+    return case.rank == 0 and not case.baseline.from_start[0]
 
 
 def record(watched: GangState, case: Case) -> Spell:
@@ -101,8 +146,15 @@ def record(watched: GangState, case: Case) -> Spell:
         spells.append(Spell(since, watched.counted - len(case.interval), first.first_step, first.steps))
         del spells[:-KEPT_SPELLS]
     spell = spells[-1]
-    spell.windows = watched.counted - spell.first_window
+    spell.windows = spell.lasted = watched.counted - spell.first_window
     return spell
+
+
+def extend(watched: GangState, rank: int) -> None:
+    """Extend the spell of a rank that is still slow, and whose verdict is certain."""
+    spells = watched.spells.get(rank)
+    if spells and spells[-1].since == int(watched.since[rank]) and watched.history[-1].sigmas[rank] >= HIT_SIGMAS:
+        spells[-1].lasted = watched.counted - spells[-1].first_window
 
 
 def spell_period(spells: list[Spell]) -> int:
@@ -122,13 +174,43 @@ def spell_period(spells: list[Spell]) -> int:
     return period if all(one <= slack for one in off) else 0
 
 
-def _keeps_returning(spell: Spell, case: Case) -> bool:
+def _keeps_returning(watched: GangState, spell: Spell, case: Case) -> bool:
     """Return whether the rank, and no other rank of its node, has been slow in half of the windows for a long time.
 
-    If all ranks of a node are slow again and again, their data loader may stall.
+    If all ranks of a node are slow again and again, their data loader may stall. If the rank is slow at a fixed period,
+    it may save checkpoints in the background.
     """
+    before = [spell.first_window for spell in watched.spells[case.rank]]
+    slow = [judged.sigmas[case.rank] >= HIT_SIGMAS for judged in watched.history]
+    if is_periodic([*before, *runs(slow, watched.counted - len(slow))]):
+        return False
     half = len(slow_windows(case.interval, case.rank)) >= INTERVAL_WINDOWS / 2
     return half and _is_alone(case) and spell.windows >= RETURNING_WINDOWS
+
+
+def runs(slow: Sequence[bool], first: int) -> list[int]:
+    """Return the numbers of the windows at which runs of slow windows begin. A run that began before is left out.
+
+    slow: whether the rank is slow in each window. first: number of the first window.
+    """
+    places = [-1, *(index for index, one in enumerate(slow) if one)]
+    return [first + later for one, later in itertools.pairwise(places) if later - one > PAUSE_WINDOWS]
+
+
+def is_periodic(begins: Sequence[int]) -> bool:
+    """Return whether these windows, at which runs of slow windows begin, have a fixed period.
+
+    Windows that are PERIOD_SLACK apart are the same. A run may be missing: then two runs are several periods apart. A
+    quarter of the distances may be others: noise moves a beginning. Periods below LEAST_WINDOWS look alike by chance.
+    """
+    apart = [gap for gap in np.diff(sorted(begins)).tolist() if gap > PERIOD_SLACK]
+    if len(apart) < OWN_PERIOD_HITS - 1:
+        return False
+    for period in (gap for gap in apart if gap >= LEAST_WINDOWS):
+        fits = sum(min(gap % period, -gap % period) <= PERIOD_SLACK for gap in apart)
+        if fits >= PERIODIC_SHARE * len(apart):
+            return True
+    return False
 
 
 def _is_alone(case: Case) -> bool:
@@ -177,6 +259,39 @@ def _may_be_popular(watched: GangState, case: Case, shape: Shape) -> bool:
     if _longest_of_others(watched, case):
         return windows < 2 * POPULAR_WINDOWS
     return windows < POPULAR_WINDOWS and len(spells) < OWN_PERIOD_HITS
+
+
+def _same_expert_is_slow(case: Case, shape: Shape) -> bool:
+    """Return whether the ranks with the same expert and pipeline stage on other nodes slowed down like the suspect."""
+    if case.for_work or not _has_experts(shape):
+        return False
+    experts, rank = shape.coordinate("expert"), case.rank
+    others = (case.where.role == case.where.role[rank]) & (case.where.index != case.where.index[rank])
+    same, others = others & (experts == experts[rank]), others & (experts != experts[rank])
+    if not same.any() or not others.any():
+        return False
+    longer = np.log(np.maximum(case.mean("compute"), 1e-9) / np.maximum(case.baseline.reference, 1e-9))
+    usual = float(np.median(longer[others]))
+    own = float(longer[rank]) - usual
+    return own > 0 and float(np.median(longer[same])) - usual >= SAME_EXPERT * own
+
+
+def _is_irregular(case: Case) -> bool:
+    """Return whether the excess of the rank varies far more over its newest slow windows than noise does."""
+    rank = case.rank
+    slow = np.array([window.compute[rank] for window in slow_windows(case.interval[-LEAST_WINDOWS:], rank)])
+    excess = slow * times_its_usual(case) / float(case.mean("compute")[rank]) - 1.0
+    noise = float(case.baseline.own_spread[rank])
+    return len(slow) > 1 and float(excess.var()) - noise**2 > (IRREGULAR * float(excess.mean())) ** 2
+
+
+def _is_one_step(case: Case) -> bool:
+    """Return whether one step contains at least the share ONE_STEP of the rank's excess since the alarm began."""
+    rank, windows = case.rank, [judged.window for judged in case.interval]
+    usual = float(case.mean("compute")[rank]) / times_its_usual(case)
+    excess = sum((window.compute[rank] - usual) * window.steps for window in windows)
+    longest = max(window.peak[rank] for window in windows) - usual
+    return len(windows) > 1 and bool(longest >= ONE_STEP * excess)
 
 
 def _is_whole_node(case: Case) -> bool:

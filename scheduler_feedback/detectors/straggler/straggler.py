@@ -43,7 +43,7 @@ from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, 
 from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
-from scheduler_feedback.detectors.straggler.persistence import doubt, is_own_work
+from scheduler_feedback.detectors.straggler.persistence import doubt, extend, is_own_work
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler.verdict_building import (
@@ -230,6 +230,7 @@ class StragglerDetector:
             active = watched.active_on(rank)
             if active is not None and is_settled(active, watched.counted, rank in watched.active):
                 findings += cover(watched, active, (rank,))
+                extend(watched, rank)
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often

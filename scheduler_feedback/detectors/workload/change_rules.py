@@ -271,6 +271,9 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
         if math.log(max(given, 1e-9)) > middle / 2:
             cause = Cause.SEQUENCE_LENGTH
             evidence.append(Evidence("tokens_to_usual", given, 1.0, "ratio", "usual tokens", 1.0))
+    if cause is Cause.WHOLE_JOB and len(course.where.names) == 1 and not kept <= IDLE_SHARE:
+        against = "the whole job is on one node, and no counter shows that the node is not slow"
+        evidence.append(Evidence("node_counters", 0.0, 1.0, "", against, log_odds.JOB_IS_NODE))
     yield Claim("grown", Kind.WORKLOAD, cause, -1, (), usual.seconds, tuple(evidence))
 
 

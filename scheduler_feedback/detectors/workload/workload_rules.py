@@ -76,6 +76,10 @@ between two long steps."""
 OFFSET = "offset"
 """Key of the claim (suspected cause) about constant offsets."""
 
+WANDER_SIGMAS = 2.0
+"""Half of a constant offset may have begun after the warm-up if that is at most this many standard deviations of such
+changes in the job: the offsets of all its ranks wander (PAI job 1)."""
+
 OFFSET_OF_NEXT = 2.0
 """A constant offset is far from those of all other ranks if it is at least this many times the next largest one."""
 
@@ -152,16 +156,19 @@ def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator
     """Yield one claim about all ranks that are slightly slower than their peers in each quarter of the newest hundred
     steps.
 
-    A rank that has become slower by a tenth since the warm-up is excluded: it may have a fault.
+    A rank is excluded if a tenth, or half of its offset, began after the warm-up: it may have a fault.
     """
     if len(course.offsets) < OFFSET_BLOCKS:
         return
     blocks = np.array([block for _, block in course.offsets])
     low, mean = blocks.min(axis=0), blocks.mean(axis=0)
     always = (low >= OFFSET_RATIO / 2) & (mean >= OFFSET_RATIO)
-    if course.usual is not None:  # a large part of the offset began after the warm-up: it is not constant
+    if course.usual is not None:
         first = np.log(course.usual.compute)
-        always &= mean - (first - middle_of_peers(first, course.where)) < FROM_START_SELF
+        began = mean - (first - middle_of_peers(first, course.where))
+        others = began[~always] if not always.all() else began
+        wander = MAD_TO_SIGMA * median(np.abs(others - median(others)))  # changes by chance
+        always &= began < np.minimum(FROM_START_SELF, np.maximum(mean / 2, WANDER_SIGMAS * wander))
     found = np.flatnonzero(always)
     if not len(found) or len(found) > len(ranks) // 2:
         return
@@ -198,7 +205,14 @@ def _offset_claim(
         ),
     ]  # fmt: skip
     rest = np.delete(mean, worst)
-    if mean[worst] >= OFFSET_OF_NEXT * max(float(rest.max()), 0.0):
+    slowest = np.maximum(compute[:, found[found != worst]].max(axis=1, initial=0.0), without)
+    cost_of_rest = float(np.mean(slowest - without))
+    if len(found) > 1 and seconds >= LEAST_SLOWDOWN * (seconds - cost + cost_of_rest):
+        items.append(
+            Evidence("step_seconds_without_one_rank", seconds - cost + cost_of_rest, seconds, "seconds",
+                     f"rank {ranks[worst]} alone slows the job down: its hardware may be slow", log_odds.OFFSET_APART)
+        )  # fmt: skip
+    elif mean[worst] >= OFFSET_OF_NEXT * max(float(rest.max()), 0.0):
         against = "the next largest offset of a rank: the hardware of this rank may be slow"
         items.append(
             Evidence("offset_to_next", math.exp(float(mean[worst])), math.exp(float(rest.max())), "ratio", against,

@@ -1,0 +1,50 @@
+"""Mutants of the rules that distinguish the job's own work from faults: start-up, recurring work, experts, offsets."""
+
+from __future__ import annotations
+
+from benchmarks.mutants.mutant import Mutant
+
+_BASELINE = ("tests/detectors/test_baseline.py",)
+_PERSISTENCE = ("tests/detectors/test_persistence.py",)
+_RANKS = ("tests/detect/test_several_ranks.py",)
+_PAUSES = ("tests/detect/test_pauses.py",)
+
+MUTANTS = (
+    Mutant("detectors.steps.baseline:learn", "windows = after_start_up(windows)", "pass", _BASELINE),
+    Mutant("detectors.steps.baseline:after_start_up", "int(long[-1]) + 1", "int(long[-1])", _BASELINE),
+    Mutant("detectors.steps.baseline:after_start_up", "middle[:START_UP_WINDOWS]", "middle", _BASELINE),
+    Mutant("detectors.straggler.persistence:doubt", "or _is_first(case) or", "or", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:doubt", "or _is_irregular(case)", "", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:doubt", "spell.windows <= before < NODE_WINDOWS", "False", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:doubt", "if _is_one_step(case):", "if False:", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:doubt", "if _same_expert_is_slow(case, shape):", "if False:", _PERSISTENCE),
+    Mutant(
+        "detectors.straggler.persistence:_keeps_returning",
+        "is_periodic([*before, *runs(slow, watched.counted - len(slow))])",
+        "False",
+        _PERSISTENCE,
+    ),
+    Mutant("detectors.straggler.persistence:is_periodic", "PERIODIC_SHARE * len(apart)", "len(apart)", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:extend", ">= HIT_SIGMAS", "< -99.0", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:runs", "> PAUSE_WINDOWS", "> 1", _PERSISTENCE),
+    Mutant("detectors.workload.workload_rules:_offsets", "always &= began <", "always &= 0 * began <", _RANKS),
+    Mutant(
+        "detectors.workload.workload_rules:_offset_claim",
+        "if len(found) > 1 and seconds >= LEAST_SLOWDOWN * (seconds - cost + cost_of_rest):",
+        "if False:",
+        _RANKS,
+    ),
+    Mutant(
+        "detectors.workload.change_rules:_grown",
+        "len(course.where.names) == 1",
+        "False",
+        ("tests/detectors/test_change_rules.py",),
+    ),
+    Mutant("detectors.hang.long_step:_hang", "known.mean() < LEAST_KNOWN", "not known.all()", _PAUSES),
+    Mutant("detectors.hang.long_step:_hang", "known.mean() < LEAST_KNOWN", "False", _PAUSES),
+    Mutant(
+        "detectors.hang.long_step:LongSteps.take", "self.longest_wait = max(self.longest_wait, waited)", "pass", _PAUSES
+    ),
+    Mutant("detectors.hang.long_step:LongSteps.take", " or self._is_pause(waited, self.longest_wait)", "", _PAUSES),
+    Mutant("detectors.hang.long_step:LongSteps._is_pause", "LEAST_TIMES * usual", "np.inf", _PAUSES),
+)
