@@ -30,12 +30,12 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.placement import attempt_speed, types_for
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
-FULL_DEPTH = 100
-"""The same while no slot is free, so that no job can start now except by preemption."""
-
 DEPTH = 2000
 """Maximum number of pending jobs, from the front of the queue, that are added to the backlog. Jobs behind them see the
 backlog of these."""
+
+FULL_DEPTH = 100
+"""The same while no slot is free, so that no job can start now except by preemption."""
 
 
 @dataclass(frozen=True, slots=True)
