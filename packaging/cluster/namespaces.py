@@ -70,6 +70,9 @@ def link_node(control: int, node: int, name: str, index: int) -> None:
 
     control, node: pids that keep the namespaces of the control plane and of the node open.
     """
+    # The kernel removes the namespaces of a node that has ended, and with them its link, at some later time.
+    with contextlib.suppress(SystemExit):
+        run("ip", "link", "delete", name, inside=control)
     run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(node), inside=control)
     run("ip", "link", "set", name, "master", "nodes", "up", inside=control)
     run("ip", "route", "replace", f"10.213.{index}.0/24", "via", f"10.213.0.{10 + index}")  # a rebooted node has one
