@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -296,14 +297,12 @@ def test_queue_usage_and_run_times_survive_controller_and_folder(
     assert began_ns
     assert learned == 1
     with running(access, tmp_path / "second", policy, memory=memory) as it:
-        # Use is counted in cycles, and nothing else happens in this cluster.
-        nodes = (f"later-{number}" for number in range(1000))
-
-        def counted() -> bool:
-            cluster.add_nodes(next(nodes))
-            return used(it) > 8
-
-        wait_for("what b used since is counted", counted)
+        wait_for("the gang is known", partial(is_in, it, "b", JobState.RUNNING))
+        # Use is counted every half hour. The first time may have been before the gang was known.
+        it.controller.cycle.ask(lambda state: setattr(state, "renewed_ns", 0)).result(9)
+        time.sleep(1.5)
+        cluster.add_nodes("n2")  # an event, for a cycle
+        wait_for("what b used since is counted", lambda: used(it) > 8)
         assert learned_state(it)[1] == 1
 
 
