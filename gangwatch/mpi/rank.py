@@ -19,6 +19,8 @@ from gangwatch.mpi import messages
 REGISTER_SECONDS = 60.0
 """Longest time that rank 0 waits for the other ranks, which start at the same moment."""
 POLL_SECONDS = 0.05
+OWN_END_SECONDS = 0.5
+"""Time for a program that mpirun has given up to end by itself."""
 STOP_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL for a program that mpirun has given up."""
 FIRST_SECONDS = 2.0
@@ -152,6 +154,9 @@ class Rank:
                 return self._program.wait()
         finally:
             os.close(descriptor)
+        # A program that failed closes its descriptors before it has ended, so MPICH may give it up a moment earlier.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._program.wait(OWN_END_SECONDS)
         self._program.terminate()
         try:
             code = self._program.wait(STOP_SECONDS)

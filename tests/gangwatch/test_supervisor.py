@@ -150,6 +150,7 @@ def test_down_waits_the_grace_period_and_then_kills(door: FrontDoor, tmp_path: P
     ]
     for job_id in jobs:
         wait_until(lambda job_id=job_id: "set" in door.run("logs", job_id, code=None).stdout, door.logs)  # type: ignore[misc]
+        door.wait_for(job_id, "running")  # before, the processes are unknown
     processes = [process for job_id in jobs for process in job_processes(door, job_id)]
     door.run("down")
     assert saved.exists()
