@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent.schema.frame import Frame, Member, OpenRecord, Record, RecordTable, StepRecord, make_layout
@@ -123,6 +123,14 @@ def frames(made: Sequence[tuple[str, Any, int, int, bool, str]], as_tables: bool
 
 
 @settings(max_examples=300)
+@example(  # a table of an attempt that has ended, from a node whose ranks were known
+    [
+        ("n0", (0, "j-1", 0, 10_000 * SECOND, 0, None), 1, 0, False, "a"),
+        ("n1", [OpenRecord(Member("j-1", 2, 0), "step", 0, 10_000 * SECOND)], 1, 0, False, "a"),
+        ("n0", (0, "j-1", 0, 10_000 * SECOND, 0, None), 1, 0, False, "a"),
+    ],
+    False,
+)
 @given(FRAMES, st.booleans())
 def test_tables_and_records_have_the_same_effect(made: Any, guarded: bool) -> None:
     compare(made, guarded)

@@ -291,8 +291,10 @@ class Attempts:
         The backend decides again only after its data, or the node's placement, has changed.
         """
         gang = last.gang
+        if self.gangs.get(gang.name) is not gang:  # another attempt: the search below would count its records twice
+            return False
         news = None if self._membership is None else self._membership.news()
-        if news is not None and last.news is news and last.here is node._here and self.gangs.get(gang.name) is gang:
+        if news is not None and last.news is news and last.here is node._here:
             return True
         found, ranks, why = self._gang(node.name, last.members[0], received_ns)
         if found is not gang or why is not None or ranks != last.ranks:
