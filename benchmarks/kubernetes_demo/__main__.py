@@ -23,7 +23,16 @@ from typing import Any
 from benchmarks.kubernetes_demo.conductor import NODES, RESTART_SECONDS, Conductor
 from benchmarks.kubernetes_demo.manifests import BATCH
 from gangwatch.demo.account import Account
-from gangwatch.demo.play import LOAD, RANKS_AT_ONCE, TRAINING_RANKS, Play, Schedule, run_training, training_command
+from gangwatch.demo.play import (
+    LOAD,
+    RANKS_AT_ONCE,
+    TRAINING_RANKS,
+    Play,
+    Schedule,
+    plain_environment,
+    run_training,
+    training_command,
+)
 from gangwatch.demo.report import Limits, summary
 from tests.kubernetes.real_kubelets import RealCluster
 
@@ -59,9 +68,14 @@ def perform(work: Path, seed: int, schedule: Schedule, *, disturbed: bool) -> di
 
 
 def alone(folder: Path, steps: int, seed: int, ranks: int) -> dict[str, Any]:
-    """Run the training without a cluster and without pauses, and return its result."""
+    """Run the training without a cluster and without pauses, and return its result.
+
+    Pods do not have this machine's settings of OpenBLAS, with which it may round otherwise (OPENBLAS_CORETYPE).
+    """
     folder.mkdir()
-    return run_training([*training_command(steps, seed, 0.0, folder), f"--batch={BATCH}"], ranks)
+    kept = {name: value for name, value in plain_environment().items() if not name.startswith("OPENBLAS_")}
+    command = [*training_command(steps, seed, 0.0, folder), f"--batch={BATCH}"]
+    return run_training(command, ranks, kept | {"OPENBLAS_NUM_THREADS": "1"})
 
 
 def pace(folder: Path, seed: int) -> tuple[float, float]:

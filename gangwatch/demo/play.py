@@ -148,12 +148,15 @@ def measure_pace(folder: Path, seed: int) -> tuple[float, float]:
     return step - work, step
 
 
-def run_training(command: list[str], ranks: int) -> dict[str, Any]:
-    """Run a training job of `ranks` processes without gangwatch and read rank 0's result. Raises DemoError."""
+def run_training(command: list[str], ranks: int, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run a training job of `ranks` processes without gangwatch and read rank 0's result. Raises DemoError.
+
+    environment: None for that of this process (``plain_environment``).
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = plain_environment()
+    environment = plain_environment() if environment is None else environment
     processes = [
         subprocess.Popen(
             command,
