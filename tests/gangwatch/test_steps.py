@@ -228,6 +228,7 @@ def test_failing_thread_creation_disables_the_reporter(monkeypatch: pytest.Monke
     def fail(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
+    gc.collect()  # of earlier tests
     descriptors = open_descriptors()
     monkeypatch.setattr(threading.Thread, "start", fail)
     reporter = steps.Reporter({"GANGWATCH_SOCKET": "/nowhere"})
