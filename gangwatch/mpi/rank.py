@@ -129,7 +129,7 @@ class Rank:
             return {key.fileobj for key, _ in selector.select()}
 
     def _run_program(self, connection: socket.socket, request: messages.Request, descriptors: list[int]) -> int:
-        """Run the program until it ends, and tell the stand-in. Return its exit code."""
+        """Run the program until it ends, and send the exit code to the stand-in. Return it."""
         numbers = {name: str(number) for name, number in zip(request.descriptors, descriptors, strict=True)}
         environment = {**self._environment, **request.variables, **numbers}
         try:
