@@ -151,7 +151,7 @@ def _parse_template(data: bytes) -> str:
     except job_template.TemplateError:
         return REFUSED
     assert all(isinstance(word, str) for word in made.command), "a command consists of texts"
-    assert set(schema["required"]) <= given.keys(), "what is required is needed"
+    assert set(schema["required"]) <= given.keys(), "a required parameter must have a value"
     return ACCEPTED
 
 

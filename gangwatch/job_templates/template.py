@@ -54,7 +54,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class TemplateError(Exception):
-    """Error in a template, or in the values for it. The message names the place and what is expected."""
+    """Error in a template, or in the values for it. The message names the place and the expected value."""
 
 
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

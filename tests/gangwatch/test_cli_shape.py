@@ -12,26 +12,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from gangwatch.commands.jobs import jobs
 from gangwatch.commands.jobs.jobs import submit
 from scheduler_feedback.api.requests import Submission
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
 PYTHON = (sys.executable, "-c")
-
-
-@pytest.fixture
-def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Record the requests of `submit` instead of sending them."""
-    found: list[dict[str, Any]] = []
-
-    class RecordingClient:
-        def post(self, _path: str, body: dict[str, Any]) -> dict[str, Any]:
-            found.append(body)
-            return {"job": "j-1"}
-
-    monkeypatch.setattr(jobs, "client_of", lambda _state: RecordingClient())
-    return found
 
 
 def posted_body(posted: list[dict[str, Any]], *arguments: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from gangwatch.commands.jobs import jobs
 from gangwatch.commands.jobs.jobs import submit
 from gangwatch.commands.jobs.templates import templates
 from gangwatch.job_templates import files
@@ -120,20 +119,6 @@ def test_shipped_templates_make_specifications_that_the_controller_accepts(path:
     assert made.command[-3:] == ["train.py", "--epochs", "3"]
     assert all(parameter.help for parameter in template.parameters.values())
     msgspec.convert({"name": "x", "ranks": 2, "command": made.command, **made.job}, Submission)
-
-
-@pytest.fixture
-def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Record the requests of `submit` instead of sending them."""
-    found: list[dict[str, Any]] = []
-
-    class RecordingClient:
-        def post(self, _path: str, body: dict[str, Any]) -> dict[str, Any]:
-            found.append(body)
-            return {"job": "j-1"}
-
-    monkeypatch.setattr(jobs, "client_of", lambda _state: RecordingClient())
-    return found
 
 
 def test_options_precede_the_template_and_the_template_precedes_the_inherited_environment(
