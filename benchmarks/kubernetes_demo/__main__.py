@@ -37,6 +37,9 @@ from gangwatch.demo.report import Limits, summary
 from tests.kubernetes.real_kubelets import RealCluster
 
 LEAST_STEP_SECONDS = 0.2
+LEAST_WORK_SECONDS = 0.012
+"""Least CPU time of a rank and step on this machine. The kernel's least CPU quota is 1 ms in 100 ms, so a rank that
+works less in two periods is not slowed by any quota."""
 LIMITS = Limits(detect_seconds=15.0, running_again_seconds=30.0, head_delay_seconds=1.0)
 
 
@@ -52,10 +55,10 @@ def perform(work: Path, seed: int, schedule: Schedule, *, disturbed: bool) -> di
     say(f"starting {NODES} nodes")
     with cluster.running(NODES) as api:
         say("measuring the step time on this machine")
-        play.pace_seconds, play.step_seconds = pace(work / "calibration", seed)
+        batch, play.pace_seconds, play.step_seconds = pace(work / "calibration", seed)
         seconds = schedule.training_seconds(disturbed) + (RESTART_SECONDS if disturbed else 0.0)
         play.steps = round(seconds / play.step_seconds)
-        conductor = Conductor(work, play, schedule, cluster, api, say)
+        conductor = Conductor(work, play, batch, schedule, cluster, api, say)
         say("installing the chart")
         try:
             conductor.perform(disturbed)
@@ -63,33 +66,39 @@ def perform(work: Path, seed: int, schedule: Schedule, *, disturbed: bool) -> di
             say(cluster.logs())
             raise
     say("running the same training without gangwatch, to compare the final weights")
-    report = Account(play, conductor.steps(), uninterrupted(play, work), LIMITS).report()
+    report = Account(play, conductor.steps(), uninterrupted(play, batch, work), LIMITS).report()
     return report | {"nodes": NODES, "seconds": time.monotonic() - began}
 
 
-def alone(folder: Path, steps: int, seed: int, ranks: int) -> dict[str, Any]:
+def alone(folder: Path, steps: int, seed: int, ranks: int, batch: int) -> dict[str, Any]:
     """Run the training without a cluster and without pauses, and return its result.
 
     Pods do not have this machine's settings of OpenBLAS, with which it may round otherwise (OPENBLAS_CORETYPE).
     """
     folder.mkdir()
     kept = {name: value for name, value in plain_environment().items() if not name.startswith("OPENBLAS_")}
-    command = [*training_command(steps, seed, 0.0, folder), f"--batch={BATCH}"]
+    command = [*training_command(steps, seed, 0.0, folder), f"--batch={batch}"]
     return run_training(command, ranks, kept | {"OPENBLAS_NUM_THREADS": "1"})
 
 
-def pace(folder: Path, seed: int) -> tuple[float, float]:
-    """Return (pause per step, expected step time) in seconds, with which six pods use the share LOAD of this machine.
+def pace(folder: Path, seed: int) -> tuple[int, float, float]:
+    """Return (samples of a rank and step, pause per step, expected step time); times in seconds.
 
-    A step takes two periods of a CPU quota at least.
+    Six pods then use the share LOAD of this machine at most. A step takes two periods of a CPU quota at least, and its
+    batch is large enough to give this machine's processor LEAST_WORK_SECONDS of work.
     """
-    work = float(alone(folder, 100, seed, 1)["step_seconds"])
+    folder.mkdir()
+    batch = BATCH
+    work = float(alone(folder / str(batch), 100, seed, 1, batch)["step_seconds"])
+    while work < LEAST_WORK_SECONDS:
+        batch = max(batch + 1, round(batch * min(4.0, 1.1 * LEAST_WORK_SECONDS / work)))
+        work = float(alone(folder / str(batch), 100, seed, 1, batch)["step_seconds"])
     step = max(LEAST_STEP_SECONDS, RANKS_AT_ONCE * work / (LOAD * len(os.sched_getaffinity(0))))
-    return step - work, step
+    return batch, step - work, step
 
 
-def uninterrupted(play: Play, work: Path) -> dict[str, Any]:
-    return alone(work / "uninterrupted", play.steps, play.seed, TRAINING_RANKS)
+def uninterrupted(play: Play, batch: int, work: Path) -> dict[str, Any]:
+    return alone(work / "uninterrupted", play.steps, play.seed, TRAINING_RANKS, batch)
 
 
 def main() -> None:

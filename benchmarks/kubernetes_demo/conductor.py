@@ -45,9 +45,16 @@ class Conductor:
     """One run of the demo on a cluster that has started. ``perform`` returns the record of the run."""
 
     def __init__(
-        self, folder: Path, play: Play, schedule: Schedule, cluster: RealCluster, api: Api, say: Callable[[str], None]
+        self,
+        folder: Path,
+        play: Play,
+        batch: int,
+        schedule: Schedule,
+        cluster: RealCluster,
+        api: Api,
+        say: Callable[[str], None],
     ) -> None:
-        self.folder, self.play, self.schedule = folder, play, schedule
+        self.folder, self.play, self.batch, self.schedule = folder, play, batch, schedule
         self.cluster, self.api, self.say = cluster, api, say
         self.listener = Listener()
         self.observer = Observer(api.get)
@@ -134,7 +141,7 @@ class Conductor:
         """Create a training job: group, service and Job."""
         play = self.play
         prefixed = {f"gangwatch.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
-        job = Training(name, ranks, steps, play.pace_seconds, play.seed, time_limit, prefixed)
+        job = Training(name, ranks, steps, play.pace_seconds, play.seed, time_limit, prefixed, self.batch)
         group = self._create("/apis/scheduling.x-k8s.io/v1alpha1", "podgroups", manifests.group(job))
         play.job_ids[name] = job_id_of(Metadata(name=name, namespace=NAMESPACE, uid=group["metadata"]["uid"]))
         self._create("/api/v1", "services", manifests.service(job))

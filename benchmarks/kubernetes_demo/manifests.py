@@ -12,7 +12,8 @@ JOB_LABEL = "gangwatch.io/demo-job"
 GPU = "nvidia.com/gpu"
 PORT = 29500
 BATCH = 128
-"""Samples of a rank and step: few, so that a machine that also runs a cluster makes several steps a second."""
+"""Least samples of a rank and step: few, so that a slow machine that also runs a cluster makes several steps a
+second."""
 _FOLDER = "/data"
 """Folder of the shared volume in each container."""
 
@@ -29,6 +30,8 @@ class Training:
     time_limit_seconds: float
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Annotations of the group, in addition to the time limit."""
+    batch: int = BATCH
+    """Samples of a rank and step."""
 
 
 def namespace() -> dict[str, Any]:
@@ -137,7 +140,7 @@ def _container(job: Training, image: str) -> dict[str, Any]:
         f"--pace-seconds={job.pace_seconds:.4f}",
         f"--checkpoint={own}/checkpoint",
         "--checkpoint-every=50",
-        f"--batch={BATCH}",
+        f"--batch={job.batch}",
     ]
     return {
         "name": "rank",

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.kubernetes_demo import __main__ as demonstration
 from benchmarks.kubernetes_demo import manifests
-from benchmarks.kubernetes_demo.cpu_quota import CpuQuota, group_of, limit
+from benchmarks.kubernetes_demo.cpu_quota import PERIOD_US, CpuQuota, group_of, limit
 from benchmarks.kubernetes_demo.manifests import NAMESPACE, Training
 from benchmarks.kubernetes_demo.observer import Observer
 from gangwatch.demo.account import Account
 from gangwatch.demo.listener import SeenStep
-from gangwatch.demo.play import Play
+from gangwatch.demo.play import LOAD, RANKS_AT_ONCE, Play
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata
 from scheduler_feedback.backends.kubernetes.objects.translate import job_id_of
@@ -175,3 +177,19 @@ def test_the_delay_of_the_head_is_read_from_the_journal(demo: Cluster, access: A
     account = Account(play, [], None)
     delay = account.head_delay_seconds(head, short)
     assert delay is not None and delay <= 1.0
+
+
+@pytest.mark.parametrize("microseconds", [2, 40, 500], ids=["fast", "ordinary", "slow"])
+def test_every_rank_works_enough_for_a_quota_to_slow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, microseconds: int
+) -> None:
+    def alone(folder: Path, steps: int, seed: int, ranks: int, batch: int) -> dict[str, Any]:
+        return {"step_seconds": batch * microseconds / 1e6}
+
+    monkeypatch.setattr(demonstration, "alone", alone)
+    batch, pause, step = demonstration.pace(tmp_path / "calibration", 0)
+    least = demonstration.LEAST_WORK_SECONDS
+    assert least <= step - pause
+    assert batch == manifests.BATCH or step - pause < 1.2 * least, "no larger than it has to be"
+    assert step >= 2 * PERIOD_US / 1e6
+    assert RANKS_AT_ONCE * (step - pause) <= LOAD * len(os.sched_getaffinity(0)) * step * 1.001
