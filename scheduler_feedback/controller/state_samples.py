@@ -9,7 +9,7 @@ from agent.schema.clock import Clock
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.telemetry.fleet import Sample
 
-PAUSE = 20
+PAUSE = 100
 """Pause between two computations of the metrics, as a multiple of the CPU time that one computation takes."""
 
 LONGEST_PAUSE_SECONDS = 15.0
@@ -30,7 +30,7 @@ class StateSamples:
 
         compute: returns the samples of a state. failed: called if `compute` raises an exception. cpu_time_ns: returns
         the CPU time of the calling thread in nanoseconds. Elapsed time would not do: on a busy machine one computation
-        can take seconds, and twenty times that would leave old values for minutes.
+        can take seconds, and a hundred times that would leave old values for minutes.
         """
         self._compute, self._failed, self._clock, self._cpu_time_ns = compute, failed, clock, cpu_time_ns
         self._due_ns = 0
@@ -39,7 +39,7 @@ class StateSamples:
     def update(self, state: State) -> None:
         """Compute the metrics again unless the last computation was too recent.
 
-        They take at most a twentieth of a core, or one computation in LONGEST_PAUSE_SECONDS.
+        They take at most a hundredth of a core, or one computation in LONGEST_PAUSE_SECONDS.
         """
         if self._clock.monotonic_ns() < self._due_ns:
             return

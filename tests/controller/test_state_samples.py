@@ -47,7 +47,7 @@ def test_one_slow_computation_on_a_busy_machine_does_not_keep_old_values() -> No
 
 
 def test_the_pause_follows_the_cpu_time() -> None:
-    assert Computation(cpu_seconds=0.25, elapsed_seconds=0.25).seconds_to_next() == 0.25 * PAUSE
+    assert Computation(cpu_seconds=0.1, elapsed_seconds=0.1).seconds_to_next() == 0.1 * PAUSE
 
 
 def test_the_pause_is_at_most_a_scrape_interval() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
@@ -243,6 +245,26 @@ def test_only_resources_of_two_jobs_are_shared() -> None:
         "another job is a change, even if their number is the same"
     )
     assert sharing.of(reported(jobs[0])) == {}
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.lists(st.sampled_from(["", "x", "y", "z"]), min_size=1,
+                                max_size=3), max_size=4), max_size=6), st.data())  # fmt: skip
+def test_shared_resources_after_any_changes_are_those_of_a_new_reader(
+    sequence: list[dict[str, list[str]]], data: st.DataObject
+) -> None:
+    """Only jobs whose shape has changed are counted again."""
+    sharing = Sharing()
+    kept: dict[str, Shape] = {}
+    for jobs in sequence:
+        kept = {
+            name: kept[name] if name in kept and data.draw(st.booleans()) else shape_of(name, host=tuple(hosts))
+            for name, hosts in jobs.items()
+        }
+        now = reported(*kept.values())
+        found, expected = sharing.of(now), Sharing().of(now)
+        assert [(key, {name: ranks.tolist() for name, ranks in members.items()}) for key, members in found.items()] == [
+            (key, {name: ranks.tolist() for name, ranks in members.items()}) for key, members in expected.items()
+        ]
 
 
 def test_load_on_a_resource_is_extrapolated_from_known_ranks() -> None:

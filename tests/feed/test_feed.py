@@ -570,7 +570,7 @@ def test_frames_are_folded_between_two_ticks() -> None:
         assert (watch._fleet.nodes["n0"].seq, len(ticks)) == (seq, 1)
 
 
-def test_the_pause_after_a_tick_does_not_grow_with_the_tick() -> None:
+def test_ticks_take_at_most_a_third_of_the_time() -> None:
     class ManualClock(SystemClock):
         now_ns = 0
 
@@ -585,12 +585,12 @@ def test_the_pause_after_a_tick_does_not_grow_with_the_tick() -> None:
         begun.append(clock.now_ns)
         clock.now_ns += int(seconds * 1e9)
 
-    for seconds, pause in ((0.1, 0.4), (0.4, 0.25), (2.0, 0.25), (8.0, 0.25)):
+    for seconds, pause in ((0.1, 0.4), (0.4, 0.8), (2.0, 4.0)):
         clock.now_ns += 10**12
         watch.run_tick = partial(run_tick, seconds)  # type: ignore[method-assign]
         assert watch.between() == pytest.approx(pause)
-    clock.now_ns += 249_000_000
-    assert watch.between() == pytest.approx(0.001) and len(begun) == 4, "no tick before that"
+    clock.now_ns += 3_999_000_000
+    assert watch.between() == pytest.approx(0.001) and len(begun) == 3, "no tick before that"
 
 
 def test_an_agent_that_sends_too_much_is_throttled_alone(

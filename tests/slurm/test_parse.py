@@ -21,6 +21,7 @@ from scheduler_feedback.backends.slurm.parsing import columns, parse_json, parse
 from scheduler_feedback.backends.slurm.parsing.gres import gpus_of, indices_of
 from scheduler_feedback.backends.slurm.parsing.hostlist import expand, join
 from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, comment_of, of_comment, of_script
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
 
 RECORDED = Path(__file__).with_name("recorded") / "22.05.8"
 
@@ -120,6 +121,52 @@ def test_flags_next_to_the_state() -> None:
         job = parse_json.jobs(json.dumps(document).encode()).records[1]
         assert (job.state, job.completing) == (base, completing)
     assert job.held
+
+
+def test_only_changed_records_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    job = parse_json._Fields.job
+
+    def counted(fields: parse_json._Fields) -> SlurmJob:
+        found = job(fields)
+        read.append(found.number)
+        return found
+
+    monkeypatch.setattr(parse_json._Fields, "job", counted)
+    document = json.loads(recorded("squeue.json"))
+    entries = document["jobs"]
+    known: parse_json.Records[SlurmJob] = parse_json.Records()
+
+    def listed() -> parse_json.Jobs:
+        read.clear()
+        found = parse_json.jobs(json.dumps(document).encode(), known=known)
+        took = list(read)
+        assert found == parse_json.jobs(json.dumps(document).encode()), "the same as without earlier records"
+        read[:] = took
+        return found
+
+    numbers = list(listed().records)
+    assert read == numbers and len(numbers) > 2
+    assert list(listed().records) == numbers and read == []
+    entries[1]["comment"] = "changed"
+    entries[0]["job_id"] = None
+    found = listed()
+    assert (read, found.records[numbers[1]].comment) == ([numbers[1]], "changed")
+    assert [one.where for one in found.refused] == ["squeue --json: jobs[0]"]
+    gone = entries.pop(2)
+    listed()
+    assert read == []
+    entries.append(gone)
+    listed()
+    assert read == [numbers[2]], "a record that was missing is not kept"
+
+
+def test_a_name_that_is_not_utf_8_spoils_no_other_record() -> None:
+    document = json.loads(recorded("squeue.json"))
+    document["jobs"] = document["jobs"][:2]
+    document["jobs"][0]["name"] = "MARK"
+    found = parse_json.jobs(json.dumps(document).encode().replace(b"MARK", b"a\xffb"))
+    assert [job.name for job in found.records.values()] == ["a\ufffdb", document["jobs"][1]["name"]]
 
 
 # --- damaged ---------------------------------------------------------------------------------------------------------

@@ -108,6 +108,8 @@ class SlurmBackend(Backend):
         self._stopping = False
         self._cycle = Cycle()
         self._snapshot: Snapshot | None = None
+        self._seen_nodes: tuple[dict[str, SlurmNode], list[NodeSeen]] = {}, []
+        """A snapshot's nodes, and what `nodes` returns for them."""
         self._trouble = "Slurm has not responded yet"
         self._listing = ""
         self._unread = False
@@ -159,7 +161,10 @@ class SlurmBackend(Backend):
     # --- Backend -----------------------------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[NodeSeen]:
-        return [node_seen(node) for node in self._known().nodes.values() if node.gpus]
+        nodes = self._known().nodes
+        if nodes is not self._seen_nodes[0]:
+            self._seen_nodes = nodes, [node_seen(node) for node in nodes.values() if node.gpus]
+        return self._seen_nodes[1]
 
     def apply(self, action: Action) -> None:
         if isinstance(action, StartGang):

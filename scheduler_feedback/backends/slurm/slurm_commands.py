@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm.parsing import columns, parse_json, parse_text
 from scheduler_feedback.backends.slurm.parsing.parse_text import Gpus
-from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Nodes, Refused, SlurmJob
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Nodes, Refused, SlurmJob, SlurmNode
 
 MOST_OUTPUT_BYTES = 256 * 1024 * 1024
 """Maximum output of a command. `squeue --json` prints 3 KiB a job (22.05.8); Slurm keeps 10,000 jobs by default
@@ -77,6 +77,8 @@ class Commands:
         self._text = text
         self._version: tuple[int, int] | None = None
         self._gpus: dict[int, tuple[_Attempt, Gpus | None]] = {}
+        self._known_jobs: parse_json.Records[SlurmJob] = parse_json.Records()
+        self._known_nodes: parse_json.Records[SlurmNode] = parse_json.Records()
         self.requests = 0
 
     async def run(self, *command: str, given: str | None = None) -> bytes:
@@ -144,7 +146,7 @@ class Commands:
         """Return every job that slurmctld has in memory."""
         if self._text or await self.version() < JSON_JOBS:
             return await self._jobs_in_columns()
-        listed = parse_json.jobs(await self.run("squeue", "--json"))
+        listed = parse_json.jobs(await self.run("squeue", "--json"), known=self._known_jobs)
         self._gpus = {number: (_attempt(job), job.gpus) for number, job in listed.records.items() if any(job.gpus)}
         return listed
 
@@ -153,8 +155,9 @@ class Commands:
         if self._text or version < JSON_JOBS:
             return parse_text.nodes(_decoded(await self.run("scontrol", "--oneliner", "show", "nodes")))
         if version < JSON_NODES:
-            return parse_json.nodes(await self.run("sinfo", "--json"))
-        return parse_json.nodes(await self.run("scontrol", "show", "nodes", "--json"), "scontrol show nodes --json")
+            return parse_json.nodes(await self.run("sinfo", "--json"), known=self._known_nodes)
+        output = await self.run("scontrol", "show", "nodes", "--json")
+        return parse_json.nodes(output, "scontrol show nodes --json", self._known_nodes)
 
     async def _columns(self, *options: str) -> Jobs:
         """Return the jobs, without their GPUs, from two listings. Omit a job that only one of the listings has."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import IntArray
-from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape, Telemetry
 
 SENDING = ("uplink", "nic", "pcie_switch")
 """Kinds of resources that jobs load by sending data through them. The other kind is a host, whose CPUs jobs share."""
@@ -25,6 +27,8 @@ class Sharing:
     def __init__(self) -> None:
         self._shapes: tuple[Shape, ...] = ()
         self._known: Resources = {}
+        self._users: Counter[Resource] = Counter()  # number of jobs that use each resource
+        self._shared: set[Resource] = set()  # those with several users
         self.senders: set[str] = set()
         """Names of the jobs that share a network path with another job."""
         self._rows = self._places = self._counts = NO_RANKS
@@ -33,7 +37,8 @@ class Sharing:
         """Return the shared resources. They are computed again only when the jobs change."""
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
-            self._shapes, self._known = shapes, _shared(telemetry.jobs)
+            self._count(shapes)
+            self._shapes, self._known = shapes, _with_ranks(shapes, self._shared)
             self.senders = {name for (kind, _), jobs in self._known.items() if kind in SENDING for name in jobs}
             first = dict(zip((shape.job for shape in shapes), (one.start for one in telemetry.columns()), strict=True))
             parts = [
@@ -45,6 +50,24 @@ class Sharing:
             self._places = np.concatenate([ranks for _, ranks in parts]) if parts else NO_RANKS
             self._counts = np.array([len(ranks) for _, ranks in parts], np.int64)
         return self._known
+
+    def _count(self, shapes: tuple[Shape, ...]) -> None:
+        """Update the users of each resource. Only jobs whose shape has changed are read: there may be a thousand."""
+        stay = {id(shape) for shape in shapes} & {id(shape) for shape in self._shapes}
+        for shape in self._shapes:
+            if id(shape) not in stay:
+                for resource in shape.resources:
+                    self._users[resource] -= 1
+                    if self._users[resource] == 1:
+                        self._shared.discard(resource)
+                    elif not self._users[resource]:
+                        del self._users[resource]
+        for shape in shapes:
+            if id(shape) not in stay:
+                for resource in shape.resources:
+                    self._users[resource] += 1
+                    if self._users[resource] == 2:
+                        self._shared.add(resource)
 
     def sums(self, values: Float32Array) -> list[float]:
         """Return the load of each job on each shared resource in one window, in the order of the resources; NaN if
@@ -64,21 +87,16 @@ class Sharing:
         return found
 
 
-def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
-    """Return the resources that two or more jobs use, with the indices of each job's ranks there."""
-    once: set[tuple[str, str]] = set()
-    shared: set[tuple[str, str]] = set()
-    for job in jobs:
-        shared |= once & job.shape.resources
-        once |= job.shape.resources
-    found: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for job in jobs:
-        if shared.isdisjoint(job.shape.resources):
+def _with_ranks(shapes: tuple[Shape, ...], shared: set[Resource]) -> Resources:
+    """Return the resources in `shared`, with the indices of each job's ranks there."""
+    found: dict[Resource, dict[str, list[int]]] = {}
+    for shape in shapes:
+        if shared.isdisjoint(shape.resources):
             continue
-        for kind, names in job.shape.sharing.items():
+        for kind, names in shape.sharing.items():
             for index, place in enumerate(names):
                 if (kind, place) in shared:
-                    found.setdefault((kind, place), {}).setdefault(job.shape.job, []).append(index)
+                    found.setdefault((kind, place), {}).setdefault(shape.job, []).append(index)
     return {key: {name: np.array(ranks, np.int64) for name, ranks in members.items()} for key, members in found.items()}
 
 

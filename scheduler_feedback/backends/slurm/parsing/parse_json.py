@@ -14,12 +14,16 @@ the field's name, if a field has none of these types. A second record of a job i
 Slurm prints names and comments byte for byte, and users may submit bytes that are not UTF-8 (22.05.8 prints them
 unchanged, which is not valid JSON). These bytes are replaced before decoding, so that one name does not make the whole
 listing unreadable.
+
+Between two listings most records stay equal, byte for byte. Such a record is not read again (``Records``), because a
+listing of 10,000 nodes takes 130 ms to decode, and 15 ms to cut into records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from hashlib import blake2b
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -40,40 +44,76 @@ _Key = TypeVar("_Key", int, str)
 _Record = TypeVar("_Record", SlurmJob, SlurmNode)
 
 
-def jobs(document: bytes, command: str = "squeue --json") -> Jobs:
-    """Return the jobs by number. Raises BackendError if the document is incomplete or no record can be read."""
-    return _listing(
-        _listed(document, "jobs", command), f"{command}: jobs", "job", _Fields.job, lambda job: job.number, "job_id"
-    )
+class Records(Generic[_Record]):
+    """The records of the newest listing, by the digest of their JSON. Empty before the first listing."""
+
+    __slots__ = ("_newest",)
+
+    def __init__(self) -> None:
+        self._newest: dict[bytes, _Record] = {}
+
+    def read(self, entries: list[msgspec.Raw], read: Callable[[msgspec.Raw, int], _Record]) -> list[_Record | str]:
+        """Return the record of each entry, or why it cannot be read. read: called with a new entry and its index."""
+        newest: dict[bytes, _Record] = {}
+        found: list[_Record | str] = []
+        for at, entry in enumerate(entries):
+            digest = blake2b(entry, digest_size=16).digest()
+            record = self._newest.get(digest)
+            if record is None:
+                try:
+                    record = read(entry, at)
+                except BackendError as error:
+                    found.append(str(error))
+                    continue
+            newest[digest] = record
+            found.append(record)
+        self._newest = newest
+        return found
 
 
-def nodes(document: bytes, command: str = "sinfo --json") -> Nodes:
-    """Return the nodes by name. Raises BackendError if the document is incomplete or no record can be read."""
+def jobs(document: bytes, command: str = "squeue --json", known: Records[SlurmJob] | None = None) -> Jobs:
+    """Return the jobs by number. Raises BackendError if the document is incomplete or no record can be read.
+
+    known: the records of the last listing, which are updated.
+    """
     return _listing(
-        _listed(document, "nodes", command), f"{command}: nodes", "node", _Fields.node, lambda node: node.name, "name"
-    )
+        _listed(document, "jobs", command), f"{command}: jobs", "job", _Fields.job, lambda job: job.number, "job_id",
+        Records() if known is None else known,
+    )  # fmt: skip
+
+
+def nodes(document: bytes, command: str = "sinfo --json", known: Records[SlurmNode] | None = None) -> Nodes:
+    """Return the nodes by name. Raises BackendError if the document is incomplete or no record can be read.
+
+    known: the records of the last listing, which are updated.
+    """
+    return _listing(
+        _listed(document, "nodes", command), f"{command}: nodes", "node", _Fields.node, lambda node: node.name, "name",
+        Records() if known is None else known,
+    )  # fmt: skip
 
 
 def _listing(
-    entries: list[Any],
+    entries: list[msgspec.Raw],
     where: str,
     kind: str,
     read: Callable[[_Fields], _Record],
     key_of: Callable[[_Record], _Key],
     key_name: str,
+    known: Records[_Record],
 ) -> Listed[_Key, _Record]:
     """Return all entries that can be read. Each unreadable entry is refused; the others are returned."""
     records: dict[_Key, _Record] = {}
     refused: list[Refused] = []
-    for at, entry in enumerate(entries):
+    found = known.read(entries, lambda entry, at: read(_Fields(_decoded(entry), f"{where}[{at}]")))
+    for at, record in enumerate(found):
         place = f"{where}[{at}]"
-        try:
-            record = read(_Fields(entry, place))
-        except BackendError as error:
+        if isinstance(record, str):
+            entry = _decoded(entries[at])
             key = entry.get(key_name) if isinstance(entry, Mapping) else None
             # bool is a subclass of int, but `true` is not a job number.
             usable = isinstance(key, str if kind == "node" else int) and not isinstance(key, bool)
-            refused.append(Refused(place, str(error).removeprefix(place), kind, key if usable else None))
+            refused.append(Refused(place, record.removeprefix(place), kind, key if usable else None))
             continue
         if key_of(record) in records:
             refused.append(Refused(place, f": a second record of {kind} {key_of(record)}", kind, key_of(record)))
@@ -84,33 +124,46 @@ def _listing(
     return Listed(records, tuple(refused))
 
 
-def _listed(document: bytes, name: str, command: str) -> list[Any]:
+def _listed(document: bytes, name: str, command: str) -> list[msgspec.Raw]:
+    """Return the undecoded entries of the document's list with this name."""
     try:
-        tree = _decoded(document)
+        tree = _parts(document)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BackendError(f"{command}: {len(document)} bytes that are not a complete JSON document: {error}") from None
     if not isinstance(tree, dict):
         raise BackendError(f"{command}: the document is not an object")
-    if errors := tree.get("errors"):
+    if errors := _decoded(tree.get("errors", b"null")):
         messages = errors if isinstance(errors, list) else [errors]
         words = "; ".join(str(one.get("error", one) if isinstance(one, dict) else one) for one in messages)
         raise BackendError(f"{command}: Slurm reports: {words[:300]}")
-    listed = tree.get(name)
-    if not isinstance(listed, list):
-        raise BackendError(f"{command}: the document has no list named {name!r}")
-    return listed
-
-
-def _decoded(document: bytes) -> Any:
-    """Decode JSON. If there are bytes that are not UTF-8, replace them in a copy first. Raises msgspec.DecodeError."""
     try:
-        return msgspec.json.decode(document)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        try:
-            document.decode("utf-8")
-        except UnicodeDecodeError:
-            return msgspec.json.decode(document.decode("utf-8", "replace"))
-        raise
+        return msgspec.json.decode(tree.get(name, b"null"), type=list[msgspec.Raw])
+    except msgspec.ValidationError:
+        raise BackendError(f"{command}: the document has no list named {name!r}") from None
+
+
+def _parts(document: bytes) -> dict[str, msgspec.Raw] | None:
+    """Return the undecoded values of a JSON object by key; None for a document of another type.
+
+    Checks the syntax of the whole document. Raises msgspec.DecodeError.
+    """
+    try:
+        return msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return None
+    except UnicodeDecodeError:  # in a key
+        return _parts(document.decode("utf-8", "replace").encode())
+
+
+def _decoded(part: bytes | msgspec.Raw) -> Any:
+    """Decode a part of a document whose syntax is known to be right. Replace bytes that are not UTF-8 in a copy.
+
+    Raises msgspec.DecodeError for a part that is nested too deeply.
+    """
+    try:
+        return msgspec.json.decode(part)
+    except UnicodeDecodeError:
+        return msgspec.json.decode(bytes(part).decode("utf-8", "replace"))
 
 
 class _Fields:
