@@ -45,8 +45,8 @@ TICK_SECONDS = 0.5
 """Seconds between two ticks: half of the usual interval of frames. A frame waits at most one tick for the detectors."""
 
 PAUSE_TIMES = 2
-"""Pause after a tick in multiples of the time that the tick took, unless more than that is left of TICK_SECONDS. So ticks
-take at most a third of the time. Without this limit, a controller with 10,000 nodes did not catch up after a start."""
+"""Pause after a tick in multiples of the time that the tick took, unless more than that is left of TICK_SECONDS. Ticks
+take a third of the time at most. Without this limit, a controller with 10,000 nodes did not catch up after a start."""
 
 FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0

@@ -198,8 +198,12 @@ def test_pending_demand_is_reported_by_partition_and_size() -> None:
     )  # fmt: skip
 
 
-def test_each_snapshot_has_another_identity() -> None:
+def test_a_snapshot_has_another_identity_unless_its_jobs_are_equal() -> None:
     """Kept decisions about what nodes may report depend on it (`SlurmBackend.attest_data`)."""
-    snapshot = Snapshot(0)
-    assert dataclasses.replace(snapshot, jobs={}).identity is not snapshot.identity
-    assert Snapshot(0) == snapshot
+    before = Snapshot(0, jobs={5: pending(5), 6: pending(6)})
+    assert dataclasses.replace(before, jobs={}).identity is not before.identity
+    assert Snapshot(0) == Snapshot(0)
+    assert Snapshot(1, jobs={5: pending(5), 6: pending(6)}).after(before).identity is before.identity
+    for jobs in ({5: pending(5)}, {5: pending(5), 6: pending(6, name="other")}, {5: pending(5), 7: pending(6)}):
+        assert Snapshot(1, jobs=jobs).after(before).identity is not before.identity
+    assert Snapshot(1, jobs=before.jobs).after(None).identity is not before.identity

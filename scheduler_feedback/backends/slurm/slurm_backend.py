@@ -239,6 +239,7 @@ class SlurmBackend(Backend):
         return Refusal.NOT_PLACED if job.runs else Refusal.ENDED
 
     def attest_data(self) -> object:
+        # A node that may report a job's ranks may do so until the job is listed otherwise.
         snapshot = self._snapshot
         return None if snapshot is None else snapshot.identity
 
@@ -388,7 +389,7 @@ class SlurmBackend(Backend):
         self._early |= await self._consents.learn(jobs.values()) or self._unread
         if self._trouble:
             _log.info("Slurm responds: %d nodes, %d jobs", len(nodes), len(jobs))
-        self._snapshot = Snapshot(began_ns, nodes, jobs, unread, complete)
+        self._snapshot = Snapshot(began_ns, nodes, jobs, unread, complete).after(self._snapshot)
         self._listing, self._trouble = listing, ""
         self._listed_seconds = listed_seconds
         self._newest_seconds, self._due_seconds = now, now + self._settings.idle_seconds

@@ -29,6 +29,8 @@ class Sharing:
         self._known: Resources = {}
         self._users: Counter[Resource] = Counter()  # number of jobs that use each resource
         self._shared: set[Resource] = set()  # those with several users
+        # Indices of ranks by resource, of jobs that share one; by the identity of the job's shape.
+        self._ranks: dict[int, tuple[Shape, dict[Resource, IntArray]]] = {}
         self.senders: set[str] = set()
         """Names of the jobs that share a network path with another job."""
         self._rows = self._places = self._counts = NO_RANKS
@@ -38,7 +40,8 @@ class Sharing:
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._count(shapes)
-            self._shapes, self._known = shapes, _with_ranks(shapes, self._shared)
+            self._shapes = shapes
+            self._known = self._find()
             self.senders = {name for (kind, _), jobs in self._known.items() if kind in SENDING for name in jobs}
             first = dict(zip((shape.job for shape in shapes), (one.start for one in telemetry.columns()), strict=True))
             parts = [
@@ -69,6 +72,20 @@ class Sharing:
                     if self._users[resource] == 2:
                         self._shared.add(resource)
 
+    def _find(self) -> Resources:
+        """Return the shared resources, with the indices of each job's ranks there."""
+        found: Resources = {}
+        before, self._ranks = self._ranks, {}
+        for shape in self._shapes:
+            if self._shared.isdisjoint(shape.resources):
+                continue
+            ranks = before.get(id(shape)) or (shape, _places(shape))
+            self._ranks[id(shape)] = ranks
+            for resource, places in ranks[1].items():
+                if resource in self._shared:
+                    found.setdefault(resource, {})[shape.job] = places
+        return found
+
     def sums(self, values: Float32Array) -> list[float]:
         """Return the load of each job on each shared resource in one window, in the order of the resources; NaN if
         unknown.
@@ -87,17 +104,14 @@ class Sharing:
         return found
 
 
-def _with_ranks(shapes: tuple[Shape, ...], shared: set[Resource]) -> Resources:
-    """Return the resources in `shared`, with the indices of each job's ranks there."""
-    found: dict[Resource, dict[str, list[int]]] = {}
-    for shape in shapes:
-        if shared.isdisjoint(shape.resources):
-            continue
-        for kind, names in shape.sharing.items():
-            for index, place in enumerate(names):
-                if (kind, place) in shared:
-                    found.setdefault((kind, place), {}).setdefault(shape.job, []).append(index)
-    return {key: {name: np.array(ranks, np.int64) for name, ranks in members.items()} for key, members in found.items()}
+def _places(shape: Shape) -> dict[Resource, IntArray]:
+    """Return the indices of the job's ranks on each resource."""
+    found: dict[Resource, list[int]] = {}
+    for kind, names in shape.sharing.items():
+        for index, place in enumerate(names):
+            if place:
+                found.setdefault((kind, place), []).append(index)
+    return {resource: np.array(ranks, np.int64) for resource, ranks in found.items()}
 
 
 def ranks_of(shape: Shape, kind: str, place: str) -> IntArray:

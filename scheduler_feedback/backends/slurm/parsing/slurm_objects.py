@@ -198,7 +198,13 @@ class Snapshot:
     """False if a refused record does not say which job it is. Then a job that is not in `jobs` may still exist."""
 
     identity: object = field(default_factory=object, init=False, compare=False)
-    """Another object for each snapshot. It may be kept without the snapshot."""
+    """Another object for each snapshot, unless `after` has found the same jobs. It may be kept without the snapshot."""
+
+    def after(self, before: Snapshot | None) -> Snapshot:
+        """Return this snapshot. It gets the identity of the one before if their jobs are equal."""
+        if before is not None and before.jobs == self.jobs:
+            object.__setattr__(self, "identity", before.identity)
+        return self
 
     def is_gone(self, number: int) -> bool:
         """Return whether Slurm no longer has this job."""
