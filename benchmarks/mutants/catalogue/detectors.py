@@ -1010,9 +1010,9 @@ MUTANTS = (
     ),
     # --- sharing ---
     Mutant(
-        "detectors.interference.shared_resources:_shared",
-        "shared |= once & job.shape.resources",
-        "shared |= job.shape.resources",
+        "detectors.interference.shared_resources:Sharing._count",
+        "if self._users[resource] == 2:",
+        "if self._users[resource]:",
         ("tests/detectors/test_correlation.py",),
     ),
     Mutant(
