@@ -3,6 +3,7 @@
 from benchmarks.mutants.mutant import Mutant
 
 _K = "tests/kubernetes/test_"
+_RIGHTS = (_K + "rights.py",)
 _WRITING = (_K + "writing.py",)
 _ATTEST_DATA = (_K + "attest_data.py",)
 _CACHE = (_K + "informer_cache.py",)
@@ -284,6 +285,25 @@ MUTANTS = (
         "written, self._written = self._written, None",
         "written = self._written",
         _WRITING,
+    ),
+    Mutant("backends.kubernetes.api_server.lease:Leadership._review", "and not self._missing", "", _RIGHTS),
+    Mutant(
+        "backends.kubernetes.api_server.rights:missing_rights",
+        "if not allowed:",
+        "if allowed:",
+        _RIGHTS,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.rights:essential_rights",
+        'for kind in watched for verb in ("list", "watch")',
+        'for kind in watched for verb in ("list",)',
+        _RIGHTS,
+    ),
+    Mutant(
+        "backends.kubernetes.objects.rank_order:rank_key",
+        '"" if metadata.label(_GLOBAL_INDEX) else',
+        "",
+        ("tests/kubernetes/test_owners.py",),
     ),
     Mutant(
         "backends.kubernetes.api_server.lease:Leadership._live",
