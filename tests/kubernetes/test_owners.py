@@ -342,7 +342,7 @@ def test_pods_with_the_labels_of_their_controllers_are_one_gang_in_the_order_of_
     name: str, made: list[tuple[str, Owner, dict[str, str]]]
 ) -> None:
     """Beside another scheduler the labels name the gang; with a PodGroup it is the group's, restartable on request."""
-    pods = [owned(pod_name, owner, **labels) for pod_name, owner, labels in made]
+    pods = [owned(pod_name, owner, 1, **labels) for pod_name, owner, labels in made]
     expected = [one.metadata.name for one in pods]
     for seed in range(3):
         shuffled = random.Random(seed).sample(pods, len(pods))
