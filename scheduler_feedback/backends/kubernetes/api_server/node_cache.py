@@ -173,9 +173,16 @@ class NodeCache:
 
     def why_not(self, constraint: Constraint, node: str) -> str:
         """Return why a pod of the constraint cannot go to the node now; '' if it can."""
+        return self.fit(constraint, node)[0]
+
+    def fit(self, constraint: Constraint, node: str) -> tuple[str, int]:
+        """Return why a pod of the constraint cannot go to the node now ('' if it can), and the node's free slots."""
         with self.lock:
             place = self.nodes.get(node)
-            return "there is no such node" if place is None else why_not(constraint, place, self.free_of(node))
+            if place is None:
+                return "there is no such node", 0
+            free = self.free_of(node)
+            return why_not(constraint, place, free), free.get(constraint.resource, 0)
 
     def refusals(self, constraint: Constraint) -> Iterator[tuple[str, str]]:
         """Yield (node, reason) for every node that cannot take a pod of the constraint now."""
