@@ -5,7 +5,6 @@ from benchmarks.mutants.mutant import Mutant
 _K = "tests/kubernetes/test_"
 _RIGHTS = (_K + "rights.py",)
 _WRITING = (_K + "writing.py",)
-_ATTEST_DATA = (_K + "attest_data.py",)
 _CACHE = (_K + "informer_cache.py",)
 _CLIENT = (_K + "client.py",)
 _EXEC = (_K + "exec_credentials.py",)
@@ -472,12 +471,6 @@ MUTANTS = (
         "self.leave(uid)",
         "pass",
         _CACHE,
-    ),
-    Mutant(
-        "backends.kubernetes.api_server.node_usage:NodeUsage.take", "self._placements_changed()", "pass", _ATTEST_DATA
-    ),
-    Mutant(
-        "backends.kubernetes.api_server.node_usage:NodeUsage.leave", "self._placements_changed()", "pass", _ATTEST_DATA
     ),
     Mutant("backends.kubernetes.api_server.node_cache:NodeCache.release", "place in (None, held)", "True", _CACHE),
     Mutant(

@@ -148,11 +148,6 @@ class NodeCache:
             return None
         return self._usage.attest(node, gang.removeprefix(POD))
 
-    @property
-    def attest_data(self) -> object:
-        """Object that identifies the data of ``attest``: another one after each change of a pod's node."""
-        return self._usage.placements
-
     def bar(self, constraint: str, node: str) -> None:
         """Exclude the node for pods of this constraint, because one did not fit, until the use of its resources
         changes.
