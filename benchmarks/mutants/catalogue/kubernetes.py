@@ -3,6 +3,7 @@
 from benchmarks.mutants.mutant import Mutant
 
 _K = "tests/kubernetes/test_"
+_INCOMPLETE = (_K + "incomplete.py",)
 _RIGHTS = (_K + "rights.py",)
 _WRITING = (_K + "writing.py",)
 _CACHE = (_K + "informer_cache.py",)
@@ -304,6 +305,8 @@ MUTANTS = (
         "",
         ("tests/kubernetes/test_owners.py",),
     ),
+    Mutant("backends.kubernetes.published.incomplete:what_is_missing", "or not gang.pods", "", _INCOMPLETE),
+    Mutant("backends.kubernetes.published.incomplete:Since.lasting", "self._since.get(key, now)", "0.0", _INCOMPLETE),
     Mutant(
         "backends.kubernetes.api_server.lease:Leadership._live",
         "held is None and self._leading.is_set()",
