@@ -308,6 +308,12 @@ MUTANTS = (
     Mutant("backends.kubernetes.published.incomplete:what_is_missing", "or not gang.pods", "", _INCOMPLETE),
     Mutant("backends.kubernetes.published.incomplete:Since.lasting", "self._since.get(key, now)", "0.0", _INCOMPLETE),
     Mutant(
+        "backends.kubernetes.kubernetes_backend:KubernetesBackend._fill_holes",
+        "gang is None or gang.job_id != attempt.job_id",
+        "gang is None",
+        (_K + "backend.py",),
+    ),
+    Mutant(
         "backends.kubernetes.api_server.lease:Leadership._live",
         "held is None and self._leading.is_set()",
         "False",
