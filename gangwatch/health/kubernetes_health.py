@@ -235,7 +235,7 @@ async def _rights(client: Client, namespace: str, release: str) -> list[Finding]
                 "rights", "limited", f"{user} may advise but not schedule", "to schedule, set controller.mode=schedule"
             )
         ]
-    remedy = "the ClusterRole differs from the chart's: upgrade the release"
+    remedy = "the ClusterRole differs from the chart's: upgrade the release (with Helm 4: --force-conflicts)"
     return [Finding("rights", "limited", f"{user} may not {names_of(lacking)}", remedy)]
 
 
