@@ -25,9 +25,9 @@ import numpy as np
 
 from agent.schema.frame import Frame, Layout, PackedLayout, pack
 from agent.schema.wire import Decoder
+from benchmarks.ingest.decisions import ACCEPTED
 from benchmarks.ingest.frames import Agents
 from benchmarks.ingest.generator import SLOTS
-from benchmarks.ingest.stages import ACCEPTED
 from benchmarks.ingest.timeline import Plan, Timeline
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Fleet

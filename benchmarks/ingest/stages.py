@@ -1,8 +1,11 @@
 """CPU time of each stage of a frame, in one thread without sockets: ``python -m benchmarks.ingest.stages --json``.
 
 Each stage processes a batch of frames, as the feed does. All jobs are external, as with Slurm: their placement is not
-in the scheduler's state, so the backend decides every second which ranks a node may report. Compare the stages only
-with each other: without system calls and other threads, the figures are lower than in `benchmarks.ingest`.
+in the scheduler's state, so the backend decides which ranks a node may report. With `--kubernetes` the scheduler has
+placed all jobs, and an informer cache decides about pods. `--repeat-decisions` asks for each report, as without
+`Backend.attest_data`; `--moves N` lets N pods a second move, after which every kept decision is made again. Compare
+the stages only with each other: without system calls and other threads, the figures are lower than in
+`benchmarks.ingest`.
 """
 
 from __future__ import annotations
@@ -21,20 +24,18 @@ from msgspec import structs
 from agent.schema.frame import Frame, Layout, PackedLayout, pack
 from agent.schema.record_table import records_of
 from agent.schema.wire import Decoder, decode, encode_frame, with_length
+from benchmarks.ingest.decisions import Decisions
 from benchmarks.ingest.frames import STEP_SECONDS, Agents, jobs
 from benchmarks.ingest.generator import HEAD, RECORD_BYTES, SLOTS, chunk
 from benchmarks.ingest.processes import certificates
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.placements import Placed, Placements
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.feed.frames_response import Response
 
 WARM_SECONDS = 3
 TICK_SLOTS = SLOTS // 2
 SECOND = 1_000_000_000
-ACCEPTED = object()
-"""Data of a backend that accepts every report. It never changes."""
 SAMPLES = ("tier_ns", "gauges", "counters", "counters_valid")
 STAGES = ("decrypt", "parse_response", "decode", "fold", "prepare_tick")
 
@@ -147,17 +148,23 @@ def measure(
     every: int = 1,
     step_seconds: tuple[float, float] = STEP_SECONDS,
     apart: bool = False,
+    kubernetes: bool = False,
+    repeated: bool = False,
+    moves: int = 0,
 ) -> dict[str, float]:
     """Return the microseconds of each stage for each second of each node, and `sent` and `with_counters`,
     the shares of frames that are sent, and that are sent with counters.
 
     seconds: simulated seconds that are measured after the warm-up. every: of frames without changed records, only
     every n-th is sent; 1 sends all. apart: of frames with changed records, only every n-th is sent with counters.
+    kubernetes, repeated: see `Decisions`. moves: number of pods a second that move, at most SLOTS.
     """
-    agents, links = Agents(0, list(jobs(nodes, seed, step_seconds)), WANTED), streams(nodes)
+    placed = list(jobs(nodes, seed, step_seconds))
+    agents, links = Agents(0, placed, WANTED), streams(nodes)
+    decisions = Decisions(kubernetes, repeated, agents, placed)
     by_need, sent, whole_sent = ByNeed(agents, nodes, every, apart), 0, 0
     layouts = [pack(link.layout(agents.layout_message(index))) for index, link in enumerate(links)]
-    fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None), lambda: ACCEPTED))
+    fleet = Fleet(decisions.placements)
     look, used = Look(fleet), dict.fromkeys(STAGES, 0.0)
 
     def lap(stage: str, before: float) -> float:
@@ -168,6 +175,8 @@ def measure(
 
     for slot in range((WARM_SECONDS + seconds) * SLOTS):
         at_ns, phase = slot * SECOND // SLOTS, slot % SLOTS
+        if phase * moves // SLOTS != (phase + 1) * moves // SLOTS:
+            decisions.moved()
         due = range(phase * nodes // SLOTS, (phase + 1) * nodes // SLOTS)
         agents.advance(slice(due.start, due.stop), 10**18 + at_ns, 10**13 + at_ns)
         needed = {index: by_need.needed(index) for index in due}
@@ -221,11 +230,15 @@ def main() -> int:
     parser.add_argument(
         "--apart", action="store_true", help="send counters only in every n-th frame; compare with --every 1 --apart"
     )
+    parser.add_argument("--kubernetes", action="store_true", help="decide as the Kubernetes backend does")
+    parser.add_argument("--repeat-decisions", action="store_true", help="decide again for each report")
+    parser.add_argument("--moves", type=int, default=0, help="pods a second that move, at most 50 (default 0)")
     arguments = parser.parse_args()
     shortest, longest = arguments.steps
     figures = measure(
-        arguments.agents, arguments.seconds, arguments.seed, arguments.every, (shortest, longest), arguments.apart
-    )
+        arguments.agents, arguments.seconds, arguments.seed, arguments.every, (shortest, longest), arguments.apart,
+        arguments.kubernetes, arguments.repeat_decisions, arguments.moves,
+    )  # fmt: skip
     shares = {name: figures.pop(name) for name in ("sent", "with_counters")}
     found = {"agents": arguments.agents, "us_a_frame": figures, **shares}
     print(json.dumps(found, indent=2) if arguments.json else found)

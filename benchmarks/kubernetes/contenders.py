@@ -12,8 +12,10 @@ from urllib.request import Request, urlopen
 
 import msgspec
 
+from benchmarks.kubernetes.peers import VOLCANO_QUEUE
 from benchmarks.kubernetes.watching import until
 from tests.kubernetes.bed import ControlPlane, assets
+from tests.kubernetes.harness import Api
 from tests.ports import held_port
 
 BARE = "bare"
@@ -91,6 +93,7 @@ def volcano(plane: ControlPlane, folder: Path, program: Path) -> Iterator[subpro
     """Run Volcano's scheduler with the configuration of its chart, and its topology plug-in as its user guide says.
 
     Its limit of requests is lifted, and its period is 100 ms (default 1 s), because a gang waits for the next period.
+    Its controller-manager does not run, so its queue is opened here: it allocates nothing to other queues.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "volcano-scheduler.conf"
@@ -106,6 +109,10 @@ def volcano(plane: ControlPlane, folder: Path, program: Path) -> Iterator[subpro
     command += [f"--listen-address=127.0.0.1:{held_port()}", f"--cache-dump-dir={folder}", "--csi-storage=false"]
     process = _began(command, folder / "volcano.log")
     try:
+        api = Api(plane.access())
+        until("Volcano has made its queue", lambda: api.find(VOLCANO_QUEUE))
+        api.patch(f"{VOLCANO_QUEUE}/status", {"status": {"state": "Open"}})
+        api.close()
         yield process
     finally:
         _end(process)

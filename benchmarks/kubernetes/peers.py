@@ -26,6 +26,7 @@ SERVER_OPTIONS = (GATES, f"--runtime-config={UPSTREAM}=true")
 UPSTREAM_GROUPS = f"/apis/{UPSTREAM}/namespaces/default/podgroups"
 VOLCANO_API = "scheduling.volcano.sh/v1beta1"
 VOLCANO_GROUPS = f"/apis/{VOLCANO_API}/namespaces/default/podgroups"
+VOLCANO_QUEUE = f"/apis/{VOLCANO_API}/queues/default"
 OUR_GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
 
 

@@ -18,6 +18,7 @@ from gangwatch.controller_daemon import ControllerServer, StopRequest, prepare_p
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
+from scheduler_feedback.backends.kubernetes.api_server.rights import essential_rights
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def run(
         lost.set()
         stop.make()
 
-    leadership = Leadership(settings.access, *lease, identity, lost=lose)
+    needs = essential_rights(advise=advise, upstream_groups=settings.upstream_groups)
+    leadership = Leadership(settings.access, *lease, identity, lost=lose, needs=needs)
     leadership.start()
     signer = _signer_of(settings.access, lease[0], signing)
     if signer is not None:
@@ -117,7 +119,7 @@ def _stand_by(config: Config, leadership: Leadership, stop: StopRequest) -> bool
     """
     if leadership.wait(_WAIT_SECONDS):
         return True
-    with standing_by(config) as url:
+    with standing_by(config, leadership.obstacle) as url:
         _log.info("standby until this controller gets the lease; metrics at %s/metrics", url)
         while not leadership.wait(_WAIT_SECONDS):
             if stop.made:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,11 +14,12 @@ _STOP_SECONDS = 5.0
 
 
 @contextmanager
-def standing_by(config: Config) -> Iterator[str]:
+def standing_by(config: Config, obstacle: Callable[[], str] = lambda: "") -> Iterator[str]:
     """Serve a standby's /metrics at the controller's address inside the context, and yield the URL.
 
-    /healthz and /readyz return 200, because a standby is healthy; other paths return 503. The same access rules apply
-    as to the leader's metrics. Raises ConfigError if the address can't be bound.
+    obstacle: returns why this controller could not lead now, '' if it could; any thread may call it. /readyz returns
+    200 if it could, else 503 with the reason. /healthz returns 200, because a restart would not help. Other paths
+    return 503. The same access rules apply as to the leader's metrics. Raises ConfigError if the address is not usable.
     """
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -33,12 +34,18 @@ def standing_by(config: Config) -> Iterator[str]:
     def metrics(_request: Request) -> Response:
         return Response(expose_samples([(LEADS, (), 0.0)]), media_type=TEXT_TYPE)
 
-    def probed(_request: Request) -> Response:
-        return JSONResponse({"ready": True, "leads": False})
+    def healthz(_request: Request) -> Response:
+        return JSONResponse({"alive": True, "leads": False})
+
+    def readyz(_request: Request) -> Response:
+        why = obstacle()
+        if not why:
+            return JSONResponse({"ready": True, "leads": False})
+        return JSONResponse({"ready": False, "leads": False, "error": why}, 503)
 
     elsewhere = PlainTextResponse("this controller is a standby: send requests to the leader\n", 503)
     app = Starlette(routes=[
-            Route("/metrics", metrics), Route("/healthz", probed), Route("/readyz", probed), Mount("/", elsewhere),
+            Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz), Mount("/", elsewhere),
         ]
     )  # fmt: skip
     host, port = config.controller.address()

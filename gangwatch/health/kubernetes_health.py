@@ -23,6 +23,7 @@ from gangwatch.health.machine import Finding
 from scheduler_feedback.backends.kubernetes.agents import is_agent
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
+from scheduler_feedback.backends.kubernetes.api_server.rights import RIGHTS, missing_rights
 from scheduler_feedback.backends.kubernetes.devices.device_objects import API as DEVICES
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceSlice
 from scheduler_feedback.backends.kubernetes.objects.objects import Lease, Node, Part, Pod
@@ -39,30 +40,6 @@ OLDEST = (1, 30)
 """Oldest supported Kubernetes version, as (major, minor). It equals kubeVersion in the Helm chart."""
 
 _T = TypeVar("_T")
-Right = tuple[str, str, str]
-"""A permission: (API group, resource with its subresource after a slash, verb)."""
-
-RIGHTS: tuple[Right, ...] = (
-    *(("", "nodes", verb) for verb in ("list", "watch", "patch")),
-    ("", "nodes/status", "patch"),
-    *(("", "pods", verb) for verb in ("list", "watch", "get", "delete")),
-    *(("", kind, verb) for kind in ("persistentvolumeclaims", "persistentvolumes") for verb in ("list", "watch")),
-    *(("resource.k8s.io", kind, verb) for kind in ("resourceslices", "deviceclasses") for verb in ("list", "watch")),
-    *(("resource.k8s.io", "resourceclaims", verb) for verb in ("get", "list", "watch", "patch")),
-    *(("resource.k8s.io", f"resourceclaims/{part}", "patch") for part in ("status", "binding")),
-    *(("k8s.cni.cncf.io", "network-attachment-definitions", verb) for verb in ("list", "watch")),
-    ("", "pods/binding", "create"),
-    ("", "pods/eviction", "create"),
-    ("", "pods/status", "patch"),
-    ("", "events", "create"),
-    *(("scheduling.x-k8s.io", "podgroups", verb) for verb in ("list", "watch", "patch")),
-    ("scheduling.x-k8s.io", "podgroups/status", "patch"),
-    *(("gangwatch.io", "queues", verb) for verb in ("list", "watch")),
-    *(("batch", "jobs", verb) for verb in ("get", "list", "patch")),
-    ("policy", "poddisruptionbudgets", "list"),
-)
-"""Cluster-wide permissions that a controller needs to schedule pods. A controller that only advises needs fewer."""
-
 WAITING_SECONDS = 300.0
 """Age in seconds at which an undecided certificate request is reported. A controller decides within seconds."""
 
@@ -97,10 +74,6 @@ class _Slices(Part):
 
 class _Classes(Part):
     items: list[DeviceClass]
-
-
-class _Review(Part):
-    status: dict[str, Any]
 
 
 class _Secret(Part):
@@ -248,21 +221,10 @@ async def _controller(client: Client, namespace: str, release: str) -> Finding:
 async def _rights(client: Client, namespace: str, release: str) -> list[Finding]:
     """Check whether the chart's service account has all permissions that scheduling needs."""
     user = f"system:serviceaccount:{namespace}:{release}-controller"
-    lacking = []
-    for group, resource, verb in RIGHTS:
-        name, _, subresource = resource.partition("/")
-        attributes = {"group": group, "resource": name, "subresource": subresource, "verb": verb}
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {"user": user, "resourceAttributes": attributes},
-        }
-        try:
-            answer = await client.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
-        except RefusedError as error:
-            return [Finding("rights", "limited", f"unknown: {error}", "run the check as an administrator")]
-        if not msgspec.json.decode(answer, type=_Review).status.get("allowed"):
-            lacking.append(f"{verb} {resource}")
+    try:
+        lacking = [f"{verb} {resource}" for _, resource, verb in await missing_rights(client, RIGHTS, user)]
+    except RefusedError as error:
+        return [Finding("rights", "limited", f"unknown: {error}", "run the check as an administrator")]
     if not lacking:
         return [Finding("rights", "found", f"{user} has all permissions for scheduling")]
     if len(lacking) == len(RIGHTS):
@@ -273,7 +235,7 @@ async def _rights(client: Client, namespace: str, release: str) -> list[Finding]
                 "rights", "limited", f"{user} may advise but not schedule", "to schedule, set controller.mode=schedule"
             )
         ]
-    remedy = "the ClusterRole differs from the chart's: upgrade the release"
+    remedy = "the ClusterRole differs from the chart's: upgrade the release (with Helm 4: --force-conflicts)"
     return [Finding("rights", "limited", f"{user} may not {names_of(lacking)}", remedy)]
 
 

@@ -7,6 +7,7 @@ import pytest
 from agent.schema.frame import AnyLayout, Frame
 from benchmarks.ingest import stages
 from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.placements import Placements
 from tests.needs import component
 
 
@@ -44,3 +45,23 @@ def test_frames_by_need_are_those_with_other_records_and_every_nth(monkeypatch: 
     assert always["sent"] == 1.0
     apart = stages.measure(nodes=5, seconds=10, seed=1, every=5, step_seconds=(0.5, 0.5), apart=True)
     assert (apart["sent"], apart["with_counters"]) == (1.0, 0.2), "records at once, counters in every fifth frame"
+
+
+@pytest.mark.parametrize("kubernetes", [False, True])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_every_backend_of_the_comparison_accepts_all_ranks(
+    kubernetes: bool, repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused ranks would be folded at less cost."""
+    component("openssl", "openssl")
+    fleets: list[Fleet] = []
+
+    def made(placements: Placements) -> Fleet:
+        fleets.append(Fleet(placements))
+        return fleets[0]
+
+    monkeypatch.setattr(stages, "Fleet", made)
+    stages.measure(nodes=20, seconds=2, seed=1, kubernetes=kubernetes, repeated=repeated, moves=3)
+    (fleet,) = fleets
+    assert sum(len(gang.ranks) for gang in fleet.gangs.values()) == 20 * 8
+    assert fleet._membership is not None and not fleet._membership.refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -188,6 +189,36 @@ def test_the_chart_installs_on_supported_releases_only() -> None:
         ("agent.extraEnv[0].value=x", "extraEnv"),
         ("agent.extraEnv[0].name=A,agent.extraEnv[0].values=x", "values"),
         ("controller.extraArgs=--evict", "extraArgs"),
+        ("controller.extraArgs={evict}", "/controller/extraArgs/0"),
+        ("controller.extraArgs={--no-such-option}", "/controller/extraArgs/0"),
+        ("controller.extraArgs={--evict=yes}", "/controller/extraArgs/0"),
+        ("controller.extraArgs={--island-label}", "/controller/extraArgs/0"),
+        ("controller.extraArgs={--listen=0.0.0.0:1}", "/controller/extraArgs/0"),
+        ("controller.extraArgs={}", "/controller/extraArgs/0"),
+        ("agent.extraArgs={--profile}", "/agent/extraArgs/0"),
+        ("agent.extraArgs={--profile=full,full}", "/agent/extraArgs/1"),
+        ("agent.podLabelNames={two words}", "/agent/podLabelNames/0"),
+        ("agent.podLabelNames={-team}", "/agent/podLabelNames/0"),
+        ("agent.podLabelNames={a.b,a-b}", "a.b and a-b would both become label_a_b"),
+        ("agent.podLabelNames=team", "/agent/podLabelNames"),
+        ("controller.probeImage=two words", "/controller/probeImage"),
+        ("controller.probeImage=--privileged", "/controller/probeImage"),
+        ("image.repository=registry.example/gw:1.2", "/image/repository"),
+        ("image.tag=two words", "/image/tag"),
+        ("imagePullSecrets[0].secret=x", "/imagePullSecrets/0"),
+        ("agent.resources.limits.cpu=much", "/agent/resources/limits/cpu"),
+        ("agent.tolerations[0].key=gpu,agent.tolerations[0].operator=In", "/agent/tolerations/0/operator"),
+        ("agent.tolerations[0].effect=NoSchedule", "/agent/tolerations/0"),
+        ("agent.affinity.nodes=gpu", "/agent/affinity"),
+        ("controller.schedulerName=My Scheduler", "/controller/schedulerName"),
+        ("controller.topology.rack=two words", "/controller/topology/rack"),
+        ("controller.access.oidc.issuer=https://idp.example", "/controller/access/oidc/clientId"),
+        ("networkPolicy.apiServerPorts=null", "missing property 'apiServerPorts'"),
+        ("networkPolicy.scrapers[0].pods=x", "/networkPolicy/scrapers/0"),
+        ("tls.authorityDays=1000000", "/tls/authorityDays"),
+        ("controller.probeImage=null", "missing property 'probeImage'"),
+        ("controller=null", "missing property 'controller'"),
+        ("tls.mode=null", "missing property 'mode'"),
         ("agent.podAnnotations.a=1", "podAnnotations"),
         ("podMonitor.enabled=true,serviceMonitor.enabled=true", "store every sample twice"),
     ],
@@ -196,6 +227,58 @@ def test_an_invalid_value_is_refused_by_name(value: str, words: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         template(value)
     assert words in caught.value.stderr
+
+
+def test_no_value_with_a_default_may_be_removed() -> None:
+    """Helm removes a value that is null; a template would then fail with a pointer, or write an empty option."""
+    removable = {  # maps of the user: their keys are no options of the chart
+        "agent.resources.requests", "agent.resources.limits", "controller.resources.requests",
+        "controller.resources.limits", "dashboards.labels",
+    }  # fmt: skip
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def check(values: dict[str, Any], part: dict[str, Any], path: str) -> None:
+        assert part.get("required") == list(values), path
+        for key, value in values.items():
+            below = part["properties"][key]
+            if isinstance(value, dict) and value and f"{path}{key}" not in removable and "$ref" not in below:
+                check(value, below, f"{path}{key}.")
+
+    check(yaml.safe_load((CHART / "values.yaml").read_text()), schema, "")
+
+
+def test_common_amounts_are_accepted() -> None:
+    values = ("agent.resources.limits.cpu=null", "controller.resources.requests.cpu=2", "agent.maxUnavailable=100%")
+    objects = render(*values)
+    agent = one(objects, "DaemonSet", "gangwatch-agent")["spec"]
+    assert "cpu" not in agent["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert agent["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
+
+
+@pytest.mark.parametrize(
+    ("part", "set_by_the_chart"),
+    [
+        ("agent", {"state", "config", "node", "listen", "web-config"}),
+        ("controller", {"state", "config", "kubeconfig", "lease", "port", "listen", "web-config"}),
+    ],
+)
+def test_extra_arguments_are_the_options_of_the_command(part: str, set_by_the_chart: set[str]) -> None:
+    """Options on which the pod's volumes, probes and rights depend are refused."""
+    from gangwatch.commands.kubernetes import controller
+    from gangwatch.commands.lifecycle import agent
+
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"][part]["properties"]
+    allowed = re.compile(schema["extraArgs"]["items"]["pattern"])
+    for option in (agent if part == "agent" else controller).params:
+        assert isinstance(option, click.Option)
+        for name in (*option.opts, *option.secondary_opts):
+            good, bad = (name, f"{name}=1") if option.is_flag else (f"{name}=1", name)
+            if name.removeprefix("--") in set_by_the_chart:
+                assert not allowed.search(good), good
+            else:
+                assert allowed.search(good), good
+                assert not allowed.search(bad), bad
+    assert not allowed.search("--help")
 
 
 def test_the_plain_manifests_are_the_charts_defaults() -> None:

@@ -247,6 +247,24 @@ def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.M
     assert backend.cache.free_of("n2")[GPU] == 7
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_pods_of_another_gang_of_the_same_name_replace_no_lost_pod(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kubectl delete` and `kubectl apply` of a larger gang: its first pods would run without the others."""
+    backend, attempt, key = lost_pod(monkeypatch)
+    before = backend.cache.groups["default/g"]
+    backend.cache.group_changed("default/g", before, None)
+    if again:
+        backend.cache.group_changed("default/g", None, group("g", 40))
+        assert backend.cache.groups["default/g"].metadata.uid != before.metadata.uid
+    backend.update(*(pod(f"g-{number}-new", 1, "g") for number in range(39)))
+    backend.work.clear()
+    events = backend.observe([key])
+    assert [event.job_id for event in events if isinstance(event, CancelRequested)] == [key[0]]
+    assert backend.work == [] and attempt.members[1].hole
+
+
 def test_a_gang_fails_if_the_node_of_a_lost_pod_takes_no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, attempt, key = lost_pod(monkeypatch)
     cordoned = node("n2")

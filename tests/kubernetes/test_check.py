@@ -12,8 +12,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from gangwatch.commands.check import check as command
-from gangwatch.health.kubernetes_health import RIGHTS, cluster_findings
+from gangwatch.health.kubernetes_health import cluster_findings
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
+from scheduler_feedback.backends.kubernetes.api_server.rights import RIGHTS
 from scheduler_feedback.backends.kubernetes.objects.owner_kinds import KINDS
 from tests.deploy.test_chart import render
 from tests.kubernetes import device_driver as driver

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import socket
 import ssl
 import threading
@@ -90,6 +91,41 @@ def test_a_request_has_token_type_and_parameters_and_a_rotated_token_is_read_aga
         ("DELETE", "/e", {}, "Bearer two", ""),
     ]
     assert json.loads(received[1][5]) == {"n": 1}
+
+
+def test_a_token_is_read_again_only_after_a_change_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet replaces a symbolic link, so that the new file may have the old one's size and time."""
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, (1, 1))
+    link = tmp_path / "token"
+    link.symlink_to("one")
+    reads: list[str] = []
+    bearer = Access.bearer
+
+    def counted(access: Access) -> str:
+        reads.append(bearer(access))
+        return reads[-1]
+
+    monkeypatch.setattr(Access, "bearer", counted)
+    received: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        received.append(request.headers.get("Authorization", ""))
+        return web.json_response({})
+
+    async def work(client: Client) -> None:
+        for target in ("one", "one", "two", "two"):
+            link.unlink()
+            link.symlink_to(target)
+            await client.get("/a", _anything)
+        link.unlink()
+        with pytest.raises(BackendError, match="token"):
+            await client.get("/a", _anything)
+
+    with_client(handler, work, token_file=link)
+    assert received == ["Bearer one", "Bearer one", "Bearer two", "Bearer two"]
+    assert reads == ["one", "two"]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,11 @@ case "$*" in
 *"exec --stdin gone-controller"*) echo 'Error from server (NotFound): pods "gone-controller" not found' >&2; exit 1 ;;
 *"get pod gangwatch-controller-abc-x1"*) printf Running ;;
 *" frobnicate "*) echo 'Error: No such command' >&2; exit 2 ;;
+*" explain team.few."* | *" explain team.none."*) echo 'Error: no job' >&2; exit 1 ;;
+*"get podgroups.scheduling.x-k8s.io few "*conditions*) printf '1 of 2 pods exist' ;;
+*"get podgroups.scheduling.x-k8s.io none "*conditions*) ;;
+*"get podgroups.scheduling.x-k8s.io few "*) printf 'team.few.1234567890-abcd' ;;
+*"get podgroups.scheduling.x-k8s.io none "*) printf 'team.none.1234567890-abcd' ;;
 *"get podgroups.scheduling.x-k8s.io train "*) printf 'team.train.1234567890-abcd' ;;
 *"get pod lone "*) printf 'default.lone.feedbeef99-abcd' ;;
 *" exec "*) echo "$@" ;;
@@ -81,6 +86,20 @@ def test_options_name_the_cluster_and_the_release(tmp_path: Path) -> None:
 def test_wrong_input_is_named_and_runs_nothing(arguments: str, words: str, tmp_path: Path) -> None:
     done = run(tmp_path, *arguments.split())
     assert done.returncode == 1 and words in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("few", "1 of 2 pods exist"),
+        ("none", "none of its pods has gangwatch's schedulerName and the label scheduling.x-k8s.io/pod-group: none"),
+    ],
+)
+def test_a_gang_that_is_no_job_yet_is_explained_by_its_group(name: str, why: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "explain", name, "-n", "team")
+    assert done.returncode == 1
+    assert f"gangwatch does not schedule {name} yet: {why}\n" in done.stderr
+    assert "does not schedule" not in run(tmp_path, "story", name).stderr
 
 
 def test_the_exit_code_of_the_command_is_kept(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ kubeflow/training-operator, kubeflow/mpi-operator and ray-project/kuberay (all A
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -264,6 +265,94 @@ def test_ranks_of_lws_ray_and_mpi_follow_their_labels() -> None:
     assert ordered(pod("a", labels={node_type: "worker"}), pod("b", labels={node_type: "head"})) == ["b", "a"]
     role = "training.kubeflow.org/job-role"
     assert ordered(pod("a", labels={role: "worker"}), pod("b", labels={role: "launcher"})) == ["b", "a"]
+
+
+def made_by_jobset(role: str, job: int, job_of_all: int, index: int) -> tuple[str, Owner, dict[str, str]]:
+    """A pod of the JobSet controller's Job (pkg/controllers, labelAndAnnotateObject) and of the Job controller."""
+    name, own = f"train-{role}-{job}", "jobset.sigs.k8s.io/"
+    labels = {
+        f"{own}jobset-name": "train", f"{own}replicatedjob-name": role, f"{own}replicatedjob-replicas": "2",
+        f"{own}restart-attempt": "0", f"{own}global-replicas": "3", f"{own}job-index": str(job),
+        f"{own}job-key": "0" * 40, f"{own}job-global-index": str(job_of_all),
+        "batch.kubernetes.io/job-name": name, "batch.kubernetes.io/job-completion-index": str(index),
+    }  # fmt: skip
+    return f"{name}-{index}-x{9 - index}", ("batch/v1", "Job", name), labels
+
+
+def made_by_lws(index: int) -> tuple[str, Owner, dict[str, str]]:
+    """A pod of group 1 of a LeaderWorkerSet (pkg/webhooks/pod_webhook.go) and of the StatefulSet controller."""
+    own = "leaderworkerset.sigs.k8s.io/"
+    name = f"train-1-{index}" if index else "train-1"
+    labels = {
+        f"{own}name": "train", f"{own}group-index": "1", f"{own}worker-index": str(index), f"{own}group-key": "0" * 40,
+        f"{own}template-revision-hash": "1", "statefulset.kubernetes.io/pod-name": name,
+        "apps.kubernetes.io/pod-index": str(index or 1),
+    }  # fmt: skip
+    return name, ("apps/v1", "StatefulSet", "train-1" if index else "train"), labels
+
+
+def made_by_kuberay(group: str, replica: int, host: int, name: str) -> tuple[str, Owner, dict[str, str]]:
+    """A pod of a RayCluster (ray-operator/controllers/ray/common/pod.go); workers of KubeRay 1.5 have indices."""
+    labels = {
+        "ray.io/cluster": "train-abcde", "ray.io/is-ray-node": "yes", "ray.io/group": group,
+        "ray.io/node-type": "head" if group == "headgroup" else "worker",
+        "ray.io/identifier": "train-abcde-worker", "app.kubernetes.io/created-by": "kuberay-operator",
+    }  # fmt: skip
+    if group != "headgroup":
+        labels |= {"ray.io/worker-group-replica-name": f"{group}-{replica}x"}
+        labels |= {"ray.io/worker-group-replica-index": str(replica), "ray.io/replica-host-index": str(host)}
+    return f"train-abcde-{group}-{name}", RAY, labels
+
+
+def made_by_mpi_operator(index: int) -> tuple[str, Owner, dict[str, str]]:
+    """The launcher (index -1), which belongs to a Job, or a worker (mpi-operator, newLauncherJob and newWorker)."""
+    own = "training.kubeflow.org/"
+    labels = {f"{own}operator-name": "mpi-operator", f"{own}job-name": "train"}
+    if index < 0:
+        labels |= {f"{own}job-role": "launcher", "batch.kubernetes.io/job-name": "train-launcher"}
+        return "train-launcher-abcde", job("train-launcher"), labels
+    labels |= {f"{own}job-role": "worker", f"{own}replica-index": str(index)}
+    return f"train-worker-{index}", MPI, labels
+
+
+RECORDED: dict[str, tuple[str, list[tuple[str, Owner, dict[str, str]]]]] = {
+    "JobSet, roles in the order of its specification": (
+        "default.train.jobset",
+        [made_by_jobset("trainer", 0, 0, n) for n in range(2)]
+        + [made_by_jobset("trainer", 1, 1, n) for n in range(2)]
+        + [made_by_jobset("evaluator", 0, 2, n) for n in range(11)],
+    ),
+    "JobSet, a leader listed last": (
+        "default.train.jobset",
+        [made_by_jobset("leader", 0, 1, 0), *(made_by_jobset("worker", 0, 0, n) for n in range(2))],
+    ),
+    "LeaderWorkerSet": ("default.train-1.lws", [made_by_lws(n) for n in range(12)]),
+    "RayCluster": (
+        "default.train-abcde.raycluster",
+        [made_by_kuberay("headgroup", 0, 0, "zzzzz")]
+        + [made_by_kuberay("big", replica, host, f"w{9 - replica}{9 - host}") for replica in (0, 1) for host in (0, 1)]
+        + [made_by_kuberay("small", 0, 0, "aaaaa")],
+    ),
+    "MPIJob": ("default.train.kubeflow", [made_by_mpi_operator(n) for n in range(-1, 12)]),
+}
+
+
+@pytest.mark.parametrize(("name", "made"), RECORDED.values(), ids=RECORDED.keys())
+def test_pods_with_the_labels_of_their_controllers_are_one_gang_in_the_order_of_ranks(
+    name: str, made: list[tuple[str, Owner, dict[str, str]]]
+) -> None:
+    """Beside another scheduler the labels name the gang; with a PodGroup it is the group's, restartable on request."""
+    pods = [owned(pod_name, owner, 1, **labels) for pod_name, owner, labels in made]
+    expected = [one.metadata.name for one in pods]
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(pods, len(pods))
+        assert [one.metadata.name for one in sorted(shuffled, key=rank_key)] == expected
+        gang = gang_of(group("g", len(pods), {RESTARTABLE: "true"}), shuffled)
+        assert gang.spec is not None and gang.spec.restartable and gang.spec.ranks == len(pods)
+        assert [one.metadata.name for one in gang.pods] == expected
+    for one in pods:
+        (one.metadata.labels or {}).pop("scheduling.x-k8s.io/pod-group")
+    assert {gang_name(one) for one in pods} == {name}
 
 
 def test_each_group_of_a_leaderworkerset_and_each_raycluster_is_an_observed_gang() -> None:

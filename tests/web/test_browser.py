@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, FloatRect, Page, expect
+from playwright.sync_api import Browser, FloatRect, Page, Route, expect
 
 from agent.schema.frame import Frame, Layout
 from scheduler_feedback.controller import cycle_thread as loop_module
@@ -419,6 +419,25 @@ def test_a_login_shows_the_command_and_a_logout_hides_it(site: Site, url: str, b
         expect(page.get_by_role("link", name="Log in").first).to_be_visible()
         expect(page.locator("main")).not_to_contain_text("python train.py")
         assert page.context.cookies() == []
+
+
+@pytest.mark.parametrize("button", ["Log out", "Cancel"])
+def test_a_click_before_the_script_has_run_is_not_lost(site: Site, url: str, browser: Browser, button: str) -> None:
+    """The page's script is a module: the browser shows the buttons, and accepts clicks, before the script has run."""
+    with page_of(browser) as page:
+        _log_in(page, url, site.token, "/jobs/j-000002")
+        held: list[Route] = []
+        page.route("**/static/page.js", lambda route: held.append(route), times=1)
+        page.goto(f"{url}/jobs/j-000002", wait_until="commit")
+        page.get_by_role("button", name=button).click()
+        expect(page.get_by_role("button", name="Log out")).to_be_visible()
+        assert len(held) == 1, "the script has not run"
+        held[0].continue_()
+        if button == "Cancel":
+            expect(page.get_by_role("dialog", name="Cancel j-000002?")).to_be_visible()
+        else:
+            expect(page.get_by_role("link", name="Log in").first).to_be_visible()
+            assert page.context.cookies() == []
 
 
 def test_the_login_page_is_accessible(url: str, browser: Browser) -> None:

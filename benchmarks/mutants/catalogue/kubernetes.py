@@ -3,8 +3,9 @@
 from benchmarks.mutants.mutant import Mutant
 
 _K = "tests/kubernetes/test_"
+_INCOMPLETE = (_K + "incomplete.py",)
+_RIGHTS = (_K + "rights.py",)
 _WRITING = (_K + "writing.py",)
-_ATTEST_DATA = (_K + "attest_data.py",)
 _CACHE = (_K + "informer_cache.py",)
 _CLIENT = (_K + "client.py",)
 _EXEC = (_K + "exec_credentials.py",)
@@ -285,6 +286,33 @@ MUTANTS = (
         "written = self._written",
         _WRITING,
     ),
+    Mutant("backends.kubernetes.api_server.lease:Leadership._review", "and not self._missing", "", _RIGHTS),
+    Mutant(
+        "backends.kubernetes.api_server.rights:missing_rights",
+        "if not allowed:",
+        "if allowed:",
+        _RIGHTS,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.rights:essential_rights",
+        'for kind in watched for verb in ("list", "watch")',
+        'for kind in watched for verb in ("list",)',
+        _RIGHTS,
+    ),
+    Mutant(
+        "backends.kubernetes.objects.rank_order:rank_key",
+        '"" if metadata.label(_GLOBAL_INDEX) else',
+        "",
+        ("tests/kubernetes/test_owners.py",),
+    ),
+    Mutant("backends.kubernetes.published.incomplete:what_is_missing", "or not gang.pods", "", _INCOMPLETE),
+    Mutant("backends.kubernetes.published.incomplete:Since.lasting", "self._since.get(key, now)", "0.0", _INCOMPLETE),
+    Mutant(
+        "backends.kubernetes.kubernetes_backend:KubernetesBackend._fill_holes",
+        "gang is None or gang.job_id != attempt.job_id",
+        "gang is None",
+        (_K + "backend.py",),
+    ),
     Mutant(
         "backends.kubernetes.api_server.lease:Leadership._live",
         "held is None and self._leading.is_set()",
@@ -452,12 +480,6 @@ MUTANTS = (
         "self.leave(uid)",
         "pass",
         _CACHE,
-    ),
-    Mutant(
-        "backends.kubernetes.api_server.node_usage:NodeUsage.take", "self._placements_changed()", "pass", _ATTEST_DATA
-    ),
-    Mutant(
-        "backends.kubernetes.api_server.node_usage:NodeUsage.leave", "self._placements_changed()", "pass", _ATTEST_DATA
     ),
     Mutant("backends.kubernetes.api_server.node_cache:NodeCache.release", "place in (None, held)", "True", _CACHE),
     Mutant(

@@ -25,7 +25,7 @@ MUTANTS = (
     Mutant("backends.kubernetes.objects.owner_kinds:OwnerKind.suspend", "if self.in_run_policy", "if False", _OWNERS),
     Mutant("backends.kubernetes.objects.owner_kinds:path_of", "owner.api_version or", "", _OWNERS),
     Mutant(
-        "backends.kubernetes.objects.rank_order:rank_key", ", role, indices, natural)", ", role, natural)", _TRANSLATE
+        "backends.kubernetes.objects.rank_order:rank_key", ", part, indices, natural)", ", part, natural)", _TRANSLATE
     ),
     Mutant("backends.kubernetes.attempts.gang_resize:resize", "and members < now", "", _ELASTIC),
     Mutant("backends.kubernetes.attempts.gang_resize:_job", "spec.completions != spec.parallelism", "False", _ELASTIC),

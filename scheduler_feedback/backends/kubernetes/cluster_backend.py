@@ -172,8 +172,5 @@ class ClusterBackend(Backend):
     def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:  # noqa: ARG002
         return self.cache.attest(node, gang)
 
-    def attest_data(self) -> object:
-        return self.cache.attest_data
-
     def measures(self) -> Sequence[Sample]:
         return [(LEADS, (), float(self._settings.may_act()))]

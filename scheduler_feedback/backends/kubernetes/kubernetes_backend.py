@@ -360,8 +360,12 @@ class KubernetesBackend(ClusterBackend):
         """Bind replacement pods in the places of lost pods.
 
         If the node of a place takes the pod no longer, for example because it is drained, the gang must be placed
-        again: return the failure of the lost pod's rank, or undo a start.
+        again: return the failure of the lost pod's rank, or undo a start. The pods of another gang of the same name,
+        whose group was deleted and created again, are no replacements.
         """
+        gang = self._gangs.get(attempt.key)
+        if gang is None or gang.job_id != attempt.job_id:
+            return []
         taken = {member.uid for member in attempt.members}
         fresh = [
             pod

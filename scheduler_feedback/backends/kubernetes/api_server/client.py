@@ -150,6 +150,7 @@ class Client:
         self.access = access
         self._context = access.context()
         self._plugin_context: tuple[Credential, ssl.SSLContext | bool] | None = None
+        self._token: tuple[tuple[int, int, int], str] | None = None  # identity of the token's file, and its token
         self._obtaining = asyncio.Lock()
         self._agent = agent
         self._may_write = may_write
@@ -312,9 +313,26 @@ class Client:
                 raise UnreachableError(f"certificate of the credential plugin: {error}") from error
         return self._plugin_context[1]
 
+    def _bearer(self) -> str:
+        """Return the token. Its file is read again only if it has changed: the check costs a fifth of a read.
+
+        Raises BackendError if the file cannot be read.
+        """
+        file = self.access.token_file
+        if file is None:
+            return self.access.token
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise BackendError(f"{file}: {error}") from error
+        identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if self._token is None or self._token[0] != identity:
+            self._token = identity, self.access.bearer()
+        return self._token[1]
+
     def _headers(self, kind: str, credential: Credential | None) -> dict[str, str]:
         """Return the headers of a request. kind: media type of the body; '' if there is no body."""
-        token = credential.token if credential is not None else self.access.bearer()
+        token = credential.token if credential is not None else self._bearer()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return {**headers, "Content-Type": kind} if kind else headers
 

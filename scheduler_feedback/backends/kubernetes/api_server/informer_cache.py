@@ -299,6 +299,10 @@ class InformerCache(NodeCache):
         found = beyond(pod, group)
         return replace(found, spec=None) if pod.over else found
 
+    def groups_of_pods(self) -> list[str]:
+        """Return the keys of all groups that pods of this scheduler name, whether or not they exist."""
+        return list(self._members)
+
     def probes(self) -> list[Pod]:
         """Return the pods that probe a node."""
         with self.lock:

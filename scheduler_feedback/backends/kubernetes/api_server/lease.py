@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +20,7 @@ import msgspec
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.rights import Right, in_words, missing_rights
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import Lease
 
@@ -38,6 +39,9 @@ requests are slow. Renewals are counted instead of seconds, because a process th
 
 RETRY_SECONDS = 0.2
 """Seconds between a failed renewal and the next: time for two attempts remains before the holder must stop acting."""
+
+RIGHTS_SECONDS = 60.0
+"""Seconds between two checks of a standby's rights; RENEW_SECONDS while rights are missing."""
 
 _REQUEST_SECONDS = 3.0
 _leases = msgspec.json.Decoder(Lease)
@@ -70,7 +74,10 @@ class Sighting:
 
 
 class Leadership:
-    """Leader election in a separate thread. `identity`: unique to this process."""
+    """Leader election in a separate thread.
+
+    identity: unique to this process. needs: rights that a leader needs; a standby checks that it has them.
+    """
 
     def __init__(
         self,
@@ -81,11 +88,13 @@ class Leadership:
         *,
         clock: Clock | None = None,
         lost: Callable[[], None] = lambda: None,
+        needs: Sequence[Right] = (),
     ) -> None:
         self._access, self._identity = access, identity
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name, self._namespace = name, namespace
-        self._clock, self._lost = clock or SystemClock(), lost
+        self._lease = f"lease {namespace}/{name}"
+        self._clock, self._lost, self._needs = clock or SystemClock(), lost, needs
         self._until_ns = 0
         self._leading = threading.Event()
         self._ending = threading.Event()
@@ -96,11 +105,25 @@ class Leadership:
         self._seen_finished = self._idle = 0
         self._follows = False
         self._reported = ""  # the last error, until a request succeeds
+        self._missing = ""  # rights that a leader would need, in words
+        self._reviewed_ns: int | None = None  # time of the last check of rights
+        self._tried = False
         self.before = ""  # the last holder before us (may be an earlier term of this process); '' if there was none
 
     def may_act(self) -> bool:
         """Return whether this controller is the leader now. Any thread may call it."""
         return self._clock.monotonic_ns() < self._until_ns
+
+    def obstacle(self) -> str:
+        """Return why this controller could not lead if the leader ended now; '' if nothing is known to prevent it.
+
+        Any thread may call it.
+        """
+        if self._reported:
+            return f"{self._lease} cannot be acquired: {self._reported}"
+        if not self._tried:
+            return f"{self._lease} has not been read yet"
+        return self._missing
 
     def start(self) -> None:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="lease", daemon=True)
@@ -137,7 +160,7 @@ class Leadership:
                     self._report(str(error) or "no response in time")
                     held = None
                 else:
-                    self._reported = ""
+                    self._reported, self._tried = "", True
                 if held:
                     self._until_ns = began_ns + int(ACTING_SECONDS * 1e9)
                     if not self._leading.is_set():
@@ -148,6 +171,8 @@ class Leadership:
                     _log.error("%s no longer leads", self._identity)
                     self._lost()
                     return
+                if held is False:
+                    await self._review(client)
                 failed = held is None and self._leading.is_set()
                 await asyncio.to_thread(self._ending.wait, RETRY_SECONDS if failed else RENEW_SECONDS)
             if self._leading.is_set():
@@ -159,8 +184,23 @@ class Leadership:
         A controller that never leads, because of a missing right for example, is otherwise a healthy standby.
         """
         if why != self._reported:
-            _log.warning("lease %s/%s cannot be acquired or renewed: %s", self._namespace, self._name, why)
+            _log.warning("%s cannot be acquired or renewed: %s", self._lease, why)
         self._reported = why
+
+    async def _review(self, client: Client) -> None:
+        """Check that this standby has the rights of a leader. If the check fails, the last result remains."""
+        now_ns, last_ns = self._clock.monotonic_ns(), self._reviewed_ns
+        if last_ns is not None and not self._missing and now_ns - last_ns < RIGHTS_SECONDS * 1e9:
+            return
+        try:
+            missing = await asyncio.wait_for(missing_rights(client, self._needs), _REQUEST_SECONDS)
+        except (BackendError, TimeoutError):
+            return
+        self._reviewed_ns = now_ns
+        words = f"its user may not {', '.join(in_words(missing))}" if missing else ""
+        if words and words != self._missing:
+            _log.warning("this standby could not lead: %s; see the rights of the chart's ClusterRole", words)
+        self._missing = words
 
     def _works(self) -> bool:
         """Return whether a cycle has finished during the last IDLE_RENEWALS renewals of the lease."""

@@ -148,11 +148,6 @@ class NodeCache:
             return None
         return self._usage.attest(node, gang.removeprefix(POD))
 
-    @property
-    def attest_data(self) -> object:
-        """Object that identifies the data of ``attest``: another one after each change of a pod's node."""
-        return self._usage.placements
-
     def bar(self, constraint: str, node: str) -> None:
         """Exclude the node for pods of this constraint, because one did not fit, until the use of its resources
         changes.
@@ -173,9 +168,16 @@ class NodeCache:
 
     def why_not(self, constraint: Constraint, node: str) -> str:
         """Return why a pod of the constraint cannot go to the node now; '' if it can."""
+        return self.fit(constraint, node)[0]
+
+    def fit(self, constraint: Constraint, node: str) -> tuple[str, int]:
+        """Return why a pod of the constraint cannot go to the node now ('' if it can), and the node's free slots."""
         with self.lock:
             place = self.nodes.get(node)
-            return "there is no such node" if place is None else why_not(constraint, place, self.free_of(node))
+            if place is None:
+                return "there is no such node", 0
+            free = self.free_of(node)
+            return why_not(constraint, place, free), free.get(constraint.resource, 0)
 
     def refusals(self, constraint: Constraint) -> Iterator[tuple[str, str]]:
         """Yield (node, reason) for every node that cannot take a pod of the constraint now."""

@@ -38,16 +38,12 @@ class NodeUsage:
     Attributes: `changed`, the nodes whose use has changed since the caller last cleared it.
     """
 
-    placements: object
-    """Identity of the nodes of all pods: another object after each change of a result of ``attest``."""
-
     def __init__(self) -> None:
         self._placed: dict[str, Placed] = {}  # by uid
         self._left: OrderedDict[str, str] = OrderedDict()  # by uid, the node of an ended pod
         self._use: dict[str, NodeUse] = {}
         self._planned: dict[str, dict[object, Mapping[str, int]]] = {}  # by node and attempt
         self.changed: set[str] = set()
-        self.placements = object()
 
     def take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
         """Record that a pod uses the node. seen: whether the API server has the binding."""
@@ -64,12 +60,6 @@ class NodeUsage:
         for resource, count in requests.items():
             use.used[resource] = use.used.get(resource, 0) + count
         self.changed.add(node)
-        if known is None or known.node != node:
-            self._placements_changed()
-
-    def _placements_changed(self) -> None:
-        """Call it after the change: other threads read ``placements`` before they call ``attest``, without a lock."""
-        self.placements = object()
 
     def is_placed(self, uid: str) -> bool:
         """Return whether the pod uses a node."""
@@ -88,7 +78,6 @@ class NodeUsage:
         for resource, count in known.requests.items():
             use.used[resource] -= count
         self.changed.add(known.node)
-        self._placements_changed()
 
     def leave_unseen(self, uid: str) -> None:
         """Remove a pod that is assumed on a node, unless the API server has its binding."""

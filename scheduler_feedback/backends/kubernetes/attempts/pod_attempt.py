@@ -169,9 +169,9 @@ def _assign_anywhere(cache: InformerCache, pod: Pod, near: Iterable[str]) -> Mem
 
 def _put(cache: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]) -> Member:
     constraint = constraint_of(pod)
-    if why := cache.why_not(constraint, node):  # the cycle gets the reason with the next report of the node
+    why, free = cache.fit(constraint, node)
+    if why:  # the cycle gets the reason with the next report of the node
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}")
-    free = cache.free_of(node).get(constraint.resource, 0)
     if len(ranks) > free:
         why = f"{constraint.resource}: {len(ranks)} requested, {free} free"
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)

@@ -142,9 +142,7 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
 
     Bound pods stay members when pods are added; the unbound pods follow in the order of their ranks.
     """
-    requested = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
-    elastic = bool(requested) and is_elastic(group)
-    least = (whole(group.metadata.annotation(MEMBERS)) or requested) if elastic else requested
+    requested, elastic, least = _requested(group), _resizes(group), least_of(group)
     found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
     found.sort(key=lambda pod: (not pod.spec.node_name, rank_key(pod)))
     members = tuple(sorted(found[:least], key=rank_key))
@@ -158,6 +156,20 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
         return _with_bounds(gang, group.metadata, requested)
     bound = all(pod.spec.node_name for pod in members)
     return replace(gang, beyond=tuple(found[least:]) if bound else ())
+
+
+def _requested(group: PodGroup) -> int:
+    return 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
+
+
+def _resizes(group: PodGroup) -> bool:
+    return bool(_requested(group)) and is_elastic(group)
+
+
+def least_of(group: PodGroup) -> int:
+    """Return the number of pods that the group needs, for an elastic gang with its present size."""
+    requested = _requested(group)
+    return (whole(group.metadata.annotation(MEMBERS)) or requested) if _resizes(group) else requested
 
 
 def _with_bounds(gang: Gang, declared: Metadata, requested: int) -> Gang:

@@ -22,8 +22,9 @@ from scheduler_feedback.backends.kubernetes.api_server.informer_cache import Inf
 from scheduler_feedback.backends.kubernetes.api_server.lease import while_leading
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Pod, PodGroup
-from scheduler_feedback.backends.kubernetes.objects.translate import Gang
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang, least_of
 from scheduler_feedback.backends.kubernetes.published.advice import Accusation, Advice, accusations_of
+from scheduler_feedback.backends.kubernetes.published.incomplete import Since, what_is_missing, without_group
 from scheduler_feedback.backends.kubernetes.published.marks import Marks, changes, marks_of
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import State
@@ -139,6 +140,7 @@ class Publisher:
         self._advice, self._evicts = advice, evicts
         self._written: dict[str, tuple[GangStatus, int]] = {}
         self._evaluated: set[str] = set()  # gangs that a pass for new gangs has evaluated
+        self._incomplete, self._without_group = Since(), Since()
         self._cursor = 0
         self._full_seconds = -PERIOD_SECONDS  # monotonic time of the last pass over all gangs and nodes
         self._left = 0  # number of writes until the next one
@@ -161,15 +163,17 @@ class Publisher:
         asked = self._next(gangs)
         job_ids = [gang.job_id for gang in asked if not gang.refused]
         found = await asyncio.wrap_future(self._ask(lambda state: view_of(state, job_ids, evicts=self._evicts)))
+        found.statuses.update(self._missing(gangs, found))
         writes = [
             *self._node_writes(found),
             *self._gang_writes(asked, found),
+            *self._pod_writes(found),
         ][:WRITES_A_PERIOD]
         if self._advice is not None:
             writes += await self._advice.writes(found.accusations, WRITES_A_PERIOD - len(writes))
         self._left = WRITES_A_PERIOD - len(writes)
         await self._write(writes)
-        known = {gang.job_id for gang in gangs}
+        known = {gang.job_id for gang in gangs} | self._without_group.keys()
         for job_id in [job_id for job_id in self._written if job_id not in known]:
             del self._written[job_id]
         self._evaluated &= known
@@ -244,6 +248,33 @@ class Publisher:
                 write = partial(self._write_status, gang, gang_status, before, found.now_ns)
                 (later if gang_status.scheduled else writes).append(write)
         return [*writes, *later]
+
+    def _missing(self, gangs: list[Gang], found: StateView) -> dict[str, GangStatus]:
+        """Return the status of each gang that the cycle does not have, because it has been incomplete for a while."""
+        missing: dict[str, str] = {}
+        with self._cache.lock:
+            for gang in gangs:
+                group = None if gang.spec is not None else self._cache.groups.get(gang.key)
+                if group is None or gang.job_id in found.statuses or gang.job_id in found.started:
+                    continue
+                if why := what_is_missing(gang, least_of(group)):
+                    missing[gang.job_id] = why
+        lasting = self._incomplete.lasting(missing, time.monotonic())
+        return {job_id: GangStatus(False, "Incomplete", missing[job_id]) for job_id in lasting}
+
+    def _pod_writes(self, found: StateView) -> list[Callable[[], Awaitable[None]]]:
+        """Return the writes of the reason on pods whose group has been absent for a while, once on each pod."""
+        pods = {pod.metadata.uid: (pod, why) for pod, why in without_group(self._cache)}
+        writes: list[Callable[[], Awaitable[None]]] = []
+        for uid in self._without_group.lasting(pods, time.monotonic()):
+            if uid not in self._written:
+                pod, why = pods[uid]
+                writes.append(partial(self._write_no_group, pod, GangStatus(False, "NoGroup", why), found.now_ns))
+        return writes
+
+    async def _write_no_group(self, pod: Pod, status: GangStatus, now_ns: int) -> None:
+        await self._write_pod_status(pod, status)
+        self._written[pod.metadata.uid] = (status, now_ns)
 
     async def _write_status(self, gang: Gang, gang_status: GangStatus, before: GangStatus | None, now_ns: int) -> None:
         if gang.grouped:
