@@ -88,7 +88,7 @@ def page(
         tag("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
         tag("link", rel="stylesheet", href="/static/uPlot.min.css") if scripts else None,
         tag("link", rel="stylesheet", href="/static/page.css"),
-        [tag("script", src=f"/static/{script}") for script in ("theme.js", "early-clicks.js")],
+        [tag("script", src=f"/static/{script}") for script in ("theme.js", "clicks.js")],
         [tag("script", src=f"/static/{script}", defer=True) for script in ("idiomorph.min.js", *scripts)],
         # Modules have separate scopes. They run after the libraries, in this order.
         [tag("script", src=f"/static/{module}", type="module") for module in (*modules, "page.js")],

@@ -196,4 +196,4 @@ form.addEventListener("submit", async (event) => {
 showTheme();
 count();
 if (!document.hidden) listen();
-document.dispatchEvent(new Event("ready-for-clicks")); // see early-clicks.js
+document.dispatchEvent(new Event("ready-for-clicks")); // see clicks.js
