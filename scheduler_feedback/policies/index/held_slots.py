@@ -33,6 +33,8 @@ class HeldSlots:
         "held",
         "plan_or_none",
         "policy",
+        "regrouped",
+        "sharers",
         "shares",
         "state",
         "stopping",
@@ -60,6 +62,52 @@ class HeldSlots:
         """Whether a verdict of interference between two gangs is active."""
         self.shares = Shares(state.policy)
         """Number of slots that each queue holds, and the limits of the queues."""
+        self.sharers: dict[Slot, tuple[str, ...]] = {}
+        """Ids of the jobs on each slot that a shareable job holds."""
+        self.regrouped: set[str] = set()
+        """Ids of jobs on whose slots another job has started or ended."""
+
+    # --- jobs that share slots ---------------------------------------------------------------------------------------
+
+    def partners(self, job_id: str) -> list[str]:
+        """Return the ids of the jobs that hold a slot of this job, too, sorted."""
+        if not self.sharers:
+            return []
+        sharers = self.sharers
+        found = {other for slot in self.held.get(job_id, _NONE) for other in sharers.get(slot, ())}
+        found.discard(job_id)
+        return sorted(found)
+
+    def freed_by(self, job: Job, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        """Return the slots that are free once the job has left. Its guests leave with it; other jobs stay."""
+        if not self.sharers or not job.spec.shareable:
+            return slots
+        jobs = self.state.jobs
+        return tuple(
+            slot
+            for slot in slots
+            if all(one == job.job_id or job.job_id in jobs[one].guest_of for one in self.sharers.get(slot, ()))
+        )
+
+    def _join(self, job: Job, slots: tuple[Slot, ...]) -> None:
+        for slot in slots:
+            others = self.sharers.get(slot, ())
+            self.sharers[slot] = tuple(sorted((*others, job.job_id)))
+            if others:
+                self.regrouped |= {job.job_id, *others}
+
+    def _part(self, job: Job, slots: tuple[Slot, ...]) -> set[Slot]:
+        """Remove the job from its slots, and return those that other jobs still hold."""
+        kept: set[Slot] = set()
+        for slot in slots:
+            others = tuple(one for one in self.sharers.get(slot, ()) if one != job.job_id)
+            if others:
+                self.sharers[slot] = others
+                self.regrouped |= {job.job_id, *others}
+                kept.add(slot)
+            else:
+                self.sharers.pop(slot, None)
+        return kept
 
     @property
     def plan(self) -> Plan:
@@ -95,7 +143,7 @@ class HeldSlots:
         """
         plan, all_slots = self.plan, tuple(rank.slot for rank in job.ranks)
         given = all_slots if slots is None else tuple(slots)
-        plan.give(given)
+        plan.give(self.freed_by(job, given))
         self._leave(job, given)
 
     def stay(self, job: Job) -> None:
@@ -150,11 +198,15 @@ class HeldSlots:
         self._note_start(job, slots)
         if self.plan_or_none is not None:
             self.plan_or_none.hold(slots)
+        if job.spec.shareable:
+            self._join(job, slots)
         self.shares.use(job.spec.queue, len(slots))
         self.changed = True
 
     def _free(self, job: Job, held: tuple[Slot, ...], claim: tuple[Slot, ...]) -> None:
         freed = (*held, *claim) if claim else held
+        if job.spec.shareable and (shared := self._part(job, held)):
+            freed = tuple(slot for slot in freed if slot not in shared)
         if self.claims:
             # Slots that are reserved for another gang stay taken.
             kept = {slot for slots in self.claims.values() for slot in slots}
@@ -195,10 +247,21 @@ class HeldSlots:
 
     def _expect(self, job: Job) -> None:
         found = job_releases(self.state, job, self.state.now_ns, self._clear_ns(job))
+        if self.sharers and job.spec.shareable:
+            found = [self._release_of_all(release) for release in found]
         if found:
             self.ends_of[job.job_id] = found
             for release in found:
                 insort(self.ends, release)
+
+    def _release_of_all(self, release: Release) -> Release:
+        """Return the release of a job's slots at the latest end of all jobs on them."""
+        jobs, at_ns = self.state.jobs, release.at_ns
+        for other in self.partners(release.job_id):
+            for one in job_releases(self.state, jobs[other], self.state.now_ns):
+                if not set(one.slots).isdisjoint(release.slots):
+                    at_ns = max(at_ns, one.at_ns)
+        return Release(at_ns, release.job_id, release.slots)
 
     def _clear_ns(self, job: Job) -> int:
         """Return when the pending job's reserved slots are expected to be free; 0 if no gang holds any of them."""
@@ -224,8 +287,9 @@ class HeldSlots:
     def update_expected_end(self, job: Job) -> None:
         """Update the job's expected end, after a change of its speed, progress or verdicts."""
         if job.job_id in self.ends_of:
-            self._drop_ends(job.job_id)
-            self._expect(job)
+            for job_id in (job.job_id, *self.partners(job.job_id)):
+                self._drop_ends(job_id)
+                self._expect(self.state.jobs[job_id])
             self.grown = self.changed = True
 
     def update_expected_restarts(self, claimants: Iterable[str]) -> None:
