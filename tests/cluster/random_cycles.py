@@ -380,6 +380,8 @@ class Ordeal:
         asked = any(job.stop_reason is not None for job in state.jobs.values())
         harmless = same_nodes and all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
         exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
+        # Jobs that share slots end earlier here than expected, so the head may start earlier on a slower GPU type.
+        exact = exact and (self.types == 1 or self.jobs_per_slot == 1)
         overrun = self._has_overrun()
         # A later job may go before it by the order; that is no backfill.
         overtaken = before is not None and any(

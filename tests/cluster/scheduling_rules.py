@@ -158,6 +158,7 @@ COMPARABLE = {
     "line": _line,
     "ends": _ends,
     "ends_of": _ends_of,
+    "own_ends": lambda index, _: {job: at for job, at in index.own_ends.items() if at > index.state.now_ns},
     "starved": _starved,
     "_starved": _starved,
     "_groups": lambda index, _: [sorted(group) for group in index._groups],

@@ -31,6 +31,7 @@ class HeldSlots:
         "ends_of",
         "grown",
         "held",
+        "own_ends",
         "plan_or_none",
         "policy",
         "regrouped",
@@ -52,6 +53,8 @@ class HeldSlots:
         self.ends: list[Release] = []
         """Times when slots are expected to be freed, the earliest first."""
         self.ends_of: dict[str, list[Release]] = {}
+        self.own_ends: dict[str, int] = {}
+        """Expected ends of jobs that share slots. Their slots are released at the latest end of all jobs on them."""
         self.stopping: set[str] = set()
         """Ids of the jobs that are to be stopped."""
         self.grown = True
@@ -248,20 +251,33 @@ class HeldSlots:
     def _expect(self, job: Job) -> None:
         found = job_releases(self.state, job, self.state.now_ns, self._clear_ns(job))
         if self.sharers and job.spec.shareable:
-            found = [self._release_of_all(release) for release in found]
+            if found and self.partners(job.job_id):
+                self.own_ends[job.job_id] = found[-1].at_ns
+            found = [one for one in map(self._release_of_all, found) if one.slots]
         if found:
             self.ends_of[job.job_id] = found
             for release in found:
                 insort(self.ends, release)
 
     def _release_of_all(self, release: Release) -> Release:
-        """Return the release of a job's slots at the latest end of all jobs on them."""
-        jobs, at_ns = self.state.jobs, release.at_ns
+        """Return the release of a job's slots at the latest end of all jobs on them.
+
+        A slot that several jobs hold is in the release of the first one by id only, so that it counts once.
+        Opportunistic jobs do not count beside others, because they leave when their slots are needed.
+        """
+        jobs = self.state.jobs
+        ends = [] if jobs[release.job_id].spec.opportunistic else [release.at_ns]
         for other in self.partners(release.job_id):
-            for one in job_releases(self.state, jobs[other], self.state.now_ns):
-                if not set(one.slots).isdisjoint(release.slots):
-                    at_ns = max(at_ns, one.at_ns)
-        return Release(at_ns, release.job_id, release.slots)
+            if not jobs[other].spec.opportunistic:
+                found = job_releases(self.state, jobs[other], self.state.now_ns)
+                ends += [one.at_ns for one in found if not set(one.slots).isdisjoint(release.slots)]
+        own = self.held.get(release.job_id, _NONE)
+        slots = tuple(
+            slot
+            for slot in release.slots
+            if slot not in own or self.sharers.get(slot, (release.job_id,))[0] == release.job_id
+        )
+        return Release(max(ends, default=release.at_ns), release.job_id, slots)
 
     def _clear_ns(self, job: Job) -> int:
         """Return when the pending job's reserved slots are expected to be free; 0 if no gang holds any of them."""
@@ -280,14 +296,16 @@ class HeldSlots:
         )
 
     def _drop_ends(self, job_id: str) -> None:
+        self.own_ends.pop(job_id, None)
         for release in self.ends_of.pop(job_id, ()):
             index = bisect_left(self.ends, release)
             del self.ends[index]
 
     def update_expected_end(self, job: Job) -> None:
         """Update the job's expected end, after a change of its speed, progress or verdicts."""
-        if job.job_id in self.ends_of:
-            for job_id in (job.job_id, *self.partners(job.job_id)):
+        partners = self.partners(job.job_id)
+        if job.job_id in self.ends_of or partners:
+            for job_id in (job.job_id, *partners):
                 self._drop_ends(job_id)
                 self._expect(self.state.jobs[job_id])
             self.grown = self.changed = True

@@ -170,7 +170,7 @@ class TrackedJobs(HeldSlots):
         for group in self._groups:
             if group:
                 group.discard(job_id)
-        if job_id in self.ends_of:
+        if job_id in self.ends_of or job_id in self.own_ends:
             self._drop_ends(job_id)
         self._add(job)
         for other in sorted({*partners, *self.partners(job_id)}):
@@ -337,6 +337,8 @@ class TrackedJobs(HeldSlots):
         ends = self.ends
         while ends and ends[0].at_ns <= now_ns:
             self.update_expected_end(self.state.jobs[ends[0].job_id])
+        for job_id in sorted(one for one, at_ns in self.own_ends.items() if at_ns <= now_ns):
+            self.update_expected_end(self.state.jobs[job_id])
         if self.claimants:
             self.update_expected_restarts(self.claimants)
 

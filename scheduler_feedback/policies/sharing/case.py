@@ -24,6 +24,8 @@ class Case:
     """Expected remaining run time of the guest alone, in seconds."""
     host_seconds: float
     """Expected remaining run time of the host alone, in seconds."""
+    wait_seconds: float = float("inf")
+    """Expected time until the guest would start on free slots, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,19 @@ class Chance:
     """How much the rule prefers this pairing; larger is better. Comparable within one rule."""
     why: str
     """Reason in words, for the log entry."""
+
+
+LEAST_PART = 0.25
+"""Least speed of each of two jobs: half of what it would have if both got equal shares of time. Otherwise one of them
+would hardly run beside the other, whatever they do together."""
+
+
+def pays(host_ranks: int, host_speed: float, guest_ranks: int, guest_speed: float, least: float) -> bool:
+    """Return whether two jobs do enough together. least: least combined throughput; 0: any pair pays."""
+    if least <= 0:
+        return True
+    together = combined(host_ranks, host_speed, guest_ranks, guest_speed)
+    return together >= least and min(host_speed, guest_speed) >= LEAST_PART
 
 
 def combined(host_ranks: int, host_speed: float, guest_ranks: int, guest_speed: float) -> float:

@@ -6,7 +6,7 @@ pair once its speeds are measured; a pair of workloads that was undone is not tr
 
 from __future__ import annotations
 
-from scheduler_feedback.policies.sharing.case import Case, Chance, combined
+from scheduler_feedback.policies.sharing.case import Case, Chance, combined, pays
 from scheduler_feedback.policies.sharing.pair_speeds import speed_beside
 
 UNTRIED = 1.0
@@ -22,6 +22,6 @@ def chance(case: Case) -> Chance | None:
     if mine is None or theirs is None:
         return Chance(UNTRIED, "not measured yet")
     together = combined(len(case.host.ranks), theirs, guest.ranks, mine)
-    if together <= max(case.state.policy.separate_below, 1.0):
+    if not pays(len(case.host.ranks), theirs, guest.ranks, mine, case.state.policy.separate_below):
         return None
     return Chance(together, f"measured {together:.2f}x together")

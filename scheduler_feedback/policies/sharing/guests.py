@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.state import Sharing, State
+from scheduler_feedback.core.state import Sharing
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.runtime_estimate import left_at_full_speed_ns, remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
@@ -36,67 +36,91 @@ MOST_TRIED = 64
 """Maximum number of different pending jobs that one cycle compares with all hosts, so that a cycle stays short."""
 
 
-def shares_slots(state: State) -> bool:
-    """Return whether any job may share a slot."""
-    return state.policy.sharing is not Sharing.NONE and any(node.jobs_per_slot > 1 for node in state.nodes.values())
-
-
 def start_guests(context: CycleContext) -> None:
     """Start pending shareable jobs beside running ones, in queue order, each beside the host that the rule prefers."""
     state, index = context.state, context.index
-    if state.frozen or not shares_slots(state):
+    if state.frozen or state.policy.sharing is Sharing.NONE:
         return
     start_opportunistic(context)
-    hosts = [state.jobs[job_id] for job_id in sorted(index.running) if _may_host(index, state.jobs[job_id])]
+    if not any(node.jobs_per_slot > 1 for node in state.nodes.values()):
+        return
+    hosts = _hosts(index)
     failed: set[tuple[object, ...]] = set()
-    for job in _guests(context):
+    for job, ahead in _guests(context):
         if not hosts or len(failed) >= MOST_TRIED:
             return
         spec = job.spec
-        kind = (spec.ranks, pair_speeds.workload_of(spec), spec.slot_memory_mib, spec.slot_share, spec.stages)
+        kind: tuple[object, ...] = (
+            spec.ranks,
+            pair_speeds.workload_of(spec),
+            spec.slot_memory_mib,
+            spec.slot_share,
+            spec.stages,
+        )
         if state.policy.sharing is Sharing.SJF_BSBF:
-            kind = (*kind, remaining_ns(state.policy, job))
+            kind = (*kind, remaining_ns(state.policy, job), ahead)
         if kind in failed or paused(state, job, context.now_ns) is not None or at_limit(index, job):
             continue
-        found = _best(context, job, hosts)
+        found = _best(context, job, hosts, ahead)
         if found is None:
             failed.add(kind)
             continue
         host, slots, chance = found
         _start(context, job, host, slots, chance)
+        hosts = _hosts(index)
         failed.clear()  # the new group may suit another job
 
 
-def _guests(context: CycleContext) -> Iterator[Job]:
-    """Yield the pending jobs that may join others, in queue order."""
+def _guests(context: CycleContext) -> Iterator[tuple[Job, int]]:
+    """Yield the pending jobs that may join others, in queue order, with the ranks of all jobs ahead of each."""
     state, index = context.state, context.index
     if state.policy.sharing is Sharing.ANTMAN:
         for job_id in sorted(index.opportunists, key=lambda one: (state.jobs[one].submitted_ns, one)):
-            yield state.jobs[job_id]
+            yield state.jobs[job_id], 0
         return
+    ahead = 0
     for key in list(index.line.order):
         job = state.jobs[key[-1]]
         if job.spec.shareable and may_borrow(job.spec):
-            yield job
+            yield job, ahead
+        if job.state is JobState.PENDING:
+            ahead += job.spec.ranks
+
+
+def _wait_seconds(index: SchedulingIndex, slots: int, now_ns: int) -> float:
+    """Return the expected time until this many more slots have become free, in seconds."""
+    for release in index.ends:
+        slots -= len(release.slots)
+        if slots <= 0:
+            return max(release.at_ns - now_ns, 0) / 1e9
+    return float("inf")
+
+
+def _hosts(index: SchedulingIndex) -> list[Job]:
+    """Return the running jobs that other jobs may join."""
+    jobs = index.state.jobs
+    return [jobs[job_id] for job_id in sorted(index.running) if _may_host(index, jobs[job_id])]
 
 
 def _may_host(index: SchedulingIndex, job: Job) -> bool:
     """Return whether other jobs may join the running job. The jobs on its slots are compared one by one later."""
     if not job.spec.shareable or job.guest_of or job.stop_reason is not None or job.spec.kind is not JobKind.TRAINING:
         return False
+    if index.state.policy.sharing is not Sharing.MURI and index.partners(job.job_id):
+        return False  # speeds are measured of pairs
     node = index.state.nodes.get(job.ranks[0].slot.node) if job.ranks else None
     return node is not None and node.jobs_per_slot > 1
 
 
-def _best(context: CycleContext, job: Job, hosts: list[Job]) -> tuple[Job, tuple[Slot, ...], Chance] | None:
+def _best(context: CycleContext, job: Job, hosts: list[Job], ahead: int) -> tuple[Job, tuple[Slot, ...], Chance] | None:
     """Return the host, its slots and the chance that the rule prefers; None if no host suits."""
     state, index, now_ns = context.state, context.index, context.now_ns
     rule, policy = RULES[state.policy.sharing], state.policy
     names = index.plan.topology.type_names
     allowed = {names[number] for number in types_for(index.plan, job.spec, policy)}
-    own = job.spec.opportunistic or state.reserved_for == job.job_id
-    reserved: frozenset[Slot] = frozenset() if own else frozenset(state.reserved_slots)
+    reserved = frozenset(state.reserved_slots if state.reserved_for != job.job_id else ())
     mine = remaining_ns(policy, job) / 1e9
+    wait = _wait_seconds(index, ahead + job.spec.ranks, now_ns) if policy.sharing is Sharing.SJF_BSBF else 0.0
     best: tuple[Job, tuple[Slot, ...], Chance] | None = None
     for host in hosts:
         if job.spec.ranks > len(host.ranks) or state.nodes[host.ranks[0].slot.node].gpu_type not in allowed:
@@ -106,7 +130,7 @@ def _best(context: CycleContext, job: Job, hosts: list[Job]) -> tuple[Job, tuple
             continue
         others = {one for slot in slots for one in index.sharers.get(slot, ())} - {host.job_id}
         theirs = left_at_full_speed_ns(policy, host, now_ns) / 1e9
-        chance = rule(Case(state, job, host, tuple(state.jobs[one] for one in sorted(others)), mine, theirs))
+        chance = rule(Case(state, job, host, tuple(state.jobs[one] for one in sorted(others)), mine, theirs, wait))
         if chance is not None and (best is None or chance.gain > best[2].gain):
             best = (host, slots, chance)
     return best
@@ -188,6 +212,15 @@ def refresh(context: CycleContext) -> None:
             index.share_again(job, guest_of, speed)
 
 
+def _delays_nobody(context: CycleContext, job: Job, slots: set[Slot]) -> bool:
+    """Return whether the job may start on these slots now without a delay of the head: as in EASY backfill."""
+    state = context.state
+    if state.reserved_for in (None, job.job_id) or state.reserved_from_ns is None:
+        return state.reserved_for == job.job_id or context.index.line.order[0][-1] == job.job_id
+    ends_ns = context.now_ns + remaining_ns(state.policy, job)
+    return ends_ns <= state.reserved_from_ns or slots.isdisjoint(state.reserved_slots)
+
+
 # --- opportunistic jobs ----------------------------------------------------------------------------------------------
 
 
@@ -207,11 +240,11 @@ def start_opportunistic(context: CycleContext) -> None:
             continue
         slots = place_without(index, job, alone, state)
         if slots is None:
-            break
+            continue
         used = set(slots)
         victims = [one for one in alone if not used.isdisjoint(rank.slot for rank in one.ranks)]
-        if not victims:  # it fits without them: the order of the queue makes it wait
-            break
+        if not victims or not _delays_nobody(context, job, used):
+            continue
         for victim in victims:
             stop_for(context, victim, job)
         index.reserve(job, slots)

@@ -7,8 +7,12 @@ and the other job's pressure (``interference_model``), because measurements are 
 
 from __future__ import annotations
 
-from scheduler_feedback.policies.sharing.case import Case, Chance, combined
-from scheduler_feedback.policies.sharing.interference_model import predicted_speed
+from scheduler_feedback.policies.sharing.case import Case, Chance, combined, pays
+from scheduler_feedback.policies.sharing.interference_model import measured, predicted_speed
+from scheduler_feedback.policies.sharing.pair_speeds import known
+
+UNTRIED = 1.0
+"""Combined throughput that is assumed if a workload was never measured beside another: others go first."""
 
 
 def chance(case: Case) -> Chance | None:
@@ -16,8 +20,10 @@ def chance(case: Case) -> Chance | None:
     if case.others:
         return None
     guest, host = case.guest.spec, case.host.spec
+    if known(case.state, guest, host) is None and not (measured(case.state, guest) and measured(case.state, host)):
+        return Chance(UNTRIED, "not measured yet")
     mine, theirs = predicted_speed(case.state, guest, host), predicted_speed(case.state, host, guest)
     together = combined(len(case.host.ranks), theirs, guest.ranks, mine)
-    if together <= max(case.state.policy.separate_below, 1.0):
+    if not pays(len(case.host.ranks), theirs, guest.ranks, mine, case.state.policy.separate_below):
         return None
     return Chance(together, f"predicted {together:.2f}x together")

@@ -77,6 +77,12 @@ def predicted_speed(state: State, spec: JobSpec, other: JobSpec) -> float:
     return _model(state).speed(workload_of(spec), workload_of(other))
 
 
+def measured(state: State, spec: JobSpec) -> bool:
+    """Return whether the job's workload has a known speed beside any other."""
+    name = workload_of(spec)
+    return bool(state.pair_speeds.get(name) or state.policy.pair_speeds.get(name))
+
+
 def _model(state: State) -> Model:
     """Return the model of the state's pairs. It is fitted again only if a pair was measured since."""
     size = (id(state.policy), tuple(tuple(row.items()) for row in state.pair_speeds.values()))

@@ -42,7 +42,12 @@ def speed_beside(state: State, spec: JobSpec, others: Sequence[JobSpec]) -> floa
 
 
 def assumed_speed(state: State, spec: JobSpec, others: Sequence[JobSpec]) -> float:
-    """Return the job's known speed beside these jobs, else that of equal shares of time."""
+    """Return the job's known speed beside these jobs, else that of equal shares of time.
+
+    Opportunistic jobs get no share of the time that other jobs use.
+    """
+    if not spec.opportunistic:
+        others = [other for other in others if not other.opportunistic]
     speed = speed_beside(state, spec, others)
     return 1 / (1 + len(others)) if speed is None else speed
 

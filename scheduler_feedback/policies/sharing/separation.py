@@ -12,7 +12,7 @@ from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.sharing import pair_speeds
 from scheduler_feedback.policies.sharing.antman import LEAST_HOST_SPEED
-from scheduler_feedback.policies.sharing.case import combined
+from scheduler_feedback.policies.sharing.case import LEAST_PART, combined, pays
 
 _LEAVES = frozenset({StopReason.PREEMPT, StopReason.MIGRATE, StopReason.RESIZE})
 
@@ -47,9 +47,11 @@ def _judge(context: CycleContext, one: Job, other: Job) -> None:
             separate(context, guest, host, f"{host.job_id} runs at {theirs:.2f} of its speed alone")
         return
     if mine is None or state.policy.sharing is Sharing.MURI:
+        if theirs < LEAST_PART and state.policy.sharing is not Sharing.MURI:
+            separate(context, guest, host, f"{host.job_id} runs at {theirs:.2f} of its speed alone")
         return
     together = combined(len(host.ranks), theirs, len(guest.ranks), mine)
-    if together < state.policy.separate_below:
+    if not pays(len(host.ranks), theirs, len(guest.ranks), mine, state.policy.separate_below):
         text = f"measured {together:.2f}x together ({theirs:.2f} and {mine:.2f} of their speeds alone)"
         separate(context, guest, host, text)
 
@@ -90,7 +92,7 @@ def separate_interfering(context: CycleContext) -> None:
             other = pair_speeds.learn(state, aggressor.spec, victim.spec, learned)
         speeds = (learned, other) if victim is host else (other, learned)
         together = combined(len(host.ranks), speeds[0], len(guest.ranks), speeds[1])
-        if together < state.policy.separate_below:
+        if not pays(len(host.ranks), speeds[0], len(guest.ranks), speeds[1], state.policy.separate_below):
             text = f"{verdict.verdict_id} reports that {victim.job_id} runs {verdict.slowdown:.2f} times as long"
             separate(context, guest, host, f"{text}; {together:.2f}x together")
 

@@ -6,7 +6,7 @@ job first, best sharing benefit first.
 
 from __future__ import annotations
 
-from scheduler_feedback.policies.sharing.case import Case, Chance
+from scheduler_feedback.policies.sharing.case import Case, Chance, pays
 from scheduler_feedback.policies.sharing.pair_speeds import speed_beside
 
 
@@ -18,18 +18,23 @@ def chance(case: Case) -> Chance | None:
     mine, theirs = speed_beside(case.state, guest, (host,)), speed_beside(case.state, host, (guest,))
     if not mine or not theirs:  # unknown, or the pair cannot run together
         return None
-    saved = saved_seconds(case.host_seconds, theirs, case.guest_seconds, mine)
+    saved = saved_seconds(case.host_seconds, theirs, case.guest_seconds, mine, case.wait_seconds)
+    if not pays(len(case.host.ranks), theirs, guest.ranks, mine, case.state.policy.separate_below):
+        return None  # it would delay the jobs behind both
     return Chance(saved, f"saves {saved:.0f} s of completion time of both together") if saved > 0 else None
 
 
-def saved_seconds(host: float, host_speed: float, guest: float, guest_speed: float) -> float:
-    """Return the sum of both completion times one after the other, minus the sum if they share from now on.
+def saved_seconds(
+    host: float, host_speed: float, guest: float, guest_speed: float, wait: float = float("inf")
+) -> float:
+    """Return the sum of both completion times without sharing, minus the sum if they share from now on.
 
-    host, guest: remaining run times alone, in seconds. One after the other, the guest starts at the end of the host.
+    host, guest: remaining run times alone, in seconds. Without sharing, the guest starts after `wait` seconds, at the
+    latest at the end of the host.
     """
     host_ends, guest_ends = host / host_speed, guest / guest_speed
     if host_ends <= guest_ends:
         guest_ends = host_ends + guest - host_ends * guest_speed
     else:
         host_ends = guest_ends + host - guest_ends * host_speed
-    return host + (host + guest) - (host_ends + guest_ends)
+    return host + (min(wait, host) + guest) - (host_ends + guest_ends)
