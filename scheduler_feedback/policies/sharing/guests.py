@@ -32,6 +32,9 @@ RULES: dict[Sharing, Callable[[Case], Chance | None]] = {
 }
 """Function of each rule."""
 
+TIMELESS = frozenset({Sharing.GANDIVA, Sharing.IADEEP})
+"""Rules that depend only on the workloads and sizes of a pair. Hosts that are alike are compared once."""
+
 MOST_TRIED = 64
 """Maximum number of different pending jobs that one cycle compares with all hosts, so that a cycle stays short."""
 
@@ -44,9 +47,11 @@ def start_guests(context: CycleContext) -> None:
     start_opportunistic(context)
     if not any(node.jobs_per_slot > 1 for node in state.nodes.values()):
         return
-    hosts = _hosts(index)
+    hosts: list[Job] | None = None
     failed: set[tuple[object, ...]] = set()
     for job, ahead in _guests(context):
+        if hosts is None:
+            hosts = _hosts(index)
         if not hosts or len(failed) >= MOST_TRIED:
             return
         spec = job.spec
@@ -67,8 +72,10 @@ def start_guests(context: CycleContext) -> None:
             continue
         host, slots, chance = found
         _start(context, job, host, slots, chance)
-        hosts = _hosts(index)
-        failed.clear()  # the new group may suit another job
+        if state.policy.sharing is Sharing.MURI:
+            failed.clear()  # the larger group may suit another job
+        else:
+            hosts.remove(host)
 
 
 def _guests(context: CycleContext) -> Iterator[tuple[Job, int]]:
@@ -99,7 +106,8 @@ def _wait_seconds(index: SchedulingIndex, slots: int, now_ns: int) -> float:
 def _hosts(index: SchedulingIndex) -> list[Job]:
     """Return the running jobs that other jobs may join."""
     jobs = index.state.jobs
-    return [jobs[job_id] for job_id in sorted(index.running) if _may_host(index, jobs[job_id])]
+    found = [jobs[job_id] for job_id in index.running if jobs[job_id].spec.shareable]
+    return sorted([job for job in found if _may_host(index, job)], key=lambda job: job.job_id)
 
 
 def _may_host(index: SchedulingIndex, job: Job) -> bool:
@@ -122,15 +130,29 @@ def _best(context: CycleContext, job: Job, hosts: list[Job], ahead: int) -> tupl
     mine = remaining_ns(policy, job) / 1e9
     wait = _wait_seconds(index, ahead + job.spec.ranks, now_ns) if policy.sharing is Sharing.SJF_BSBF else 0.0
     best: tuple[Job, tuple[Slot, ...], Chance] | None = None
+    known: dict[tuple[int, str], Chance | None] = {}
+    timeless = policy.sharing in TIMELESS
+    ranks = job.spec.ranks
     for host in hosts:
-        if job.spec.ranks > len(host.ranks) or state.nodes[host.ranks[0].slot.node].gpu_type not in allowed:
+        if ranks > len(host.ranks):
+            continue
+        chance: Chance | None = None
+        if timeless:
+            kind = (len(host.ranks), pair_speeds.workload_of(host.spec))
+            if kind not in known:
+                known[kind] = rule(Case(state, job, host, (), mine, 0.0, wait))
+            chance = known[kind]
+            if chance is None or (best is not None and chance.gain <= best[2].gain):
+                continue  # no better than a host that was compared before
+        if state.nodes[host.ranks[0].slot.node].gpu_type not in allowed:
             continue
         slots = fitting(index, job, host)
         if slots is None or not reserved.isdisjoint(rank.slot for rank in host.ranks):
             continue
-        others = {one for slot in slots for one in index.sharers.get(slot, ())} - {host.job_id}
-        theirs = left_at_full_speed_ns(policy, host, now_ns) / 1e9
-        chance = rule(Case(state, job, host, tuple(state.jobs[one] for one in sorted(others)), mine, theirs, wait))
+        if not timeless:
+            others = {one for slot in slots for one in index.sharers.get(slot, ())} - {host.job_id}
+            theirs = left_at_full_speed_ns(policy, host, now_ns) / 1e9
+            chance = rule(Case(state, job, host, tuple(state.jobs[one] for one in sorted(others)), mine, theirs, wait))
         if chance is not None and (best is None or chance.gain > best[2].gain):
             best = (host, slots, chance)
     return best

@@ -6,7 +6,6 @@ iteration, every job uses another resource, and the longest stage of the phase d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import permutations
 
@@ -37,17 +36,20 @@ def chance(case: Case) -> Chance | None:
 
 @lru_cache(maxsize=1 << 16)
 def iteration_seconds(stages: tuple[tuple[float, ...], ...]) -> float:
-    """Return the shortest duration in which each of these jobs makes one iteration, over all orders of the jobs.
+    """Return the shortest duration in which each of these jobs makes one iteration.
 
-    stages[job][resource]: seconds. In phase p, the n-th job of the order uses resource (p - n) mod the number of
-    resources.
+    stages[job][resource]: seconds. In each phase, a job with offset k uses resource phase - k, modulo the number of
+    phases, and no two jobs have the same offset. The longest stage in use is the duration of the phase.
     """
-    if len(stages) == 1:
-        return sum(stages[0])
-    first, rest = stages[0], stages[1:]  # a rotation of the order gives the same phases
-    return min(_ordered_seconds((first, *order)) for order in permutations(rest))
-
-
-def _ordered_seconds(order: Sequence[tuple[float, ...]]) -> float:
-    resources = len(order[0])
-    return sum(max(one[(phase - n) % resources] for n, one in enumerate(order)) for phase in range(resources))
+    phases = max(len(stages[0]), len(stages))
+    padded = tuple((*one, *(0.0,) * (phases - len(one))) for one in stages)
+    first, rest = padded[0], padded[1:]
+    return min(
+        sum(
+            max(first[phase], *(one[(phase - offset) % phases] for one, offset in zip(rest, offsets, strict=True)))
+            for phase in range(phases)
+        )
+        if rest
+        else sum(first)
+        for offsets in permutations(range(1, phases), len(rest))
+    )
