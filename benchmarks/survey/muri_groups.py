@@ -18,8 +18,11 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import permutations
@@ -345,11 +348,24 @@ def _best_pairs(kinds: tuple[tuple[Stages, ...], ...], counts: tuple[int, ...]) 
     for column, (i, j, _) in enumerate(options):
         use[i, column] += 1
         use[j, column] += 1
-    found = milp(
-        -np.array([weight for *_, weight in options]),
-        constraints=LinearConstraint(use, ub=np.array(counts)),
-        integrality=np.ones(len(options)),
-        options={"presolve": False},  # presolving prints to standard output
-    )
+    with _standard_output_to_error():
+        found = milp(
+            -np.array([weight for *_, weight in options]),
+            constraints=LinearConstraint(use, ub=np.array(counts)),
+            integrality=np.ones(len(options)),
+        )
     assert found.success, found.message
     return [(i, j) for (i, j, _), many in zip(options, found.x, strict=True) for _ in range(round(many))]
+
+
+@contextmanager
+def _standard_output_to_error() -> Iterator[None]:
+    """Redirect standard output to standard error: the solver (HiGHS) prints, and `--json` prints a document."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
