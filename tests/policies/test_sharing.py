@@ -88,6 +88,16 @@ def test_no_third_job_joins_if_two_are_allowed() -> None:
     assert world.job_state(world.submit(1, 500.0, **SHARED)) is JobState.PENDING
 
 
+@pytest.mark.parametrize(("most", "third"), [(2, JobState.PENDING), (3, JobState.STARTING)])
+def test_groups_are_no_larger_than_the_node_allows(most: int, third: JobState) -> None:
+    world = world_of(Policy(sharing=Sharing.MURI), jobs_per_slot=most)
+    states = []
+    for stages in ((3.0, 0.1, 0.1), (0.1, 3.0, 0.1), (0.1, 0.1, 3.0)):
+        states.append(world.job_state(world.submit(1, 500.0, **SHARED, stages=stages)))
+        world.running()
+    assert states == [JobState.STARTING, JobState.STARTING, third]
+
+
 def test_free_slots_go_before_shared_ones() -> None:
     world = world_of(slots=2)
     one, other = (world.submit(1, 500.0, **SHARED) for _ in range(2))
