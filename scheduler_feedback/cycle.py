@@ -26,13 +26,14 @@ from scheduler_feedback.core.events import (
     PolicySet,
     Progressed,
     RankFailed,
+    SharedSpeed,
     Submitted,
     Tick,
     VerdictJudged,
 )
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.state import Order, State
+from scheduler_feedback.core.state import Order, Sharing, State
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.gpu_types.faster_types import choose_types
@@ -52,6 +53,7 @@ from scheduler_feedback.policies.queue.starting import place_or_reserve, replan,
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
 from scheduler_feedback.policies.remediation.migration import judge_running_gangs
 from scheduler_feedback.policies.remediation.stopping import ask_for_stops
+from scheduler_feedback.policies.sharing import guests, separation
 
 __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
 
@@ -84,6 +86,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     suspect_accused_nodes(context)  #                                and their effect on node states
     expire_timeouts(context)  #                                   4  quarantines, late starts, expired estimates,
     evaluate_what_is_due(context)  #                                 and decisions possible through time
+    guests.refresh(context)  #                                       speeds of jobs that share slots
     spares.appoint(context)  #                                    5  nodes reserved for gangs that leave a bad node
     index = context.index
     index.settle()
@@ -96,7 +99,9 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
         assign_slots(context, happened)  #                     6, 7  starts, backfill, preemption
     draining.drain(context)  #                                       gangs leave nodes that are being drained
     if needs_pass or context.due or context.entries or context.actions or happened:
-        judge_running_gangs(context)  #                           8  mitigate slow and hanging gangs
+        separation.separate_interfering(context)  #               8  jobs that share slots and slow each other
+        judge_running_gangs(context)  #                              mitigate slow and hanging gangs
+    separation.leave_with_host(context)
     ask_for_stops(context)
     return commit(context, happened)  #                           9  return the actions and their reasons
 
@@ -109,6 +114,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     state, index, policy = context.state, context.index, context.state.policy
     if policy.order is Order.THEMIS and not policy.preempt:
         preemption.renew_all(context)  # this order changes with time, even without preemption
+        context.evaluated |= policy.sharing is not Sharing.NONE  # a guest keeps the urgency that it starts with
     restart_moved(context)
     relax_levels(context)
     choose_types(context)
@@ -117,6 +123,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
     if preempts and policy.order is not Order.FAIR:
         replan(context)
+        guests.start_guests(context)
         return
     if policy.preempt and policy.order is Order.FAIR and not state.frozen:
         reclaim.reclaim(context)  # queues below their quota get back borrowed slots
@@ -137,6 +144,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
         place_or_reserve(context)
     resizing.grow(context)  # elastic gangs grow into slots that no pending job needs
     move_to_faster_types(context)
+    guests.start_guests(context)  # beside running jobs, where the rule of policy.sharing allows it
 
 
 # --- 1, 2, 3: events -------------------------------------------------------------------------------------------------
@@ -156,6 +164,7 @@ REQUESTS_AND_OBSERVATIONS: _Handlers = {
     HostWaits: external_jobs.waits,
     FirstStep: observations.first_step,
     Progressed: observations.progressed,
+    SharedSpeed: separation.shared_speed,
     RankFailed: observations.rank_failed,
     AttemptEnded: observations.attempt_ended,
     AttemptUnknown: observations.attempt_unknown,

@@ -18,7 +18,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.survey import allox, failures, gavel, locality, missing, replays, shares, virtual_clusters
+from benchmarks.survey import (
+    allox,
+    failures,
+    gavel,
+    locality,
+    missing,
+    muri_groups,
+    replays,
+    shared_slots,
+    shares,
+    virtual_clusters,
+)
 from benchmarks.survey.row import chosen, measured
 
 WITHIN = 0.05
@@ -27,6 +38,8 @@ WITHIN = 0.05
 ROWS = (
     *replays.rows(),
     *shares.rows(),
+    *muri_groups.rows(),
+    *shared_slots.rows(),
     *gavel.rows(),
     *allox.rows(),
     *virtual_clusters.rows(),

@@ -38,6 +38,8 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Whether a slot is a GPU if this machine has GPUs. False: a slot is a share of the processors."""
     names: tuple[str, ...] | None = None
     """Names of the nodes; None derives them from the name of the host."""
+    jobs_per_slot: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Maximum number of shareable jobs on one slot. They share it by `policy.sharing`."""
 
 
 class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -122,6 +122,11 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     workload: _Words = ""
     checkpoint_command: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
     checkpoint_timeout_seconds: Annotated[float, Meta(gt=0, le=1e9)] = 60.0
+    shareable: bool = False
+    opportunistic: bool = False
+    slot_memory_mib: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
+    slot_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    stages: Annotated[tuple[_Seconds, ...], Meta(max_length=16)] = ()
 
     def spec(self) -> JobSpec:
         """Return the job specification. Raises RefusedError with the name of an invalid field."""

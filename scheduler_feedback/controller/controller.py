@@ -45,6 +45,7 @@ from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.hang_files import HangFile, HangFiles, what_hangs
 from scheduler_feedback.controller.progress import STUCK_SECONDS
 from scheduler_feedback.controller.restarting_feed import RestartingFeed
+from scheduler_feedback.controller.shared_speeds import SharedSpeeds
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.state_metrics import measure
@@ -169,6 +170,7 @@ class Controller:
             died=self._died,
             failed=self.failures.report,
             placed=self._placements.follow,
+            shared=SharedSpeeds(self._detection.step_seconds).measure,
         )
         return CycleThread(
             self.store, recovered, self.backend, self._freeze_switch, policy, self._clock, hooks,

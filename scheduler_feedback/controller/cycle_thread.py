@@ -202,6 +202,7 @@ class CycleThread:
         if due:
             self._tick_ns = now_ns
             self._samples.update(self._state)
+            self._measure_shared(now_ns)
             if self._freeze_switch.set_by_hand(self._state.frozen):
                 self._observed.append(self._freeze_switch.event())
         if not self._state_is_ahead:
@@ -222,6 +223,13 @@ class CycleThread:
         if with_nodes:
             self._nodes_ns = now_ns
         self._observed += self._backend.observe(self._state, self._observed, with_nodes=with_nodes)
+
+    def _measure_shared(self, now_ns: int) -> None:
+        """Add the measured speeds of jobs that share slots to the observations of the next cycle."""
+        try:
+            self._observed += self._hooks.shared(self._state, now_ns)
+        except Exception as error:
+            self._hooks.failed("shared speeds", error)
 
     # --- 3: the cycle -------------------------------------------------------------------------------------------------
 

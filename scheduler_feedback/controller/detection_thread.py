@@ -240,6 +240,15 @@ class DetectionThread:
                     self._begin_again(error)
         return (self._due_ns - now_ns) / 1e9
 
+    def step_seconds(self, gang: str) -> float | None:
+        """Return the mean time of the gang's newest steps; None if it has none, or if detection is busy."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._fleet.gang_step_seconds(gang)
+        finally:
+            self._lock.release()
+
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """End the thread after the running tick."""
         self._stop.set()

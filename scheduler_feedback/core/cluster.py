@@ -109,6 +109,10 @@ class Node:
     ones."""
     queues: tuple[str, ...] = ()
     """Queues of the external scheduler whose jobs may use the node; empty if it has no queues."""
+    jobs_per_slot: int = 1
+    """Maximum number of shareable jobs on one slot, as the backend reports it; 1: no job shares a slot."""
+    slot_memory_mib: int = 0
+    """Device memory of each slot in MiB; 0: unknown. The memory of all jobs on a slot fits into it."""
     draining: bool = False
     """Whether restartable jobs are being moved off the node. Set only in maintenance."""
 

@@ -102,6 +102,8 @@ class NodeSeen(msgspec.Struct, frozen=True):
     queues: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     free: tuple[tuple[str, int], ...] = ()
+    jobs_per_slot: int = 1
+    slot_memory_mib: int = 0
 
 
 def as_seen(node: Node) -> NodeSeen:
@@ -122,6 +124,8 @@ def as_seen(node: Node) -> NodeSeen:
         node.queues,
         node.limits,
         node.free,
+        node.jobs_per_slot,
+        node.slot_memory_mib,
     )
 
 
@@ -237,6 +241,16 @@ class Progressed(msgspec.Struct, frozen=True):
     done_seconds: float
 
 
+class SharedSpeed(msgspec.Struct, frozen=True):
+    """Measured speed of a job that shares slots, as a share of its speed alone on the same slots."""
+
+    job_id: str
+    attempt: int
+    partners: tuple[str, ...]
+    """Ids of the jobs with which it shared all the time of the measurement, sorted."""
+    speed: float
+
+
 class ActionFailed(msgspec.Struct, frozen=True):
     """An action that the backend could not carry out. The cycle makes the decision again."""
 
@@ -265,6 +279,7 @@ Event = (
     | AttemptUnknown
     | FirstStep
     | Progressed
+    | SharedSpeed
     | ActionFailed
     | Verdict
     | Cleared

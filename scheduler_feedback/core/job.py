@@ -183,6 +183,19 @@ class JobSpec(msgspec.Struct, frozen=True):
     the checkpoint signal. Empty: no command."""
     checkpoint_timeout_seconds: float = 60.0
     """Longest wait for checkpoint_command, in seconds."""
+    shareable: bool = False
+    """Whether the job may share its slots with other shareable jobs. See `Policy.sharing` and `Node.jobs_per_slot`."""
+    opportunistic: bool = False
+    """Whether the job runs only beside other jobs, on what they leave of their slots. It must be shareable."""
+    slot_memory_mib: int = 0
+    """Device memory that each rank needs, in MiB; 0: unknown. Without it, the job shares no slot of a node whose memory
+    is known."""
+    slot_share: float = 0.0
+    """Part (0 to 1) of a slot's computing power that each rank needs; 0: unknown. Declared parts add up to at most
+    1."""
+    stages: tuple[float, ...] = ()
+    """Seconds that one iteration spends on each resource in turn, such as storage, processors, GPU and network; empty:
+    unknown. Jobs that share a slot can use different resources at the same time."""
 
     @property
     def unit(self) -> int:
@@ -328,6 +341,9 @@ class Job(msgspec.Struct):
     """Time until which the pending job waits for a faster GPU type at most; 0: it has not refused a slower one."""
     relaxed: bool = False
     """Whether the pending job has waited for its preferred level for `Policy.level_patience_seconds`, or cannot fit."""
+    guest_of: tuple[str, ...] = ()
+    """Ids of the jobs whose slots the newest attempt joined, and that still hold them; empty: it joined none, or they
+    have left."""
     overdue: bool = False
     """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
     Policy.starvation_share of the slots."""

@@ -48,6 +48,17 @@ class Estimates(StrEnum):
     HISTORY = "history"  # run times of similar jobs, at most the limit
 
 
+class Sharing(StrEnum):
+    """Rule for which shareable jobs share slots. Each rule has a module in ``policies/sharing``."""
+
+    NONE = "none"  # no job shares a slot
+    GANDIVA = "gandiva"  # try any pair, keep it while it is measured to be faster than one after the other
+    ANTMAN = "antman"  # opportunistic jobs beside others, which they must not slow down
+    SJF_BSBF = "sjf-bsbf"  # only if the mean completion time of both is expected to be shorter
+    MURI = "muri"  # jobs whose stages use different resources at the same time
+    IADEEP = "iadeep"  # beside the job with the least predicted interference
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """A queue in the hierarchy. Jobs whose queue the policy does not name share one queue of weight 1 below the
@@ -173,6 +184,14 @@ class Policy:
     faster type is expected to save; 0: a job never waits for a faster type."""
     restart_on_hang: bool = True
     """Whether a hanging restartable gang is restarted on nodes without the culprit."""
+    sharing: Sharing = Sharing.NONE
+    """Which shareable jobs share slots."""
+    separate_below: float = 1.0
+    """Jobs that share slots are separated if their measured speeds, weighted by ranks and relative to running alone,
+    add up to less than this many times the ranks of the largest."""
+    pair_speeds: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Speeds that are known beforehand: workload -> other workload on the same slot -> speed of the first, relative to
+    its speed alone. Measured speeds replace them."""
 
 
 FAIR_POLICY = Policy(
@@ -348,5 +367,8 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """Pending gangs of the external scheduler, as last reported."""
     refused_verdicts: list[PastVerdict] = []
     """Verdicts that contradict the placement of their job, newest last; at most REFUSED_VERDICTS."""
+    pair_speeds: dict[str, dict[str, float]] = {}
+    """Measured speeds of jobs that share slots: workload -> other workload -> speed of the first, relative to its speed
+    alone."""
     replan_owed: bool = False
     """Whether an event requires a preemption pass that `replan_seconds` still delays."""

@@ -54,6 +54,7 @@ def _nodes(state: State) -> Iterator[Sample]:
     held = Counter(
         slot.node
         for job in state.jobs.values()
+        if not job.guest_of  # its slots count for the jobs that it joined
         for slot in {*job.claim, *(rank.slot for rank in job.ranks if job.state.holds_slots)}
     )
     slots: Counter[str] = Counter()

@@ -14,8 +14,9 @@ decides nothing more. It contains no scheduling rules.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 
 from msgspec.structs import replace
@@ -31,12 +32,14 @@ from scheduler_feedback.core.events import (
     NodeSeen,
     PolicySet,
     Progressed,
+    SharedSpeed,
     Submitted,
     Tick,
 )
 from scheduler_feedback.core.job import JobKind, StopReason
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.policies.intake.job_admission import malformed, over_limit, oversized
+from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.job_trace import LATEST_NS, Trace, TraceJob
 from scheduler_feedback.sim.occurrence import Occurrence
@@ -57,6 +60,10 @@ SAVED_AND_STOPPED = 128 + 15
 
 PROBE_NS = 60 * 10**9
 """Duration of a probe in nanoseconds, including its start (``backends/local/slot_probe.py``)."""
+
+MEASURE_NS = 30 * 10**9
+"""Time after which the speed of jobs that share slots is measured, in ns. Gandiva separates interfering jobs within a
+minute."""
 
 PROBE_FINDS_SLOWDOWN = 1.1
 """A probe succeeds if its node's slowdown is at most this factor (1.1: 10 % slower than a healthy node)."""
@@ -102,6 +109,8 @@ class Settings:
     The gang loses at most its progress since the previous run of the cycle."""
     apart_slowdown: float = 1.0
     """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
+    co_speed: CoSpeed = equal_shares
+    """Returns the true speed of a job beside the jobs that share its slots."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -120,7 +129,7 @@ class Engine:
         self.state = State()
         self.courses: dict[str, Course] = {}
         self.gangs: dict[str, Gang] = {}
-        self.machines = Machines(apart_slowdown=settings.apart_slowdown)
+        self.machines = Machines(apart_slowdown=settings.apart_slowdown, co_speed=settings.co_speed)
         self.account = Account({node.node: node.slots for node in nodes})
         self.refused: list[dict[str, str | int]] = [
             {"job": one.job_id, "line": one.line, "reason": one.reason} for one in trace.refused
@@ -345,9 +354,14 @@ class Engine:
         self._failed.clear()
 
     def _release(self, job_id: str, gang: Gang, now_ns: int) -> None:
-        self.machines.leave(job_id, gang)
+        partners = self.machines.partners(gang)
         self.account.pass_time(now_ns)
-        self.account.give(gang.nodes)
+        occupied = self.machines.occupies(gang)
+        self.account.give(occupied)
+        self.account.doubled_slots -= gang.slots - sum(occupied.values())
+        self.machines.leave(job_id, gang)
+        if partners:
+            self._regroup(partners, now_ns)
         self.account.held_slot_ns += gang.slots * (now_ns - gang.began_ns)
 
     def _keep_span(self, job_id: str, gang: Gang, now_ns: int, why: str) -> None:
@@ -400,7 +414,11 @@ class Engine:
         gang = self.machines.start(action, course, self.state.nodes, now_ns)
         self.gangs[action.job_id] = gang
         self.account.pass_time(now_ns)
-        self.account.take(gang.nodes)
+        occupied = self.machines.occupies(gang)
+        self.account.take(occupied)
+        self.account.doubled_slots += gang.slots - sum(occupied.values())
+        if partners := self.machines.partners(gang):
+            self._regroup({action.job_id: gang, **partners}, now_ns)
         assert course.waits_since_ns is not None
         course.waiting_ns += now_ns - course.waits_since_ns
         course.waits_since_ns = None
@@ -410,6 +428,17 @@ class Engine:
         self.reschedule(action.job_id, gang)
         if self._disturbances is not None:
             events += self._disturbances.started(self, action.job_id, gang, now_ns)
+
+    def _regroup(self, gangs: Mapping[str, Gang], now_ns: int) -> None:
+        """Apply the speeds of gangs whose partners have changed, and measure the speeds of those that share slots."""
+        for job_id, gang in self.machines.regroup(gangs, now_ns):
+            self.reschedule(job_id, gang)
+            self._start_events.append(Progressed(job_id, gang.attempt, gang.done_seconds))
+            partners = self.machines.partners(gang)
+            if partners:
+                warm_ns = max(one.warm_ns for one in (gang, *partners.values()))
+                at_ns = now_ns + warm_ns + MEASURE_NS
+                self.later(Occurrence(at_ns, partial(_measured, job_id, gang, tuple(sorted(partners)))))
 
     def reschedule(self, job_id: str, gang: Gang) -> None:
         """Update the expected end of a gang."""
@@ -456,3 +485,11 @@ class Engine:
         action = self._probes.pop(job_id)
         slow = self.machines.worst(slot.node for slot in action.placement) > PROBE_FINDS_SLOWDOWN
         return AttemptEnded(job_id, action.attempt, (), ended_wall_ns=now_ns, all_exited_with=1 if slow else 0)
+
+
+def _measured(job_id: str, gang: Gang, partners: tuple[str, ...], engine: Engine, now_ns: int) -> Iterator[Event]:
+    """Yield the measured speed of a gang that has shared its slots with the same jobs since."""
+    del now_ns
+    runs = engine.gangs.get(job_id) is gang and not gang.stopping
+    if runs and tuple(sorted(engine.machines.partners(gang))) == partners:
+        yield SharedSpeed(job_id, gang.attempt, partners, gang.beside)

@@ -38,6 +38,8 @@ class Account:
     """Simulated time of the last update, in nanoseconds; None before the first."""
     held_slot_ns: int = 0
     """Time for which gangs held slots, in nanoseconds summed over all slots."""
+    doubled_slots: int = 0
+    """Number of slots that gangs hold, minus the number of different slots: jobs that share slots count one each."""
     free_slot_ns: int = 0
     """Time for which slots were free, in nanoseconds summed over all slots."""
     scattered_slot_ns: int = 0
@@ -64,6 +66,7 @@ class Account:
         if self.since_ns is not None:
             passed = now_ns - self.since_ns
             self.free_slot_ns += self.free_slots * passed
+            self.held_slot_ns -= self.doubled_slots * passed
             self.scattered_slot_ns += self.scattered_slots * passed
         self.since_ns = now_ns
 

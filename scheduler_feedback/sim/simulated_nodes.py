@@ -46,12 +46,19 @@ def nodes_of(text: str) -> tuple[NodeSeen, ...]:
     return read(path)
 
 
-def grid(count: int, slots: int, rack: int = RACK_NODES) -> tuple[NodeSeen, ...]:
+def grid(
+    count: int, slots: int, rack: int = RACK_NODES, gpu_type: str = "", jobs_per_slot: int = 1
+) -> tuple[NodeSeen, ...]:
     """Return `count` equal nodes. Sorting them by name sorts them by number."""
     digits, rack_digits = len(str(count - 1)), len(str((count - 1) // rack))
     return tuple(
         NodeSeen(
-            f"n{number:0{digits}}", slots, machine=f"n{number:0{digits}}", rack=f"r{number // rack:0{rack_digits}}"
+            f"n{number:0{digits}}",
+            slots,
+            machine=f"n{number:0{digits}}",
+            rack=f"r{number // rack:0{rack_digits}}",
+            gpu_type=gpu_type,
+            jobs_per_slot=jobs_per_slot,
         )
         for number in range(count)
     )

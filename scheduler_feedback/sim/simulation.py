@@ -12,6 +12,7 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Estimates, Policy
+from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.engine import Engine, Journal, Settings
 from scheduler_feedback.sim.faults import Faults, faults_of
@@ -59,6 +60,8 @@ class Simulation:
     """Interval of the checkpoints of restartable jobs, in seconds; None: that of the trace."""
     apart_slowdown: float = 1.0
     """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
+    co_speed: CoSpeed = equal_shares
+    """True speed of a job beside the jobs that share its slots."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -66,7 +69,13 @@ class Simulation:
         """Return the engine, ready to run. Raises TraceError if the faults cannot be read."""
         trace = self._changed(self.trace.scaled(self.load))
         policy = replace(self.policy, start_timeout_seconds=0.0, ended_jobs_kept=ENDED_JOBS_KEPT)
-        settings = Settings(policy, self.restart_cost_seconds, apart_slowdown=self.apart_slowdown, spans=self.spans)
+        settings = Settings(
+            policy,
+            self.restart_cost_seconds,
+            apart_slowdown=self.apart_slowdown,
+            co_speed=self.co_speed,
+            spans=self.spans,
+        )
         if self.preset is not None:
             preset = next(one for one in PRESETS if one.name == self.preset)
             trace = preset.trace(trace)

@@ -8,12 +8,14 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.durations import nanoseconds
+from scheduler_feedback.core.job import Slot
+from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.job_trace import TraceJob
 
 
@@ -69,6 +71,12 @@ class Gang:
     """Number of the newest entry of the timetable for this gang's end. Older entries are ignored."""
     stopping: bool = False
     """Whether the stop of the attempt was requested."""
+    placement: tuple[Slot, ...] = ()
+    """Slots of the ranks, by rank."""
+    gpu_type: str = ""
+    """GPU type of the slots."""
+    beside: float = 1.0
+    """Speed beside the jobs that share its slots, relative to running alone."""
 
     def advance(self, now_ns: int, lost_ns: int = 0) -> None:
         """Subtract the work done until now from left_ns. lost_ns: part of that time without progress."""
@@ -99,7 +107,11 @@ class Machines:
     slowdown: dict[str, float] = field(default_factory=dict)
     apart_slowdown: float = 1.0
     """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
+    co_speed: CoSpeed = equal_shares
+    """Speeds of jobs that share slots."""
     on_node: dict[str, dict[str, Gang]] = field(default_factory=dict)
+    on_slot: dict[Slot, dict[str, Gang]] = field(default_factory=dict)
+    """Gangs of shareable jobs, by slot and job id."""
 
     def worst(self, nodes: Iterable[str]) -> float:
         if not self.slowdown:
@@ -113,7 +125,7 @@ class Machines:
         else:
             self.slowdown.pop(node, None)
         for job_id, gang in self.on_node.get(node, {}).items():
-            speed = gang.full_speed / self.worst(gang.nodes)
+            speed = gang.full_speed * gang.beside / self.worst(gang.nodes)
             if speed != gang.speed and not gang.stopping:
                 gang.advance(now_ns)
                 gang.speed = speed
@@ -142,9 +154,14 @@ class Machines:
             warm,
             full_speed,
             full_speed / self.worst(ranks),
+            placement=action.placement,
+            gpu_type=nodes[action.placement[0].node].gpu_type,
         )
         for name in ranks:
             self.on_node.setdefault(name, {})[action.job_id] = gang
+        if spec.shareable:
+            for slot in gang.placement:
+                self.on_slot.setdefault(slot, {})[action.job_id] = gang
         course.starts += 1
         return gang
 
@@ -152,6 +169,55 @@ class Machines:
         """Remove the gang from its nodes."""
         for name in gang.nodes:
             self.on_node[name].pop(job_id, None)
+        if gang.course.job.spec.shareable:
+            for slot in gang.placement:
+                gangs = self.on_slot[slot]
+                gangs.pop(job_id, None)
+                if not gangs:
+                    del self.on_slot[slot]
+
+    def occupies(self, gang: Gang) -> Mapping[str, int]:
+        """Return how many slots of each node no other gang holds."""
+        if not gang.course.job.spec.shareable:
+            return gang.nodes
+        found: dict[str, int] = {}
+        for slot in gang.placement:
+            if not any(other is not gang for other in self.on_slot.get(slot, {}).values()):
+                found[slot.node] = found.get(slot.node, 0) + 1
+        return found
+
+    def partners(self, gang: Gang) -> dict[str, Gang]:
+        """Return the other gangs on the gang's slots, by job id."""
+        if not gang.course.job.spec.shareable:
+            return {}
+        return {
+            job_id: other
+            for slot in gang.placement
+            for job_id, other in self.on_slot.get(slot, {}).items()
+            if other is not gang
+        }
+
+    def regroup(self, gangs: Mapping[str, Gang], now_ns: int) -> Iterator[tuple[str, Gang]]:
+        """Update the speeds of gangs after a start or an end on their slots, and yield those that continue."""
+        for job_id, gang in gangs.items():
+            if gang.stopping:
+                continue
+            gang.advance(now_ns)
+            gang.beside = self._beside(gang)
+            gang.speed = gang.full_speed * gang.beside / self.worst(gang.nodes)
+            yield job_id, gang
+
+    def _beside(self, gang: Gang) -> float:
+        """Return the gang's speed beside the jobs on its slots: that of its slowest rank."""
+        spec = gang.course.job.spec
+        groups = {tuple(sorted(job_id for job_id in self.on_slot.get(slot, {}))) for slot in gang.placement}
+        known = self.partners(gang)
+        return min(
+            self.co_speed(spec, tuple(known[one].course.job.spec for one in group if one in known), gang.gpu_type)
+            if len(group) > 1
+            else 1.0
+            for group in groups
+        )
 
 
 def _is_apart(level: Level | None, nodes: Sequence[Node]) -> bool:

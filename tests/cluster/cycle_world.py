@@ -58,11 +58,17 @@ class World:
     submitted: int = 0
     round_trips: bool = True
     racks: int = 0
+    jobs_per_slot: int = 1
+    slot_memory_mib: int = 0
 
     def __post_init__(self) -> None:
         self.state = State(policy=self.policy)
         self.initial = decode_state(encode_state(self.state))
-        self.cycle(*(NodeSeen(name, slots, rack=self._rack(i)) for i, (name, slots) in enumerate(self.nodes.items())))
+        self.cycle(*(self._node(number, *one) for number, one in enumerate(self.nodes.items())))
+
+    def _node(self, number: int, name: str, slots: int) -> NodeSeen:
+        rack, many, memory = self._rack(number), self.jobs_per_slot, self.slot_memory_mib
+        return NodeSeen(name, slots, rack=rack, jobs_per_slot=many, slot_memory_mib=memory)
 
     def _rack(self, number: int) -> str:
         return f"r{number % self.racks}" if self.racks else ""
@@ -91,14 +97,13 @@ class World:
             self.cycle(*events)
 
     def cycle(self, *events: Event) -> cycle.Outcome:
-        held_before = self._held()
         outcome = cycle.run(self.state, events, self.now_ns)
         self.journal.append((self.now_ns, list(events)))
         self.outcomes.append(outcome)
         self.entries.extend(outcome.entries)
         for action in outcome.actions:
             if isinstance(action, StartGang):
-                self._check_start(action, held_before)
+                self._check_start(action)
                 self._start(action)
             elif (attempt := self.alive.get((action.job_id, action.attempt))) is not None:
                 attempt.ends_ns = min(attempt.ends_ns, self.now_ns + SECOND)
@@ -184,22 +189,23 @@ class World:
 
     # --- the rules ---------------------------------------------------------------------------------------------------
 
-    def _held(self) -> set[Slot]:
-        return {slot for attempt in self.alive.values() for slot in attempt.placement}
+    def _owners(self) -> dict[Slot, tuple[str, ...]]:
+        found: dict[Slot, tuple[str, ...]] = {}
+        for (job_id, _), attempt in self.alive.items():
+            for slot in attempt.placement:
+                found[slot] = (*found.get(slot, ()), job_id)
+        return found
 
-    def _check_start(self, action: StartGang, held: set[Slot]) -> None:
-        taken = {slot: job_id for (job_id, _), attempt in self.alive.items() for slot in attempt.placement}
-        check_start(self.state, action, held, taken)
+    def _check_start(self, action: StartGang) -> None:
+        check_start(self.state, action, self._owners())
 
     def _check(self) -> None:
         check_books(self.state)
-        owners: dict[Slot, str] = {}
         for (job_id, attempt), living in self.alive.items():
-            owners |= dict.fromkeys(living.placement, job_id)
             job = self.state.jobs[job_id]
             if job.attempt == attempt and job.state.holds_slots:
                 assert tuple(rank.slot for rank in job.ranks) == living.placement
-        check_claims(self.state, owners)
+        check_claims(self.state, self._owners())
         if self.round_trips:
             assert decode_state(encode_state(self.state)) == self.state
             check_index(self.state)

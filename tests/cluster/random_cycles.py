@@ -6,6 +6,7 @@ The checks use the actions and the attempts that really run, not the cycle's own
 all or nothing         a start has one distinct, existing, free slot for each rank that the gang may have
 timeouts               time alone leads to a decision only at a registered timeout; an idle cycle changes nothing
 no slot twice          no slot is assigned while another attempt runs on it, or reserved for two gangs
+sharing                jobs on one slot are all shareable, as few as the node allows, and fit in memory and share
 quota                  a queue with all queues below it holds at most its limit, or its quota if it may not borrow
 reservation            the head's reservation moves back only for outside reasons (a verdict, a lost node, a
                        cancellation, an overrun, a freeze, a policy change), never because of backfilled jobs
@@ -93,10 +94,12 @@ class Ordeal:
     policy: Policy
     racks: int = 0
     types: int = 1
+    jobs_per_slot: int = 1
+    slot_memory_mib: int = 0
     now_ns: int = START_NS
     state: State = field(init=False)
     alive: dict[tuple[str, int], Living] = field(default_factory=dict)
-    owner: dict[Slot, str] = field(default_factory=dict)
+    owner: dict[Slot, tuple[str, ...]] = field(default_factory=dict)
     left_seconds: dict[str, float] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
     journal: list[tuple[int, list[Event], cycle.Outcome]] = field(default_factory=list)
@@ -119,7 +122,16 @@ class Ordeal:
         rack = f"r{number % self.racks}" if self.racks else ""
         gpu_type = f"t{number % self.types}" if self.types > 1 else ""
         name = f"n{number}"
-        return NodeSeen(name, self.sizes[number], machine=name, rack=rack, present=present, gpu_type=gpu_type)
+        return NodeSeen(
+            name,
+            self.sizes[number],
+            machine=name,
+            rack=rack,
+            present=present,
+            gpu_type=gpu_type,
+            jobs_per_slot=self.jobs_per_slot,
+            slot_memory_mib=self.slot_memory_mib,
+        )
 
     def submit(self, *wanted: tuple[JobSpec, float, int], also: tuple[Event, ...] = ()) -> list[str]:
         """Submit jobs (specification, seconds of work, exit code) and other events in one cycle. Return the jobs'
@@ -164,9 +176,7 @@ class Ordeal:
 
     def end(self, job_id: str, attempt: int, code: int | None = None, started: bool = True) -> AttemptEnded:
         """Remove the attempt. Return the event that reports its end."""
-        living = self.alive.pop((job_id, attempt))
-        for slot in living.slots:
-            del self.owner[slot]
+        living = self.vanish(job_id, attempt)
         stop, code = living.stopping, living.code if code is None else code
         if living.kind is JobKind.TRAINING and started:
             self._count_work(job_id, living)
@@ -184,6 +194,17 @@ class Ordeal:
             why=stop.why.value if stop is not None else "",
             done_seconds=total - self.left_seconds[job_id] if known and total is not None else None,
         )
+
+    def vanish(self, job_id: str, attempt: int) -> Living:
+        """Remove the attempt without a report, and return it."""
+        living = self.alive.pop((job_id, attempt))
+        for slot in living.slots:
+            left = tuple(one for one in self.owner[slot] if one != job_id)
+            if left:
+                self.owner[slot] = left
+            else:
+                del self.owner[slot]
+        return living
 
     def progress(self, job_id: str, attempt: int) -> float:
         """Save the job's work until now. Return it in seconds."""
@@ -217,7 +238,6 @@ class Ordeal:
     def cycle(self, *events: Event) -> cycle.Outcome:
         reported = [decode_event(encode_event(event)) for event in events]
         nodes = self._nodes()
-        held = set(self.owner)
         frozen_before = self.state.frozen
         outcome = cycle.run(self.state, reported, self.now_ns)
         self.cycles += 1
@@ -228,7 +248,7 @@ class Ordeal:
                 self.policy, self.same_settings = event.policy, False
         for action in outcome.actions:
             if isinstance(action, StartGang):
-                self._start(action, held)
+                self._start(action)
             else:
                 self._stop(action, frozen_before and self.state.frozen)
         check_books(self.state)
@@ -246,15 +266,15 @@ class Ordeal:
             self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
         return outcome
 
-    def _start(self, action: StartGang, held: set[Slot]) -> None:
+    def _start(self, action: StartGang) -> None:
         job, slots = self.state.jobs[action.job_id], action.placement
-        check_start(self.state, action, held, self.owner)
+        check_start(self.state, action, self.owner)
         for slot in slots:
             node = self.state.nodes[slot.node]
             lent = not node.spare or (job.spec.preemptible and job.spec.restartable) or job.spec.pinned_node is not None
             kept = "its reserved slots" in action.reason  # since before the node became a spare, or to move there
             assert lent or kept, f"{action.job_id} is lent a spare, and may not be stopped"
-            self.owner[slot] = action.job_id
+            self.owner[slot] = (*self.owner.get(slot, ()), action.job_id)
         assert not any(key[0] == action.job_id for key in self.alive), f"{action.job_id} starts twice"
         probe = job.spec.kind is JobKind.PROBE
         warm = job.spec.restart_cost_seconds if self._warms(job) else 0.0
@@ -360,6 +380,8 @@ class Ordeal:
         asked = any(job.stop_reason is not None for job in state.jobs.values())
         harmless = same_nodes and all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
         exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
+        # Jobs that share slots end earlier here than expected, so the head may start earlier on a slower GPU type.
+        exact = exact and (self.types == 1 or self.jobs_per_slot == 1)
         overrun = self._has_overrun()
         # A later job may go before it by the order; that is no backfill.
         overtaken = before is not None and any(

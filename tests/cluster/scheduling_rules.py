@@ -21,10 +21,10 @@ from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 SECOND = 1_000_000_000
 
 
-def check_start(state: State, action: StartGang, held_before: Collection[Slot], held_now: Mapping[Slot, str]) -> None:
-    """Check that a start has all ranks, on existing slots that no other attempt holds.
+def check_start(state: State, action: StartGang, held: Mapping[Slot, Collection[str]]) -> None:
+    """Check that a start has all ranks, on existing slots that no other attempt holds, or may share with it.
 
-    held_before: slots that attempts held before the cycle. held_now: these, and those of the cycle's earlier starts.
+    held: jobs on each slot before the cycle, and those of the cycle's earlier starts.
     """
     slots = set(action.placement)
     assert not state.frozen, f"{action.job_id} starts while actions are frozen"
@@ -33,8 +33,7 @@ def check_start(state: State, action: StartGang, held_before: Collection[Slot], 
     least, most = wanted.min_ranks or wanted.ranks, wanted.max_ranks or wanted.ranks
     assert least <= len(slots) <= most, f"{action.job_id} starts with {len(slots)} ranks of {least} to {most}"
     for slot in slots:
-        assert slot not in held_before, f"{slot} is given to {action.job_id}, and an attempt still holds it"
-        assert slot not in held_now, f"{slot} is given to {action.job_id} and, in the same cycle, to {held_now[slot]}"
+        check_slot(state, slot, (*held.get(slot, ()), action.job_id))
         node = state.nodes[slot.node]
         assert node.present and slot.slot < node.slots, f"{slot} is not there"
     nodes = {slot.node for slot in slots}
@@ -49,25 +48,38 @@ def check_start(state: State, action: StartGang, held_before: Collection[Slot], 
     assert NodeState.PROBATION not in states or len(nodes) == 1
 
 
-def check_claims(state: State, owners: Mapping[Slot, str]) -> None:
-    """Check that no slot is reserved for two jobs, or while another job stays on it. owners: running job by slot."""
+def check_slot(state: State, slot: Slot, job_ids: Collection[str]) -> None:
+    """Check that these jobs may hold the slot at once: one job, or shareable ones that fit in each dimension."""
+    if len(job_ids) < 2:
+        return
+    node, specs = state.nodes[slot.node], [state.jobs[job_id].spec for job_id in job_ids]
+    assert len(set(job_ids)) == len(job_ids), f"{slot}: a job holds it twice: {job_ids}"
+    assert all(spec.shareable for spec in specs), f"{slot} is held by {job_ids}, and not all of them share it"
+    assert len(specs) <= node.jobs_per_slot, f"{slot} is held by {job_ids}; at most {node.jobs_per_slot} may be on it"
+    memory = sum(spec.slot_memory_mib for spec in specs)
+    assert not node.slot_memory_mib or memory <= node.slot_memory_mib, f"{slot}: {job_ids} need {memory} MiB"
+    assert sum(spec.slot_share for spec in specs) <= 1 + 1e-6, f"{slot}: {job_ids} need more than the slot"
+
+
+def check_claims(state: State, owners: Mapping[Slot, Collection[str]]) -> None:
+    """Check that no slot is reserved for two jobs, or while another job stays on it. owners: running jobs by slot."""
     claims: dict[Slot, str] = {}
     for job in state.jobs.values():
         for slot in job.claim:
             assert slot not in claims, f"{slot} is claimed by {claims[slot]} and {job.job_id}"
             claims[slot] = job.job_id
-            holder = owners.get(slot, job.job_id)
-            leaves = holder == job.job_id or state.jobs[holder].stop_reason is not None
-            assert leaves, f"{slot} is claimed by {job.job_id}, and {holder} stays on it"
+            for holder in owners.get(slot, ()):
+                leaves = holder == job.job_id or state.jobs[holder].stop_reason is not None
+                assert leaves, f"{slot} is claimed by {job.job_id}, and {holder} stays on it"
 
 
 def check_books(state: State) -> None:
-    """Check that no slot is held by two jobs, and that every pending job has a reason."""
-    owners: dict[Slot, str] = {}
+    """Check that no slot is held by two jobs that do not share it, and that every pending job has a reason."""
+    owners: dict[Slot, tuple[str, ...]] = {}
     for job in state.jobs.values():
         for slot in {rank.slot for rank in job.ranks} if job.state.holds_slots else ():
-            assert slot not in owners, f"{slot} is held by {owners[slot]} and {job.job_id}"
-            owners[slot] = job.job_id
+            owners[slot] = (*owners.get(slot, ()), job.job_id)
+            check_slot(state, slot, owners[slot])
         if job.state is JobState.PENDING:
             assert cycle.why_waits(state, job), f"{job.job_id} is pending without a reason"
 
@@ -89,7 +101,9 @@ def slots_of(cls: type) -> list[str]:
     return [name for base in cls.__mro__ for name in getattr(base, "__slots__", ())]
 
 
-NOT_DERIVED = frozenset({"changed", "fresh", "grown", "unsettled", "appointed", "stoppable_due", "timeouts"})
+NOT_DERIVED = frozenset(
+    {"changed", "fresh", "grown", "unsettled", "appointed", "stoppable_due", "timeouts", "regrouped"}
+)
 """What happened since the last pass, which the state does not contain, and timeouts: old ones may remain."""
 
 AFTER_THE_THAW = frozenset({"line", "starved", "_starved"})
@@ -144,6 +158,7 @@ COMPARABLE = {
     "line": _line,
     "ends": _ends,
     "ends_of": _ends_of,
+    "own_ends": lambda index, _: {job: at for job, at in index.own_ends.items() if at > index.state.now_ns},
     "starved": _starved,
     "_starved": _starved,
     "_groups": lambda index, _: [sorted(group) for group in index._groups],

@@ -27,12 +27,14 @@ from scheduler_feedback.core.events import (
     PolicySet,
     Progressed,
     RankFailed,
+    SharedSpeed,
     Tick,
     VerdictJudged,
 )
 from scheduler_feedback.core.job import After, Dependency, Group, JobSpec, JobState, Packing
-from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sharing
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.random_cycles import Ordeal
 
 QUEUES = (Queue("all"), Queue("a", "all", quota=4, borrow=False), Queue("b", "all", weight=2.0, limit=6), Queue("c"))
@@ -68,6 +70,8 @@ POLICIES = st.builds(
     defragmentation_moves=st.sampled_from([0, 2, 4]),
     level_patience_seconds=st.sampled_from([0.0, 0.0, 20.0]),
     type_patience=st.sampled_from([0.0, 0.5, 1.0]),
+    sharing=st.sampled_from([*Sharing, Sharing.GANDIVA, Sharing.GANDIVA, Sharing.ANTMAN, Sharing.ANTMAN]),
+    pair_speeds=st.sampled_from([{}, {}, {"w": {"w": 0.8, "v": 0.3}, "v": {"w": 0.9}}]),
     ended_jobs_kept=st.sampled_from([3, 10_000]),
 )
 
@@ -88,6 +92,10 @@ SPECS = st.builds(
     required_level=st.sampled_from([None, None, None, Level.NODE, Level.RACK]),
     preferred_level=st.sampled_from([None, None, Level.RACK]),
     checkpoint_interval_seconds=st.sampled_from([None, 7.0]),
+    workload=st.sampled_from(["", "v", "w"]),
+    slot_memory_mib=st.sampled_from([0, 10, 30, 50]),
+    slot_share=st.sampled_from([0.0, 0.0, 0.4, 0.7]),
+    stages=st.sampled_from([(), (1.0, 2.0, 3.0), (3.0, 1.0, 1.0)]),
 )
 TRAITS = st.fixed_dictionaries(
     {
@@ -97,6 +105,8 @@ TRAITS = st.fixed_dictionaries(
         "after": st.sampled_from([None, None, None, *After]),
         "array": st.sampled_from([0, 0, 0, 0, 3]),
         "launcher": st.sampled_from([False, False, False, True]),
+        "shareable": st.sampled_from([False, False, True]),
+        "opportunistic": st.sampled_from([False, False, True]),
     }
 )
 
@@ -124,7 +134,10 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
         "exact_seconds": seconds,
         "time_limit_seconds": seconds,
     }
-    if traits["elastic"] and not traits["launcher"]:
+    if traits["shareable"]:
+        changes["shareable"] = True
+        changes["opportunistic"] = traits["opportunistic"] and changes["preemptible"]
+    elif traits["elastic"] and not traits["launcher"]:
         changes |= {"min_ranks": max(spec.ranks // 2, 1), "max_ranks": spec.ranks * traits["elastic"]}
     if traits["launcher"] and spec.ranks > 2:
         changes["groups"] = (Group("launcher", 1), Group("worker", spec.ranks - 1, same_node=spec.ranks < 5))
@@ -153,9 +166,21 @@ class Invariants(RuleBasedStateMachine):
         estimates=st.sampled_from([*Estimates, Estimates.EXACT]),
         racks=st.sampled_from([0, 2]),
         types=st.sampled_from([1, 1, 2, 3]),
+        jobs_per_slot=st.sampled_from([1, 2, 2, 4]),
+        memory=st.sampled_from([0, 0, 60]),
         calm=st.booleans(),
     )
-    def begin(self, sizes: list[int], policy: Policy, estimates: Estimates, racks: int, types: int, calm: bool) -> None:
+    def begin(
+        self,
+        sizes: list[int],
+        policy: Policy,
+        estimates: Estimates,
+        racks: int,
+        types: int,
+        jobs_per_slot: int,
+        memory: int,
+        calm: bool,
+    ) -> None:
         """Create a cluster. calm: nothing fails and run times are known, so every reservation must be met."""
         if types > 1:
             policy = replace(policy, throughput={"": {"t0": 1.0, "t1": 0.25, "t2": 1.5}})
@@ -165,7 +190,7 @@ class Invariants(RuleBasedStateMachine):
             policy = replace(policy, estimates=known, backfill=Backfilling.EASY, preempt=False, mode=Mode.ACT)
         else:
             policy = replace(policy, estimates=estimates)
-        self.world = Ordeal(tuple(sizes), policy, racks, types)
+        self.world = Ordeal(tuple(sizes), policy, racks, types, jobs_per_slot, memory)
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is not None:  # report the original failure, not its consequences
@@ -238,10 +263,20 @@ class Invariants(RuleBasedStateMachine):
     @rule(
         gangs=st.lists(st.tuples(st.integers(1, 6), st.integers(2, 90)), min_size=2, max_size=8),
         stops=st.booleans(),
+        shares=st.booleans(),
+        leftovers=st.booleans(),
         together=st.booleans(),
         seconds=st.sampled_from([0.0, 1.0, 7.0, 30.0]),
     )
-    def rush(self, gangs: list[tuple[int, int]], stops: bool, together: bool, seconds: float) -> None:
+    def rush(
+        self,
+        gangs: list[tuple[int, int]],
+        stops: bool,
+        shares: bool,
+        leftovers: bool,
+        together: bool,
+        seconds: float,
+    ) -> None:
         """Submit many jobs at once, because most problems need a full cluster and a queue."""
         Invariants.steps += len(gangs)
         plain = [
@@ -249,6 +284,8 @@ class Invariants(RuleBasedStateMachine):
                 JobSpec(
                     "plain", ("train",), ranks, queue="c", time_limit_seconds=float(length),
                     exact_seconds=float(length), grace_seconds=2.0, restartable=stops, preemptible=stops,
+                    shareable=shares, opportunistic=shares and stops and leftovers and length % 3 == 0,
+                    slot_memory_mib=10 + length % 30, workload="vw"[length % 2], stages=(length % 5 + 1.0, 3.0, 1.0),
                 ),
                 float(length),
                 0,
@@ -321,8 +358,7 @@ class Invariants(RuleBasedStateMachine):
         return (job_id, self.world.state.jobs[job_id].attempt) in self.world.alive
 
     def _vanish(self, job_id: str, attempt: int) -> None:
-        for slot in self.world.alive.pop((job_id, attempt)).slots:
-            del self.world.owner[slot]
+        self.world.vanish(job_id, attempt)
 
     @rule(number=SMALL)
     def first_step(self, number: int) -> None:
@@ -338,6 +374,16 @@ class Invariants(RuleBasedStateMachine):
         if job.spec.restartable and job.spec.exact_seconds is not None:
             reported = self.world.progress(job_id, job.attempt)
             self.world.cycle(Progressed(job_id, job.attempt, reported))
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, speed=st.sampled_from([0.3, 0.6, 0.95]))
+    def measure_shared(self, number: int, speed: float) -> None:
+        """Report the speed of a gang that shares slots."""
+        job_id = self._held(number)
+        if job_id is None or not self._lives(job_id):
+            return
+        partners = tuple(index_of(self.world.state).partners(job_id))
+        self.world.cycle(SharedSpeed(job_id, self.world.state.jobs[job_id].attempt, partners, speed))
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())

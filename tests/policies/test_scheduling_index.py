@@ -179,6 +179,7 @@ CHANGES: dict[str, Callable[[World, SchedulingIndex], None]] = {
     "take_turns": _take_turns,
     "reserve": lambda world, index: index.reserve(world.state.jobs["j-000005"], [Slot("n3", 0), Slot("n3", 1)]),
     "start": lambda world, index: index.start(world.state.jobs["j-000005"], [Slot("n3", 1)], "a-000099", 0.25),
+    "share_again": lambda world, index: index.share_again(world.state.jobs["j-000001"], (), 0.5),
     "run": _run,
     "run_external": _run_external,
     "report_progress": lambda world, index: index.report_progress(world.state.jobs["j-000001"], 700.0),

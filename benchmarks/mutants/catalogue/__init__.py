@@ -17,6 +17,7 @@ from benchmarks.mutants.catalogue import (
     own_work,
     policies,
     policies_small,
+    sharing,
     slurm,
     survivors,
 )
@@ -41,6 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *gpu_shares.MUTANTS,
     *gpu_types.MUTANTS,
     *order.MUTANTS,
+    *sharing.MUTANTS,
 )
 
 

@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "policies.index.held_slots:HeldSlots.update_expected_end",
-        "self._expect(job)",
+        "self._expect(self.state.jobs[job_id])",
         "pass",
         ("tests/policies/test_room.py",),
     ),

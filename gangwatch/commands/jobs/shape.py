@@ -145,6 +145,25 @@ _OPTIONS = (
     click.option("--spread", is_flag=True, help="Use as many nodes as possible. Default: as few as possible."),
     click.option("--level", "required_level", type=_LEVELS, help="Require all ranks in one domain of this level."),
     click.option("--prefer-level", "preferred_level", type=_LEVELS, help="Prefer one domain of this level."),
+    click.option("--shareable", is_flag=True, help="Other shareable jobs may use this job's slots at the same time."),
+    click.option(
+        "--opportunistic",
+        is_flag=True,
+        help="Use only what other jobs leave of their slots; implies --shareable and --preemptible.",
+    ),
+    click.option(
+        "--slot-memory",
+        "slot_memory_mib",
+        type=click.IntRange(1),
+        metavar="MIB",
+        help="Device memory of each rank. Jobs share a slot only if the memory of all fits.",
+    ),
+    click.option(
+        "--slot-share",
+        type=click.FloatRange(0, 1, min_open=True),
+        metavar="PART",
+        help="Part of a slot's computing power that each rank needs, such as 0.5.",
+    ),
     click.option(
         "--workload",
         callback=plain,
@@ -167,16 +186,22 @@ def shape_options(command: _Command) -> _Command:
     def gathered(
         *, job_file: dict[str, Any], array: tuple[int, int] | None, spread: bool, preemptible: bool, **rest: Any
     ) -> Any:
+        shareable, opportunistic = rest.pop("shareable"), rest.pop("opportunistic")
         names = (
             "min_ranks", "max_ranks", "groups", "after", "gpu_types", "throughput", "checkpoint_interval_seconds",
             "checkpoint_cost_seconds", "checkpoint_command", "checkpoint_timeout_seconds", "priority",
             "min_run_seconds", "required_level", "preferred_level", "workload",
+            "slot_memory_mib", "slot_share",
         )  # fmt: skip
         given = {name: value for name in names if (value := rest.pop(name)) or value == 0}
         if array is not None:
             given |= {"array_size": array[0], "array_parallel": array[1]}
         if spread:
             given["packing"] = Packing.SPREAD.value
+        if shareable or opportunistic:
+            given["shareable"] = True
+        if opportunistic:
+            given["opportunistic"] = preemptible = True
         if preemptible:
             given |= {"preemptible": True, "restartable": True}
         return command(shape=job_file | given, **rest)

@@ -43,11 +43,15 @@ _SHIM = Path(__file__).with_name("shim.py")
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """A virtual node of this machine. devices: GPU UUID of each slot; empty if the slots are processors."""
+    """A virtual node of this machine. devices: GPU UUID of each slot; empty if the slots are processors.
+
+    jobs_per_slot: maximum number of shareable jobs on one slot.
+    """
 
     name: str
     slots: int
     devices: tuple[str, ...] = ()
+    jobs_per_slot: int = 1
 
 
 def free_port() -> int:
@@ -109,7 +113,10 @@ class LocalBackend(Backend):
         self._failures: set[str] = set()  # already logged
 
     def nodes(self) -> Sequence[NodeSeen]:
-        return [NodeSeen(node.name, node.slots, node.devices, self._machine) for node in self._nodes.values()]
+        return [
+            NodeSeen(node.name, node.slots, node.devices, self._machine, jobs_per_slot=node.jobs_per_slot)
+            for node in self._nodes.values()
+        ]
 
     def apply(self, action: Action) -> None:
         try:

@@ -31,8 +31,11 @@ class HeldSlots:
         "ends_of",
         "grown",
         "held",
+        "own_ends",
         "plan_or_none",
         "policy",
+        "regrouped",
+        "sharers",
         "shares",
         "state",
         "stopping",
@@ -50,6 +53,8 @@ class HeldSlots:
         self.ends: list[Release] = []
         """Times when slots are expected to be freed, the earliest first."""
         self.ends_of: dict[str, list[Release]] = {}
+        self.own_ends: dict[str, int] = {}
+        """Expected ends of jobs that share slots. Their slots are released at the latest end of all jobs on them."""
         self.stopping: set[str] = set()
         """Ids of the jobs that are to be stopped."""
         self.grown = True
@@ -60,6 +65,52 @@ class HeldSlots:
         """Whether a verdict of interference between two gangs is active."""
         self.shares = Shares(state.policy)
         """Number of slots that each queue holds, and the limits of the queues."""
+        self.sharers: dict[Slot, tuple[str, ...]] = {}
+        """Ids of the jobs on each slot that a shareable job holds."""
+        self.regrouped: set[str] = set()
+        """Ids of jobs on whose slots another job has started or ended."""
+
+    # --- jobs that share slots ---------------------------------------------------------------------------------------
+
+    def partners(self, job_id: str) -> list[str]:
+        """Return the ids of the jobs that hold a slot of this job, too, sorted."""
+        if not self.sharers:
+            return []
+        sharers = self.sharers
+        found = {other for slot in self.held.get(job_id, _NONE) for other in sharers.get(slot, ())}
+        found.discard(job_id)
+        return sorted(found)
+
+    def freed_by(self, job: Job, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        """Return the slots that are free once the job has left. Its guests leave with it; other jobs stay."""
+        if not self.sharers or not job.spec.shareable:
+            return slots
+        jobs = self.state.jobs
+        return tuple(
+            slot
+            for slot in slots
+            if all(one == job.job_id or job.job_id in jobs[one].guest_of for one in self.sharers.get(slot, ()))
+        )
+
+    def _join(self, job: Job, slots: tuple[Slot, ...]) -> None:
+        for slot in slots:
+            others = self.sharers.get(slot, ())
+            self.sharers[slot] = tuple(sorted((*others, job.job_id)))
+            if others:
+                self.regrouped |= {job.job_id, *others}
+
+    def _part(self, job: Job, slots: tuple[Slot, ...]) -> set[Slot]:
+        """Remove the job from its slots, and return those that other jobs still hold."""
+        kept: set[Slot] = set()
+        for slot in slots:
+            others = tuple(one for one in self.sharers.get(slot, ()) if one != job.job_id)
+            if others:
+                self.sharers[slot] = others
+                self.regrouped |= {job.job_id, *others}
+                kept.add(slot)
+            else:
+                self.sharers.pop(slot, None)
+        return kept
 
     @property
     def plan(self) -> Plan:
@@ -95,7 +146,7 @@ class HeldSlots:
         """
         plan, all_slots = self.plan, tuple(rank.slot for rank in job.ranks)
         given = all_slots if slots is None else tuple(slots)
-        plan.give(given)
+        plan.give(self.freed_by(job, given))
         self._leave(job, given)
 
     def stay(self, job: Job) -> None:
@@ -150,11 +201,15 @@ class HeldSlots:
         self._note_start(job, slots)
         if self.plan_or_none is not None:
             self.plan_or_none.hold(slots)
+        if job.spec.shareable:
+            self._join(job, slots)
         self.shares.use(job.spec.queue, len(slots))
         self.changed = True
 
     def _free(self, job: Job, held: tuple[Slot, ...], claim: tuple[Slot, ...]) -> None:
         freed = (*held, *claim) if claim else held
+        if job.spec.shareable and (shared := self._part(job, held)):
+            freed = tuple(slot for slot in freed if slot not in shared)
         if self.claims:
             # Slots that are reserved for another gang stay taken.
             kept = {slot for slots in self.claims.values() for slot in slots}
@@ -195,10 +250,34 @@ class HeldSlots:
 
     def _expect(self, job: Job) -> None:
         found = job_releases(self.state, job, self.state.now_ns, self._clear_ns(job))
+        if self.sharers and job.spec.shareable:
+            if found and self.partners(job.job_id):
+                self.own_ends[job.job_id] = found[-1].at_ns
+            found = [one for one in map(self._release_of_all, found) if one.slots]
         if found:
             self.ends_of[job.job_id] = found
             for release in found:
                 insort(self.ends, release)
+
+    def _release_of_all(self, release: Release) -> Release:
+        """Return the release of a job's slots at the latest end of all jobs on them.
+
+        A slot that several jobs hold is in the release of the first one by id only, so that it counts once.
+        Opportunistic jobs do not count beside others, because they leave when their slots are needed.
+        """
+        jobs = self.state.jobs
+        ends = [] if jobs[release.job_id].spec.opportunistic else [release.at_ns]
+        for other in self.partners(release.job_id):
+            if not jobs[other].spec.opportunistic:
+                found = job_releases(self.state, jobs[other], self.state.now_ns)
+                ends += [one.at_ns for one in found if not set(one.slots).isdisjoint(release.slots)]
+        own = self.held.get(release.job_id, _NONE)
+        slots = tuple(
+            slot
+            for slot in release.slots
+            if slot not in own or self.sharers.get(slot, (release.job_id,))[0] == release.job_id
+        )
+        return Release(max(ends, default=release.at_ns), release.job_id, slots)
 
     def _clear_ns(self, job: Job) -> int:
         """Return when the pending job's reserved slots are expected to be free; 0 if no gang holds any of them."""
@@ -217,15 +296,18 @@ class HeldSlots:
         )
 
     def _drop_ends(self, job_id: str) -> None:
+        self.own_ends.pop(job_id, None)
         for release in self.ends_of.pop(job_id, ()):
             index = bisect_left(self.ends, release)
             del self.ends[index]
 
     def update_expected_end(self, job: Job) -> None:
         """Update the job's expected end, after a change of its speed, progress or verdicts."""
-        if job.job_id in self.ends_of:
-            self._drop_ends(job.job_id)
-            self._expect(job)
+        partners = self.partners(job.job_id)
+        if job.job_id in self.ends_of or partners:
+            for job_id in (job.job_id, *partners):
+                self._drop_ends(job_id)
+                self._expect(self.state.jobs[job_id])
             self.grown = self.changed = True
 
     def update_expected_restarts(self, claimants: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ JOB_FIELDS = frozenset(
         *("spec", "state", "attempt", "ranks", "claim", "stop_reason", "submitted_ns", "attempt_started_ns"),
         *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds", "progress_ns"),
         *("speed", "excluded_nodes", "overdue", "estimate_seconds", "urgency", "level", "turn", "array_of"),
-        *("awaited_type", "awaited_until_ns", "relaxed"),
+        *("awaited_type", "awaited_until_ns", "relaxed", "guest_of"),
     }
 )
 """Fields of a job on which the index depends."""
@@ -36,6 +36,7 @@ NODE_FIELDS = frozenset(
     {
         *("name", "slots", "state", "until_ns", "present", "slowdown", "spare", "refuses", "limits", "free"),
         *("reported_ns", "gpu_type", "spine", "rack", "rail", "island", "island_slots"),
+        *("jobs_per_slot", "slot_memory_mib"),
     }
 )
 """Fields of a node on which the index depends."""
@@ -73,7 +74,9 @@ class SchedulingIndex(TrackedJobs):
             return
         self.state.policy = policy
         self.state.idle = False
+        regrouped = self.regrouped
         TrackedJobs.__init__(self, self.state)  # in place: the cycle context refers to this index
+        self.regrouped = regrouped
 
     def evaluate_all(self) -> None:
         """Request that this cycle evaluates all pending jobs again."""
@@ -115,6 +118,7 @@ class SchedulingIndex(TrackedJobs):
             node.gpu_type, node.island_slots = event.gpu_type, event.island_slots
             node.refuses, node.queues, node.limits = event.refuses, event.queues, event.limits
             node.free, node.reported_ns = event.free, self.state.now_ns
+            node.jobs_per_slot, node.slot_memory_mib = event.jobs_per_slot, event.slot_memory_mib
             self.plan_or_none = None  # its topology has changed
             self._capacity_changed()
         if not new:
@@ -250,8 +254,14 @@ class SchedulingIndex(TrackedJobs):
 
     # --- jobs: attempts ----------------------------------------------------------------------------------------------
 
-    def start(self, job: Job, slots: Sequence[Slot], action_id: str, speed: float) -> None:
-        """Start the job's next attempt, rank n on slots[n]. speed: relative to the speed that the estimates assume."""
+    def start(
+        self, job: Job, slots: Sequence[Slot], action_id: str, speed: float, guest_of: tuple[str, ...] = ()
+    ) -> None:
+        """Start the job's next attempt, rank n on slots[n].
+
+        speed: relative to the speed that the estimates assume. guest_of: ids of the jobs that hold these slots and
+        share them with the attempt.
+        """
         job.state, job.attempt = JobState.STARTING, job.attempt + 1
         job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
         job.attempt_started_ns = self.state.now_ns
@@ -261,7 +271,24 @@ class SchedulingIndex(TrackedJobs):
         job.expected_start_ns, job.appraise_ns = None, 0
         job.proposed, job.action_id, job.speed = "", action_id, speed
         job.awaited_type, job.awaited_until_ns, job.relaxed = "", 0, False
+        job.guest_of = guest_of
         self._update(job)
+
+    def share_again(self, job: Job, guest_of: tuple[str, ...], speed: float) -> None:
+        """Update a running job after a change of the jobs on its slots, or of its measured speed beside them.
+
+        guest_of: the jobs that it joined and that still hold its slots. speed: relative to the speed that the estimates
+        assume.
+        """
+        job.guest_of = guest_of
+        if speed != job.speed:
+            if job.spec.restartable and job.attempt_started_ns is not None:
+                since_ns = job.attempt_started_ns if job.progress_ns is None else job.progress_ns
+                restart = job.spec.restart_cost_seconds if job.attempt > 1 and job.progress_ns is None else 0.0
+                done = max((self.state.now_ns - since_ns) / 1e9 - restart, 0.0) * job.speed
+                job.done_seconds, job.progress_ns = (job.done_seconds or 0.0) + done, self.state.now_ns
+            job.speed = speed
+        self.update_expected_end(job)
 
     def run(self, job: Job, ranks: list[RankRecord] | None) -> None:
         """Record that all ranks run. ranks: the ranks that the backend reported; None if it reported none."""

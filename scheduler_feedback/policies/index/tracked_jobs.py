@@ -43,6 +43,7 @@ class TrackedJobs(HeldSlots):
         "fresh",
         "hopeless",
         "line",
+        "opportunists",
         "overdue",
         "probes",
         "running",
@@ -61,6 +62,8 @@ class TrackedJobs(HeldSlots):
         """Ids of pending jobs with slots reserved for their restart."""
         self.probes: set[str] = set()
         """Ids of pending probes."""
+        self.opportunists: set[str] = set()
+        """Ids of pending opportunistic jobs. They are not in the queue, so they delay no other job."""
         self.doubtful: set[str] = set()
         """Names of nodes that are not healthy."""
         self.running: set[str] = set()
@@ -76,7 +79,7 @@ class TrackedJobs(HeldSlots):
         self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
         self.overdue: set[str] = set()
         """Ids of pending and active jobs that were put ahead of other jobs because they have waited too long."""
-        self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue)
+        self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue, self.opportunists)
         self.starved: list[tuple[int, str]] = []
         """Heap of (submission, job id) of jobs that have waited past the starvation bound and are not overdue yet."""
         self._starved: set[str] = set()
@@ -100,6 +103,10 @@ class TrackedJobs(HeldSlots):
         for job in state.jobs.values():
             self._add(job)
         self.ended.sort()
+        for job_id in sorted(self.regrouped):
+            self._drop_ends(job_id)
+            self._expect(state.jobs[job_id])
+        self.regrouped = set()
         self.update_expected_restarts(self.claimants)
         if state.idle:
             self.grown = self.changed = False
@@ -149,6 +156,7 @@ class TrackedJobs(HeldSlots):
 
     def _update_alone(self, job: Job) -> None:
         job_id = job.job_id
+        partners = self.partners(job_id)
         held, claim = self.held.pop(job_id, _NONE), self.claims.pop(job_id, _NONE)
         if held or claim:
             self._cross(held, -1)
@@ -162,9 +170,12 @@ class TrackedJobs(HeldSlots):
         for group in self._groups:
             if group:
                 group.discard(job_id)
-        if job_id in self.ends_of:
+        if job_id in self.ends_of or job_id in self.own_ends:
             self._drop_ends(job_id)
         self._add(job)
+        for other in sorted({*partners, *self.partners(job_id)}):
+            self._drop_ends(other)
+            self._expect(self.state.jobs[other])
         if self.disputes:
             self.congestion_changed()
 
@@ -193,6 +204,9 @@ class TrackedJobs(HeldSlots):
         elif self.dependencies.blocks(job):
             if self.dependencies.hopeless(job) is not None:
                 self.hopeless.add(job_id)
+        elif job.spec.opportunistic:
+            self.opportunists.add(job_id)
+            self.grown = True
         else:
             self._line_up(job)
         if job.claim:
@@ -323,6 +337,8 @@ class TrackedJobs(HeldSlots):
         ends = self.ends
         while ends and ends[0].at_ns <= now_ns:
             self.update_expected_end(self.state.jobs[ends[0].job_id])
+        for job_id in sorted(one for one, at_ns in self.own_ends.items() if at_ns <= now_ns):
+            self.update_expected_end(self.state.jobs[job_id])
         if self.claimants:
             self.update_expected_restarts(self.claimants)
 
@@ -348,7 +364,9 @@ class TrackedJobs(HeldSlots):
 
         Outdated timeouts are not removed from the index; this check skips them.
         """
-        if job.job_id in self.line or job.job_id in self.claimants:  # a pause or patience has ended, or it has starved
+        if (
+            job.job_id in self.line or job.job_id in self.claimants or job.job_id in self.opportunists
+        ):  # a pause or patience has ended, or it has starved
             timers = (job.not_before_ns, job.awaited_until_ns, relaxes_ns(self.policy, job))
             return at_ns in (*timers, order.starves_ns(self.state, job))
         if job.job_id not in self.held:

@@ -7,7 +7,7 @@ import re
 import signal
 
 from scheduler_feedback.core.job import JobKind, JobSpec
-from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.state import Policy, Sharing, State
 from scheduler_feedback.policies.index.queue_shares import Shares
 
 # signal(7): these two signals cannot be caught or blocked.
@@ -51,7 +51,7 @@ def malformed(spec: JobSpec) -> str | None:
             return "a checkpoint command needs restartable: it saves a job that is started again"
     if spec.max_retries < 0:
         return f"the number of retries is {spec.max_retries}; it cannot be less than 0"
-    return _invalid_shape(spec) or _invalid_text(spec)
+    return _invalid_shape(spec) or _invalid_sharing(spec) or _invalid_text(spec)
 
 
 def _invalid_shape(spec: JobSpec) -> str | None:
@@ -83,6 +83,25 @@ def _invalid_shape(spec: JobSpec) -> str | None:
     for gpu_type, speed in spec.throughput.items():
         if not math.isfinite(speed) or speed <= 0:
             return f"the throughput on {gpu_type} is {speed:g}; it must be more than 0"
+    return None
+
+
+def _invalid_sharing(spec: JobSpec) -> str | None:
+    """Return why the job cannot share slots as it asks; None if it can."""
+    if spec.opportunistic and not spec.shareable:
+        return "opportunistic needs shareable: such a job runs on slots of other jobs"
+    if spec.opportunistic and not (spec.restartable and spec.preemptible):
+        return "opportunistic needs preemptible: such a job leaves when another job needs its slots"
+    if spec.shareable and (spec.min_ranks is not None or spec.max_ranks is not None):
+        return "a shareable job has a fixed number of ranks: leave out min_ranks and max_ranks"
+    if spec.slot_memory_mib < 0:
+        return f"its memory per rank is {spec.slot_memory_mib} MiB; it cannot be less than 0"
+    if not 0 <= spec.slot_share <= 1:
+        return f"its share of a slot is {spec.slot_share:g}; it must be from 0 to 1"
+    if any(not math.isfinite(seconds) or seconds < 0 for seconds in spec.stages) or (
+        spec.stages and not any(spec.stages)
+    ):
+        return "the durations of its stages must be 0 s or more, and not all 0"
     return None
 
 
@@ -123,6 +142,11 @@ def _invalid_text(spec: JobSpec) -> str | None:
 
 def over_limit(policy: Policy, spec: JobSpec) -> str | None:
     """Return why the job exceeds the limits of its queue even if that is empty, and what to do; None if it does not."""
+    if spec.opportunistic and policy.sharing is not Sharing.ANTMAN:
+        return (
+            f"is opportunistic, but the rule for shared slots is {policy.sharing.value}: submit it without "
+            f"opportunistic, or have the operator set sharing to {Sharing.ANTMAN.value}"
+        )
     least = spec.min_ranks or spec.ranks
     found = Shares(policy).never(spec.queue, least) if policy.queues else None
     if found is None:

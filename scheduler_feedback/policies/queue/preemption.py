@@ -61,6 +61,8 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
 def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
     """Return whether the running gang may be preempted now."""
     spec, since_ns = job.spec, job.attempt_started_ns
+    if job.guest_of:  # it frees no slots
+        return False
     if since_ns is None or job.stop_reason is not None or not (spec.preemptible and spec.restartable):
         return False
     least = state.policy.min_run_seconds if spec.min_run_seconds is None else spec.min_run_seconds
@@ -137,6 +139,8 @@ def choose(context: CycleContext) -> tuple[list[Job], int]:
 
 def _counted(index: SchedulingIndex, job: Job) -> int:
     """Count the running gang's slots, except slots on unavailable nodes and on nodes on probation."""
+    if job.guest_of:  # the slots count for the jobs that it joined
+        return 0
     plan = index.plan
     if not index.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
         return len(job.ranks)

@@ -101,6 +101,11 @@ def unreserved(state: State, key: tuple[Any, ...]) -> bool:
     return state.policy.order is Order.FAIR and state.policy.preempt and key[1:2] != (0,)
 
 
+def release_reservation(context: CycleContext) -> None:
+    """Remove the head's reservation, because the head starts on other slots than free ones."""
+    _keep(context, None)
+
+
 def _kept(state: State) -> Reservation | None:
     if state.reserved_for is None or state.reserved_from_ns is None:
         return None
@@ -131,13 +136,18 @@ def _keep(context: CycleContext, reservation: Reservation | None) -> Reservation
     return reservation
 
 
-def start(context: CycleContext, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
-    """Start the gang's next attempt, rank n on slots[n], and log why. kind: kind of the log entry."""
+def start(
+    context: CycleContext, job: Job, slots: tuple[Slot, ...], kind: str, why: str, guest_of: tuple[str, ...] = ()
+) -> None:
+    """Start the gang's next attempt, rank n on slots[n], and log why.
+
+    kind: kind of the log entry. guest_of: ids of the jobs with which it shares the slots.
+    """
     gpu_type = context.state.nodes[slots[0].node].gpu_type
     if job.awaited_until_ns and gpu_type:
         why += f"; it waited for a faster GPU type and starts on {gpu_type}"
     speed = attempt_speed(context.state.policy, job.spec, gpu_type, len(slots))
-    context.index.start(job, slots, context.action_id(), speed)
+    context.index.start(job, slots, context.action_id(), speed, guest_of)
     spec = resized(job.spec, len(slots))
     context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
     waited = span((context.now_ns - job.submitted_ns) / 1e9)

@@ -87,6 +87,11 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
         return "limit", f"cannot start with the present queue limits: {why_never}"
     if (limit := index.shares.room(job.spec.queue, ranks)) is not None:
         return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {index.shares.held[limit[0]]}"
+    if job.spec.opportunistic:
+        return (
+            "slots",
+            f"opportunistic: waits for {slots(ranks)} of shareable jobs, or that no other job needs",
+        )
     if job.awaited_type:
         return "type", _awaits_type(state, job)
     room = _shared_free(index.plan, job) >= ranks

@@ -12,7 +12,7 @@ from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import Estimates, Mode, State
 from scheduler_feedback.policies.cycle_context import CycleContext
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.remediation.move_cost import cooling_ns
 
@@ -23,6 +23,8 @@ def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
     if job.state is not JobState.RUNNING or job.stop_reason is not None or not spec.restartable:
         return False
     if spec.groups and spec.min_ranks is None and spec.max_ranks is None:
+        return False
+    if spec.shareable and index_of(state).partners(job.job_id):  # moving it would stop its guests, too
         return False
     if job.claim or job.attempt_started_ns is None or cooling_ns(state.policy, job, now_ns) > 0:
         return False

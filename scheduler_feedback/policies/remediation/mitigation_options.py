@@ -276,7 +276,12 @@ def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tu
         if found is not None:
             return found, ()
         lent = [one for one in borrowers(state, index) if one != job.job_id]
-        plan.give(slot for one in lent for slot in index.held[one] if state.nodes[slot.node].spare)
+        plan.give(
+            slot
+            for one in lent
+            for slot in index.freed_by(state.jobs[one], index.held[one])
+            if state.nodes[slot.node].spare
+        )
         found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most, spares=True) or ()
         return found, tuple(one for one in lent if not set(found).isdisjoint(index.held[one]))
     finally:

@@ -1,0 +1,21 @@
+"""Mutants of jobs that share slots."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_JOIN = ("tests/policies/test_sharing.py",)
+_RULES = ("tests/policies/test_sharing_rules.py",)
+_SPEEDS = ("tests/controller/test_shared_speeds.py",)
+
+MUTANTS = (
+    Mutant("policies.sharing.guests:has_room", "> node.jobs_per_slot", "> node.jobs_per_slot + 1", _JOIN),
+    Mutant("policies.sharing.guests:has_room", "sum(needed) > node.slot_memory_mib", "False", _JOIN),
+    Mutant("policies.sharing.guests:has_room", "not all(needed)", "False", _JOIN),
+    Mutant("policies.sharing.case:pays", ">= LEAST_PART", ">= 0", _RULES),
+    Mutant("policies.sharing.sjf_bsbf:saved_seconds", "min(wait, host)", "host", _RULES),
+    Mutant("policies.sharing.separation:leave_with_host", "not in _LEAVES", "in _LEAVES", _JOIN),
+    Mutant("policies.sharing.pair_speeds:learn", "before is None", "True", _RULES),
+    Mutant("policies.index.held_slots:HeldSlots._release_of_all", "max(ends, default=release.at_ns)", "release.at_ns",
+           _JOIN),
+    Mutant("controller.shared_speeds:SharedSpeeds._one", "< STEPS * seconds", "< 0", _SPEEDS),
+    Mutant("controller.shared_speeds:SharedSpeeds._one", "now_ns - since_ns < TRIAL_NS", "False", _SPEEDS),
+)  # fmt: skip

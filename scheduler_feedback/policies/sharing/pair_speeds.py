@@ -1,0 +1,60 @@
+"""Speeds of jobs that share slots: measured ones, ones given by the operator, and predictions.
+
+A speed is relative to the job's speed alone on the same slots. It is stored by workload: pairs of the same two
+workloads are expected to be alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.state import State
+
+NEWEST = 0.5
+"""Weight of a new measurement in the stored speed, so that one outlier does not decide for ever."""
+
+
+def workload_of(spec: JobSpec) -> str:
+    """Return the workload under which the job's speeds are stored: its own, else its user and name."""
+    return spec.workload or f"{spec.user}/{spec.name}"
+
+
+def known(state: State, spec: JobSpec, other: JobSpec) -> float | None:
+    """Return the measured or given speed of the job beside the other one; None if there is none."""
+    mine, theirs = workload_of(spec), workload_of(other)
+    measured = state.pair_speeds.get(mine, {}).get(theirs)
+    return state.policy.pair_speeds.get(mine, {}).get(theirs) if measured is None else measured
+
+
+def speed_beside(state: State, spec: JobSpec, others: Sequence[JobSpec]) -> float | None:
+    """Return the job's speed beside all of these jobs; None if the speed of a pair is unknown.
+
+    The speeds of several pairs are multiplied, as if each other job slowed it independently.
+    """
+    speed = 1.0
+    for other in others:
+        pair = known(state, spec, other)
+        if pair is None:
+            return None
+        speed *= pair
+    return speed
+
+
+def assumed_speed(state: State, spec: JobSpec, others: Sequence[JobSpec]) -> float:
+    """Return the job's known speed beside these jobs, else that of equal shares of time.
+
+    Opportunistic jobs get no share of the time that other jobs use.
+    """
+    if not spec.opportunistic:
+        others = [other for other in others if not other.opportunistic]
+    speed = speed_beside(state, spec, others)
+    return 1 / (1 + len(others)) if speed is None else speed
+
+
+def learn(state: State, spec: JobSpec, other: JobSpec, speed: float) -> float:
+    """Store a measured speed of the job beside the other one. Return the speed that is now expected."""
+    row = state.pair_speeds.setdefault(workload_of(spec), {})
+    before = row.get(workload_of(other))
+    row[workload_of(other)] = speed if before is None else (1 - NEWEST) * before + NEWEST * speed
+    return row[workload_of(other)]
