@@ -109,7 +109,7 @@ class Measured:
     """Seconds that a step would save without the rank. If other ranks of its node are alarmed, the whole node is left
     out; if the node has all ranks of the role, only its alarmed ranks are."""
     next_gain: float
-    """Seconds that a step would save without the next best suspect."""
+    """Seconds that a step would save without the next best suspect; at most by how much that suspect became slower."""
     role_outlier: bool
     """Whether the rank was slow from the start, and differed from its role far more than any other rank."""
     few: bool
@@ -163,7 +163,8 @@ def measure(case: Case) -> Measured:
     split = _attribute(case, from_start)
     if split.cause is Cause.SUSPENDED and case.shared_machine and split.contested_share >= CONTESTED_HINT:
         own_gain = min(own_gain, max(split.rest, 0.0))  # exclude what other load on the machine may have added
-    others_gain = np.delete(gain, sorted(case.alarmed) if few else [rank, *of_node])
+    slowed = gain if from_start else np.minimum(gain, _own_excess(case, compute))
+    others_gain = np.delete(slowed, sorted(case.alarmed) if few else [rank, *of_node])
     return Measured(
         windows=len(case.interval),
         slow_windows=len(slow_windows(case.interval, rank)),
@@ -198,6 +199,13 @@ def times_its_usual(case: Case) -> float:
     rank, baseline = case.rank, case.baseline
     usual = (baseline.reference if baseline.from_start[rank] else baseline.compute)[rank]
     return float(case.mean("compute")[rank]) / max(float(usual) * drift_of_others(case), 1e-9)
+
+
+def _own_excess(case: Case, compute: FloatArray) -> FloatArray:
+    """Return by how many seconds a step each rank computes longer than in the warm-up: [n]. A stage or a GPU that
+    always was slower does not explain why steps are slower now."""
+    excess: FloatArray = np.maximum(compute - case.baseline.compute * drift_of_others(case), 0.0)
+    return excess
 
 
 def most_alarmed(ranks: int) -> int:
