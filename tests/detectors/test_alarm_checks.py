@@ -247,6 +247,15 @@ def test_a_rank_that_always_was_slower_does_not_explain_slow_steps() -> None:
     assert checked(own, baseline=older).refusal == "another rank explains the slow steps nearly as well"
 
 
+def test_one_stall_of_another_rank_does_not_explain_a_slowness_that_lasts() -> None:
+    own = own_times(12, r3=1.5)
+    own[5, 9] = 9.0
+    assert checked(own).refusal == ""
+    assert checked(own[:7]).refusal == "another rank explains the slow steps nearly as well", "too few windows"
+    own[8, 9] = 9.0
+    assert checked(own).refusal == "another rank explains the slow steps nearly as well", "two stalls"
+
+
 def test_on_a_shared_machine_other_load_is_not_excluded_without_counters() -> None:
     found = checked(own_times(r3=1.4), shared_machine=True)
     assert "shares a machine with other nodes and its process counters are missing" in found.refusal

@@ -222,6 +222,20 @@ def test_stalls_of_a_node_that_leave_one_rank_alarmed_between_them_are_no_fault(
     assert not verdicts(own_times(*stalls, (9, 87, 25, 1.04)))
 
 
+def test_a_rank_that_is_far_less_slow_is_not_accused_with_a_rank_of_its_node() -> None:
+    assert sure(verdicts(own_times((9, 150, STEPS, 1.6), (10, 150, STEPS, 1.07)))) == {9}
+    assert sure(verdicts(own_times((9, 150, STEPS, 1.6), (8, 150, STEPS, 1.07)))) == {9}, "nor if it is the first one"
+    assert sure(verdicts(own_times((9, 150, STEPS, 1.6), (10, 150, STEPS, 1.4)))) == {9, 10}
+
+
+def test_three_sick_ranks_of_eight_do_not_hide_each_other() -> None:
+    own = np.exp(np.random.default_rng(5).normal(0.0, 0.01, (STEPS, 8)))
+    own[150:, 4:7] *= (1.5, 1.45, 1.55)
+    assert sure(verdicts(own)) == {4, 5, 6}
+    own[150:, 3] *= 1.5
+    assert not sure(verdicts(own)), "half of the job"
+
+
 def test_a_rank_in_doubt_is_unknown_if_ranks_were_slow_before_and_recovered() -> None:
     first, again, other = (5, 80, 6, 1.5), (5, 140, 6, 1.5), (11, 200, 6, 1.5)
     assert verdicts(own_times(first)), "the first time it gets a verdict with a low confidence"
