@@ -1302,8 +1302,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.cusum:_compared_with",
-        "not high[node].all()",
-        "True",
+        "high[node].all()",
+        "False",
         ("tests/detect/test_several_ranks.py",),
     ),
     Mutant(

@@ -65,13 +65,7 @@ MUTANTS = (
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant("detectors.straggler.cusum:_compared_with", "2 * int(alarmed.sum()) < len(high)", "False", _PERSISTENCE),
-    Mutant("detectors.straggler.cusum:mates_of", "if not far_less_slow(watched, r, [rank])", "", _PERSISTENCE),
-    Mutant(
-        "detectors.straggler.straggler:StragglerDetector._conclude",
-        "if not far_less_slow(watched, rank, alarmed)",
-        "",
-        _PERSISTENCE,
-    ),
+    Mutant("detectors.straggler.cusum:mates_of", "if excess[r] >= FAR_LESS * excess[rank]", "", _PERSISTENCE),
     Mutant(
         "detectors.straggler.alarm_checks:_has_no_larger_part",
         "if case.baseline.from_start[rank]",

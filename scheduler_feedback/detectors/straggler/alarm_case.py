@@ -209,7 +209,7 @@ def times_its_usual(case: Case) -> float:
 def _without_one_stall(case: Case, gain: FloatArray) -> FloatArray:
     """Return the time that a step would save without each rank, leaving out the window in which this is longest: [n].
 
-    One evaluation or checkpoint of another rank does not explain a slowness that lasts. gain: float64 [n], of all windows.
+    One evaluation or checkpoint of another rank does not explain a slowness that lasts. gain: [n], of all windows.
     """
     windows = [judged.window for judged in case.interval]
     if len(windows) < LEAST_OF_STALL:

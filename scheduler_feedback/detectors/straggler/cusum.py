@@ -5,8 +5,6 @@ The use of logarithms, of a frozen scale and of limited sums was decided by tria
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -168,20 +166,14 @@ def persistent(watched: GangState, rank: int, timed: bool) -> bool:
 
 
 def mates_of(watched: GangState, rank: int) -> tuple[int, ...]:
-    """Return the indices of the other alarmed ranks on the rank's node, without those that are far less slow."""
-    same = watched.where.index == watched.where.index[rank]
-    alarmed = [r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank]
-    return tuple(r for r in alarmed if not far_less_slow(watched, r, [rank]))
-
-
-def far_less_slow(watched: GangState, rank: int, others: Iterable[int]) -> bool:
-    """Return whether the rank slowed down by less than the share FAR_LESS of another one of these on its node.
+    """Return the indices of the other alarmed ranks on the rank's node, without those that are far less slow.
 
     Noise can alarm a healthy rank while another one is at fault. It must not be accused with it.
     """
-    if not len(watched.shifts):
-        return False
+    same = watched.where.index == watched.where.index[rank]
+    alarmed = [r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank]
+    if not alarmed or not len(watched.shifts):
+        return tuple(alarmed)
     recent = np.array(watched.shifts).mean(axis=0)
     excess = recent - np.median(recent)
-    node = watched.where.index
-    return any(node[one] == node[rank] and excess[rank] < FAR_LESS * excess[one] for one in others)
+    return tuple(r for r in alarmed if excess[r] >= FAR_LESS * excess[rank])

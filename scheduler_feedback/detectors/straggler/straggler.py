@@ -41,14 +41,7 @@ from scheduler_feedback.detectors.steps.shared_sequences import judged_by_sequen
 from scheduler_feedback.detectors.steps.windows import Window, blame_stopped, cut, join
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means
 from scheduler_feedback.detectors.straggler.alarm_checks import judge
-from scheduler_feedback.detectors.straggler.cusum import (
-    ALARM,
-    LEAST_HITS,
-    far_less_slow,
-    judge_window,
-    mates_of,
-    persistent,
-)
+from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
 from scheduler_feedback.detectors.straggler.persistence import doubt, extend, is_own_work
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
@@ -230,7 +223,6 @@ class StragglerDetector:
         if self._context.switches.group_intersection and len(alarmed) > 1:
             newest = np.array([judged.sigmas for judged in list(watched.history)[-LEAST_HITS:]])
             alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
-        alarmed = [rank for rank in alarmed if not far_less_slow(watched, rank, alarmed)]
         refused, watched.refused = watched.refused, np.zeros_like(watched.refused)
         watched.refused[alarmed] = refused[alarmed]
         means: Means = {}
