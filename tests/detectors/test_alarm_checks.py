@@ -236,6 +236,13 @@ def test_an_alarm_is_refused_if_another_rank_explains_it_nearly_as_well() -> Non
     assert checked(own).refusal == ""
 
 
+def test_a_rank_whose_alarm_is_explained_by_its_groups_explains_no_slow_steps() -> None:
+    own = own_times(12, r3=1.5)
+    own[::3] = own_times(4, r9=1.9)
+    assert checked(own).refusal == "another rank explains the slow steps nearly as well"
+    assert checked(own, explained=frozenset({9})).refusal == ""
+
+
 def test_a_rank_that_always_was_slower_does_not_explain_slow_steps() -> None:
     """Rank 9 is on an older GPU. The steps became slower when rank 3 did."""
     older = healthy(own=own_times(25, r9=1.25))

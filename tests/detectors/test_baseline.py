@@ -169,6 +169,17 @@ def test_without_a_layout_one_outlier_of_many_ranks_is_slow_from_the_start() -> 
     assert not learn(windows_of(own, where), None, where).from_start.any(), "a part of the job has more work"
 
 
+@pytest.mark.parametrize(("ranks", "found"), [(48, [5]), (24, [])])
+def test_more_ranks_show_their_spread_better(ranks: int, found: list[int]) -> None:
+    """Rank 5 is slower by about 5.5 standard deviations of the others."""
+    place = np.random.default_rng(4).normal(0.0, 0.02, ranks)
+    others = np.delete(place, 5)
+    place[5] = np.median(others) + 5.5 * others.std()
+    where = where_of(ranks, stage=[0] * ranks)
+    baseline = learn(windows_of(np.exp(np.tile(place, (25, 1))), where), None, where)
+    assert [rank for rank in range(ranks) if is_role_outlier(baseline, where, rank)] == found
+
+
 def test_an_outlier_among_the_gpus_of_its_node_is_slow_from_the_start() -> None:
     """Every second node has an older GPU model, which takes 25 % longer."""
     older = {f"r{rank}": 1.25 for rank in range(RANKS) if rank // 4 % 2}

@@ -56,6 +56,10 @@ OUTLIER_SIGMAS = 6.0
 """A rank is an outlier of its role only if it is slower by at least this many standard deviations of the other ranks.
 It has no healthy past that confirms the difference, so that more are needed than FROM_START_SIGMAS."""
 
+OUTLIER_SIGMAS_OF_MANY = 5.0
+"""Used instead of OUTLIER_SIGMAS in jobs with at least MANY_RANKS ranks, which show the spread better: of 1,500 healthy
+jobs of GPUs of published spread, one of 32 ranks has such an outlier, and with OUTLIER_SIGMAS four of 16 ranks."""
+
 BEYOND_SPREAD = float(np.log(1.25))
 """Used instead of OUTLIER_SIGMAS standard deviations if that is more: healthy GPUs of one model differ by at most 22 %
 (Sinha et al., SC'22)."""
@@ -63,9 +67,9 @@ BEYOND_SPREAD = float(np.log(1.25))
 OUTLIER_OF_NEXT = 2.0
 """A rank is an outlier of its role only if it is slower by at least this many times as much as any other rank."""
 
-UNKNOWN_LAYOUT = 32
-"""Without a layout, only a job with at least this many ranks has an outlier. A layout gives the same work to several
-ranks, except in a pipeline with one rank a stage, which has fewer stages."""
+MANY_RANKS = 32
+"""Without a layout, only a job with at least this many ranks has an outlier of its role. A layout gives the same work
+to several ranks, except in a pipeline with one rank a stage, which has fewer stages."""
 
 LEAST_SHARE = 16
 """If more than one node for each sixteen ranks is slow from the start, the work is divided unequally and no rank is
@@ -274,9 +278,9 @@ def _outlier(usual_log: FloatArray, where: Places) -> tuple[int, float] | None:
 
     Ranks are compared with their role. If this shows no outlier, they are compared with the ranks of their role on
     their node: the GPUs of a node are of one model, those of a job need not be. usual_log: float64 [n], log compute
-    times. Without a layout, the job must have UNKNOWN_LAYOUT ranks.
+    times. Without a layout, the job must have MANY_RANKS ranks.
     """
-    if not where.layout_known and len(usual_log) < UNKNOWN_LAYOUT:
+    if not where.layout_known and len(usual_log) < MANY_RANKS:
         return None
     on_node = np.full_like(usual_log, np.nan)
     for members in where.cells():
@@ -304,5 +308,6 @@ def _alone_above(residual: FloatArray) -> int | None:
     if worst == 0:
         return None
     scale = max(float(np.sqrt(np.mean((others - np.median(others)) ** 2))), SPREAD_FLOOR / 2)
-    least = max(OUTLIER_RATIO, min(OUTLIER_SIGMAS * scale, BEYOND_SPREAD), OUTLIER_OF_NEXT * float(others.max()))
+    sigmas = OUTLIER_SIGMAS_OF_MANY if len(residual) >= MANY_RANKS else OUTLIER_SIGMAS
+    least = max(OUTLIER_RATIO, min(sigmas * scale, BEYOND_SPREAD), OUTLIER_OF_NEXT * float(others.max()))
     return worst if residual[worst] >= least else None

@@ -69,6 +69,8 @@ class Case:
     """Whether the effect of sequence lengths is removed from compute times."""
     accused: frozenset[int] = frozenset()
     """Indices of the other alarmed ranks that active verdicts already cover."""
+    explained: frozenset[int] = frozenset()
+    """Indices of ranks whose alarms other alarmed ranks of their groups explain (group_intersection.py)."""
     on_device: bool = False
     """Whether the rank computes on a GPU with readable counters."""
     means: Means = field(default_factory=dict)
@@ -169,7 +171,7 @@ def measure(case: Case) -> Measured:
         own_gain = min(own_gain, max(split.rest, 0.0))  # exclude what other load on the machine may have added
     slowed = _without_one_stall(case, gain)
     slowed = slowed if from_start else np.minimum(slowed, _own_excess(case, compute))
-    others_gain = np.delete(slowed, sorted(case.alarmed) if few else [rank, *of_node])
+    others_gain = np.delete(slowed, sorted(case.explained.union(case.alarmed if few else [rank, *of_node])))
     return Measured(
         windows=len(case.interval),
         slow_windows=len(slow_windows(case.interval, rank)),
