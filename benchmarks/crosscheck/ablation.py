@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.crosscheck.__main__ import detected
+from benchmarks.crosscheck.effects import EFFECTS
 from benchmarks.crosscheck.score import judged, summary
 from benchmarks.crosscheck.trace import generate, write
 from scheduler_feedback.detectors.straggler.alarm_checks import CHECKS
@@ -46,9 +48,7 @@ PARTS: dict[str, tuple[str, Any]] = {
     "own-work": (_D + "straggler.straggler.is_own_work", _gives(False)),
     "whole-gang-note": (_D + "straggler.straggler.whole_gang", _gives([])),
     "one-step": (_PERSISTENCE + "_is_one_step", _gives(False)),
-    "irregular": (_PERSISTENCE + "_is_irregular", _gives(False)),
     "first-rank": (_PERSISTENCE + "_is_first", _gives(False)),
-    "period-of-runs": (_PERSISTENCE + "is_periodic", _gives(False)),
     "period-of-spells": (_PERSISTENCE + "spell_period", _gives(0)),
     "same-expert": (_PERSISTENCE + "same_expert_is_slow", _gives(False)),
     "popular-expert": (_PERSISTENCE + "may_be_popular", _gives(False)),
@@ -133,12 +133,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=3000, help="seed of the first trace (default 3000)")
     parser.add_argument("--runs", type=int, default=80, help="number of traces (default 80)")
     parser.add_argument("--most-ranks", type=int, default=64, help="largest job (default 64)")
+    parser.add_argument("--effect", choices=tuple(EFFECTS), help="only traces with this effect (default all)")
     parser.add_argument("--only", nargs="*", choices=tuple(PARTS), default=tuple(PARTS), help="parts (default all)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = []
-        for seed in range(options.seed, options.seed + options.runs):
+        for seed in itertools.count(options.seed):
+            if len(files) == options.runs:
+                break
             trace = generate(seed, options.most_ranks, 8000, "known")
+            if options.effect and options.effect not in trace.effects:
+                continue
             path = Path(folder) / f"{seed}.jsonl"
             write(trace, path)
             files.append((trace, path))

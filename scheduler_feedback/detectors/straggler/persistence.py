@@ -7,9 +7,6 @@ expert. In the step times such work looks like a new fault, but it ends and come
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-
-import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.detectors.steps.shared_sequences import mates
@@ -34,23 +31,9 @@ TIMES_THE_EARLIER = 2
 """If several ranks of a node are slow again, they are accused only after this many times the windows of their longest
 earlier spell: stalls of a data loader come back."""
 
-IRREGULAR = 1 / 3
-"""The excess of a rank is irregular if it varies from window to window, beyond noise, by more than this share of its
-mean. A slow processor or GPU slows equal work down by an equal factor; stalls of a data loader have no typical
-length."""
-
 ONE_STEP = 0.5
 """A single step explains the slowness of a rank if it contains at least this share of its excess. A fault that was
 slow in nine of ten of a dozen windows has at most about a tenth of it in each."""
-
-PAUSE_WINDOWS = 3
-"""Runs of slow windows are separate if at least this many windows between them are not slow."""
-
-PERIODIC_SHARE = 0.75
-"""Runs of slow windows have a period if at least this share of their distances are multiples of it."""
-
-PERIOD_SLACK = 2
-"""Runs of slow windows have a period if each begins within this many windows of it."""
 
 KEPT_SPELLS = 8
 """Number of newest spells that are kept for each rank."""
@@ -67,10 +50,10 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
     period = spell_period(watched.spells[case.rank])
     if period and spell.windows * spell.window_steps < period:  # a longer spell is not periodic
         return f"it becomes slow about every {period} steps: periodic work of this rank, such as checkpoints"
-    longer = is_whole_node(case) or _is_first(case) or _is_irregular(case)
+    longer = is_whole_node(case) or _is_first(case)
     least = NODE_WINDOWS if longer and not counters else LEAST_WINDOWS
     slow = len(slow_windows(case.interval[-least:], case.rank))
-    if slow < LEAST_SHARE * least and not _keeps_returning(watched, spell, case):
+    if slow < LEAST_SHARE * least and not _keeps_returning(spell, case):
         return (
             f"it was slow in {slow} of the newest {least} windows: work of its own, such as a recompilation, a "
             "stall of its data loader or a checkpoint, looks the same until it ends"
@@ -167,45 +150,14 @@ def spell_period(spells: list[Spell]) -> int:
     return period if all(one <= slack for one in off) else 0
 
 
-def _keeps_returning(watched: GangState, spell: Spell, case: Case) -> bool:
+def _keeps_returning(spell: Spell, case: Case) -> bool:
     """Return whether the rank, and no other rank of its node, has been slow in half of the windows for a long time.
 
-    If all ranks of a node are slow again and again, their data loader may stall. If the rank is slow at a fixed period,
-    it may save checkpoints in the background; the first rank may do so at any time.
+    If all ranks of a node are slow again and again, their data loader may stall. The first rank may save in the
+    background.
     """
-    if _is_first(case):
-        return False
-    before = [spell.first_window for spell in watched.spells[case.rank]]
-    slow = [judged.sigmas[case.rank] >= HIT_SIGMAS for judged in watched.history]
-    if is_periodic([*before, *runs(slow, watched.counted - len(slow))]):
-        return False
     half = len(slow_windows(case.interval, case.rank)) >= INTERVAL_WINDOWS / 2
-    return half and _is_alone(case) and spell.windows >= RETURNING_WINDOWS
-
-
-def runs(slow: Sequence[bool], first: int) -> list[int]:
-    """Return the numbers of the windows at which runs of slow windows begin. A run that began before is left out.
-
-    slow: whether the rank is slow in each window. first: number of the first window.
-    """
-    places = [-1, *(index for index, one in enumerate(slow) if one)]
-    return [first + later for one, later in itertools.pairwise(places) if later - one > PAUSE_WINDOWS]
-
-
-def is_periodic(begins: Sequence[int]) -> bool:
-    """Return whether these windows, at which runs of slow windows begin, have a fixed period.
-
-    Windows that are PERIOD_SLACK apart are the same. A run may be missing: then two runs are several periods apart. A
-    quarter of the distances may be others: noise moves a beginning. Periods below LEAST_WINDOWS look alike by chance.
-    """
-    apart = [gap for gap in np.diff(sorted(begins)).tolist() if gap > PERIOD_SLACK]
-    if len(apart) < OWN_PERIOD_HITS - 1:
-        return False
-    for period in (gap for gap in apart if gap >= LEAST_WINDOWS):
-        fits = sum(min(gap % period, -gap % period) <= PERIOD_SLACK for gap in apart)
-        if fits >= PERIODIC_SHARE * len(apart):
-            return True
-    return False
+    return half and not _is_first(case) and _is_alone(case) and spell.windows >= RETURNING_WINDOWS
 
 
 def _is_alone(case: Case) -> bool:
@@ -230,15 +182,6 @@ def _spells_of_node(watched: GangState, case: Case) -> tuple[int, int]:
                 else:
                     before = max(before, spell.windows)
     return before, now
-
-
-def _is_irregular(case: Case) -> bool:
-    """Return whether the excess of the rank varies far more over its newest slow windows than noise does."""
-    rank = case.rank
-    slow = np.array([window.compute[rank] for window in slow_windows(case.interval[-LEAST_WINDOWS:], rank)])
-    excess = slow * times_its_usual(case) / float(case.mean("compute")[rank]) - 1.0
-    noise = float(case.baseline.own_spread[rank])
-    return len(slow) > 1 and float(excess.var()) - noise**2 > (IRREGULAR * float(excess.mean())) ** 2
 
 
 def _is_one_step(case: Case) -> bool:
