@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=tuple(PARTS), default=tuple(PARTS), help="parts (default all)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        files = []
+        files: list[tuple[Any, Path]] = []
         for seed in itertools.count(options.seed):
             if len(files) == options.runs:
                 break
