@@ -8,8 +8,8 @@ result file, as in ``python -m benchmarks.traces``.
 Fitted are:
 
 - for each group of verdicts, the line that turns the sum of the evidence's weights into log odds;
-- the frequency of faults among slow ranks of which it is not known yet whether they stay slow, and among those that
-  recovered before their verdict was certain.
+- the frequency of faults among slow ranks of which it is not known yet whether they stay slow;
+- the number of windows after which an ended slowdown was more often a fault than the job's own work.
 """
 
 from __future__ import annotations
@@ -97,17 +97,28 @@ def early(rows: Sequence[Row]) -> Row:
     }
 
 
-def ended(rows: Sequence[Row]) -> Row:
-    """Return the number of slowdowns that ended before their verdict was certain, and how many of them were faults."""
-    right = [one["right"] for row in rows for one in row["outcome"]["ended"]]
-    return {"ended": len(right), "faults": sum(right)}
+def least_windows(rows: Sequence[Row]) -> Row:
+    """Return the number of steps from which an ended slowdown was more often a fault than not.
+
+    It is the threshold with the fewest errors; of equal thresholds, the middle one.
+    """
+    ended = [(one["steps"], one["right"]) for row in rows for one in row["outcome"]["ended"]]
+    tried = range(3, 25)
+    errors = [sum((steps >= least) != right for steps, right in ended) for least in tried]
+    best = [least for least, wrong in zip(tried, errors, strict=True) if wrong == min(errors)] if ended else []
+    return {
+        "ended": len(ended),
+        "faults": sum(right for _, right in ended),
+        "least": best[len(best) // 2] if best else None,
+        "errors": min(errors) if ended else None,
+    }
 
 
 def fitted(rows: Sequence[Row]) -> Row:
     """Return all fitted values. Only traces with known waits that are not in HELD_OUT count."""
     used = [row for row in rows if row["truth"]["waits"] == "known" and row["truth"]["name"] not in HELD_OUT]
     return {"traces": len(used), "held_out": HELD_OUT, "lines": lines(used), "early": early(used),
-            "ended": ended(used)}  # fmt: skip
+            "ended": least_windows(used)}  # fmt: skip
 
 
 def with_line(rows: Sequence[Row], offset: float, slope: float) -> list[Row]:

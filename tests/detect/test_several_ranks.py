@@ -190,8 +190,8 @@ def test_only_a_slowdown_that_lasted_is_accused_after_its_end(tmp_path: Path, co
     own = own_times(8)
     own[80 : 80 + count, 5] *= 1.5
     found = detected(tmp_path / "t.jsonl", own)
-    assert [one["rank"] for one in of_kind(found, "straggler")] == [5] * (count >= 12)
-    if count < 12:
+    assert [one["rank"] for one in of_kind(found, "straggler")] == [5] * (count >= 9)
+    if count < 9:
         (note,) = of_kind(found, "unknown")
         assert (note["rank"], note["first_step"], note["last_step"]) == (5, 80, 79 + count)
         cut = detected(tmp_path / "t.jsonl", own[: note["detected_step"] + 1])

@@ -61,9 +61,10 @@ def test_a_line_is_checked_on_other_traces() -> None:
     assert sorted(found["classes"]) == ["gradual", "one-rank"]
 
 
-def test_ended_slowdowns_are_counted_with_the_faults_among_them() -> None:
-    short = (*((steps, False) for steps in (3, 4, 4, 8)), (11, True), (12, True))
-    assert fit.ended([row(ended=short), row()]) == {"ended": 6, "faults": 2}
+def test_the_least_duration_separates_faults_from_own_work() -> None:
+    ended = (*((steps, False) for steps in (3, 4, 4, 8)), (11, True), (12, True))
+    assert fit.least_windows([row(ended=ended)]) == {"ended": 6, "faults": 2, "least": 10, "errors": 0}
+    assert fit.least_windows([row()])["least"] is None
 
 
 def test_the_product_uses_plausible_fitted_values() -> None:

@@ -49,8 +49,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.alarm_case:measure",
-        "np.minimum(gain, _own_excess(case, compute))",
-        "gain",
+        "np.minimum(slowed, _own_excess(case, compute))",
+        "slowed",
         ("tests/detectors/test_alarm_checks.py",),
     ),
     Mutant(
