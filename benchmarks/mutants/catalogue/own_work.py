@@ -18,7 +18,7 @@ MUTANTS = (
     Mutant("detectors.straggler.persistence:doubt", "if _is_one_step(case):", "if False:", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "if same_expert_is_slow(case, shape):", "if False:", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:_keeps_returning", "and not _is_first(case)", "", _PERSISTENCE),
-    Mutant("detectors.straggler.persistence:is_own_work", "or _is_first(case)", "", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:is_own_work", "or saves", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:is_own_work", "and not routes_alike(case, shape)", "", _PERSISTENCE),
     Mutant("detectors.straggler.popular_experts:may_be_popular", "or routes_alike(case, shape)", "", _PERSISTENCE),
     Mutant("detectors.straggler.popular_experts:routes_alike", ">= LEAST_GROUPS", ">= 0", _PERSISTENCE),

@@ -102,7 +102,8 @@ def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
     node = case.where.index[case.rank]
     replica = [rank for rank in mates(shape, case.rank).tolist() if case.where.index[rank] == node]
     returns = len(watched.spells[case.rank]) > 1 or longest_of_others(watched, case) > 0
-    returns = returns or _is_first(case) or _is_one_step(case)
+    saves = _is_first(case) and case.where.layout_known  # else its number shows less about its work
+    returns = returns or saves or _is_one_step(case)
     routed = not case.for_work and has_experts(shape) and not routes_alike(case, shape)
     return returns or not case.alarmed <= {case.rank, *replica} or routed
 
