@@ -65,7 +65,7 @@ MUTANTS = (
         "frozenset[int]().union(",
         ("tests/detectors/test_alarm_checks.py",),
     ),
-    Mutant("detectors.straggler.cusum:_compared_with", "2 * int(alarmed.sum()) < len(high)", "False", _PERSISTENCE),
+    Mutant("detectors.straggler.cusum:_compared_with", "2 * int(certain.sum()) < len(high)", "False", _PERSISTENCE),
     Mutant("detectors.straggler.cusum:mates_of", "if excess[r] >= FAR_LESS * excess[rank]", "", _PERSISTENCE),
     Mutant(
         "detectors.straggler.alarm_checks:_has_no_larger_part",

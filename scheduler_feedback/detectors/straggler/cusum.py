@@ -133,24 +133,24 @@ def _sigmas(watched: GangState, baseline: Baseline, window: Window, switches: Sw
     else:
         high = residual > ALLOWANCE_SIGMAS * scale
         for rank in np.flatnonzero(high).tolist():
-            others = _compared_with(watched.where, high, rank, watched.score >= ALARM)
+            others = _compared_with(watched.where, high, rank, watched.score >= HIGHEST_SCORE)
             scale[rank] = max(scale[rank], spread_of_others(recent[:, others], int(np.searchsorted(others, rank))))
     sigmas: FloatArray = residual / scale
     return sigmas
 
 
-def _compared_with(where: Places, high: npt.NDArray[np.bool_], rank: int, alarmed: npt.NDArray[np.bool_]) -> IntArray:
+def _compared_with(where: Places, high: npt.NDArray[np.bool_], rank: int, certain: npt.NDArray[np.bool_]) -> IntArray:
     """Return the indices of the rank and of those ranks that show the usual spread.
 
     If all ranks of the rank's node are slow, the other ranks of the node are left out. They would be half of a job on
-    two nodes. Otherwise the alarmed ranks are left out, unless they are half of the job: three sick ranks of eight
-    would hide each other.
+    two nodes. Otherwise the ranks with the highest CUSUM are left out, unless they are half of the job: three sick
+    ranks of eight would hide each other. certain: whether the CUSUM of each rank is the highest.
     """
     node, count = where.index == where.index[rank], np.arange(len(high))
     if int(node.sum()) >= LEAST_PEERS and high[node].all() and int((~node).sum()) >= LEAST_PEERS:
         return np.flatnonzero(~node | (count == rank))
-    if 2 * int(alarmed.sum()) < len(high):
-        return np.flatnonzero(~alarmed | (count == rank))
+    if 2 * int(certain.sum()) < len(high):
+        return np.flatnonzero(~certain | (count == rank))
     return count
 
 
