@@ -62,13 +62,17 @@ def loader_stalls(job: Job) -> None:
 
 
 def hot_expert(job: Job, reported: bool) -> None:
-    """Send more tokens to one expert, later to another one. reported: whether ranks report their tokens."""
+    """Send more tokens to one expert, later to another one. reported: whether ranks report their tokens.
+
+    Each group has all experts and the same router, so the expert is popular in all groups.
+    """
+    experts = job.layout.expert_of()
     work = np.exp(job.rng.normal(0.0, 0.02, job.own.shape))
     first = int(job.rng.integers(job.steps // 5, job.steps // 3))
     while first < job.steps - 10:
         last = min(job.steps, first + int(job.rng.integers(20, 100)))
         rank = int(job.rng.integers(job.layout.ranks))
-        work[first:last, rank] *= 1.0 + job.rng.uniform(0.12, 0.6)
+        work[first:last, experts == experts[rank]] *= 1.0 + job.rng.uniform(0.12, 0.6)
         first = last + int(job.rng.integers(0, 30))
     job.own *= work
     if reported:

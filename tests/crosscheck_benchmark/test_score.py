@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.crosscheck.ablation import CHECKS, COLUMNS, PARTS, figures, without
+from benchmarks.crosscheck.__main__ import detected
+from benchmarks.crosscheck.ablation import CHECKS, COLUMNS, PARTS, figures, with_all, without
 from benchmarks.crosscheck.score import calibration, judged, summary
 from benchmarks.crosscheck.trace import generate, write
 from tests import needs
@@ -76,18 +77,20 @@ def test_each_part_of_the_ablation_exists_and_is_replaced_for_one_run_only(tmp_p
     for target, _ in PARTS.values():
         module, name = target.rsplit(".", 1)
         assert hasattr(importlib.import_module(module), name), target
-    checks = importlib.import_module("scheduler_feedback.detectors.straggler.alarm_checks").CHECKS
-    assert {check.__name__ for check in checks} == set(CHECKS)
-    trace = faulty()
-    write(trace, tmp_path / "t.jsonl")
-    files = [(trace, tmp_path / "t.jsonl")]
-    usual = figures(files)
-    assert usual[COLUMNS.index("recall")] == "1 of 1"
-    assert without("whole-gang-note", files)[COLUMNS.index("recall")] == "1 of 1"
+    assert {f"check{check.__name__.replace('_', '-')}" for check in CHECKS} <= set(PARTS)
+    trace, path = faulty(), tmp_path / "t.jsonl"
+    write(trace, path)
+    usual, active = with_all(trace, path)
+    recall = COLUMNS.index("recall")
+    assert figures([usual])[recall] == "1 of 1" and usual == judged(trace, detected(path))
+    assert "doubt" in active and "popular-expert" not in active, "the job has no experts"
+    assert figures([without("whole-gang-note", trace, path)])[recall] == "1 of 1"
+    assert without("check-slows-the-job", trace, path)
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(PARTS, "all", ("scheduler_feedback.detectors.straggler.straggler.verdict", lambda *_: []))
-        assert without("all", files)[COLUMNS.index("recall")] == "0 of 1"
-    assert figures(files) == usual
+        assert figures([without("all", trace, path)])[recall] == "0 of 1"
+        assert "all" in with_all(trace, path)[1]
+    assert judged(trace, detected(path)) == usual, "all parts are back"
 
 
 def test_a_run_can_be_continued(tmp_path: Path) -> None:

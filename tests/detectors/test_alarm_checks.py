@@ -195,6 +195,14 @@ def test_an_outlier_of_its_role_is_accused_despite_other_waits_of_its_job() -> N
     assert "as long as its peers" in checked(now, {"shared": 1.0}, where=where, baseline=among).refusal
 
 
+def test_only_ranks_that_are_slow_from_the_start_show_that_a_node_is_of_another_model() -> None:
+    where = where_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)], stage=[0] * RANKS)
+    own, alarmed = own_times(r3=1.5, r0=1.3), frozenset({SLOW, 0})
+    assert checked(own, where=where, baseline=from_start(1.5, where), alarmed=alarmed).refusal == ""
+    both = replace(from_start(1.5, where), from_start=np.isin(np.arange(RANKS), [0, SLOW]))
+    assert "of another model" in checked(own, where=where, baseline=both, alarmed=alarmed).refusal
+
+
 def test_a_rank_slow_from_the_start_must_wait_less_than_its_peers() -> None:
     collective = {"shared": 4.0}
     found = checked(own_times(r3=2.0), collective, baseline=from_start(2.0))
@@ -226,6 +234,33 @@ def test_an_alarm_is_refused_if_another_rank_explains_it_nearly_as_well() -> Non
     assert found.refusal == "another rank explains the slow steps nearly as well"
     own[::3] = own_times(4, r9=1.2)
     assert checked(own).refusal == ""
+
+
+def test_a_rank_whose_alarm_is_explained_by_its_groups_explains_no_slow_steps() -> None:
+    own = own_times(12, r3=1.5)
+    own[::3] = own_times(4, r9=1.9)
+    assert checked(own).refusal == "another rank explains the slow steps nearly as well"
+    assert checked(own, explained=frozenset({9})).refusal == ""
+
+
+def test_a_rank_that_always_was_slower_does_not_explain_slow_steps() -> None:
+    """Rank 9 is on an older GPU. The steps became slower when rank 3 did."""
+    older = healthy(own=own_times(25, r9=1.25))
+    own = own_times(12, r3=1.5, r9=1.25)
+    own[::3] = own_times(4, r3=1.24, r9=1.26)
+    assert fact(checked(own, baseline=older), "seconds_a_step_explained")[1] < 0.01
+    assert checked(own, baseline=older).refusal == ""
+    own[::3] = own_times(4, r9=1.9)
+    assert checked(own, baseline=older).refusal == "another rank explains the slow steps nearly as well"
+
+
+def test_one_stall_of_another_rank_does_not_explain_a_slowness_that_lasts() -> None:
+    own = own_times(12, r3=1.5)
+    own[5, 9] = 9.0
+    assert checked(own).refusal == ""
+    assert checked(own[:7]).refusal == "another rank explains the slow steps nearly as well", "too few windows"
+    own[8, 9] = 9.0
+    assert checked(own).refusal == "another rank explains the slow steps nearly as well", "two stalls"
 
 
 def test_on_a_shared_machine_other_load_is_not_excluded_without_counters() -> None:

@@ -51,6 +51,17 @@ def test_one_stall_in_warm_up_does_not_change_the_baseline_and_two_do() -> None:
     assert not twice.from_start.any(), "a rank that stalls at times is not slow from the start"
 
 
+def test_a_rank_that_stalled_in_a_few_windows_of_the_warm_up_has_its_usual_spread() -> None:
+    own = calm(25)
+    own[[4, 9, 17], 2] = 1.6
+    assert learn(windows_of(own, ALONE), None, ALONE).own_spread[2] == pytest.approx(0.05, abs=0.005)
+    own[21, 2] = 1.6
+    assert learn(windows_of(own, ALONE), None, ALONE).own_spread[2] > 0.15, "four of 25 windows are normal behaviour"
+    noisy = calm(25)
+    noisy[:, 2] = np.exp(np.random.default_rng(1).normal(0.0, 0.1, 25))
+    assert learn(windows_of(noisy, ALONE), None, ALONE).own_spread[2] > 0.06
+
+
 def test_the_start_up_of_the_job_is_not_part_of_the_baseline() -> None:
     """The first six steps compile and fill caches, and ranks differ there by far more than later."""
     own = calm(25)
@@ -139,10 +150,47 @@ def test_one_outlier_among_equal_peers_is_slow_from_the_start() -> None:
     same_work = where_of(RANKS, stage=[0] * RANKS)
     assert outliers(varied(r3=1.12), same_work) == [3]
     assert outliers(varied(r3=1.05), same_work) == [], "GPUs differ by that much"
-    assert outliers(varied(r3=1.12), ALONE) == [], "without a layout it may have more work"
+    assert outliers(varied(r3=1.12), ALONE) == [], "in a small job without a layout it may have more work"
     assert outliers(varied(sigma=0.003, r3=1.2, r9=1.08), same_work) == [3]
     assert outliers(varied(sigma=0.003, r3=1.2, r9=1.11), same_work) == [], "another rank is more than half as slow"
     assert outliers(varied(r0=1.12), same_work) == [], "the first rank often saves and logs for all"
+
+
+def test_without_a_layout_one_outlier_of_many_ranks_is_slow_from_the_start() -> None:
+    rng = np.random.default_rng(3)
+    own = np.exp(rng.normal(0.0, 0.01, (25, 48)))
+    own[:, 5] *= 1.2
+    for ranks, slow in ((48, [5]), (24, [])):
+        where = where_of(ranks)
+        found = learn(windows_of(own[:, :ranks], where), None, where)
+        assert [rank for rank in range(ranks) if is_role_outlier(found, where, rank)] == slow
+    own[:, 40:] *= 1.15
+    where = where_of(48)
+    assert not learn(windows_of(own, where), None, where).from_start.any(), "a part of the job has more work"
+
+
+@pytest.mark.parametrize(("ranks", "found"), [(48, [5]), (24, [])])
+def test_more_ranks_show_their_spread_better(ranks: int, found: list[int]) -> None:
+    """Rank 5 is slower by about 5.5 standard deviations of the others."""
+    place = np.random.default_rng(4).normal(0.0, 0.02, ranks)
+    others = np.delete(place, 5)
+    place[5] = np.median(others) + 5.5 * others.std()
+    where = where_of(ranks, stage=[0] * ranks)
+    baseline = learn(windows_of(np.exp(np.tile(place, (25, 1))), where), None, where)
+    assert [rank for rank in range(ranks) if is_role_outlier(baseline, where, rank)] == found
+
+
+def test_an_outlier_among_the_gpus_of_its_node_is_slow_from_the_start() -> None:
+    """Every second node has an older GPU model, which takes 25 % longer."""
+    older = {f"r{rank}": 1.25 for rank in range(RANKS) if rank // 4 % 2}
+    nodes = where_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)], stage=[0] * RANKS)
+    assert outliers(varied(sigma=0.005, **(older | {"r5": 1.5})), nodes) == [5]
+    assert outliers(varied(sigma=0.005, **(older | {"r2": 1.2})), nodes) == [2], "it is as slow as the older model"
+    assert outliers(varied(sigma=0.005, **older), nodes) == []
+    pairs = where_of(RANKS, [f"n{rank // 2}" for rank in range(RANKS)], stage=[0] * RANKS)
+    assert outliers(varied(sigma=0.005, **(older | {"r5": 1.5})), pairs) == [], "too few GPUs on a node"
+    found = learn(windows_of(varied(sigma=0.005, **(older | {"r5": 1.5})), nodes), None, nodes)
+    assert found.reference[5] == pytest.approx(1.25, abs=0.03), "the GPUs of its node are its peers"
 
 
 @pytest.mark.parametrize("seed", range(40))

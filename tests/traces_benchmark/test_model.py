@@ -160,6 +160,15 @@ def test_every_rank_of_every_layout_has_a_place_of_its_own() -> None:
             assert layout.ranks == len(places) == ranks
 
 
+def test_a_popular_expert_is_popular_in_all_groups() -> None:
+    job = generate(3, "hot-expert-tokens", most_ranks=64)
+    assert job.tokens is not None and job.layout.ranks > job.layout.experts
+    more, experts = np.log(job.tokens / 8192.0), job.layout.expert_of()
+    step, rank = np.unravel_index(int(more.argmax()), more.shape)
+    assert more[step, experts == experts[rank]].min() > 0.05
+    assert abs(float(np.median(more[step, experts != experts[rank]]))) < 0.02
+
+
 def test_the_generator_imports_neither_simulator_nor_detectors() -> None:
     graph = grimp.build_graph("benchmarks", "scheduler_feedback", cache_dir=None)
     simulator = {one for one in graph.modules if one.startswith("scheduler_feedback.sim")}

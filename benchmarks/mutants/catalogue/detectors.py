@@ -173,20 +173,20 @@ MUTANTS = (
         ("tests/detectors/test_baseline.py",),
     ),
     Mutant(
-        "detectors.steps.baseline:_role_outlier",
-        "not where.layout_known or worst == 0 or ",
-        "",
+        "detectors.steps.baseline:_alone_above",
+        "if worst == 0:",
+        "if False:",
         ("tests/detectors/test_baseline.py",),
     ),
     Mutant(
-        "detectors.steps.baseline:_role_outlier",
+        "detectors.steps.baseline:_alone_above",
         "OUTLIER_OF_NEXT * float(others.max())",
         "0.0",
         ("tests/detectors/test_baseline.py",),
     ),
     Mutant(
-        "detectors.steps.baseline:_role_outlier",
-        "min(OUTLIER_SIGMAS * scale, BEYOND_SPREAD)",
+        "detectors.steps.baseline:_alone_above",
+        "min(sigmas * scale, BEYOND_SPREAD)",
         "0.0",
         ("tests/detectors/test_baseline.py",),
     ),
@@ -1247,25 +1247,25 @@ MUTANTS = (
         ("tests/detectors/test_persistence.py",),
     ),
     Mutant(
-        "detectors.straggler.persistence:_may_be_popular",
+        "detectors.straggler.popular_experts:may_be_popular",
         "case.for_work or ",
         "",
         ("tests/detectors/test_persistence.py",),
     ),
     Mutant(
-        "detectors.straggler.persistence:_may_be_popular",
+        "detectors.straggler.popular_experts:may_be_popular",
         "windows >= NODE_WINDOWS and times_its_usual(case) >= MOST_POPULAR",
         "False",
         ("tests/detectors/test_persistence.py",),
     ),
     Mutant(
-        "detectors.straggler.persistence:_may_be_popular",
+        "detectors.straggler.popular_experts:may_be_popular",
         "windows < 2 * POPULAR_WINDOWS",
         "windows < POPULAR_WINDOWS",
         ("tests/detectors/test_persistence.py",),
     ),
     Mutant(
-        "detectors.straggler.persistence:_may_be_popular",
+        "detectors.straggler.popular_experts:may_be_popular",
         " and len(spells) < OWN_PERIOD_HITS",
         "",
         ("tests/detectors/test_persistence.py",),
@@ -1302,8 +1302,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.cusum:_compared_with",
-        "not high[node].all()",
-        "True",
+        "high[node].all()",
+        "False",
         ("tests/detect/test_several_ranks.py",),
     ),
     Mutant(
@@ -1338,7 +1338,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.persistence:is_own_work",
-        "len(watched.spells[case.rank]) > 1 or _longest_of_others(watched, case) > 0",
+        "len(watched.spells[case.rank]) > 1 or longest_of_others(watched, case) > 0",
         "False",
         ("tests/detectors/test_persistence.py",),
     ),
@@ -1374,8 +1374,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.persistence:_keeps_returning",
-        "half and _is_alone(case) and",
-        "half and",
+        "and _is_alone(case) and",
+        "and",
         ("tests/detectors/test_persistence.py",),
     ),
     Mutant(

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.detectors.stats.medians import median_of_others
 from scheduler_feedback.detectors.stats.spread import spread
-from scheduler_feedback.detectors.steps.places import Places, middle_of_others, middle_of_peers
+from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_others, middle_of_peers
 from scheduler_feedback.detectors.steps.windows import LEAST_COMPUTE, Window, join
 
 SKIPPED_STEPS = 3
@@ -55,12 +56,20 @@ OUTLIER_SIGMAS = 6.0
 """A rank is an outlier of its role only if it is slower by at least this many standard deviations of the other ranks.
 It has no healthy past that confirms the difference, so that more are needed than FROM_START_SIGMAS."""
 
+OUTLIER_SIGMAS_OF_MANY = 5.0
+"""Used instead of OUTLIER_SIGMAS in jobs with at least MANY_RANKS ranks, which show the spread better: of 1,500 healthy
+jobs of GPUs of published spread, one of 32 ranks has such an outlier, and with OUTLIER_SIGMAS four of 16 ranks."""
+
 BEYOND_SPREAD = float(np.log(1.25))
 """Used instead of OUTLIER_SIGMAS standard deviations if that is more: healthy GPUs of one model differ by at most 22 %
 (Sinha et al., SC'22)."""
 
 OUTLIER_OF_NEXT = 2.0
 """A rank is an outlier of its role only if it is slower by at least this many times as much as any other rank."""
+
+MANY_RANKS = 32
+"""Without a layout, only a job with at least this many ranks has an outlier of its role. A layout gives the same work
+to several ranks, except in a pipeline with one rank a stage, which has fewer stages."""
 
 LEAST_SHARE = 16
 """If more than one node for each sixteen ranks is slow from the start, the work is divided unequally and no rank is
@@ -73,6 +82,12 @@ in workload/attempt_history.py)."""
 
 START_UP_WINDOWS = 12
 """The start-up of a job has at most this many windows: later long windows are normal behaviour."""
+
+STALLED_SHARE = 8
+"""A rank may stall in one of this many windows of the warm-up. More stalls are normal behaviour."""
+
+STEADIER = 2.0
+"""A few windows are stalls if the rank is steadier without them by at least this factor."""
 
 EARLY_WINDOWS = 3
 """A rank is reported before the warm-up ends only if it was slow in this many windows."""
@@ -165,8 +180,7 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
     if np.isfinite(usual).all() and count > 1:
         shifts = logs - usual_log
         residual = np.array([row - middle_of_others(row, where) for row in shifts])
-        squares = np.sort(residual**2, axis=0)[: max(1, len(windows) - 1)]
-        own = np.maximum(np.sqrt(squares.mean(axis=0)), max(SPREAD_FLOOR, spread(residual)))
+        own = np.maximum(_without_stalls(residual), max(SPREAD_FLOOR, spread(residual)))
         from_start, reference = _slow_from_start(usual_log, own, role, where)
     known = len(windows) > 1
     return Baseline(
@@ -183,6 +197,19 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
         role_known=role is not None,
         final=final,
     )
+
+
+def _without_stalls(residual: FloatArray) -> FloatArray:
+    """Return the standard deviation of each rank's residuals [w, n] without its worst window: [n].
+
+    If a rank stalled in a few windows, and is far steadier in the others, these windows are left out: otherwise a
+    fault of the rank would be within its usual spread for the whole run.
+    """
+    squares, windows = np.sort(residual**2, axis=0), len(residual)
+    usual = np.sqrt(squares[: max(1, windows - 1)].mean(axis=0))
+    steady = np.sqrt(squares[: max(1, windows - windows // STALLED_SHARE)].mean(axis=0))
+    found: FloatArray = np.where(steady < usual / STEADIER, steady, usual)
+    return found
 
 
 def after_start_up(windows: Sequence[Window]) -> Sequence[Window]:
@@ -227,10 +254,12 @@ def _slow_from_start(
             others = np.delete(residual, rank) if few else place[members[members != rank]]
             scale = max(spread(others[np.isfinite(others)]), float(own[rank]), SPREAD_FLOOR)
             slow[rank] = residual[rank] >= FROM_START_SIGMAS * scale
-    if role is None and not slow.any() and (worst := _role_outlier(residual, where)) is not None:
-        slow[worst] = residual[worst] >= FROM_START_SIGMAS * max(float(own[worst]), SPREAD_FLOOR)
     if len(set(where.index[slow].tolist())) > max(1, len(usual_log) // LEAST_SHARE):
-        return np.zeros_like(slow), np.exp(usual_log)  # many nodes: unequal work, not faulty nodes
+        slow[:] = False  # many nodes: unequal work, not faulty nodes
+    if role is None and not slow.any() and (found := _outlier(usual_log, where)) is not None:
+        worst, usual = found
+        slow[worst] = usual_log[worst] - usual >= FROM_START_SIGMAS * max(float(own[worst]), SPREAD_FLOOR)
+        expected = np.where(slow, usual, expected)
     return slow, np.exp(np.where(slow, expected if role is None else expected + role, usual_log))
 
 
@@ -239,21 +268,46 @@ def is_role_outlier(baseline: Baseline, where: Places, rank: int) -> bool:
 
     rank: index of the rank.
     """
-    usual = log_compute(baseline.compute, baseline.step_seconds)
-    return _role_outlier(np.nan_to_num(usual - middle_of_peers(usual, where), nan=-np.inf), where) == rank
+    found = _outlier(log_compute(baseline.compute, baseline.step_seconds), where)
+    return found is not None and found[0] == rank
 
 
-def _role_outlier(residual: FloatArray, where: Places) -> int | None:
-    """Return the index of the rank that is an outlier among ranks with the same work; None if no rank is.
+def _outlier(usual_log: FloatArray, where: Places) -> tuple[int, float] | None:
+    """Return the index of the rank that is an outlier of its role, and the log compute time of its peers; None if no
+    rank is.
 
-    It differs from its role far more than the others differ from theirs: hardware of one model, with the same work, is
-    alike. The first rank is never one: it often logs and saves for all. residual: float64 [n], log compute time
-    relative to the role, minus infinity if the role is too small.
+    Ranks are compared with their role. If this shows no outlier, they are compared with the ranks of their role on
+    their node: the GPUs of a node are of one model, those of a job need not be. usual_log: float64 [n], log compute
+    times. Without a layout, the job must have MANY_RANKS ranks.
     """
+    if not where.layout_known and len(usual_log) < MANY_RANKS:
+        return None
+    on_node = np.full_like(usual_log, np.nan)
+    for members in where.cells():
+        if len(members) < LEAST_PEERS:
+            break
+        on_node[members] = median_of_others(usual_log[members])
+    for usual in (middle_of_peers(usual_log, where), on_node):
+        worst = _alone_above(usual_log - usual)
+        if worst is not None:
+            return worst, float(usual[worst])
+    return None
+
+
+def _alone_above(residual: FloatArray) -> int | None:
+    """Return the index of the rank that is far above all others; None if no rank is.
+
+    It differs from its peers far more than the others differ from theirs: hardware of one model, with the same work, is
+    alike. The first rank is never one: it often logs and saves for all. residual: float64 [n], log compute time
+    relative to the peers, NaN if there are too few.
+    """
+    if not np.isfinite(residual).all():
+        return None
     worst = int(residual.argmax())
     others = np.delete(residual, worst)
-    if not where.layout_known or worst == 0 or not np.isfinite(residual).all():
+    if worst == 0:
         return None
     scale = max(float(np.sqrt(np.mean((others - np.median(others)) ** 2))), SPREAD_FLOOR / 2)
-    least = max(OUTLIER_RATIO, min(OUTLIER_SIGMAS * scale, BEYOND_SPREAD), OUTLIER_OF_NEXT * float(others.max()))
+    sigmas = OUTLIER_SIGMAS_OF_MANY if len(residual) >= MANY_RANKS else OUTLIER_SIGMAS
+    least = max(OUTLIER_RATIO, min(sigmas * scale, BEYOND_SPREAD), OUTLIER_OF_NEXT * float(others.max()))
     return worst if residual[worst] >= least else None

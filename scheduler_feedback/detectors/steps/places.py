@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,11 @@ class Places:
     def on_one_node(self, rank: int) -> bool:
         """Return whether all ranks of the role of the rank with this index are on one node."""
         return len(self.by_node[int(self.role[rank])][1]) == 1
+
+    def cells(self) -> Iterator[npt.NDArray[np.intp]]:
+        """Yield the indices of the ranks of each role on each node."""
+        for order, _, starts in self.by_node:
+            yield from np.split(order, starts[1:])
 
     def alone(self, rank: int) -> bool:
         """Return whether no other rank has the role of the rank with this index."""

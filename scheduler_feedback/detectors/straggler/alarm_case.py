@@ -33,6 +33,9 @@ is the cause."""
 FEW_RANKS = 2
 """Two ranks can be slow for their own reasons at one time if the job has at least FEW ranks."""
 
+LEAST_OF_STALL = 8
+"""One stall of another rank is left out of the time that it explains, if there are at least this many windows."""
+
 Means = dict[tuple[int, str], FloatArray]
 """Means of fields over the newest windows. The key is the number of windows and the name of the field."""
 
@@ -66,6 +69,8 @@ class Case:
     """Whether the effect of sequence lengths is removed from compute times."""
     accused: frozenset[int] = frozenset()
     """Indices of the other alarmed ranks that active verdicts already cover."""
+    explained: frozenset[int] = frozenset()
+    """Indices of ranks whose alarms other alarmed ranks of their groups explain (group_intersection.py)."""
     on_device: bool = False
     """Whether the rank computes on a GPU with readable counters."""
     means: Means = field(default_factory=dict)
@@ -109,7 +114,8 @@ class Measured:
     """Seconds that a step would save without the rank. If other ranks of its node are alarmed, the whole node is left
     out; if the node has all ranks of the role, only its alarmed ranks are."""
     next_gain: float
-    """Seconds that a step would save without the next best suspect."""
+    """Seconds that a step would save without the next best suspect, leaving out its longest window; at most by how much
+    that suspect became slower."""
     role_outlier: bool
     """Whether the rank was slow from the start, and differed from its role far more than any other rank."""
     few: bool
@@ -163,7 +169,9 @@ def measure(case: Case) -> Measured:
     split = _attribute(case, from_start)
     if split.cause is Cause.SUSPENDED and case.shared_machine and split.contested_share >= CONTESTED_HINT:
         own_gain = min(own_gain, max(split.rest, 0.0))  # exclude what other load on the machine may have added
-    others_gain = np.delete(gain, sorted(case.alarmed) if few else [rank, *of_node])
+    slowed = _without_one_stall(case, gain)
+    slowed = slowed if from_start else np.minimum(slowed, _own_excess(case, compute))
+    others_gain = np.delete(slowed, sorted(case.explained.union(case.alarmed if few else [rank, *of_node])))
     return Measured(
         windows=len(case.interval),
         slow_windows=len(slow_windows(case.interval, rank)),
@@ -198,6 +206,28 @@ def times_its_usual(case: Case) -> float:
     rank, baseline = case.rank, case.baseline
     usual = (baseline.reference if baseline.from_start[rank] else baseline.compute)[rank]
     return float(case.mean("compute")[rank]) / max(float(usual) * drift_of_others(case), 1e-9)
+
+
+def _without_one_stall(case: Case, gain: FloatArray) -> FloatArray:
+    """Return the time that a step would save without each rank, leaving out the window in which this is longest: [n].
+
+    One evaluation or checkpoint of another rank does not explain a slowness that lasts. gain: [n], of all windows.
+    """
+    windows = [judged.window for judged in case.interval]
+    if len(windows) < LEAST_OF_STALL:
+        return gain
+    lost = np.array([window.gain * window.steps for window in windows])
+    steps = np.array([float(window.steps) for window in windows])
+    longest = lost.argmax(axis=0)
+    rest: FloatArray = (lost.sum(axis=0) - lost.max(axis=0)) / (steps.sum() - steps[longest])
+    return np.minimum(rest, gain)
+
+
+def _own_excess(case: Case, compute: FloatArray) -> FloatArray:
+    """Return by how many seconds a step each rank computes longer than in the warm-up: [n]. A stage or a GPU that
+    always was slower does not explain why steps are slower now."""
+    excess: FloatArray = np.maximum(compute - case.baseline.compute * drift_of_others(case), 0.0)
+    return excess
 
 
 def most_alarmed(ranks: int) -> int:

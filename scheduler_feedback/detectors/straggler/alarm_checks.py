@@ -162,9 +162,10 @@ def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
     """Refuse a rank that was slow from the start if more work can explain its slowness."""
     if not measured.from_start or case.baseline.role_known:
         return None
-    if measured.of_node and not measured.split.known:
+    as_long = [rank for rank in measured.of_node if case.baseline.from_start[rank]]
+    if as_long and not measured.split.known:
         return Refusal(
-            f"{len(measured.of_node) + 1} ranks of its node have been slower than their peers from the start: they may "
+            f"{len(as_long) + 1} ranks of its node have been slower than their peers from the start: they may "
             "be of another model or have more work"
         )
     times = measured.compute / measured.usual

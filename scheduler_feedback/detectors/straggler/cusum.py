@@ -49,6 +49,10 @@ an evaluation."""
 LIGHT_NS = 1_800_000_000_000
 """Time in ns after which less work counts as the normal state of the job: the warm-up was not representative."""
 
+FAR_LESS = 0.25
+"""A rank that slowed down by less than this share of another rank of its node is not accused with it. A slow window has
+at least the same share of the second largest excess (`slow_windows`)."""
+
 LARGE_GANG = 64
 """Number of ranks from which the spread is computed over all ranks, including the suspect: one rank hardly changes
 it."""
@@ -129,22 +133,25 @@ def _sigmas(watched: GangState, baseline: Baseline, window: Window, switches: Sw
     else:
         high = residual > ALLOWANCE_SIGMAS * scale
         for rank in np.flatnonzero(high).tolist():
-            others = _compared_with(watched.where, high, rank)
+            others = _compared_with(watched.where, high, rank, watched.score >= HIGHEST_SCORE)
             scale[rank] = max(scale[rank], spread_of_others(recent[:, others], int(np.searchsorted(others, rank))))
     sigmas: FloatArray = residual / scale
     return sigmas
 
 
-def _compared_with(where: Places, high: npt.NDArray[np.bool_], rank: int) -> IntArray:
+def _compared_with(where: Places, high: npt.NDArray[np.bool_], rank: int, certain: npt.NDArray[np.bool_]) -> IntArray:
     """Return the indices of the rank and of those ranks that show the usual spread.
 
     If all ranks of the rank's node are slow, the other ranks of the node are left out. They would be half of a job on
-    two nodes.
+    two nodes. Otherwise the ranks with the highest CUSUM are left out, unless they are half of the job: three sick
+    ranks of eight would hide each other. certain: whether the CUSUM of each rank is the highest.
     """
-    node = where.index == where.index[rank]
-    if int(node.sum()) < LEAST_PEERS or not high[node].all() or int((~node).sum()) < LEAST_PEERS:
-        return np.arange(len(high))
-    return np.flatnonzero(~node | (np.arange(len(high)) == rank))
+    node, count = where.index == where.index[rank], np.arange(len(high))
+    if int(node.sum()) >= LEAST_PEERS and high[node].all() and int((~node).sum()) >= LEAST_PEERS:
+        return np.flatnonzero(~node | (count == rank))
+    if 2 * int(certain.sum()) < len(high):
+        return np.flatnonzero(~certain | (count == rank))
+    return count
 
 
 def persistent(watched: GangState, rank: int, timed: bool) -> bool:
@@ -159,6 +166,14 @@ def persistent(watched: GangState, rank: int, timed: bool) -> bool:
 
 
 def mates_of(watched: GangState, rank: int) -> tuple[int, ...]:
-    """Return the indices of the other alarmed ranks on the rank's node."""
+    """Return the indices of the other alarmed ranks on the rank's node, without those that are far less slow.
+
+    Noise can alarm a healthy rank while another one is at fault. It must not be accused with it.
+    """
     same = watched.where.index == watched.where.index[rank]
-    return tuple(r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank)
+    alarmed = [r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank]
+    if not alarmed or not len(watched.shifts):
+        return tuple(alarmed)
+    recent = np.array(watched.shifts).mean(axis=0)
+    excess = recent - np.median(recent)
+    return tuple(r for r in alarmed if excess[r] >= FAR_LESS * excess[rank])

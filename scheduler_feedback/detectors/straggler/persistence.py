@@ -7,18 +7,22 @@ expert. In the step times such work looks like a new fault, but it ends and come
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-
-import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import Shape
-from scheduler_feedback.detectors.steps.places import LEAST_PEERS
 from scheduler_feedback.detectors.steps.shared_sequences import mates
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, slow_windows, times_its_usual
 from scheduler_feedback.detectors.straggler.alarm_checks import OWN_PERIOD_HITS, OWN_PERIOD_STEPS
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, GangState, Spell
+from scheduler_feedback.detectors.straggler.popular_experts import (
+    POPULAR_WINDOWS,
+    has_experts,
+    is_whole_node,
+    longest_of_others,
+    may_be_popular,
+    routes_alike,
+    same_expert_is_slow,
+)
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS, NODE_WINDOWS
-from scheduler_feedback.detectors.workload.attempt_history import OFFSET_STEPS
 
 RETURNING_WINDOWS = 2 * INTERVAL_WINDOWS
 """A rank that is slow again and again, with short pauses, is accused only after at least this many windows."""
@@ -27,37 +31,9 @@ TIMES_THE_EARLIER = 2
 """If several ranks of a node are slow again, they are accused only after this many times the windows of their longest
 earlier spell: stalls of a data loader come back."""
 
-POPULAR_WINDOWS = OFFSET_STEPS + NODE_WINDOWS
-"""In a job with experts that does not report tokens, a rank is accused only after at least this many windows: an expert
-may be popular for a hundred windows, and two dozen more show that this has not ended. With a hundred, 3 of 26 healthy
-jobs were accused (``python -m benchmarks.traces --classes hot-expert``, seeds 37000 to 37025)."""
-
-IRREGULAR = 1 / 3
-"""The excess of a rank is irregular if it varies from window to window, beyond noise, by more than this share of its
-mean. A slow processor or GPU slows equal work down by an equal factor; stalls of a data loader have no typical
-length."""
-
 ONE_STEP = 0.5
 """A single step explains the slowness of a rank if it contains at least this share of its excess. A fault that was
 slow in nine of ten of a dozen windows has at most about a tenth of it in each."""
-
-SAME_EXPERT = 0.5
-"""A popular expert explains the slowness of a rank if the other ranks that compute this expert slowed down by at least
-this share of it: they route other tokens by the same rule."""
-
-MOST_POPULAR = 5 / 3
-"""Largest ratio by which a popular expert slows its rank down. Frameworks that limit the tokens of an expert allow up
-to twice the mean (GShard and Switch Transformer: capacity factors of 1 to 2), and expert layers take at most about two
-thirds of a rank's compute time."""
-
-PAUSE_WINDOWS = 3
-"""Runs of slow windows are separate if at least this many windows between them are not slow."""
-
-PERIODIC_SHARE = 0.75
-"""Runs of slow windows have a period if at least this share of their distances are multiples of it."""
-
-PERIOD_SLACK = 2
-"""Runs of slow windows have a period if each begins within this many windows of it."""
 
 KEPT_SPELLS = 8
 """Number of newest spells that are kept for each rank."""
@@ -74,10 +50,10 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
     period = spell_period(watched.spells[case.rank])
     if period and spell.windows * spell.window_steps < period:  # a longer spell is not periodic
         return f"it becomes slow about every {period} steps: periodic work of this rank, such as checkpoints"
-    longer = _is_whole_node(case) or _is_first(case) or _is_irregular(case)
+    longer = is_whole_node(case) or _is_first(case)
     least = NODE_WINDOWS if longer and not counters else LEAST_WINDOWS
     slow = len(slow_windows(case.interval[-least:], case.rank))
-    if slow < LEAST_SHARE * least and not _keeps_returning(watched, spell, case):
+    if slow < LEAST_SHARE * least and not _keeps_returning(spell, case):
         return (
             f"it was slow in {slow} of the newest {least} windows: work of its own, such as a recompilation, a "
             "stall of its data loader or a checkpoint, looks the same until it ends"
@@ -100,15 +76,15 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
             f"it was slow for {before} windows before, and recovered: periodic work of this rank looks the same, and "
             f"it has been slow for {spell.windows} windows now"
         )
-    longest = _longest_of_others(watched, case)
+    longest = longest_of_others(watched, case)
     if spell.windows <= longest:
         return (
             f"it has been slow for {spell.windows} windows, and another rank was slow for {longest} windows and "
             "recovered: the job's own work may slow one rank after the other"
         )
-    if _same_expert_is_slow(case, shape):
+    if same_expert_is_slow(case, shape):
         return "the ranks that compute the same expert on other nodes are slower too: the expert is popular"
-    if _may_be_popular(watched, case, shape):
+    if may_be_popular(watched, case, shape):
         return (
             "the job routes tokens to experts and does not report tokens: a popular expert looks the same for up to "
             f"{POPULAR_WINDOWS} windows"
@@ -125,10 +101,11 @@ def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
     """
     node = case.where.index[case.rank]
     replica = [rank for rank in mates(shape, case.rank).tolist() if case.where.index[rank] == node]
-    returns = len(watched.spells[case.rank]) > 1 or _longest_of_others(watched, case) > 0
+    returns = len(watched.spells[case.rank]) > 1 or longest_of_others(watched, case) > 0
     saves = _is_first(case) and case.where.layout_known  # else its number shows less about its work
     returns = returns or saves or _is_one_step(case)
-    return returns or not case.alarmed <= {case.rank, *replica} or (not case.for_work and _has_experts(shape))
+    routed = not case.for_work and has_experts(shape) and not routes_alike(case, shape)
+    return returns or not case.alarmed <= {case.rank, *replica} or routed
 
 
 def _is_first(case: Case) -> bool:
@@ -174,43 +151,14 @@ def spell_period(spells: list[Spell]) -> int:
     return period if all(one <= slack for one in off) else 0
 
 
-def _keeps_returning(watched: GangState, spell: Spell, case: Case) -> bool:
+def _keeps_returning(spell: Spell, case: Case) -> bool:
     """Return whether the rank, and no other rank of its node, has been slow in half of the windows for a long time.
 
-    If all ranks of a node are slow again and again, their data loader may stall. If the rank is slow at a fixed period,
-    it may save checkpoints in the background.
+    If all ranks of a node are slow again and again, their data loader may stall. The first rank may save in the
+    background.
     """
-    before = [spell.first_window for spell in watched.spells[case.rank]]
-    slow = [judged.sigmas[case.rank] >= HIT_SIGMAS for judged in watched.history]
-    if is_periodic([*before, *runs(slow, watched.counted - len(slow))]):
-        return False
     half = len(slow_windows(case.interval, case.rank)) >= INTERVAL_WINDOWS / 2
-    return half and _is_alone(case) and spell.windows >= RETURNING_WINDOWS
-
-
-def runs(slow: Sequence[bool], first: int) -> list[int]:
-    """Return the numbers of the windows at which runs of slow windows begin. A run that began before is left out.
-
-    slow: whether the rank is slow in each window. first: number of the first window.
-    """
-    places = [-1, *(index for index, one in enumerate(slow) if one)]
-    return [first + later for one, later in itertools.pairwise(places) if later - one > PAUSE_WINDOWS]
-
-
-def is_periodic(begins: Sequence[int]) -> bool:
-    """Return whether these windows, at which runs of slow windows begin, have a fixed period.
-
-    Windows that are PERIOD_SLACK apart are the same. A run may be missing: then two runs are several periods apart. A
-    quarter of the distances may be others: noise moves a beginning. Periods below LEAST_WINDOWS look alike by chance.
-    """
-    apart = [gap for gap in np.diff(sorted(begins)).tolist() if gap > PERIOD_SLACK]
-    if len(apart) < OWN_PERIOD_HITS - 1:
-        return False
-    for period in (gap for gap in apart if gap >= LEAST_WINDOWS):
-        fits = sum(min(gap % period, -gap % period) <= PERIOD_SLACK for gap in apart)
-        if fits >= PERIODIC_SHARE * len(apart):
-            return True
-    return False
+    return half and not _is_first(case) and _is_alone(case) and spell.windows >= RETURNING_WINDOWS
 
 
 def _is_alone(case: Case) -> bool:
@@ -237,54 +185,6 @@ def _spells_of_node(watched: GangState, case: Case) -> tuple[int, int]:
     return before, now
 
 
-def _longest_of_others(watched: GangState, case: Case) -> int:
-    """Return the windows of the longest spell of a rank that is not slow now."""
-    over = (spells for rank, spells in watched.spells.items() if rank not in case.alarmed and rank != case.rank)
-    return max((spell.windows for spells in over for spell in spells), default=0)
-
-
-def _may_be_popular(watched: GangState, case: Case, shape: Shape) -> bool:
-    """Return whether the rank may compute a popular expert, whose tokens are not reported.
-
-    Popularity ends, is bounded, and moves from expert to expert. So it does not explain these ranks: one that has been
-    slow for POPULAR_WINDOWS windows (twice as many if other ranks were slow before), one that is slower by more than
-    MOST_POPULAR for NODE_WINDOWS windows, and one that is slow again and again while no other rank ever was.
-    """
-    spells = watched.spells[case.rank]
-    windows = spells[-1].windows
-    if case.for_work or not _has_experts(shape) or _is_whole_node(case):
-        return False
-    if windows >= NODE_WINDOWS and times_its_usual(case) >= MOST_POPULAR:
-        return False
-    if _longest_of_others(watched, case):
-        return windows < 2 * POPULAR_WINDOWS
-    return windows < POPULAR_WINDOWS and len(spells) < OWN_PERIOD_HITS
-
-
-def _same_expert_is_slow(case: Case, shape: Shape) -> bool:
-    """Return whether the ranks with the same expert and pipeline stage on other nodes slowed down like the suspect."""
-    if case.for_work or not _has_experts(shape):
-        return False
-    experts, rank = shape.coordinate("expert"), case.rank
-    others = (case.where.role == case.where.role[rank]) & (case.where.index != case.where.index[rank])
-    same, others = others & (experts == experts[rank]), others & (experts != experts[rank])
-    if not same.any() or not others.any():
-        return False
-    longer = np.log(np.maximum(case.mean("compute"), 1e-9) / np.maximum(case.baseline.reference, 1e-9))
-    usual = float(np.median(longer[others]))
-    own = float(longer[rank]) - usual
-    return own > 0 and float(np.median(longer[same])) - usual >= SAME_EXPERT * own
-
-
-def _is_irregular(case: Case) -> bool:
-    """Return whether the excess of the rank varies far more over its newest slow windows than noise does."""
-    rank = case.rank
-    slow = np.array([window.compute[rank] for window in slow_windows(case.interval[-LEAST_WINDOWS:], rank)])
-    excess = slow * times_its_usual(case) / float(case.mean("compute")[rank]) - 1.0
-    noise = float(case.baseline.own_spread[rank])
-    return len(slow) > 1 and float(excess.var()) - noise**2 > (IRREGULAR * float(excess.mean())) ** 2
-
-
 def _is_one_step(case: Case) -> bool:
     """Return whether one step contains at least the share ONE_STEP of the rank's excess since the alarm began."""
     rank, windows = case.rank, [judged.window for judged in case.interval]
@@ -292,15 +192,3 @@ def _is_one_step(case: Case) -> bool:
     excess = sum((window.compute[rank] - usual) * window.steps for window in windows)
     longest = max(window.peak[rank] for window in windows) - usual
     return len(windows) > 1 and bool(longest >= ONE_STEP * excess)
-
-
-def _is_whole_node(case: Case) -> bool:
-    """Return whether all ranks of the node are alarmed, and only these. They compute several experts, of which not all
-    are popular."""
-    node = case.where.index == case.where.index[case.rank]
-    return int(node.sum()) >= LEAST_PEERS and set(np.flatnonzero(node).tolist()) == set(case.alarmed)
-
-
-def _has_experts(shape: Shape) -> bool:
-    experts = shape.coordinate("expert")
-    return bool(len(experts)) and int(experts.max()) > int(experts.min())

@@ -220,6 +220,7 @@ class StragglerDetector:
         alarmed = [
             rank for rank in np.flatnonzero(watched.score >= ALARM).tolist() if persistent(watched, rank, self._timed)
         ]
+        raised = frozenset(alarmed)
         if self._context.switches.group_intersection and len(alarmed) > 1:
             newest = np.array([judged.sigmas for judged in list(watched.history)[-LEAST_HITS:]])
             alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
@@ -234,7 +235,7 @@ class StragglerDetector:
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
-            case = self._case(watched, baseline, rank, alarmed, job, means)
+            case = self._case(watched, baseline, rank, alarmed, raised, job, means)
             judgement = self._causes.judged_by(judge(case), job, baseline)
             judgement = judged_by_sequences(judgement, case, job, watched.episode(rank), watched.longest_episode)
             judgement = judged_by_rotation(judgement, case, self._context.published.rotating.get(name))
@@ -259,7 +260,14 @@ class StragglerDetector:
         return findings
 
     def _case(
-        self, watched: GangState, baseline: Baseline, rank: int, alarmed: list[int], job: JobTelemetry, means: Means
+        self,
+        watched: GangState,
+        baseline: Baseline,
+        rank: int,
+        alarmed: list[int],
+        raised: frozenset[int],
+        job: JobTelemetry,
+        means: Means,
     ) -> Case:
         return Case(
             rank=rank,
@@ -269,6 +277,7 @@ class StragglerDetector:
             baseline=baseline,
             best_step_seconds=watched.best_step_seconds,
             alarmed=frozenset(alarmed),
+            explained=raised.difference(alarmed),
             others_spread=spread_of_others(np.array(watched.shifts), rank),
             shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
             switches=self._context.switches,
