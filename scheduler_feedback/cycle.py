@@ -26,6 +26,7 @@ from scheduler_feedback.core.events import (
     PolicySet,
     Progressed,
     RankFailed,
+    SpeedMeasured,
     Submitted,
     Tick,
     VerdictJudged,
@@ -52,6 +53,7 @@ from scheduler_feedback.policies.queue.starting import place_or_reserve, replan,
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
 from scheduler_feedback.policies.remediation.migration import judge_running_gangs
 from scheduler_feedback.policies.remediation.stopping import ask_for_stops
+from scheduler_feedback.policies.sizes.reallocation import reallocate
 
 __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
 
@@ -118,6 +120,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if preempts and policy.order is not Order.FAIR:
         replan(context)
         return
+    reallocate(context)  # choose the sizes of all elastic gangs together
     if policy.preempt and policy.order is Order.FAIR and not state.frozen:
         reclaim.reclaim(context)  # queues below their quota get back borrowed slots
     if preempts and (happened or not (context.due or index.stoppable_due)):  # for gain: not through time alone
@@ -156,6 +159,7 @@ REQUESTS_AND_OBSERVATIONS: _Handlers = {
     HostWaits: external_jobs.waits,
     FirstStep: observations.first_step,
     Progressed: observations.progressed,
+    SpeedMeasured: observations.speed_measured,
     RankFailed: observations.rank_failed,
     AttemptEnded: observations.attempt_ended,
     AttemptUnknown: observations.attempt_unknown,

@@ -16,6 +16,7 @@ from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.engine import Engine, Journal, Settings
 from scheduler_feedback.sim.faults import Faults, faults_of
 from scheduler_feedback.sim.job_trace import Trace
+from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds
 from scheduler_feedback.sim.presets import PRESETS
 from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, DetectorModel, Feedback, Oracle
@@ -59,6 +60,8 @@ class Simulation:
     """Interval of the checkpoints of restartable jobs, in seconds; None: that of the trace."""
     apart_slowdown: float = 1.0
     """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
+    speeds: MeasuredSpeeds | None = None
+    """Real speeds of gangs by workload; None: proportional to their ranks."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -66,7 +69,14 @@ class Simulation:
         """Return the engine, ready to run. Raises TraceError if the faults cannot be read."""
         trace = self._changed(self.trace.scaled(self.load))
         policy = replace(self.policy, start_timeout_seconds=0.0, ended_jobs_kept=ENDED_JOBS_KEPT)
-        settings = Settings(policy, self.restart_cost_seconds, apart_slowdown=self.apart_slowdown, spans=self.spans)
+        settings = Settings(
+            policy,
+            self.restart_cost_seconds,
+            apart_slowdown=self.apart_slowdown,
+            speeds=self.speeds,
+            seed=self.seed,
+            spans=self.spans,
+        )
         if self.preset is not None:
             preset = next(one for one in PRESETS if one.name == self.preset)
             trace = preset.trace(trace)

@@ -393,7 +393,8 @@ class Ordeal:
             return state.reserved_from_ns
         gpu_type = state.nodes[state.reserved_slots[0].node].gpu_type
         length_ns = index_of(state).line.places[head].length_ns
-        return state.reserved_from_ns + round(length_ns / speed(state.policy, state.jobs[head].spec, gpu_type))
+        learnt = index_of(state).plan.learnt
+        return state.reserved_from_ns + round(length_ns / speed(state.policy, state.jobs[head], gpu_type, learnt))
 
     def _has_overrun(self) -> bool:
         """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""

@@ -27,11 +27,12 @@ from scheduler_feedback.core.events import (
     PolicySet,
     Progressed,
     RankFailed,
+    SpeedMeasured,
     Tick,
     VerdictJudged,
 )
 from scheduler_feedback.core.job import After, Dependency, Group, JobSpec, JobState, Packing
-from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sizes
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from tests.cluster.random_cycles import Ordeal
 
@@ -68,6 +69,9 @@ POLICIES = st.builds(
     defragmentation_moves=st.sampled_from([0, 2, 4]),
     level_patience_seconds=st.sampled_from([0.0, 0.0, 20.0]),
     type_patience=st.sampled_from([0.0, 0.5, 1.0]),
+    learn_speeds=st.sampled_from([True, True, True, False]),
+    sizes=st.sampled_from([Sizes.IDLE, *Sizes]),
+    sizes_seconds=st.sampled_from([0.0, 30.0]),
     ended_jobs_kept=st.sampled_from([3, 10_000]),
 )
 
@@ -338,6 +342,14 @@ class Invariants(RuleBasedStateMachine):
         if job.spec.restartable and job.spec.exact_seconds is not None:
             reported = self.world.progress(job_id, job.attempt)
             self.world.cycle(Progressed(job_id, job.attempt, reported))
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, share=st.floats(0.01, 20.0), seconds=st.sampled_from([0.0, 10.0, 600.0]))
+    def speed(self, number: int, share: float, seconds: float) -> None:
+        """Report a speed. share: relative to one in proportion to the ranks."""
+        if (job_id := self._held(number)) is not None:
+            job = self.world.state.jobs[job_id]
+            self.world.cycle(SpeedMeasured(job_id, job.attempt, share * len(job.ranks), seconds))
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())

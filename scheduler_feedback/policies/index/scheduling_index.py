@@ -309,6 +309,17 @@ class SchedulingIndex(TrackedJobs):
         job.done_seconds, job.progress_ns = done_seconds, self.state.now_ns
         self.update_expected_end(job)
 
+    def correct_speed(self, job: Job, speed: float, done_seconds: float) -> None:
+        """Correct the speed of the running attempt. done_seconds: work until now, with the speed expected before.
+
+        Pending jobs and sizes are evaluated again.
+        """
+        job.speed = speed
+        if job.spec.restartable:
+            job.done_seconds, job.progress_ns = done_seconds, self.state.now_ns
+        self.update_expected_end(job)
+        self.evaluate_all()
+
     def stop(self, job: Job, reason: StopReason, failure: str | None = None) -> None:
         """Record that the attempt is to be stopped. failure: the reason as a sentence; None keeps the last one."""
         job.stop_reason = reason
