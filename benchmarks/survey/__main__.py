@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.survey import allox, failures, gavel, locality, missing, replays, shares, virtual_clusters
+from benchmarks.survey import allox, elastic, failures, gavel, locality, missing, replays, shares, virtual_clusters
 from benchmarks.survey.row import chosen, measured
 
 WITHIN = 0.05
@@ -32,6 +32,7 @@ ROWS = (
     *virtual_clusters.rows(),
     *failures.rows(),
     *locality.rows(),
+    *elastic.rows(),
     *missing.rows(),
 )
 
