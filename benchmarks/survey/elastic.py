@@ -52,11 +52,11 @@ def average_jct(trace: int, sizes: Sizes | None, learns: bool) -> float:
     return report.avg_jct_seconds
 
 
-def shares(sizes: Sizes, other: Sizes | None, learns: bool) -> list[float]:
+def shares(sizes: Sizes, other: Sizes | None, learns: bool) -> tuple[float, ...]:
     """Return by trace the average JCT with learnt speeds, divided by that of another choice of sizes."""
-    return [
+    return tuple(
         average_jct(trace, sizes, True) / average_jct(trace, other, learns) for trace in range(1, sia_data.TRACES + 1)
-    ]
+    )
 
 
 def _outcome(sizes: Sizes) -> Outcome:
