@@ -39,6 +39,7 @@ from scheduler_feedback.policies.remediation.gang_moves import (
     waits_since_ns,
 )
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
+from scheduler_feedback.policies.speeds.learnt_speeds import WORTH
 
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
@@ -134,11 +135,7 @@ def _worth(state: State, index: SchedulingIndex, job: Job, most: int) -> int:
     sizes = range(len(job.ranks), most + 1, unit)
     speeds = {size: attempt_speed(state.policy, job, gpu_type, size, learnt) for size in sizes}
     fastest = max(speeds.values())
-    return min(size for size, speed in speeds.items() if speed >= ABOUT * fastest)
-
-
-ABOUT = 0.98
-"""A gang does not grow for a speed that is less than 2 % higher."""
+    return min(size for size, speed in speeds.items() if speed * WORTH >= fastest)
 
 
 def make_room(context: CycleContext) -> bool:

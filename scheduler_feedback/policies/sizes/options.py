@@ -8,6 +8,7 @@ from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.queue.placement import attempt_speed, types_for
+from scheduler_feedback.policies.speeds.learnt_speeds import WORTH
 
 
 class Option(NamedTuple):
@@ -41,13 +42,19 @@ def sizes_of(job: Job, largest: int) -> list[int]:
 
 
 def options_of(plan: Plan, job: Job, policy: Policy) -> list[Option]:
-    """Return the options of the job, the fastest GPU type first, then by number of ranks."""
+    """Return the options of the job, the fastest GPU type first, then by number of ranks.
+
+    A number of ranks that is hardly faster than a smaller one is left out, unless the job has it now.
+    """
     names = plan.topology.type_names
     found = []
     for number in types_for(plan, job, policy):
+        fastest = 0.0
         for ranks in sizes_of(job, plan.topology.largest):
-            speed = attempt_speed(policy, job, names[number], ranks, plan.learnt)
-            found.append(Option(number, ranks, max(speed, SLOWEST)))
+            speed = max(attempt_speed(policy, job, names[number], ranks, plan.learnt), SLOWEST)
+            if speed > WORTH * fastest or ranks == len(job.ranks):
+                found.append(Option(number, ranks, speed))
+            fastest = max(fastest, speed)
     return found
 
 

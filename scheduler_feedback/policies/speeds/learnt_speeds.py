@@ -30,11 +30,15 @@ MOST_PLACES = 24
 MOST_WEIGHT = 8.0
 """Maximum weight of a configuration's mean, in measurements. So about the last 8 count."""
 
-FULL_SECONDS = 120.0
+FULL_SECONDS = 15.0
 """A measurement over this time or longer has weight 1; a shorter one has less, in proportion."""
 
 LEAST_RATIO, MOST_RATIO = 0.02, 8.0
 """Limits of a learnt speed, as a share of the assumed one, so that a wrong report does not stop a job for ever."""
+
+
+WORTH = 1.05
+"""More ranks are worth their slots only if they are expected to be at least 5 % faster. Predictions are not better."""
 
 
 class Learnt(NamedTuple):
