@@ -18,7 +18,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.survey import allox, elastic, failures, gavel, locality, missing, replays, shares, virtual_clusters
+from benchmarks.survey import (
+    allox,
+    elastic,
+    failures,
+    gavel,
+    gavel_rounds,
+    locality,
+    missing,
+    replays,
+    shares,
+    virtual_clusters,
+)
 from benchmarks.survey.row import chosen, measured
 
 WITHIN = 0.05
@@ -28,6 +39,7 @@ ROWS = (
     *replays.rows(),
     *shares.rows(),
     *gavel.rows(),
+    *gavel_rounds.rows(),
     *allox.rows(),
     *virtual_clusters.rows(),
     *failures.rows(),
