@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.survey import (
     allox,
+    distance,
     elastic,
     failures,
     gavel,
@@ -45,6 +46,7 @@ ROWS = (
     *failures.rows(),
     *locality.rows(),
     *elastic.rows(),
+    *distance.rows(),
     *missing.rows(),
 )
 

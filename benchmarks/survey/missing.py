@@ -25,8 +25,6 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("Gandiva_fair", "ticket trading between users and types", "total gain", None, "Chaudhary et al., EuroSys'20",
      "quotas count slots of all types alike"),
     ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", PROPORTIONAL),
-    ("Dally", "delay timers tuned from the measured cost of distance", "makespan", None, "survey",
-     "one timer for the preferred level, set by the operator; the cost of distance is not learnt"),
     ("Tenplex", "restart on another number of GPUs", "-", None, "Wagenländer et al., SOSP'24",
      "elastic gangs resize, but no contract for resharding"),
     ("Crux, CASSINI", "traffic-aware placement and time shifts", "utilisation gain", None, "survey",

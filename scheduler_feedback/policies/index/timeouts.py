@@ -19,7 +19,7 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.gpu_types import type_moves
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes import quarantine
-from scheduler_feedback.policies.queue import defragmentation, preemption, resizing
+from scheduler_feedback.policies.queue import defragmentation, level_patience, preemption, resizing
 from scheduler_feedback.policies.remediation import migration
 from scheduler_feedback.policies.sizes import reallocation
 
@@ -37,6 +37,7 @@ SOURCES: tuple[tuple[str, Source], ...] = (
     ("preemption", preemption.timeouts),
     ("resizing", resizing.timeouts),
     ("sizes", reallocation.timeouts),
+    ("level patience", level_patience.timeouts),
     ("GPU types", type_moves.timeouts),
     ("defragmentation", defragmentation.timeouts),
     ("migration", migration.timeouts),

@@ -66,15 +66,21 @@ def prefers_now(policy: Policy | None, job: Job) -> bool:
     return job.spec.preferred_level is not None and job.spec.required_level is None
 
 
-def relaxes_ns(policy: Policy, job: Job) -> int | None:
+def relaxes_ns(policy: Policy, job: Job, learnt: LearntSpeeds, run_ns: int) -> int | None:
     """Return when the pending job has waited long enough for its preferred level, in ns.
 
-    None if it does not wait, or if it waits for ever.
+    None if it does not wait, or if it waits for ever. It waits for at most the time that it would lose at the next
+    wider level, if that was learnt. run_ns: its expected run time.
     """
-    if not prefers_now(policy, job) or math.isinf(policy.level_patience_seconds):
+    if not prefers_now(policy, job):
+        return None
+    patience = policy.level_patience_seconds
+    if (slower := learnt.apart_slowdown(job)) is not None:
+        patience = min(patience, (slower - 1) * run_ns / 1e9)
+    if math.isinf(patience):
         return None
     since_ns = job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
-    return since_ns + nanoseconds(policy.level_patience_seconds)
+    return since_ns + nanoseconds(max(patience, 0.0))
 
 
 def within_preferred(spec: JobSpec) -> JobSpec:

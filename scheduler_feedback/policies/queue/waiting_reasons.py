@@ -16,6 +16,7 @@ from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.queue_shares import Shares
+from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
@@ -113,7 +114,7 @@ def _awaits_type(state: State, job: Job) -> str:
 def _awaits_level(state: State, job: Job, ranks: int) -> str:
     """Return how long the job waits for slots within its preferred level, as a sentence."""
     text = f"waits for {slots(ranks)} within one {job.spec.preferred_level}"
-    at_ns = relaxes_ns(state.policy, job)
+    at_ns = relaxes_ns(state.policy, job, learnt_of(state), remaining_ns(state.policy, job))
     return text if at_ns is None else f"{text}; uses any slots in {span(max(at_ns - state.now_ns, 0) / 1e9)}"
 
 

@@ -13,13 +13,16 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.job import Job, JobSpec
 from scheduler_feedback.core.state import MeasuredSpeed, Policy, State
 from scheduler_feedback.policies.speeds.speed_model import Configuration, Measurement, SpeedModel
 
 LEVELS = ("node", "rack", "spine", "cluster")
 """Names of the placement levels, from 0."""
+
+NEAREST = {Level.ISLAND: 0, Level.NODE: 0, Level.RAIL: 1, Level.RACK: 1, Level.SPINE: 2}
+"""Placement level of a gang within one domain of a network level."""
 
 MOST_CLASSES = 2000
 """Maximum number of classes in the state. The class that was measured longest ago is dropped."""
@@ -200,6 +203,25 @@ class LearntSpeeds:
             return assumed
         place = Configuration(gpu_type, ranks, self._narrowest(gpu_type, ranks) if level is None else level)
         return assumed * self.correction(job_id, spec, place)[0]
+
+    def apart_slowdown(self, job: Job) -> float | None:
+        """Return the run time outside of the job's preferred level, divided by that inside; None if it is not learnt.
+
+        It is learnt from measurements of the class at both levels, or at wider ones with other numbers of ranks.
+        """
+        spec = job.spec
+        if spec.preferred_level is None or not self.knows(job.job_id, spec):
+            return None
+        near = NEAREST[spec.preferred_level]
+        rows = self._state.speeds[class_of(job.job_id, spec)]
+        usual = max(rows, key=lambda row: (row.level > near, row.weight, row.gpu_type))
+        if usual.level <= near:
+            return None
+        inside, outside = (
+            self.correction(job.job_id, spec, Configuration(usual.gpu_type, spec.ranks, level))[0]
+            for level in (near, near + 1)
+        )
+        return max(inside / outside, 1.0)
 
     def table(self, job: Job) -> list[Learnt]:
         """Return the measured configurations of the job's class, by GPU type, level and ranks."""
