@@ -10,6 +10,7 @@ import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
@@ -240,3 +241,21 @@ def test_the_limit_of_a_queue_holds() -> None:
     world.seconds = 500.0
     world.cycle()
     assert world.ranks("limited") <= 5
+
+
+def test_an_array_starts_no_more_members_at_once_than_it_may() -> None:
+    world = Cluster()
+    world.submit("array", 1, max_ranks=2, array_size=4, array_parallel=2)
+    held = [job for job in world.state.jobs.values() if job.state.holds_slots]
+    assert len(held) == 2
+
+
+def test_gangs_that_cannot_be_placed_as_chosen_stay_where_they_are() -> None:
+    """Eight slots are enough for six ranks on one node only by number: no node has six."""
+    world = Cluster()
+    world.submit("other", 2, max_ranks=2)
+    world.submit("job", 2, required_level=Level.NODE, max_ranks=6)
+    world.seconds = 500.0
+    world.cycle()
+    assert world.ranks("other") == 2 and 2 <= world.ranks("job") <= 4
+    assert len({rank.slot.node for rank in world.state.jobs["job"].ranks}) == 1

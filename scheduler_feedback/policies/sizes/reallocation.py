@@ -3,7 +3,8 @@
 Which jobs run is the order of the policy: pending jobs join while the least sizes of all jobs fit. How many ranks, and
 which GPU type, each gets follows from ``choosing``. A running gang is resized only if that pays for its restart within
 the time ahead: its remaining run time, at most ``resize_horizon_seconds``. Gangs that may not be moved now keep their
-slots. The pass runs when jobs are pending, and every ``sizes_seconds``. ``Sizes.IDLE`` turns it off.
+slots. The pass runs when jobs are pending, and every ``sizes_seconds``. ``Sizes.IDLE`` turns it off. A preemption pass
+of an order other than `fair` takes its place.
 """
 
 from __future__ import annotations
@@ -146,26 +147,27 @@ def _within_limits(index: SchedulingIndex, changes: list[tuple[Job, Option]]) ->
 
 
 def _placed(context: CycleContext, changes: list[tuple[Job, Option]]) -> list[Target]:
-    """Return the changes with slots. A change for which there are no slots is left out, and its gang stays."""
+    """Return the changes with slots. Changes for which there are no slots are left out, and their gangs stay."""
     index, state = context.index, context.state
     plan = index.plan
-    while True:
+    while changes:
         mark = plan.checkpoint()
         for job, _ in changes:
             if job.state.holds_slots:
                 index.vacate(job)
         found: list[Target] = []
-        failed: tuple[Job, Option] | None = None
+        failed: set[str] = set()
         for change in sorted(changes, key=lambda one: (-one[1].ranks, one[0].job_id)):
             slots = _slots(state, index, *change)
             if slots is not None:
                 found.append((*change, slots))
-            elif failed is None or (change[0].state.holds_slots and not failed[0].state.holds_slots):
-                failed = change
+            else:
+                failed.add(change[0].job_id)
         plan.rollback(mark)
-        if failed is None or not any(job.state.holds_slots for job, _ in changes):
+        if not any(job.state.holds_slots for job, _ in changes if job.job_id in failed):
             return found
-        changes = [change for change in changes if change is not failed]
+        changes = [change for change in changes if change[0].job_id not in failed]  # a gang that stays needs its slots
+    return []
 
 
 def _slots(state: State, index: SchedulingIndex, job: Job, option: Option) -> tuple[Slot, ...] | None:
@@ -187,7 +189,7 @@ def _apply(context: CycleContext, targets: list[Target]) -> None:
         _resize(context, job, option, slots)
     kept = {slot for job, _, _ in running for slot in job.claim} if running else set()
     for job, _, slots in targets:
-        if job.state.holds_slots:
+        if job.state.holds_slots or job.job_id not in index.line:  # its array may run no more members at once
             continue
         if kept.isdisjoint(slots) and held.isdisjoint(slots):
             start(context, job, slots, "started", f"with {_ranks(len(slots))}: {_why(state.policy.sizes)}")
