@@ -189,7 +189,7 @@ def _apply(context: CycleContext, targets: list[Target]) -> None:
         _resize(context, job, option, slots)
     kept = {slot for job, _, _ in running for slot in job.claim} if running else set()
     for job, _, slots in targets:
-        if job.state.holds_slots or job.job_id not in index.line:  # its array may run no more members at once
+        if job.state.holds_slots:
             continue
         if kept.isdisjoint(slots) and held.isdisjoint(slots):
             start(context, job, slots, "started", f"with {_ranks(len(slots))}: {_why(state.policy.sizes)}")
