@@ -120,7 +120,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if preempts and policy.order is not Order.FAIR:
         replan(context)
         return
-    reallocate(context)  # choose the sizes of all elastic gangs together
+    reallocate(context, happened)  # choose the sizes of all elastic gangs together
     if policy.preempt and policy.order is Order.FAIR and not state.frozen:
         reclaim.reclaim(context)  # queues below their quota get back borrowed slots
     if preempts and (happened or not (context.due or index.stoppable_due)):  # for gain: not through time alone

@@ -463,6 +463,7 @@ class Ordeal:
             assert self.policy.mode is Mode.OBSERVE or self.state.frozen
             return
         before.planned_ns, before.replan_owed = self.state.planned_ns, self.state.replan_owed
+        before.sized_ns = self.state.sized_ns  # the sizes were chosen again, with the same result
         was, now = without_clock(before), without_clock(self.state)
         changed = [name for name in State.__struct_fields__ if getattr(was, name) != getattr(now, name)]
         assert not changed, changed

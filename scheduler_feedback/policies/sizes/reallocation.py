@@ -3,8 +3,8 @@
 Which jobs run is the order of the policy: pending jobs join while the least sizes of all jobs fit. How many ranks, and
 which GPU type, each gets follows from ``choosing``. A running gang is resized only if that pays for its restart within
 the time ahead: its remaining run time, at most ``resize_horizon_seconds``. Gangs that may not be moved now keep their
-slots. The pass runs when jobs are pending, and every ``sizes_seconds``. ``Sizes.IDLE`` turns it off. A preemption pass
-of an order other than `fair` takes its place.
+slots. The pass runs at events while jobs are pending, and every ``sizes_seconds``. ``Sizes.IDLE`` turns it off. A
+preemption pass of an order other than `fair` takes its place.
 """
 
 from __future__ import annotations
@@ -34,17 +34,25 @@ Target = tuple[Job, Option, tuple[Slot, ...]]
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when to choose the sizes again."""
-    if state.policy.sizes is not Sizes.IDLE and not state.frozen and index.elastic:
-        yield state.sized_ns + nanoseconds(state.policy.sizes_seconds)
+    if state.policy.sizes is not Sizes.IDLE and not state.frozen and (index.elastic or index.line.order):
+        yield _next_ns(state)
 
 
-def reallocate(context: CycleContext) -> None:
-    """Choose the sizes of all elastic gangs together, and start the pending jobs that fit."""
+def _next_ns(state: State) -> int:
+    """Return when to choose the sizes again without an event, in ns: at least a second after the last choice."""
+    return state.sized_ns + nanoseconds(max(state.policy.sizes_seconds, 1.0))
+
+
+def reallocate(context: CycleContext, happened: bool) -> None:
+    """Choose the sizes of all elastic gangs together, and start the pending jobs that fit.
+
+    happened: whether an event occurred. Without one, only the timeout leads to another choice.
+    """
     state, index, now_ns = context.state, context.index, context.now_ns
     policy = state.policy
     if policy.sizes is Sizes.IDLE or state.frozen:
         return
-    if not index.line.order and now_ns < state.sized_ns + nanoseconds(policy.sizes_seconds):
+    if now_ns < _next_ns(state) and not (happened and index.line.order):
         return
     state.sized_ns = now_ns
     context.evaluated = True
