@@ -111,6 +111,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     state, index, policy = context.state, context.index, context.state.policy
     if policy.order is Order.THEMIS and not policy.preempt:
         preemption.renew_all(context)  # this order changes with time, even without preemption
+        context.evaluated = True  # a replay must compute the same keys at the same time
     restart_moved(context)
     relax_levels(context)
     choose_types(context)

@@ -11,7 +11,7 @@ from scheduler_feedback import cycle
 from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import AttemptRunning, Event, NodeSeen, SpeedMeasured, Submitted
 from scheduler_feedback.core.job import Job, JobSpec, JobState
-from scheduler_feedback.core.state import Estimates, Policy, State
+from scheduler_feedback.core.state import Estimates, MeasuredSpeed, Policy, State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.speeds import learnt_speeds
@@ -209,3 +209,20 @@ def test_a_replay_and_a_snapshot_learn_the_same_bits() -> None:
     read = decode_state(encode_state(world.state))
     spec = world.state.jobs["one"].spec
     assert learnt_of(read).speed("one", spec, "a", 4) == learnt_of(world.state).speed("one", spec, "a", 4)
+
+
+def test_a_larger_node_changes_what_is_the_narrowest_placement() -> None:
+    """The state is asked before and after the change, so that nothing is kept from before it. A replay asks once."""
+    world = World()
+    world.start("one", 1)
+    world.state.speeds["ann|bert"] = [
+        MeasuredSpeed("a", 1, 0, 0.0, 8.0, 1),
+        MeasuredSpeed("a", 8, 1, 0.0, 8.0, 1),
+        MeasuredSpeed("a", 8, 0, 2.0, 8.0, 1),
+    ]
+    spec = world.state.jobs["one"].spec
+    apart = learnt_of(world.state).speed("one", spec, "a", 8)
+    world.cycle(NodeSeen("large", 8, rack="r", gpu_type="a"))
+    together = learnt_of(world.state).speed("one", spec, "a", 8)
+    assert apart < 2.0 < 4.0 < together
+    assert learnt_of(decode_state(encode_state(world.state))).speed("one", spec, "a", 8) == together

@@ -21,6 +21,7 @@ from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import fair, las
+from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 
 JOB_FIELDS = frozenset(
     {
@@ -115,8 +116,7 @@ class SchedulingIndex(TrackedJobs):
             node.gpu_type, node.island_slots = event.gpu_type, event.island_slots
             node.refuses, node.queues, node.limits = event.refuses, event.queues, event.limits
             node.free, node.reported_ns = event.free, self.state.now_ns
-            self.plan_or_none = None  # its topology has changed
-            self._capacity_changed()
+            self._topology_changed()
         if not new:
             self._node_changed(node)
 
@@ -157,7 +157,11 @@ class SchedulingIndex(TrackedJobs):
         self._allow(node)
         del self.state.nodes[node.name]
         self.doubtful.discard(node.name)
+        self._topology_changed()
+
+    def _topology_changed(self) -> None:
         self.plan_or_none = None
+        learnt_of(self.state).forget()  # the narrowest placement depends on the sizes of the nodes
         self._capacity_changed()
 
     def _node_changed(self, node: Node) -> None:
