@@ -52,10 +52,10 @@ def reallocate(context: CycleContext, happened: bool) -> None:
     policy = state.policy
     if policy.sizes is Sizes.IDLE or state.frozen:
         return
+    context.evaluated = True  # the journal needs every pass: whether one is left over decides when the next one runs
     if now_ns < _next_ns(state) and not (happened and index.line.order):
         return
     state.sized_ns = now_ns
-    context.evaluated = True
     gangs = _movable(state, index, now_ns)
     slots = [
         index.plan.free_in[number * TIERS + Tier.HEALTHY][0] for number in range(len(index.plan.topology.type_names))
