@@ -27,13 +27,14 @@ from scheduler_feedback.core.events import (
     Progressed,
     RankFailed,
     SharedSpeed,
+    SpeedMeasured,
     Submitted,
     Tick,
     VerdictJudged,
 )
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.state import Order, Sharing, State
+from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.gpu_types.faster_types import choose_types
@@ -54,6 +55,7 @@ from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
 from scheduler_feedback.policies.remediation.migration import judge_running_gangs
 from scheduler_feedback.policies.remediation.stopping import ask_for_stops
 from scheduler_feedback.policies.sharing import guests, separation
+from scheduler_feedback.policies.sizes.reallocation import reallocate
 
 __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
 
@@ -114,7 +116,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     state, index, policy = context.state, context.index, context.state.policy
     if policy.order is Order.THEMIS and not policy.preempt:
         preemption.renew_all(context)  # this order changes with time, even without preemption
-        context.evaluated |= policy.sharing is not Sharing.NONE  # a guest keeps the urgency that it starts with
+        context.evaluated = True  # a replay must compute the same keys at the same time
     restart_moved(context)
     relax_levels(context)
     choose_types(context)
@@ -125,6 +127,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
         replan(context)
         guests.start_guests(context)
         return
+    reallocate(context, happened)  # choose the sizes of all elastic gangs together
     if policy.preempt and policy.order is Order.FAIR and not state.frozen:
         reclaim.reclaim(context)  # queues below their quota get back borrowed slots
     if preempts and (happened or not (context.due or index.stoppable_due)):  # for gain: not through time alone
@@ -165,6 +168,7 @@ REQUESTS_AND_OBSERVATIONS: _Handlers = {
     FirstStep: observations.first_step,
     Progressed: observations.progressed,
     SharedSpeed: separation.shared_speed,
+    SpeedMeasured: observations.speed_measured,
     RankFailed: observations.rank_failed,
     AttemptEnded: observations.attempt_ended,
     AttemptUnknown: observations.attempt_unknown,

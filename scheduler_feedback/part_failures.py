@@ -16,7 +16,7 @@ from typing import TypedDict
 
 from scheduler_feedback.core.telemetry.fleet import Sample
 
-PARTS = ("feed", "fleet", "pace", "shared", "verdicts", "entries", "baselines", "metrics", "page", "api")
+PARTS = ("feed", "fleet", "pace", "speeds", "shared", "verdicts", "entries", "baselines", "metrics", "page", "api")
 """Names of the parts.
 
 - feed: reads the agents' streams.
@@ -169,6 +169,7 @@ _NAMES = {
     "feed": "Reading the agents' streams",
     "fleet": "Telemetry",
     "pace": "Step times on the page",
+    "speeds": "Measured speeds of jobs",
     "shared": "Detection",
     "verdicts": "Passing verdicts to the scheduler",
     "entries": "Passing events to readers",

@@ -20,8 +20,11 @@ from typing import Any
 
 from benchmarks.survey import (
     allox,
+    distance,
+    elastic,
     failures,
     gavel,
+    gavel_rounds,
     locality,
     missing,
     muri_groups,
@@ -41,10 +44,13 @@ ROWS = (
     *muri_groups.rows(),
     *shared_slots.rows(),
     *gavel.rows(),
+    *gavel_rounds.rows(),
     *allox.rows(),
     *virtual_clusters.rows(),
     *failures.rows(),
     *locality.rows(),
+    *elastic.rows(),
+    *distance.rows(),
     *missing.rows(),
 )
 

@@ -72,9 +72,6 @@ def rows() -> list[Row]:
             _fairness),
         Row("Gavel", "finish-time fairness over heterogeneous throughputs (LP)",
             f"largest rho of {FAIRNESS_JOBS} jobs, an own n-th of the cluster = 1", None, physical, _finish_time),
-        Row("Gavel", "least attained service over heterogeneous throughputs", "average JCT under load, times better",
-            3.5, "Narayanan et al., OSDI'20, abstract",
-            reason="its rounds are not simulated: the allocation is computed, but not applied over time"),
     ]  # fmt: skip
     return found
 

@@ -216,6 +216,7 @@ def explanation(explained: dict[str, Any]) -> None:
         ("reserved slots", [f"{slot['node']} slot {slot['slot']}" for slot in explained.get("reservation", ())]),
         ("nodes that can't be used", [_blocker(one) for one in explained.get("blockers", ())]),
         ("what would start it sooner, cheapest first", explained.get("what_would_change_it", ())),
+        ("learnt speeds of similar jobs", [_speed(one) for one in explained.get("speeds", ())]),
     ):
         if items:
             console.print(f"{title}:")
@@ -225,6 +226,14 @@ def explanation(explained: dict[str, Any]) -> None:
 
 def _waits_for(one: dict[str, Any]) -> str:
     return f"{one['job_id']} to free {one['ranks']} slot(s), expected by {clock(one['until_ns'])}"
+
+
+def _speed(one: dict[str, Any]) -> str:
+    on = f" on {one['gpu_type']}" if one["gpu_type"] else ""
+    return (
+        f"{one['ranks']} ranks{on} within one {one['level']}: {one['speed']:.2f} +-{one['error']:.0%} "
+        f"(assumed {one['assumed']:.2f}; {one['measurements']:.1f} measurements)"
+    )
 
 
 def _blocker(one: dict[str, Any]) -> str:

@@ -27,12 +27,13 @@ from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.controller.frame_age import FrameAge
-from scheduler_feedback.core.events import Event, FirstStep
+from scheduler_feedback.core.events import Event, FirstStep, SpeedMeasured
 from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.fleet import Fleet, Sample
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Paces, Speed
 from scheduler_feedback.core.telemetry.placements import REFUSED, Placements, Refusal
+from scheduler_feedback.core.telemetry.speed_reports import SpeedReports
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Finding
@@ -120,6 +121,7 @@ class DetectionThread:
         self._fleet = Fleet(self._placements)
         self._look = Look(self._fleet, self._fabric)
         self._paces = Paces()
+        self._speed_reports = SpeedReports()
         self._aside: dict[str, tuple[int, float]] = {}
         """By node, the time for which its telemetry is set aside: (monotonic end in nanoseconds, duration in
         seconds)."""
@@ -287,6 +289,7 @@ class DetectionThread:
             self._begin_again(error)
             return []
         self._take_pace(telemetry)
+        events.extend(self._measured_speeds(telemetry))
         if not self._failures.is_out(SHARED):
             try:
                 events.extend(self._detect(telemetry))
@@ -421,6 +424,16 @@ class DetectionThread:
         self._restarts.append(now_ns)
         self._begin()
         self._failures.set_aside(0, 0)
+
+    def _measured_speeds(self, telemetry: Telemetry) -> list[SpeedMeasured]:
+        """Return the measured speeds that are due, from which the scheduler learns."""
+        if self._failures.is_out("speeds"):
+            return []
+        try:
+            return self._speed_reports.take(telemetry)
+        except Exception as error:
+            self._failures.report("speeds", error, out=True)
+            return []
 
     def _take_pace(self, telemetry: Telemetry) -> None:
         """Update step times for the page. A failure does not affect the detectors."""

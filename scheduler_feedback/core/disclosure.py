@@ -130,6 +130,8 @@ RULES: dict[str, Rule] = {
     "AttemptUnknown.job_id": NAME,
     "FirstStep.job_id": NAME,
     "Progressed.job_id": NAME,
+    "SpeedMeasured.job_id": NAME,
+    "SpeedMeasured.unit": NAME,
     "ActionFailed.action_id": NAME,
     "ActionFailed.job_id": NAME,
     "ActionFailed.reason": NAME,

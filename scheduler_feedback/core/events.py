@@ -251,6 +251,19 @@ class SharedSpeed(msgspec.Struct, frozen=True):
     speed: float
 
 
+class SpeedMeasured(msgspec.Struct, frozen=True):
+    """Measured speed of a running attempt, over a time in which its speed was steady."""
+
+    job_id: str
+    attempt: int
+    per_second: float
+    """Work of the whole gang per second."""
+    seconds: float
+    """Time over which the speed was measured."""
+    unit: str = ""
+    """Unit of the work, such as tokens or steps. Speeds in another unit replace those of the class."""
+
+
 class ActionFailed(msgspec.Struct, frozen=True):
     """An action that the backend could not carry out. The cycle makes the decision again."""
 
@@ -280,6 +293,7 @@ Event = (
     | FirstStep
     | Progressed
     | SharedSpeed
+    | SpeedMeasured
     | ActionFailed
     | Verdict
     | Cleared

@@ -35,6 +35,26 @@ class Blocker:
 
 
 @dataclass(frozen=True, slots=True)
+class LearntSpeed:
+    """Learnt speed of one configuration of the job's class."""
+
+    gpu_type: str
+    """GPU type; '' if the nodes have none."""
+    ranks: int
+    """Number of ranks."""
+    level: str
+    """Narrowest placement that holds the gang: node, rack, spine or cluster."""
+    speed: float
+    """Expected speed; 1 is that of the requested ranks in the narrowest placement."""
+    error: float
+    """Standard deviation of the speed, as a share of it."""
+    assumed: float
+    """Speed that is assumed without measurements: in proportion to the ranks, times the given speed of the type."""
+    measurements: float
+    """Number of measurements, the older ones discounted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Reasons for a job's state, and what would change it."""
 
@@ -60,3 +80,5 @@ class Explanation:
     """The one constraint that prevents the start: frozen, pause, dependency, capacity (the empty cluster is too small),
     limit (of its queue), slots, level (slots are free, but not in one domain), type (slots are free, but with a slower
     GPU type) or reservation (slots are free, but reserved for another job); '' if the job does not wait."""
+    speeds: tuple[LearntSpeed, ...] = ()
+    """Learnt speeds of the job's class, by GPU type, placement and ranks; empty if none was measured."""

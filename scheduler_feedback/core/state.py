@@ -40,6 +40,15 @@ class Backfilling(StrEnum):
     CONSERVATIVE = "conservative"  # any job that delays no job before it
 
 
+class Sizes(StrEnum):
+    """Choice of the numbers of ranks of elastic gangs. All but `IDLE` choose those of all jobs together."""
+
+    IDLE = "idle"  # grow into idle slots, and shrink for the first pending job
+    SPEEDUP = "speedup"  # largest sum of speed-ups over the smallest size
+    REMAINING = "remaining"  # largest reduction of remaining run times (Optimus)
+    GOODPUT = "goodput"  # fair goodput, of sizes and GPU types (Sia)
+
+
 class Estimates(StrEnum):
     """Source of the expected run times of jobs."""
 
@@ -182,6 +191,13 @@ class Policy:
     type_patience: float = 1.0
     """Longest wait of a job for a faster GPU type while a slower one is free, as a share of the run time that the
     faster type is expected to save; 0: a job never waits for a faster type."""
+    learn_speeds: bool = True
+    """Whether measured speeds of similar jobs correct the assumed ones: those proportional to the number of ranks, and
+    the given `throughput`."""
+    sizes: Sizes = Sizes.IDLE
+    """How the sizes of elastic gangs are chosen."""
+    sizes_seconds: float = 120.0
+    """Minimum time between two joint choices of sizes; `Sizes.IDLE` has none."""
     restart_on_hang: bool = True
     """Whether a hanging restartable gang is restarted on nodes without the culprit."""
     sharing: Sharing = Sharing.NONE
@@ -284,6 +300,25 @@ class Ended:
     """Run time of the job on healthy nodes, in seconds."""
 
 
+class MeasuredSpeed(msgspec.Struct):
+    """Measured speed of one configuration of a job class."""
+
+    gpu_type: str
+    """GPU type of the gangs."""
+    ranks: int
+    """Number of ranks of the gangs."""
+    level: int
+    """Placement level: 0 for one node, 1 for several nodes of one rack, 2 for several racks, 3 for several spines."""
+    log_rate: float
+    """Mean of the logarithm of the work per second."""
+    weight: float
+    """Number of measurements of the mean, the older ones discounted."""
+    measured_ns: int
+    """Time of the newest measurement, in nanoseconds."""
+    unit: str = ""
+    """Unit of the work."""
+
+
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
     """State of the cycle: all data on which its decisions depend. All times are the cycle's wall time, in nanoseconds
     since 1970.
@@ -370,5 +405,9 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     pair_speeds: dict[str, dict[str, float]] = {}
     """Measured speeds of jobs that share slots: workload -> other workload -> speed of the first, relative to its speed
     alone."""
+    speeds: dict[str, list[MeasuredSpeed]] = {}
+    """Measured speeds by job class, the class with the newest measurement last; see `policies/speeds`."""
+    sized_ns: int = 0
+    """Time of the last joint choice of sizes."""
     replan_owed: bool = False
     """Whether an event requires a preemption pass that `replan_seconds` still delays."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace as replaced
 
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import Job
-from scheduler_feedback.core.state import Decision, OpenDecision, State
+from scheduler_feedback.core.state import Decision, MeasuredSpeed, OpenDecision, State
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -63,6 +63,8 @@ def frozen(state: State, before: State | None = None) -> State:
         emptied_ns=state.emptied_ns,
         host_waits=state.host_waits,
         replan_owed=state.replan_owed,
+        speeds=_shared(state.speeds, old.speeds, _speeds),
+        sized_ns=state.sized_ns,
     )
 
 
@@ -89,6 +91,10 @@ def _node(node: Node) -> Node:
 
 def _open_decision(opened: OpenDecision) -> OpenDecision:
     return replaced(opened)
+
+
+def _speeds(rows: list[MeasuredSpeed]) -> list[MeasuredSpeed]:
+    return [replaced(row) for row in rows]
 
 
 def _decisions(state: State, old: State) -> list[Decision]:

@@ -22,6 +22,7 @@ from scheduler_feedback.core.events import (
     Event,
     FirstStep,
     RankFailed,
+    SpeedMeasured,
     Submitted,
 )
 from scheduler_feedback.core.state import State
@@ -46,6 +47,7 @@ def about(*job_ids: str) -> Callable[[Event], bool]:
                 | RankFailed()
                 | AttemptUnknown()
                 | FirstStep()
+                | SpeedMeasured()
                 | ActionFailed()
             ):
                 return event.job_id in job_ids

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Order, Policy
+from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Order, Policy, Sizes
 from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulation import Simulation
 from scheduler_feedback.sim.truth import Course
@@ -69,24 +70,37 @@ class Compared:
 
 
 def policy_of(name: str) -> Policy:
-    """Return the policy with this name: an order, and optionally a rule of backfill and `preempt`, joined by `+`.
+    """Return the policy with this name: an order, and optionally a rule of backfill, one of sizes and `preempt`, joined
+    by `+`.
 
-    Examples: `fair`, `fifo+easy`, `srtf+greedy+preempt`. The rest is as in `gangwatch simulate`: EASY backfill, no
-    preemption, and for `fair` the default policy of simulations. Raises ValueError that names the possible parts.
+    Examples: `fair`, `fifo+easy`, `srtf+goodput`, `srtf+greedy+preempt`. The rest is as in `gangwatch simulate`: EASY
+    backfill, no preemption, and for `fair` the default policy of simulations. Raises ValueError that names the possible
+    parts.
     """
     order, *parts = name.split("+")
-    try:
-        base = FAIR_POLICY if Order(order) is Order.FAIR else Policy()
-        policy = replace(base, order=Order(order), preempt=PREEMPT in parts)
-        backfills = [Backfilling(part) for part in parts if part != PREEMPT]
-    except ValueError:
-        orders, rules = ", ".join(one.value for one in Order), ", ".join(one.value for one in Backfilling)
+    rules = {one.value for one in Backfilling}
+    kinds = {one.value for one in Sizes}
+    backfills = [Backfilling(part) for part in parts if part in rules]
+    sizes = [Sizes(part) for part in parts if part in kinds]
+    if order not in set(Order) or any(part not in rules | kinds | {PREEMPT} for part in parts):
         raise ValueError(
-            f"{name!r} is not ORDER[+BACKFILL][+{PREEMPT}]; an order is one of {orders}; backfill one of {rules}"
-        ) from None
-    if len(backfills) > 1 or len(set(parts)) != len(parts):
-        raise ValueError(f"{name!r} has more than one rule of backfill, or a part twice")
-    return replace(policy, backfill=backfills[0] if backfills else Backfilling.EASY)
+            f"{name!r} is not ORDER[+BACKFILL][+SIZES][+{PREEMPT}]; an order is one of {_values(Order)}; "
+            f"backfill one of {_values(Backfilling)}; sizes one of {_values(Sizes)}"
+        )
+    if len(backfills) > 1 or len(sizes) > 1 or len(set(parts)) != len(parts):
+        raise ValueError(f"{name!r} has more than one rule of backfill or of sizes, or a part twice")
+    base = FAIR_POLICY if Order(order) is Order.FAIR else Policy()
+    return replace(
+        base,
+        order=Order(order),
+        preempt=PREEMPT in parts,
+        backfill=backfills[0] if backfills else Backfilling.EASY,
+        sizes=sizes[0] if sizes else Sizes.IDLE,
+    )
+
+
+def _values(choices: type[StrEnum]) -> str:
+    return ", ".join(one.value for one in choices)
 
 
 def compared(name: str, simulation: Simulation, progress: Callable[[int, int], None] | None = None) -> Compared:

@@ -14,7 +14,7 @@ decides nothing more. It contains no scheduling rules.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -42,6 +42,7 @@ from scheduler_feedback.policies.intake.job_admission import malformed, over_lim
 from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.job_trace import LATEST_NS, Trace, TraceJob
+from scheduler_feedback.sim.measured_speeds import MEASURED_SECONDS, MeasuredSpeeds, reported
 from scheduler_feedback.sim.occurrence import Occurrence
 from scheduler_feedback.sim.results import Account, Report, report
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
@@ -67,6 +68,16 @@ minute."""
 
 PROBE_FINDS_SLOWDOWN = 1.1
 """A probe succeeds if its node's slowdown is at most this factor (1.1: 10 % slower than a healthy node)."""
+
+
+def _report_speed(engine: Engine, now_ns: int, *, job_id: str, attempt: int) -> Iterable[Event]:
+    """Return the report of the attempt's speed, in work per second of the trace's unit; none if it has ended."""
+    del now_ns
+    gang = engine.gangs.get(job_id)
+    if gang is None or gang.attempt != attempt or gang.stopping:
+        return ()
+    spec = gang.course.job.spec
+    return (reported(job_id, attempt, gang.speed * engine.machines.unit(spec), engine.seed),)
 
 
 class Journal:
@@ -111,6 +122,10 @@ class Settings:
     """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
     co_speed: CoSpeed = equal_shares
     """Returns the true speed of a job beside the jobs that share its slots."""
+    speeds: MeasuredSpeeds | None = None
+    """Real speeds of gangs, which they report after each start; None: proportional to their ranks, not reported."""
+    seed: int = 0
+    """Seed of the errors of reported speeds."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -129,7 +144,12 @@ class Engine:
         self.state = State()
         self.courses: dict[str, Course] = {}
         self.gangs: dict[str, Gang] = {}
-        self.machines = Machines(apart_slowdown=settings.apart_slowdown, co_speed=settings.co_speed)
+        self.machines = Machines(
+            apart_slowdown=settings.apart_slowdown,
+            co_speed=settings.co_speed,
+            speeds=settings.speeds,
+            largest=max((node.slots for node in nodes), default=0),
+        )
         self.account = Account({node.node: node.slots for node in nodes})
         self.refused: list[dict[str, str | int]] = [
             {"job": one.job_id, "line": one.line, "reason": one.reason} for one in trace.refused
@@ -150,6 +170,11 @@ class Engine:
         self._later: list[tuple[int, int, Occurrence]] = []
         self._sequence = 0
         self._probes: dict[str, StartGang] = {}
+
+    @property
+    def seed(self) -> int:
+        """Seed of the errors of reported speeds."""
+        return self._settings.seed
 
     @property
     def first_ns(self) -> int:
@@ -426,6 +451,9 @@ class Engine:
         self.waiting -= 1
         self._start_events.append(AttemptRunning(action.job_id, action.attempt, ()))
         self.reschedule(action.job_id, gang)
+        if self._settings.speeds is not None:
+            at_ns = now_ns + gang.warm_ns + nanoseconds(MEASURED_SECONDS)
+            self.later(Occurrence(at_ns, partial(_report_speed, job_id=action.job_id, attempt=action.attempt)))
         if self._disturbances is not None:
             events += self._disturbances.started(self, action.job_id, gang, now_ns)
 

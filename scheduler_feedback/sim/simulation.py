@@ -17,6 +17,7 @@ from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.engine import Engine, Journal, Settings
 from scheduler_feedback.sim.faults import Faults, faults_of
 from scheduler_feedback.sim.job_trace import Trace
+from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds
 from scheduler_feedback.sim.presets import PRESETS
 from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, DetectorModel, Feedback, Oracle
@@ -62,6 +63,8 @@ class Simulation:
     """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
     co_speed: CoSpeed = equal_shares
     """True speed of a job beside the jobs that share its slots."""
+    speeds: MeasuredSpeeds | None = None
+    """Real speeds of gangs by workload; None: proportional to their ranks."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -74,6 +77,8 @@ class Simulation:
             self.restart_cost_seconds,
             apart_slowdown=self.apart_slowdown,
             co_speed=self.co_speed,
+            speeds=self.speeds,
+            seed=self.seed,
             spans=self.spans,
         )
         if self.preset is not None:

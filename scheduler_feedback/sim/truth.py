@@ -1,8 +1,9 @@
 """True progress of each job and true speed of its gang, independent of the scheduler's estimates.
 
 A gang is as fast as its slowest rank: a node with slowdown 1.5 makes every gang on it take 1.5 times as long. The
-speed of a gang is proportional to its ranks, relative to the requested ranks (the work is divided evenly). After a
-restart, it makes no progress for the restart cost. Times are whole nanoseconds, so an undisturbed job ends exactly on
+speed of a gang is that of ``measured_speeds``, if the simulation has them for its workload; else it is proportional to
+its ranks, relative to the requested ranks (the work is divided evenly). After a restart, it makes no progress for the
+restart cost. Times are whole nanoseconds, so an undisturbed job ends exactly on
 time.
 """
 
@@ -14,9 +15,11 @@ from dataclasses import dataclass, field
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.durations import nanoseconds
-from scheduler_feedback.core.job import Slot
+from scheduler_feedback.core.job import JobSpec, Slot
+from scheduler_feedback.policies.speeds.learnt_speeds import level_of
 from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.job_trace import TraceJob
+from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds
 
 
 @dataclass(slots=True)
@@ -109,6 +112,10 @@ class Machines:
     """Run time of a gang outside of one domain of its preferred level, divided by its run time inside."""
     co_speed: CoSpeed = equal_shares
     """Speeds of jobs that share slots."""
+    speeds: MeasuredSpeeds | None = None
+    """Real speeds by workload; None: proportional to the ranks, and to the given `throughput` of the job."""
+    largest: int = 0
+    """Largest number of slots of a node."""
     on_node: dict[str, dict[str, Gang]] = field(default_factory=dict)
     on_slot: dict[Slot, dict[str, Gang]] = field(default_factory=dict)
     """Gangs of shareable jobs, by slot and job id."""
@@ -137,10 +144,12 @@ class Machines:
         for slot in action.placement:
             ranks[slot.node] = ranks.get(slot.node, 0) + 1
         spec = course.job.spec
-        full_speed = len(action.placement) / spec.ranks
-        if spec.throughput:
-            full_speed *= min(spec.throughput.get(nodes[name].gpu_type, 1.0) for name in ranks)
-        if self.apart_slowdown != 1.0 and _is_apart(spec.preferred_level, [nodes[name] for name in ranks]):
+        placed = [nodes[name] for name in ranks]
+        measured = self._measured(spec, placed, len(action.placement))
+        full_speed = len(action.placement) / spec.ranks if measured is None else measured
+        if spec.throughput and measured is None:
+            full_speed *= min(spec.throughput.get(node.gpu_type, 1.0) for node in placed)
+        if self.apart_slowdown != 1.0 and _is_apart(spec.preferred_level, placed):
             full_speed /= self.apart_slowdown
         warm = nanoseconds(spec.restart_cost_seconds) if course.starts else 0
         gang = Gang(
@@ -164,6 +173,18 @@ class Machines:
                 self.on_slot.setdefault(slot, {})[action.job_id] = gang
         course.starts += 1
         return gang
+
+    def _measured(self, spec: JobSpec, nodes: Sequence[Node], ranks: int) -> float | None:
+        if self.speeds is None:
+            return None
+        return self.speeds.speed(spec, nodes[0].gpu_type, ranks, level_of(nodes), self._narrowest(spec))
+
+    def _narrowest(self, spec: JobSpec) -> int:
+        return 0 if spec.ranks <= self.largest else 1
+
+    def unit(self, spec: JobSpec) -> float:
+        """Return the work per second of the job at speed 1, in the unit of its reports."""
+        return float(spec.ranks) if self.speeds is None else self.speeds.unit(spec, self._narrowest(spec))
 
     def leave(self, job_id: str, gang: Gang) -> None:
         """Remove the gang from its nodes."""

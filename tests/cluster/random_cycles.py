@@ -415,7 +415,8 @@ class Ordeal:
             return state.reserved_from_ns
         gpu_type = state.nodes[state.reserved_slots[0].node].gpu_type
         length_ns = index_of(state).line.places[head].length_ns
-        return state.reserved_from_ns + round(length_ns / speed(state.policy, state.jobs[head].spec, gpu_type))
+        learnt = index_of(state).plan.learnt
+        return state.reserved_from_ns + round(length_ns / speed(state.policy, state.jobs[head], gpu_type, learnt))
 
     def _has_overrun(self) -> bool:
         """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""
@@ -484,6 +485,7 @@ class Ordeal:
             assert self.policy.mode is Mode.OBSERVE or self.state.frozen
             return
         before.planned_ns, before.replan_owed = self.state.planned_ns, self.state.replan_owed
+        before.sized_ns = self.state.sized_ns  # the sizes were chosen again, with the same result
         was, now = without_clock(before), without_clock(self.state)
         changed = [name for name in State.__struct_fields__ if getattr(was, name) != getattr(now, name)]
         assert not changed, changed

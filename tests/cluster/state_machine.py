@@ -28,11 +28,12 @@ from scheduler_feedback.core.events import (
     Progressed,
     RankFailed,
     SharedSpeed,
+    SpeedMeasured,
     Tick,
     VerdictJudged,
 )
 from scheduler_feedback.core.job import After, Dependency, Group, JobSpec, JobState, Packing
-from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sharing
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sharing, Sizes
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.random_cycles import Ordeal
@@ -72,6 +73,9 @@ POLICIES = st.builds(
     type_patience=st.sampled_from([0.0, 0.5, 1.0]),
     sharing=st.sampled_from([*Sharing, Sharing.GANDIVA, Sharing.GANDIVA, Sharing.ANTMAN, Sharing.ANTMAN]),
     pair_speeds=st.sampled_from([{}, {}, {"w": {"w": 0.8, "v": 0.3}, "v": {"w": 0.9}}]),
+    learn_speeds=st.sampled_from([True, True, True, False]),
+    sizes=st.sampled_from([Sizes.IDLE, *Sizes]),
+    sizes_seconds=st.sampled_from([0.0, 30.0]),
     ended_jobs_kept=st.sampled_from([3, 10_000]),
 )
 
@@ -384,6 +388,13 @@ class Invariants(RuleBasedStateMachine):
             return
         partners = tuple(index_of(self.world.state).partners(job_id))
         self.world.cycle(SharedSpeed(job_id, self.world.state.jobs[job_id].attempt, partners, speed))
+
+    @rule(number=SMALL, share=st.floats(0.01, 20.0), seconds=st.sampled_from([0.0, 10.0, 600.0]))
+    def speed(self, number: int, share: float, seconds: float) -> None:
+        """Report a speed. share: relative to one in proportion to the ranks."""
+        if (job_id := self._held(number)) is not None:
+            job = self.world.state.jobs[job_id]
+            self.world.cycle(SpeedMeasured(job_id, job.attempt, share * len(job.ranks), seconds))
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from scheduler_feedback import cycle
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.state import Backfilling, Policy
+from scheduler_feedback.core.state import Backfilling, MeasuredSpeed, Policy
 from tests.cluster.cycle_world import SECOND, START_NS, World
 
 PATIENT = Policy(level_patience_seconds=60.0)
@@ -87,3 +89,33 @@ def test_an_infinite_patience_never_relaxes_a_level_that_exists() -> None:
     assert found is not None and found.binds == "level"
     world.advance(20.0)
     assert len(world.nodes_of(job_id)) == 1
+
+
+@pytest.mark.parametrize(("apart", "waits"), [(1.0, False), (0.98, False), (0.5, True)])
+def test_the_learnt_cost_of_distance_limits_the_wait(apart: float, waits: bool) -> None:
+    """The class was measured on one node and on two. If it loses little on two, the job starts there early."""
+    world = spread()
+    near = MeasuredSpeed("", 2, 0, math.log(2.0), 8.0, 1)
+    far = MeasuredSpeed("", 2, 1, math.log(2.0 * apart), 8.0, 1)
+    world.state.speeds["ann|bert"] = [near, far]
+    job_id = world.submit(2, 500.0, **TOGETHER, user="ann", workload="bert")
+    world.advance(1.0)
+    if apart == 1.0:
+        assert world.nodes_of(job_id) == {"n0", "n1"}
+        return
+    world.advance(20.0)
+    assert (world.job_state(job_id) is JobState.PENDING) is waits
+    world.advance(60.0)
+    assert world.nodes_of(job_id) == {"n0", "n1"}, "never longer than the setting"
+    (text,) = [entry.text for entry in world.entries if entry.subject == job_id and entry.kind == "relaxed"]
+    assert "by measured speeds, it takes" in text
+
+
+def test_without_measurements_of_a_wider_level_the_setting_counts() -> None:
+    world = spread()
+    world.state.speeds["ann|bert"] = [MeasuredSpeed("", 2, 0, 0.0, 8.0, 1)]
+    job_id = world.submit(2, 500.0, **TOGETHER, user="ann", workload="bert")
+    world.advance(59.0)
+    assert world.job_state(job_id) is JobState.PENDING
+    world.advance(1.0)
+    assert world.nodes_of(job_id) == {"n0", "n1"}

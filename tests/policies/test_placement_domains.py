@@ -95,7 +95,7 @@ def test_a_gang_runs_on_one_type_the_fastest_for_it() -> None:
     assert where(place(Plan(nodes), job(2, gpu_types=("A100",)), policy=policy) or ()) == "a:0,1"
     assert place(Plan(nodes), job(5), policy=policy) is None
     assert place(Plan(nodes), job(1, gpu_types=("B200",))) is None
-    assert speed(policy, job(1, workload="small").spec, "A100") == 1.0
+    assert speed(policy, job(1, workload="small"), "A100") == 1.0
 
 
 def test_spread_takes_as_many_nodes_as_it_can() -> None:
@@ -208,6 +208,6 @@ def test_the_fastest_free_type_is_used_and_scales_the_estimate() -> None:
     assert where_ == {"first": {"n1"}, "second": {"n0"}}
     ends = {end.job_id: (end.at_ns - SECOND) / SECOND for end in index_of(state).ends}
     assert ends == {"first": 100.0, "second": 200.0}
-    own = JobSpec("own", ("x",), 2, workload="bert", throughput={"V100": 2.0})
+    own = job(2, workload="bert", throughput={"V100": 2.0})
     assert attempt_speed(state.policy, own, "V100", 2) == 2.0
     assert attempt_speed(state.policy, own, "A100", 1) == 0.5

@@ -113,7 +113,7 @@ def test_a_comparison_runs_what_simulate_runs(jobs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("nothing",), "'nothing' is not ORDER[+BACKFILL][+preempt]; an order is one of fifo, sjf"),
+        (("nothing",), "'nothing' is not ORDER[+BACKFILL][+SIZES][+preempt]; an order is one of fifo, sjf"),
         (("fifo+easy+greedy",), "more than one rule of backfill"),
         (("fifo+preempt+preempt",), "a part twice"),
         (("absent.toml",), "absent.toml: no such file"),

@@ -17,6 +17,7 @@ from gangwatch.commands.offline.trace_options import (
     fault_options,
     load_option,
     restart_cost_option,
+    speeds_option,
     trace_options,
 )
 from gangwatch.commands.options import print_json
@@ -51,6 +52,7 @@ def _policy(name: str) -> Policy:
 @click.option("--first", type=click.IntRange(min=1), metavar="N", help="Only the first N jobs of the trace.")
 @load_option
 @restart_cost_option
+@speeds_option
 @click.option("--restartable", is_flag=True, help="Treat every job as restartable and preemptible.")
 @click.option(
     "--estimates",
@@ -62,8 +64,8 @@ def _policy(name: str) -> Policy:
 def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run several policies over one trace of jobs and print their figures in one table.
 
-    A POLICY is ORDER[+BACKFILL][+preempt], such as fifo+easy or srtf+greedy+preempt, or a gangwatch.toml, whose queues,
-    quotas and settings apply as in production.
+    A POLICY is ORDER[+BACKFILL][+SIZES][+preempt], such as fifo+easy, srtf+goodput or srtf+greedy+preempt, or a
+    gangwatch.toml, whose queues, quotas and settings apply as in production. SIZES chooses the sizes of elastic gangs.
 
     \b
     Example:
@@ -72,12 +74,14 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
           today.toml fair+preempt --json
     """
     from scheduler_feedback.sim.comparison import compared
+    from scheduler_feedback.sim.measured_speeds import read_speeds
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation, read_trace
 
     _check(names, options)
     policies = {name: _estimating(_policy(name), name, options["estimates"]) for name in names}
     nodes = nodes_of(options["nodes_text"])
+    speeds = None if options["speeds_file"] is None else read_speeds(options["speeds_file"])
     with collecting_rarely(), showing(f"reading {options['jobs_file']}", as_json):
         trace = read_trace(options["jobs_file"], options["format_name"])
     jobs = trace.jobs[: options["first"]]
@@ -99,6 +103,7 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
             checkpoint_seconds=options["checkpoint_interval"],
             feedback=options["feedback"],
             seed=options["seed"],
+            speeds=speeds,
         )
         with collecting_rarely(), counting(f"{name} ({number} of {len(policies)}): jobs ended", as_json) as progress:
             found.append(dataclasses.asdict(compared(name, simulation, progress)))

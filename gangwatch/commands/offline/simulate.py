@@ -20,6 +20,7 @@ from gangwatch.commands.offline.trace_options import (
     fault_options,
     load_option,
     restart_cost_option,
+    speeds_option,
     trace_options,
 )
 from gangwatch.commands.options import print_json, say
@@ -57,6 +58,7 @@ class Options:
     checkpoint_interval: float | None
     feedback: str
     seed: int
+    speeds_file: Path | None
     journal: Path | None
     html: Path | None
     as_json: bool
@@ -107,6 +109,7 @@ class Options:
 @click.option("--preempt", is_flag=True, help="Allow preemption; preempted gangs resume later.")
 @click.option("--replan", type=float, metavar="SECONDS", help="Shortest time between two preemption evaluations.")
 @restart_cost_option
+@speeds_option
 @click.option("--restartable", is_flag=True, help="Treat every job as restartable.")
 @click.option(
     "--estimates",
@@ -136,6 +139,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
             raise click.UsageError(f"{used[0]}: write the options of `compare` after `compare`")
         return
     _require(context, "jobs_file", "format_name", "nodes_text")
+    from scheduler_feedback.sim.measured_speeds import read_speeds
     from scheduler_feedback.sim.simulated_journal import JournalFile
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation
@@ -156,6 +160,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
         checkpoint_seconds=given.checkpoint_interval,
         feedback=given.feedback,
         seed=given.seed,
+        speeds=None if given.speeds_file is None else read_speeds(given.speeds_file),
         spans=given.html is not None,
     )
     engine = simulation.engine(JournalFile(given.journal) if given.journal is not None else None)

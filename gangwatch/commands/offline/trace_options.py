@@ -55,6 +55,17 @@ def load_option(command: Command) -> Command:
     )(command)
 
 
+def speeds_option(command: Command) -> Command:
+    """Add the option --speeds FILE."""
+    return click.option(
+        "--speeds",
+        "speeds_file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Real speeds by workload, GPU type, ranks and level. Default: proportional to the ranks.",
+    )(command)
+
+
 def restart_cost_option(command: Command) -> Command:
     """Add the option --restart-cost SECONDS."""
     return click.option(

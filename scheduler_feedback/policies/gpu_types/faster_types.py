@@ -85,7 +85,9 @@ def _applies(state: State, index: SchedulingIndex) -> bool:
         return False
     if policy.backfill is Backfilling.NONE or (policy.preempt and policy.order is not Order.FAIR):
         return False
-    return bool(policy.throughput) or any(state.jobs[key[-1]].spec.throughput for key in index.line.order)
+    if policy.throughput or (state.speeds and policy.learn_speeds):
+        return True
+    return any(state.jobs[key[-1]].spec.throughput for key in index.line.order)
 
 
 def choice(state: State, index: SchedulingIndex, backlog: TypeBacklog, job: Job, now_ns: int) -> Choice | None:
@@ -96,7 +98,7 @@ def choice(state: State, index: SchedulingIndex, backlog: TypeBacklog, job: Job,
     ranks = job.spec.min_ranks or job.spec.ranks
     length_ns = index.line.places[job.job_id].length_ns
     ends: list[tuple[int, int, int, int]] = []
-    for number in types_for(index.plan, job.spec, state.policy):
+    for number in types_for(index.plan, job, state.policy):
         start_ns = backlog.start_ns(number, ranks)
         if start_ns is None or not _could_hold(index, job, number):
             continue
@@ -129,7 +131,7 @@ def _could_hold(index: SchedulingIndex, job: Job, number: int) -> bool:
 
 def _run_ns(policy: Policy, index: SchedulingIndex, job: Job, number: int, ranks: int, length_ns: int) -> int:
     """Return the job's expected remaining run time on this GPU type in ns. length_ns: at speed 1."""
-    speed = attempt_speed(policy, job.spec, index.plan.topology.type_names[number], ranks)
+    speed = attempt_speed(policy, job, index.plan.topology.type_names[number], ranks, index.plan.learnt)
     return round(length_ns / max(speed, SLOWEST))
 
 

@@ -79,16 +79,21 @@ def _type_of(state: State, job: Job) -> str:
 def _faster(state: State, index: SchedulingIndex, job: Job) -> list[str]:
     """Return the GPU types on which the gang would be faster and fits by the number of free slots, fastest first."""
     plan, policy = index.plan, state.policy
-    if not job.spec.restartable or not (job.spec.throughput or policy.throughput):
+    known = (
+        job.spec.throughput
+        or policy.throughput
+        or (plan.learnt is not None and plan.learnt.knows(job.job_id, job.spec))
+    )
+    if not job.spec.restartable or not known:
         return []
     if not job.ranks or job.ranks[0].slot.node not in state.nodes:
         return []
-    present = speed(policy, job.spec, _type_of(state, job))
+    present = speed(policy, job, _type_of(state, job), plan.learnt)
     return [
         name
-        for number in types_for(plan, job.spec, policy)
+        for number in types_for(plan, job, policy)
         if plan.free_in[number * TIERS + Tier.HEALTHY][0] >= len(job.ranks)
-        and speed(policy, job.spec, name := plan.topology.type_names[number]) > present
+        and speed(policy, job, name := plan.topology.type_names[number], plan.learnt) > present
     ]
 
 
@@ -111,5 +116,6 @@ def _gain_seconds(state: State, index: SchedulingIndex, job: Job, name: str, now
     """Return the seconds that the gang is expected to gain on this GPU type in the time that the rule counts."""
     left = (healthy_end_ns(state.policy, job, now_ns) - now_ns) / 1e9
     lasts = min(left, index.idle_seconds(), state.policy.resize_horizon_seconds)
-    present = speed(state.policy, job.spec, _type_of(state, job))
-    return lasts * (1 - present / speed(state.policy, job.spec, name))
+    learnt = index.plan.learnt
+    present = speed(state.policy, job, _type_of(state, job), learnt)
+    return lasts * (1 - present / speed(state.policy, job, name, learnt))

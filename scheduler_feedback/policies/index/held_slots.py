@@ -15,6 +15,7 @@ from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import Release, job_releases
 from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.queue.placement import Capacity, pods_on
+from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 
 _NONE: tuple[Slot, ...] = ()
 
@@ -119,6 +120,7 @@ class HeldSlots:
             busy = (slot for slots in (*self.held.values(), *self.claims.values()) for slot in slots)
             self.plan_or_none = Plan(self.state.nodes.values(), busy)
             self.plan_or_none.uplink_slowdown = self.policy.uplink_slowdown
+            self.plan_or_none.learnt = learnt_of(self.state)
             for slots in self.held.values():
                 self._cross(slots, 1)
             if self.plan_or_none.topology.free:

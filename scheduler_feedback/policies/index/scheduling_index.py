@@ -21,6 +21,7 @@ from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import fair, las
+from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 
 JOB_FIELDS = frozenset(
     {
@@ -119,8 +120,7 @@ class SchedulingIndex(TrackedJobs):
             node.refuses, node.queues, node.limits = event.refuses, event.queues, event.limits
             node.free, node.reported_ns = event.free, self.state.now_ns
             node.jobs_per_slot, node.slot_memory_mib = event.jobs_per_slot, event.slot_memory_mib
-            self.plan_or_none = None  # its topology has changed
-            self._capacity_changed()
+            self._topology_changed()
         if not new:
             self._node_changed(node)
 
@@ -161,7 +161,11 @@ class SchedulingIndex(TrackedJobs):
         self._allow(node)
         del self.state.nodes[node.name]
         self.doubtful.discard(node.name)
+        self._topology_changed()
+
+    def _topology_changed(self) -> None:
         self.plan_or_none = None
+        learnt_of(self.state).forget()  # the narrowest placement depends on the sizes of the nodes
         self._capacity_changed()
 
     def _node_changed(self, node: Node) -> None:
@@ -335,6 +339,17 @@ class SchedulingIndex(TrackedJobs):
         """Record how much work the running job has done, in seconds at full speed."""
         job.done_seconds, job.progress_ns = done_seconds, self.state.now_ns
         self.update_expected_end(job)
+
+    def correct_speed(self, job: Job, speed: float, done_seconds: float) -> None:
+        """Correct the speed of the running attempt. done_seconds: work until now, with the speed expected before.
+
+        Pending jobs and sizes are evaluated again.
+        """
+        job.speed = speed
+        if job.spec.restartable:
+            job.done_seconds, job.progress_ns = done_seconds, self.state.now_ns
+        self.update_expected_end(job)
+        self.evaluate_all()
 
     def stop(self, job: Job, reason: StopReason, failure: str | None = None) -> None:
         """Record that the attempt is to be stopped. failure: the reason as a sentence; None keeps the last one."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from scheduler_feedback.core.cluster import Node, Tier, tier_of
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.policies.index.domains import Topology, lowest, numbers
+from scheduler_feedback.policies.speeds.learnt_speeds import LearntSpeeds
 
 TIERS = len(Tier)
 NOWHERE = -1
@@ -53,6 +54,7 @@ class Plan:
     congested: slowdown, minus 1, that interference verdicts report for the uplinks of a domain.
     declined: pending jobs that wait for a faster GPU type: by job id, (numbers of the types that the job does not use
     now, as a bit mask; expected start in ns).
+    learnt: learnt speeds of jobs, which order the GPU types; None: given speeds do.
     unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
     """
 
@@ -65,6 +67,7 @@ class Plan:
         "crossing",
         "declined",
         "free_in",
+        "learnt",
         "pool",
         "slots_in",
         "slowdown",
@@ -90,6 +93,7 @@ class Plan:
         self.congested: dict[int, float] = {}
         self.uplink_slowdown = 0.0
         self.declined: dict[str, tuple[int, int]] = {}
+        self.learnt: LearntSpeeds | None = None
         self.unreported: dict[int, dict[str, tuple[int, Requests]]] = {}
         for node in nodes:
             self.pool[number[node.name]] = self._pool_of(node)
@@ -159,7 +163,7 @@ class Plan:
         other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
         other.crossing, other.congested = self.crossing, self.congested
         other.uplink_slowdown = self.uplink_slowdown
-        other.declined = self.declined
+        other.declined, other.learnt = self.declined, self.learnt
         other.unreported = self.unreported  # shared: a start counts in both
         return other
 

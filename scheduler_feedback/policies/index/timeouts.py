@@ -19,8 +19,9 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.gpu_types import type_moves
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes import quarantine
-from scheduler_feedback.policies.queue import defragmentation, preemption, resizing
+from scheduler_feedback.policies.queue import defragmentation, level_patience, preemption, resizing
 from scheduler_feedback.policies.remediation import migration
+from scheduler_feedback.policies.sizes import reallocation
 
 Source = Callable[[State, SchedulingIndex], Iterator[int]]
 
@@ -35,6 +36,8 @@ class Timeout(NamedTuple):
 SOURCES: tuple[tuple[str, Source], ...] = (
     ("preemption", preemption.timeouts),
     ("resizing", resizing.timeouts),
+    ("sizes", reallocation.timeouts),
+    ("level patience", level_patience.timeouts),
     ("GPU types", type_moves.timeouts),
     ("defragmentation", defragmentation.timeouts),
     ("migration", migration.timeouts),

@@ -18,6 +18,7 @@ from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import las
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
 from scheduler_feedback.policies.queue.placement import Shape, relaxes_ns, shape_of
+from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
@@ -307,7 +308,7 @@ class TrackedJobs(HeldSlots):
             heappush(self.timeouts, (starves_ns, job.job_id))
         elif starves_ns is not None and self.policy.starvation_share < 1:
             self._starve(job)
-        for at_ns in (job.awaited_until_ns, relaxes_ns(self.policy, job) or 0):
+        for at_ns in (job.awaited_until_ns, self._relaxes_ns(job) or 0):
             if at_ns > self.state.now_ns:
                 heappush(self.timeouts, (at_ns, job.job_id))
         queue = job.spec.queue if self.shares.limited else ""
@@ -315,6 +316,11 @@ class TrackedJobs(HeldSlots):
         self.fresh.add(job.job_id)
         if self.line.order[0] is key or self.state.reserved_for is None or self.shares.limited:
             self.changed = True  # the job may get the reservation
+
+    def _relaxes_ns(self, job: Job) -> int | None:
+        if not self.policy.level_patience_seconds:
+            return None
+        return relaxes_ns(self.policy, job, learnt_of(self.state), remaining_ns(self.policy, job))
 
     def _starve(self, job: Job) -> None:
         if not job.overdue and job.job_id not in self._starved:
@@ -367,7 +373,7 @@ class TrackedJobs(HeldSlots):
         if (
             job.job_id in self.line or job.job_id in self.claimants or job.job_id in self.opportunists
         ):  # a pause or patience has ended, or it has starved
-            timers = (job.not_before_ns, job.awaited_until_ns, relaxes_ns(self.policy, job))
+            timers = (job.not_before_ns, job.awaited_until_ns, self._relaxes_ns(job))
             return at_ns in (*timers, order.starves_ns(self.state, job))
         if job.job_id not in self.held:
             return False

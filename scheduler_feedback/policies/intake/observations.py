@@ -18,6 +18,7 @@ from scheduler_feedback.core.events import (
     NodeSeen,
     Progressed,
     RankFailed,
+    SpeedMeasured,
     as_seen,
 )
 from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot, StopReason
@@ -26,6 +27,7 @@ from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
 from scheduler_feedback.policies.remediation.decision_scores import score_applied
+from scheduler_feedback.policies.speeds import learnt_speeds
 
 
 def node_seen(context: CycleContext, event: NodeSeen) -> None:
@@ -83,6 +85,22 @@ def progressed(context: CycleContext, event: Progressed) -> None:
     job = _held(context, event.job_id, event.attempt, "progress")
     if job is not None:
         context.index.report_progress(job, event.done_seconds)
+
+
+def speed_measured(context: CycleContext, event: SpeedMeasured) -> None:
+    """Learn the speed of the job's class, and correct the expected end of the job."""
+    state = context.state
+    job = _held(context, event.job_id, event.attempt, "speed")
+    if job is None or job.stop_reason is not None or any(one.gang == job.job_id for one in state.verdicts.values()):
+        return
+    if context.index.partners(job.job_id):
+        return  # it says how fast the job is beside others, not what its class can do
+    if learnt_speeds.record(state, job, event.per_second, event.seconds, event.unit) is None:
+        return
+    place = learnt_speeds.placed(state, job)
+    if place is not None and state.policy.learn_speeds:
+        speed = learnt_speeds.learnt_of(state).speed(job.job_id, job.spec, *place)
+        context.index.correct_speed(job, speed, _work_done(job, job.attempt_started_ns or 0, context.now_ns, True))
 
 
 def rank_failed(context: CycleContext, event: RankFailed) -> None:

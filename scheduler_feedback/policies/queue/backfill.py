@@ -201,7 +201,7 @@ class Backfill:
         """Return the job's speed with the GPU type and the number of these slots."""
         topology = self._plan.topology
         gpu_type = topology.type_names[topology.types[topology.number[slots[0].node]]]
-        return min(attempt_speed(policy, job.spec, gpu_type, len(slots)), 1.0)
+        return min(attempt_speed(policy, job, gpu_type, len(slots), self._plan.learnt), 1.0)
 
     def place_unreserved(
         self, policy: Policy, job: Job, most: int | None = None

@@ -28,6 +28,7 @@ from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS, Plan
 from scheduler_feedback.policies.queue.slot_assignment import barred_free, lay
+from scheduler_feedback.policies.speeds.learnt_speeds import LearntSpeeds, given
 
 Shape = tuple[Any, ...]
 
@@ -65,15 +66,21 @@ def prefers_now(policy: Policy | None, job: Job) -> bool:
     return job.spec.preferred_level is not None and job.spec.required_level is None
 
 
-def relaxes_ns(policy: Policy, job: Job) -> int | None:
+def relaxes_ns(policy: Policy, job: Job, learnt: LearntSpeeds, run_ns: int) -> int | None:
     """Return when the pending job has waited long enough for its preferred level, in ns.
 
-    None if it does not wait, or if it waits for ever.
+    None if it does not wait, or if it waits for ever. It waits for at most the time that it would lose at the next
+    wider level, if that was learnt. run_ns: its expected run time.
     """
-    if not prefers_now(policy, job) or math.isinf(policy.level_patience_seconds):
+    if not prefers_now(policy, job):
+        return None
+    patience = policy.level_patience_seconds
+    if (slower := learnt.apart_slowdown(job)) is not None:
+        patience = min(patience, (slower - 1) * run_ns / 1e9)
+    if math.isinf(patience):
         return None
     since_ns = job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
-    return since_ns + nanoseconds(policy.level_patience_seconds)
+    return since_ns + nanoseconds(max(patience, 0.0))
 
 
 def within_preferred(spec: JobSpec) -> JobSpec:
@@ -299,11 +306,14 @@ def _assign_with_slow_nodes(
     return slots
 
 
-def attempt_speed(policy: Policy, spec: JobSpec, gpu_type: str, ranks: int) -> float:
+def attempt_speed(policy: Policy, job: Job, gpu_type: str, ranks: int, learnt: LearntSpeeds | None = None) -> float:
     """Return the job's speed with this GPU type and number of ranks; 1 is the speed that its estimates assume."""
+    spec = job.spec
+    if learnt is not None and learnt.knows(job.job_id, spec):
+        return learnt.speed(job.job_id, spec, gpu_type, ranks)
     if ranks == spec.ranks and not spec.throughput and not policy.throughput:
         return 1.0
-    return ranks / spec.ranks * speed(policy, spec, gpu_type)
+    return ranks / spec.ranks * given(policy, spec, gpu_type)
 
 
 def _needs_slow(plan: Plan, pool: int, spec: JobSpec, ranks: int, barred: int) -> bool:
@@ -328,13 +338,13 @@ def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
     return any(not _needs_slow(plan, pool, spec, ranks, barred) for pool in healthy)
 
 
-def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[int]:
+def types_for(plan: Plan, job: Job, policy: Policy | None) -> Collection[int]:
     """Return the numbers of the GPU types that the job can use, the fastest first."""
-    names = plan.topology.type_names
+    names, spec = plan.topology.type_names, job.spec
     if len(names) == 1:
         return (0,) if not spec.gpu_types or names[0] in spec.gpu_types else ()
     allowed = [name for name in (spec.gpu_types or names) if name in names]
-    allowed.sort(key=lambda name: -speed(policy, spec, name))
+    allowed.sort(key=lambda name: -speed(policy, job, name, plan.learnt))
     return [names.index(name) for name in allowed]
 
 
@@ -343,19 +353,18 @@ def usable_types(plan: Plan, job: Job, policy: Policy | None) -> Collection[int]
 
     The types that it declines, because it waits for a faster one, are left out.
     """
-    types = types_for(plan, job.spec, policy)
+    types = types_for(plan, job, policy)
     if not plan.declined or (found := plan.declined.get(job.job_id)) is None:
         return types
     return [number for number in types if not found[0] >> number & 1]
 
 
-def speed(policy: Policy | None, spec: JobSpec, gpu_type: str) -> float:
-    """Return the job's speed on this GPU type; 1 is the speed that its estimates assume."""
-    if (own := spec.throughput.get(gpu_type)) is not None:
-        return own
-    matrix: Mapping[str, Mapping[str, float]] = policy.throughput if policy is not None else {}
-    row = matrix.get(spec.workload) or matrix.get("") or {}
-    return row.get(gpu_type, 1.0)
+def speed(policy: Policy | None, job: Job, gpu_type: str, learnt: LearntSpeeds | None = None) -> float:
+    """Return the job's speed on this GPU type with the ranks that it requests; 1 is the speed that its estimates
+    assume."""
+    if policy is not None and learnt is not None and learnt.knows(job.job_id, job.spec):
+        return learnt.speed(job.job_id, job.spec, gpu_type, job.spec.ranks)
+    return given(policy, job.spec, gpu_type)
 
 
 def place_probe(plan: Plan, job: Job) -> tuple[Slot, ...] | None:
@@ -394,7 +403,7 @@ class Capacity:
         ran."""
         plan, barred = self._empty, barred_for(self._empty, job)
         most = 0
-        for number in types_for(plan, job.spec, None):
+        for number in types_for(plan, job, None):
             pools = [number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT]
             if may_borrow(job.spec):
                 pools.append(number * TIERS + Tier.SPARE)

@@ -9,26 +9,27 @@
              of the gangs is no loss, because the freed slots do other work meanwhile. Gangs keep slots that no pending
              job needs.
 
-R and the wait count up to ``resize_horizon_seconds``, because the future load is unknown. Speed is assumed to be
-proportional to the number of ranks. h is ``migration_margin`` of the policy. Only restartable gangs are resized, each
-at most once per migration cooldown.
+R and the wait count up to ``resize_horizon_seconds``, because the future load is unknown. Speed is proportional to the
+number of ranks, or learnt (``speeds``): then n/m is the ratio of the two speeds, and the gang gets the fewest ranks
+that are about as fast as all that it could get. h is ``migration_margin`` of the policy. Only restartable gangs are
+resized, each at most once per migration cooldown. `Policy.sizes` can replace both rules (``policies/sizes``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from scheduler_feedback.core.cluster import Tier
 from scheduler_feedback.core.durations import span
-from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
-from scheduler_feedback.core.state import Estimates, State
+from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.core.state import Estimates, Sizes, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from scheduler_feedback.policies.index.runtime_estimate import healthy_end_ns
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
-from scheduler_feedback.policies.queue.placement import place, where
+from scheduler_feedback.policies.queue.placement import attempt_speed, place, where
 from scheduler_feedback.policies.remediation.gang_moves import (
     at_limit,
     first_in_line,
@@ -38,12 +39,13 @@ from scheduler_feedback.policies.remediation.gang_moves import (
     waits_since_ns,
 )
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
+from scheduler_feedback.policies.speeds.learnt_speeds import WORTH
 
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when to evaluate again whether elastic gangs grow, or shrink for the first pending job."""
     now_ns = state.now_ns
-    if state.frozen or not index.elastic:
+    if state.frozen or not index.elastic or state.policy.sizes is not Sizes.IDLE:
         return
     jobs = [job for job_id in index.elastic if (job := state.jobs[job_id]).state is JobState.RUNNING]
     if not index.line.order and not index.claimants:
@@ -63,6 +65,8 @@ def grow(context: CycleContext) -> None:
     state, now_ns = context.state, context.now_ns
     if state.frozen or not index.elastic or index.line.order or index.claimants:
         return
+    if state.policy.sizes is not Sizes.IDLE:  # ``sizes/reallocation`` does it
+        return
     wanting = [
         (-_left_seconds(state, job, now_ns), job.job_id)
         for job_id in index.elastic
@@ -77,7 +81,7 @@ def grow(context: CycleContext) -> None:
         if slots is None:
             continue
         lasts = min(-left, index.idle_seconds(), state.policy.resize_horizon_seconds)
-        gain = lasts * (1 - len(job.ranks) / len(slots))
+        gain = lasts * (1 - _speed(state, index, job, job.ranks) / _speed(state, index, job, slots))
         cost = moving_seconds(state, job, now_ns)
         if gain <= (1 + state.policy.migration_margin) * cost:
             continue
@@ -95,6 +99,12 @@ def grow(context: CycleContext) -> None:
         context.decide(job_id, "grow", f"will {text}", detail)
 
 
+def _speed(state: State, index: SchedulingIndex, job: Job, slots: Sequence[Slot] | Sequence[RankRecord]) -> float:
+    """Return the job's expected speed with this number of slots, on the GPU type of its present ones."""
+    gpu_type = state.nodes[job.ranks[0].slot.node].gpu_type
+    return attempt_speed(state.policy, job, gpu_type, len(slots), index.plan.learnt)
+
+
 def _left_seconds(state: State, job: Job, now_ns: int) -> float:
     return (healthy_end_ns(state.policy, job, now_ns) - now_ns) / 1e9
 
@@ -106,6 +116,9 @@ def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] 
     if (left := index.shares.left(job.spec.queue)) is not None:
         most = min(most, ranks + left)
     wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + job.spec.unit))
+    most = _worth(state, index, job, most)
+    if most <= ranks:
+        return None
     mark = plan.checkpoint()
     index.vacate(job)
     slots = place(plan, wanted, suspects=False, policy=state.policy, most=most)
@@ -113,11 +126,25 @@ def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] 
     return slots
 
 
+def _worth(state: State, index: SchedulingIndex, job: Job, most: int) -> int:
+    """Return the fewest ranks that are expected to be about as fast as any number up to `most`."""
+    learnt = index.plan.learnt
+    if learnt is None or not learnt.knows(job.job_id, job.spec):
+        return most
+    gpu_type, unit = state.nodes[job.ranks[0].slot.node].gpu_type, job.spec.unit
+    sizes = range(len(job.ranks), most + 1, unit)
+    speeds = {size: attempt_speed(state.policy, job, gpu_type, size, learnt) for size in sizes}
+    fastest = max(speeds.values())
+    return min(size for size, speed in speeds.items() if speed * WORTH >= fastest)
+
+
 def make_room(context: CycleContext) -> bool:
     """Shrink elastic gangs so that the first pending job can start, if that pays. Return whether gangs shrink."""
     index = context.index
     state, now_ns = context.state, context.now_ns
-    if state.frozen or not index.elastic or (first := first_in_line(index, now_ns)) is None:
+    if state.frozen or not index.elastic or state.policy.sizes is not Sizes.IDLE:
+        return False
+    if (first := first_in_line(index, now_ns)) is None:
         return False
     ample = [
         (moving_seconds(state, job, now_ns) * len(job.ranks) / _surplus(job), job.job_id)

@@ -146,7 +146,7 @@ def start(
     gpu_type = context.state.nodes[slots[0].node].gpu_type
     if job.awaited_until_ns and gpu_type:
         why += f"; it waited for a faster GPU type and starts on {gpu_type}"
-    speed = attempt_speed(context.state.policy, job.spec, gpu_type, len(slots))
+    speed = attempt_speed(context.state.policy, job, gpu_type, len(slots), context.index.plan.learnt)
     context.index.start(job, slots, context.action_id(), speed, guest_of)
     spec = resized(job.spec, len(slots))
     context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))

@@ -10,17 +10,19 @@ from msgspec import structs
 
 from scheduler_feedback.core.cluster import Node, NodeState, Tier, tier_of
 from scheduler_feedback.core.durations import span
-from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
+from scheduler_feedback.core.explanation import Blocker, Explanation, LearntSpeed, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.queue_shares import Shares
+from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
+from scheduler_feedback.policies.speeds.learnt_speeds import LEVELS, learnt_of
 
 MOST_NAMED = 100
 """Maximum number of nodes, and of jobs, that one explanation names."""
@@ -117,7 +119,7 @@ def _awaits_type(state: State, job: Job) -> str:
 def _awaits_level(state: State, job: Job, ranks: int) -> str:
     """Return how long the job waits for slots within its preferred level, as a sentence."""
     text = f"waits for {slots(ranks)} within one {job.spec.preferred_level}"
-    at_ns = relaxes_ns(state.policy, job)
+    at_ns = relaxes_ns(state.policy, job, learnt_of(state), remaining_ns(state.policy, job))
     return text if at_ns is None else f"{text}; uses any slots in {span(max(at_ns - state.now_ns, 0) / 1e9)}"
 
 
@@ -175,6 +177,21 @@ def explain(state: State, job_id: str) -> Explanation | None:
     job = state.jobs.get(job_id)
     if job is None:
         return _explain_array(state, job_id)
+    explained = _explain(state, job)
+    return replace(explained, speeds=_speeds(state, job)) if state.speeds else explained
+
+
+def _speeds(state: State, job: Job) -> tuple[LearntSpeed, ...]:
+    return tuple(
+        LearntSpeed(
+            one.place.gpu_type, one.place.ranks, LEVELS[one.place.level], one.speed, one.spread, one.assumed, one.weight
+        )
+        for one in learnt_of(state).table(job)
+    )
+
+
+def _explain(state: State, job: Job) -> Explanation:
+    job_id = job.job_id
     if job.state is JobState.PENDING:
         if job.spec.kind is JobKind.PROBE:
             return Explanation(job_id, job.state, why_waits(state, job))

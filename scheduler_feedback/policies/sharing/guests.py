@@ -125,7 +125,7 @@ def _best(context: CycleContext, job: Job, hosts: list[Job], ahead: int) -> tupl
     state, index, now_ns = context.state, context.index, context.now_ns
     rule, policy = RULES[state.policy.sharing], state.policy
     names = index.plan.topology.type_names
-    allowed = {names[number] for number in types_for(index.plan, job.spec, policy)}
+    allowed = {names[number] for number in types_for(index.plan, job, policy)}
     reserved = frozenset(state.reserved_slots if state.reserved_for != job.job_id else ())
     mine = remaining_ns(policy, job) / 1e9
     wait = _wait_seconds(index, ahead + job.spec.ranks, now_ns) if policy.sharing is Sharing.SJF_BSBF else 0.0
@@ -220,9 +220,10 @@ def refresh(context: CycleContext) -> None:
         if job is None or not job.state.holds_slots or not job.ranks:
             continue
         partners = index.partners(job_id)
-        alone = attempt_speed(
-            state.policy, job.spec, state.nodes[job.ranks[0].slot.node].gpu_type, len(job.ranks)
-        ) if job.ranks[0].slot.node in state.nodes else job.speed  # fmt: skip
+        node = state.nodes.get(job.ranks[0].slot.node)
+        alone = job.speed
+        if node is not None:
+            alone = attempt_speed(state.policy, job, node.gpu_type, len(job.ranks), index.plan.learnt)
         beside = 1.0
         if partners:
             beside = pair_speeds.assumed_speed(state, job.spec, [state.jobs[one].spec for one in partners])
