@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.events import SharedSpeed
 from scheduler_feedback.core.job import JobSpec, JobState
-from scheduler_feedback.core.state import Policy, Sharing, State
+from scheduler_feedback.core.state import Mode, Policy, Sharing, State
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.sharing.case import combined, pays
 from scheduler_feedback.policies.sharing.interference_model import fit, predicted_speed
@@ -116,3 +117,13 @@ def test_an_opportunistic_job_uses_idle_slots_and_says_why_it_waits() -> None:
     found = cycle.explain(world.state, second)
     assert found is not None
     assert found.why == "opportunistic: waits for 1 slot of shareable jobs, or that no other job needs"
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_in_observe_mode_an_opportunistic_job_keeps_its_slots_and_nothing_is_reserved(mode: Mode) -> None:
+    world = World({"n0": 1}, replace(ANTMAN, mode=mode))
+    first = world.submit(1, 500.0, **LEFTOVER)
+    world.running()
+    waiting = world.submit(1, 500.0, workload="h")
+    assert (world.state.jobs[first].stop_reason is not None) == bool(world.state.jobs[waiting].claim)
+    assert bool(world.state.jobs[waiting].claim) == (mode is Mode.ACT)

@@ -270,6 +270,8 @@ def start_opportunistic(context: CycleContext) -> None:
             continue
         for victim in victims:
             stop_for(context, victim, job)
+        if any(victim.stop_reason is None for victim in victims):  # observe mode stops no job
+            continue
         index.reserve(job, slots)
         if state.reserved_for == job.job_id:
             release_reservation(context)
