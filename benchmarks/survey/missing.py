@@ -6,7 +6,7 @@ from benchmarks.survey.replays import MURI
 from benchmarks.survey.row import Row
 
 NO_DEADLINES = "no tenants with a latency objective"
-PROPORTIONAL = "the speed of a gang is assumed to be proportional to its ranks"
+NO_NOISE = "its goodput depends on gradient noise, which jobs do not report"
 
 MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("AntMan", "its scheduler in Muri's runs", "average JCT on muri-1, ks", 5476.4, MURI,
@@ -21,7 +21,7 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
      "declared memory counts, but it is not predicted"),
     ("Gandiva_fair", "ticket trading between users and types", "total gain", None, "Chaudhary et al., EuroSys'20",
      "quotas count slots of all types alike"),
-    ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", PROPORTIONAL),
+    ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", NO_NOISE),
     ("Tenplex", "restart on another number of GPUs", "-", None, "Wagenländer et al., SOSP'24",
      "elastic gangs resize, but no contract for resharding"),
     ("Crux, CASSINI", "traffic-aware placement and time shifts", "utilisation gain", None, "survey",
