@@ -53,6 +53,15 @@ def test_a_shareable_job_joins_another_one_and_says_so() -> None:
     assert f"shares n0:0 with {host}: not measured yet; separated if below 1x" in text
 
 
+def test_a_job_that_was_submitted_while_the_host_started_joins_it_once_it_runs() -> None:
+    world = world_of()
+    host = world.submit(1, 500.0, **SHARED)
+    guest = world.submit(1, 500.0, **SHARED)
+    assert world.job_state(guest) is JobState.PENDING
+    world.running()
+    assert world.state.jobs[guest].guest_of == (host,)
+
+
 @pytest.mark.parametrize(
     ("host", "guest", "changes"),
     [

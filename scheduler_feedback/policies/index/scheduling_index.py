@@ -16,7 +16,7 @@ from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
-from scheduler_feedback.core.state import Order, Policy, State
+from scheduler_feedback.core.state import Order, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
@@ -311,7 +311,8 @@ class SchedulingIndex(TrackedJobs):
         self.running.add(job.job_id)
         self._forget_start(job.job_id, self.held.get(job.job_id, ()))
         levels = self.policy.defragmentation_moves and job.spec.restartable and self.line.needs_level()
-        if job.job_id in self.elastic or levels:  # it may be resized or moved from now on
+        hosts = job.spec.shareable and self.policy.sharing is not Sharing.NONE
+        if job.job_id in self.elastic or levels or hosts:  # it may be resized, moved or joined from now on
             self.grown = True
         if not job.excluded_nodes:
             self.excluders.discard(job.job_id)
