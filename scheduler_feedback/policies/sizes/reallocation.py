@@ -200,7 +200,7 @@ def _apply(context: CycleContext, targets: list[Target]) -> None:
         if job.state.holds_slots:
             continue
         if kept.isdisjoint(slots) and held.isdisjoint(slots):
-            start(context, job, slots, "started", f"with {_ranks(len(slots))}: {_why(state.policy.sizes)}")
+            start(context, job, slots, "started", f"with {_ranks(len(slots))}, {_aim(state.policy.sizes)}")
         elif all(one.claim for one, _, _ in running):  # observe mode moves no gang
             index.reserve(job, slots)
             text = f"reserves {where(slots)}, which resized gangs free for it"
@@ -218,8 +218,8 @@ def _resize(context: CycleContext, job: Job, option: Option, slots: tuple[Slot, 
     faster = option.speed / job.speed if job.speed > 0 else 1.0
     learnt = index.plan.learnt is not None and index.plan.learnt.knows(job.job_id, job.spec)
     how = "measured speeds of its class give" if learnt else "without measurements, proportional speed gives"
-    text = f"continue with {_ranks(option.ranks)} instead of {ranks}{on}"
-    text += f": {how} {faster:.2f} times its speed; {_why(state.policy.sizes)}"
+    text = f"continue with {_ranks(option.ranks)} instead of {ranks}{on}, {_aim(state.policy.sizes)}"
+    text += f": {how} {faster:.2f} times its speed"
     cost = moving_seconds(state, job, context.now_ns)
     detail = (
         ("ranks", f"{ranks} -> {option.ranks}"),
@@ -238,11 +238,11 @@ def _ranks(count: int) -> str:
     return f"{count} rank{'s' if count != 1 else ''}"
 
 
-def _why(sizes: Sizes) -> str:
+def _aim(sizes: Sizes) -> str:
     """Return the aim of the choice, in words."""
     match sizes:
         case Sizes.REMAINING:
-            return "its slots save the most remaining run time there"
+            return "so that its slots save the most remaining run time"
         case Sizes.GOODPUT:
-            return "all jobs together progress best so, slow ones first"
-    return "all slots together do the most work so"
+            return "so that all jobs together progress best, slow ones first"
+    return "so that all slots together do the most work"
