@@ -74,6 +74,7 @@ def test_only_the_gang_that_measurably_gains_from_more_ranks_grows_again(door: F
     assert found[1]["assumed"] == 0.25 and found[1]["speed"] > 0.75, "as fast with one rank as with four"
     assert speeds(door, scaling)[1]["speed"] < 0.5
     (text,) = [entry["text"] for entry in door.json("story", scaling) if entry["kind"] == "grow"]
-    assert "continue with 4 ranks instead of 1: measured speeds of its class give" in text
+    aim = "so that all slots together do the most work"
+    assert f"continue with 4 ranks instead of 1, {aim}: measured speeds of its class give" in text
     assert "learnt speeds of similar jobs" in door.run("explain", flat).stdout
     assert int((tmp_path / "flat").read_text()) > 0, "it continues from its own checkpoint"
