@@ -139,6 +139,8 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if reclaims and reclaim.start_within_quota(context):  # it waited only for a job of a higher priority
         index.evaluate_all()
         reservation = place_or_reserve(context)
+    if guests.make_room(context):  # opportunistic jobs leave slots that the head needs
+        reservation = place_or_reserve(context)
     backfill(context, reservation)  # start jobs that do not delay it
     while start_on_slow_nodes(context, reservation):  # use idle healthy slots together with slow ones
         reservation = place_or_reserve(context)

@@ -127,3 +127,16 @@ def test_in_observe_mode_an_opportunistic_job_keeps_its_slots_and_nothing_is_res
     waiting = world.submit(1, 500.0, workload="h")
     assert (world.state.jobs[first].stop_reason is not None) == bool(world.state.jobs[waiting].claim)
     assert bool(world.state.jobs[waiting].claim) == (mode is Mode.ACT)
+
+
+def test_opportunistic_jobs_leave_the_head_before_others_are_backfilled() -> None:
+    world = World({"n0": 2}, ANTMAN, jobs_per_slot=2)
+    host = world.submit(2, 500.0, **SHARED)
+    world.running()
+    guest = world.submit(1, 500.0, **LEFTOVER)
+    world.running()
+    head = world.submit(2, 50.0, time_limit_seconds=50.0)
+    small = world.submit(1, 10.0, time_limit_seconds=10.0)
+    world.end(host, 0)
+    assert world.state.jobs[guest].stop_reason is not None and len(world.state.jobs[head].claim) == 2
+    assert world.job_state(small) is JobState.PENDING, "a start now would delay the head"

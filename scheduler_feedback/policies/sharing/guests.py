@@ -247,35 +247,58 @@ def _delays_nobody(context: CycleContext, job: Job, slots: set[Slot]) -> bool:
 # --- opportunistic jobs ----------------------------------------------------------------------------------------------
 
 
+def make_room(context: CycleContext) -> bool:
+    """Stop opportunistic jobs that run alone on slots that the first pending job needs; return whether any is stopped.
+
+    It comes before backfill, which would give the other slots to later jobs and so delay the first one.
+    """
+    state, index = context.state, context.index
+    if state.policy.sharing is not Sharing.ANTMAN or state.frozen or state.reserved_for is None:
+        return False
+    head, alone = state.jobs[state.reserved_for], _alone(index)
+    if not alone or paused(state, head, context.now_ns) is not None or at_limit(index, head):
+        return False
+    return bool(_displaced(context, head, alone))
+
+
+def _alone(index: SchedulingIndex) -> list[Job]:
+    """Return the opportunistic jobs that run on slots that no other job holds."""
+    running = [index.state.jobs[one] for one in sorted(index.running)]
+    return [one for one in running if one.spec.opportunistic and not one.guest_of and one.stop_reason is None]
+
+
+def _displaced(context: CycleContext, job: Job, alone: list[Job]) -> list[Job]:
+    """Stop those of these opportunistic jobs with whose slots the pending job can start, and return them."""
+    state, index = context.state, context.index
+    slots = place_without(index, job, alone, state)
+    if slots is None:
+        return []
+    used = set(slots)
+    victims = [one for one in alone if not used.isdisjoint(rank.slot for rank in one.ranks)]
+    if not victims or not _delays_nobody(context, job, used):
+        return []
+    for victim in victims:
+        stop_for(context, victim, job)
+    if any(victim.stop_reason is None for victim in victims):  # observe mode stops no job
+        return []
+    index.reserve(job, slots)
+    if state.reserved_for == job.job_id:
+        release_reservation(context)
+    return victims
+
+
 def start_opportunistic(context: CycleContext) -> None:
     """Start opportunistic jobs on idle slots, and stop those that run alone on slots that another job needs."""
     state, index = context.state, context.index
     if state.policy.sharing is not Sharing.ANTMAN:
         return
-    alone = [
-        state.jobs[one]
-        for one in sorted(index.running)
-        if state.jobs[one].spec.opportunistic and not state.jobs[one].guest_of and state.jobs[one].stop_reason is None
-    ]
+    alone = _alone(index)
     waiting = [state.jobs[key[-1]] for key in index.line.order]
     for job in waiting[:MOST_TRIED] if alone else ():
         if paused(state, job, context.now_ns) is not None or at_limit(index, job):
             continue
-        slots = place_without(index, job, alone, state)
-        if slots is None:
-            continue
-        used = set(slots)
-        victims = [one for one in alone if not used.isdisjoint(rank.slot for rank in one.ranks)]
-        if not victims or not _delays_nobody(context, job, used):
-            continue
-        for victim in victims:
-            stop_for(context, victim, job)
-        if any(victim.stop_reason is None for victim in victims):  # observe mode stops no job
-            continue
-        index.reserve(job, slots)
-        if state.reserved_for == job.job_id:
-            release_reservation(context)
-        alone = [one for one in alone if one not in victims]
+        stopped = _displaced(context, job, alone)
+        alone = [one for one in alone if one not in stopped]
     if waiting:
         return
     for job_id in sorted(index.opportunists, key=lambda one: (state.jobs[one].submitted_ns, one)):
