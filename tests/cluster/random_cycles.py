@@ -428,6 +428,8 @@ class Ordeal:
             limit /= self.policy.throughput.get("", {}).get(self.state.nodes[living.slots[0].node].gpu_type, 1.0)
             if living.kind is JobKind.PROBE or job.claim or job.retries:
                 return True
+            if job.overdue and self.state.speeds:  # a speed that was reported here is wrong
+                return True
             expected = job.spec.exact_seconds if self.policy.estimates is Estimates.EXACT else limit
             if expected is None or self.codes[job_id] or (living.ends_ns - living.began_ns) / 1e9 > limit + 1e-3:
                 return True
