@@ -425,11 +425,12 @@ class Ordeal:
             limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
             if job.spec.restartable:  # work that was lost again does not count against the limit
                 limit -= job.run_ns / 1e9
-            limit /= self.policy.throughput.get("", {}).get(self.state.nodes[living.slots[0].node].gpu_type, 1.0)
+            given = self.policy.throughput.get("", {}).get(self.state.nodes[living.slots[0].node].gpu_type, 1.0)
+            limit /= given
             if living.kind is JobKind.PROBE or job.claim or job.retries:
                 return True
-            if job.overdue and self.state.speeds:  # a speed that was reported here is wrong
-                return True
+            if self.state.speeds and job.speed > given * len(job.ranks) / job.spec.ranks + 1e-9:
+                return True  # speeds are reported at random here, and this one is too high
             expected = job.spec.exact_seconds if self.policy.estimates is Estimates.EXACT else limit
             if expected is None or self.codes[job_id] or (living.ends_ns - living.began_ns) / 1e9 > limit + 1e-3:
                 return True
