@@ -102,6 +102,7 @@ RULES: dict[str, Rule] = {
     # settings
     "Policy.probe_command": SETTINGS,
     "Policy.throughput": NAME,
+    "Policy.pair_speeds": NAME,
     "Queue.name": NAME,
     "Queue.parent": NAME,
     # observations of the backend and the agents; their reasons name a field and never quote a user's value
@@ -130,6 +131,8 @@ RULES: dict[str, Rule] = {
     "AttemptUnknown.job_id": NAME,
     "FirstStep.job_id": NAME,
     "Progressed.job_id": NAME,
+    "SharedSpeed.job_id": NAME,
+    "SharedSpeed.partners": NAME,
     "SpeedMeasured.job_id": NAME,
     "SpeedMeasured.unit": NAME,
     "ActionFailed.action_id": NAME,

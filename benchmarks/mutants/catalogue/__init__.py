@@ -19,6 +19,7 @@ from benchmarks.mutants.catalogue import (
     policies_small,
     sharing,
     slurm,
+    speeds_and_sizes,
     survivors,
 )
 from benchmarks.mutants.mutant import Mutant
@@ -43,6 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *gpu_types.MUTANTS,
     *order.MUTANTS,
     *sharing.MUTANTS,
+    *speeds_and_sizes.MUTANTS,
 )
 
 

@@ -99,10 +99,15 @@ MUTANTS = (
     Mutant("backends.slurm.parsing.parse_json:_Fields.number", 'and not value.get("infinite", False)', "", _PARTS),
     Mutant("backends.slurm.parsing.parse_json:_Fields.exit_code", "int(status) >> 8", "int(status)", _PARTS),
     Mutant("backends.slurm.parsing.parse_json:_Fields.job", "None if limit is None else limit * 60", "limit", _PARSE),
-    Mutant("backends.slurm.parsing.parse_json:_listed", 'if errors := tree.get("errors"):', 'if errors := "":', _PARTS),
+    Mutant(
+        "backends.slurm.parsing.parse_json:_listed",
+        'if errors := _decoded(tree.get("errors", b"null")):',
+        'if errors := "":',
+        _PARTS,
+    ),
     Mutant(
         "backends.slurm.parsing.parse_json:_decoded",
-        'msgspec.json.decode(document.decode("utf-8", "replace"))',
+        'msgspec.json.decode(bytes(part).decode("utf-8", "replace"))',
         "{}",
         _NAMES,
     ),

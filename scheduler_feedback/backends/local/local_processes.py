@@ -171,6 +171,24 @@ def settle(parent: int, log: int, directory: str, cgroup: str | None) -> bool:
     return True
 
 
+def run_when_idle(cgroup: str | None) -> None:
+    """Let the calling process run only while no other process needs the processor (SCHED_IDLE, sched(7)).
+
+    Linux compares processes within a group only: a session (autogroup, the default of Debian), or a cgroup. So the
+    share of the process's own group becomes the least one, too. cgroup: its folder.
+    """
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    shares = [(f"{PROC}/self/autogroup", "19")]
+    if cgroup is not None:
+        shares += [(f"{cgroup}/cpu.idle", "1"), (f"{cgroup}/cpu.weight", "1")]
+    for path, value in shares:
+        try:
+            with open(path, "w", encoding="ascii") as file:
+                file.write(value)
+        except OSError:  # this kernel does not group so
+            continue
+
+
 def become(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
     """Replace the calling child process by the program, with default signal handling. Raises OSError on failure."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, and exec inherits that

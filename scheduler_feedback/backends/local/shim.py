@@ -212,8 +212,7 @@ class Shim:
         try:
             if local_processes.settle(self.pid, self.logs[rank], self.directory, self.cgroup) and os.read(gate, 1):
                 if self.plan["spec"].get("opportunistic"):
-                    # SCHED_IDLE: it runs only while no other process needs the processor (sched(7)).
-                    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+                    local_processes.run_when_idle(self.cgroup)
                 local_processes.become(
                     self.programs[rank], rank_launch.command_of(self.plan, rank), self.environments[rank]
                 )
