@@ -382,6 +382,10 @@ class Ordeal:
         exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
         # Jobs that share slots end earlier here than expected, so the head may start earlier on a slower GPU type.
         exact = exact and (self.types == 1 or self.jobs_per_slot == 1)
+        # An opportunistic job whose host has ended counts with its own end until the head needs its slots.
+        exact = exact and not any(
+            job.spec.opportunistic and job.state.holds_slots and not job.guest_of for job in state.jobs.values()
+        )
         overrun = self._has_overrun()
         # A later job may go before it by the order; that is no backfill.
         overtaken = before is not None and any(

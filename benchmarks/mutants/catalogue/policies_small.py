@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant("policies.queue.resizing:timeouts", "(guessed or job.spec.checkpoint_interval_seconds)", "guessed", _PARTS),
     Mutant(
         "policies.queue.resizing:grow",
-        "(1 - len(job.ranks) / len(slots))",
+        "(1 - _speed(state, index, job, job.ranks) / _speed(state, index, job, slots))",
         "(len(slots) / len(job.ranks) - 1)",
         ("tests/policies/test_room.py",),
     ),

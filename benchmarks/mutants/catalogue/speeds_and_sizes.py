@@ -1,0 +1,46 @@
+"""Mutants of learnt speeds, joint sizes, and the rules for shared slots."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_LEARNT = ("tests/policies/test_learnt_speeds.py",)
+_REPORTS = ("tests/core/test_speed_reports.py",)
+_SIZES = ("tests/policies/test_sizes.py",)
+_RULES = (
+    "tests/policies/test_sharing_chances.py",
+    "tests/policies/test_sharing_rules.py",
+    "tests/policies/test_sharing.py",
+)
+
+MUTANTS = (
+    # --- learnt speeds ---
+    Mutant("core.telemetry.speed_reports:SpeedReports._take", "min(window.warm, len(steps))", "0", _REPORTS),
+    Mutant("core.telemetry.speed_reports:SpeedReports._take", "work / seconds", "work", _REPORTS),
+    Mutant("policies.speeds.speed_model:SpeedModel.__init__", "NOISE * NOISE / one.weight", "NOISE * NOISE", _LEARNT),
+    Mutant("policies.speeds.speed_model:SpeedModel.log_ratio", "spread -= value * value", "pass", _LEARNT),
+    Mutant("policies.speeds.learnt_speeds:record", "rows[0].unit != unit", "False", _LEARNT),
+    Mutant("policies.speeds.learnt_speeds:LearntSpeeds.knows", "and self._state.policy.learn_speeds", "", _LEARNT),
+    # --- sizes ---
+    Mutant("policies.sizes.reallocation:_placed", "index.vacate(job)", "pass", _SIZES),
+    Mutant("policies.sizes.reallocation:reallocate", "slots[_type_of(index, job)] += len(job.ranks)", "pass", _SIZES),
+    Mutant("policies.sizes.choosing:_swap", "one = want if fits else have", "one = want", _SIZES),
+    Mutant("policies.sizes.choosing:choose", "_use_the_rest(jobs, chosen, left)", "pass", _SIZES),
+    Mutant("policies.sizes.options:sizes_of", "least <= size <= most", "size <= most", _SIZES),
+    Mutant("policies.sizes.options:sizes_of", "and size % spec.unit == 0", "", _SIZES),
+    Mutant("policies.sizes.value:valued", "value=-left_seconds / one.speed", "value=one.speed", _SIZES),
+    Mutant("policies.sizes.value:reduced", "option.value * share)", "option.value)", _SIZES),
+    # --- rules for shared slots ---
+    Mutant("policies.sharing.antman:chance", "theirs < LEAST_HOST_SPEED", "False", _RULES),
+    Mutant("policies.sharing.antman:chance", "not guest.opportunistic or host.opportunistic", "host.opportunistic", _RULES),
+    Mutant("policies.sharing.case:combined", "/ max(host_ranks, guest_ranks)", "/ host_ranks", _RULES),
+    Mutant("policies.sharing.gandiva:chance", "if case.others:", "if False:", _RULES),
+    Mutant("policies.sharing.gandiva:chance", "if not pays(", "if False and not pays(", _RULES),
+    Mutant("policies.sharing.iadeep:chance", "if not pays(", "if False and not pays(", _RULES),
+    Mutant("policies.sharing.iadeep:chance", "return Chance(UNTRIED", "return None if case else Chance(UNTRIED", _RULES),
+    Mutant("policies.sharing.interference_model:_effects", "[0.0, SHRINKAGE]", "[0.0, 10.0]", _RULES),
+    Mutant("policies.sharing.interference_model:predicted_speed", "if pair is not None:", "if False:", _RULES),
+    Mutant("policies.sharing.muri:chance", "if gain <= without:", "if False:", _RULES),
+    Mutant("policies.sharing.muri:iteration_seconds", "(phase - offset)", "(phase + 0 * offset)", _RULES),
+    Mutant("policies.sharing.pair_speeds:assumed_speed", "if not spec.opportunistic:", "if False:", _RULES),
+    Mutant("policies.sharing.separation:_judge", "theirs < LEAST_HOST_SPEED", "False", _RULES),
+    Mutant("policies.sharing.sjf_bsbf:saved_seconds", "host_ends <= guest_ends", "host_ends > guest_ends", _RULES),
+)  # fmt: skip
