@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from scheduler_feedback import cycle
+from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import SharedSpeed
 from scheduler_feedback.core.job import JobSpec, JobState
-from scheduler_feedback.core.state import Mode, Policy, Sharing, State
+from scheduler_feedback.core.state import Mode, Policy, Queue, Sharing, State
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.sharing.case import combined, pays
 from scheduler_feedback.policies.sharing.interference_model import fit, predicted_speed
@@ -140,3 +141,11 @@ def test_opportunistic_jobs_leave_the_head_before_others_are_backfilled() -> Non
     world.end(host, 0)
     assert world.state.jobs[guest].stop_reason is not None and len(world.state.jobs[head].claim) == 2
     assert world.job_state(small) is JobState.PENDING, "a start now would delay the head"
+
+
+def test_an_opportunistic_job_waits_neither_for_its_level_nor_for_jobs_at_their_limit() -> None:
+    policy = replace(ANTMAN, level_patience_seconds=1e6, queues=(Queue("full", limit=0), Queue("all")))
+    world = World({"n0": 1, "n1": 1}, policy)
+    world.submit(1, 50.0, queue="full")
+    spread = world.submit(2, 50.0, **LEFTOVER, queue="all", preferred_level=Level.NODE)
+    assert world.job_state(spread) is JobState.STARTING

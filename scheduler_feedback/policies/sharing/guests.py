@@ -299,7 +299,7 @@ def start_opportunistic(context: CycleContext) -> None:
             continue
         stopped = _displaced(context, job, alone)
         alone = [one for one in alone if one not in stopped]
-    if waiting:
+    if any(not at_limit(index, job) for job in waiting):  # a job at its queue's limit needs no slots now
         return
     for job_id in sorted(index.opportunists, key=lambda one: (state.jobs[one].submitted_ns, one)):
         job = state.jobs[job_id]
