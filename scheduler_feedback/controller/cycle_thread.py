@@ -229,7 +229,7 @@ class CycleThread:
         try:
             self._observed += self._hooks.shared(self._state, now_ns)
         except Exception as error:
-            self._hooks.failed("shared speeds", error)
+            self._hooks.failed("speeds", error)
 
     # --- 3: the cycle -------------------------------------------------------------------------------------------------
 

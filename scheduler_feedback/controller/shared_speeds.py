@@ -21,7 +21,7 @@ TRIAL_NS = 20 * 10**9
 shorter than a second are measured, and separated if they interfere, within Gandiva's minute."""
 
 STEPS = 16
-"""Number of newest steps in the mean (``GangAttempt.step_seconds``). All of them must be of the present group."""
+"""Number of newest steps in the mean (``Gang.step_seconds``). All of them must be of the present group."""
 
 StepSeconds = Callable[[str], float | None]
 """Function that returns the mean time of a job's newest steps in seconds; None if it reports none."""

@@ -22,6 +22,7 @@ from scheduler_feedback.core.events import (
     Event,
     FirstStep,
     RankFailed,
+    SharedSpeed,
     SpeedMeasured,
     Submitted,
 )
@@ -47,6 +48,7 @@ def about(*job_ids: str) -> Callable[[Event], bool]:
                 | RankFailed()
                 | AttemptUnknown()
                 | FirstStep()
+                | SharedSpeed()
                 | SpeedMeasured()
                 | ActionFailed()
             ):

@@ -219,7 +219,7 @@ class Machines:
         }
 
     def regroup(self, gangs: Mapping[str, Gang], now_ns: int) -> Iterator[tuple[str, Gang]]:
-        """Update the speeds of gangs after a start or an end on their slots, and yield those that continue."""
+        """Update the speeds of gangs after a start or an end on their slots, and yield the gangs that continue."""
         for job_id, gang in gangs.items():
             if gang.stopping:
                 continue

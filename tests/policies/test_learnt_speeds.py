@@ -119,10 +119,9 @@ def test_a_slower_measurement_moves_the_expected_end_and_keeps_the_work_done() -
     world.measure("one", 100.0)
     wide = world.start("wide", 1, min_ranks=1, max_ranks=4)
     index = index_of(world.state)
-    world.seconds = 400.0
-    index.correct_speed(wide, 1.0, 400.0)
+    index.correct_speed(wide, 1.0)
     world.state.now_ns = BEGIN_NS + 400 * SECOND
-    index.correct_speed(wide, 0.5, 400.0)
+    index.correct_speed(wide, 0.5)
     end = next(end for end in index.ends if end.job_id == "wide")
     assert (end.at_ns - BEGIN_NS) / SECOND == pytest.approx(400 + 600 / 0.5, abs=1)
 

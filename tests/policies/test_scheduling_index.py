@@ -182,7 +182,7 @@ CHANGES: dict[str, Callable[[World, SchedulingIndex], None]] = {
     "share_again": lambda world, index: index.share_again(world.state.jobs["j-000001"], (), 0.5),
     "run": _run,
     "run_external": _run_external,
-    "correct_speed": lambda world, index: index.correct_speed(world.state.jobs["j-000001"], 0.5, 700.0),
+    "correct_speed": lambda world, index: index.correct_speed(world.state.jobs["j-000001"], 0.5),
     "report_progress": lambda world, index: index.report_progress(world.state.jobs["j-000001"], 700.0),
     "stop": lambda world, index: index.stop(world.state.jobs["j-000001"], StopReason.PREEMPT, ""),
     "cancel": lambda world, index: index.cancel(world.state.jobs["j-000001"], ""),

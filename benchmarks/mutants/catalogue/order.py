@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant("policies.order.fair:appraise", "spent * job.spec.ranks", "spent", _ORDER),
     Mutant("policies.order.fair:appraise", "max(left, 1.0) + _restart(job)", "max(left, 1.0)", _ORDER),
     Mutant("policies.order.fair:appraise", "max(limit, done + 1.0)", "limit", _ORDER),
-    Mutant("policies.order.fair:work_done", "job.attempt > 1", "job.attempt > 0", _ORDER),
+    Mutant("policies.index.runtime_estimate:work_done", "job.attempt > 1", "job.attempt > 0", _ORDER),
     Mutant("policies.order.fair:_restart", "job.attempt and not job.state.holds_slots", "job.attempt", _ORDER),
     Mutant("policies.index.runtime_estimate:remaining_ns", "if done >= expected:", "if done > expected:", _ESTIMATES),
     Mutant("policies.index.runtime_estimate:remaining_ns", "began and job.progress_ns is None", "began", _ESTIMATES),

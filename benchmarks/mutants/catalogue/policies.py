@@ -340,7 +340,7 @@ MUTANTS = (
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
-        "policies.order.fair:work_done",
+        "policies.index.runtime_estimate:work_done",
         "return done_seconds(job) + max((now_ns - job.attempt_started_ns) / 1e9 - restart, 0.0) * job.speed",
         "return done_seconds(job) + min((now_ns - job.attempt_started_ns) / 1e9 - restart, 0.0) * job.speed",
         ("tests/policies/test_waiting_reasons.py",),

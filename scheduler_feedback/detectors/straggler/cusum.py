@@ -166,7 +166,7 @@ def persistent(watched: GangState, rank: int, timed: bool) -> bool:
 
 
 def mates_of(watched: GangState, rank: int) -> tuple[int, ...]:
-    """Return the indices of the other alarmed ranks on the rank's node, without those that are far less slow.
+    """Return the indices of the other alarmed ranks on the rank's node, except ranks that slowed down far less than it.
 
     Noise can alarm a healthy rank while another one is at fault. It must not be accused with it.
     """

@@ -101,7 +101,7 @@ class HeldSlots:
                 self.regrouped |= {job.job_id, *others}
 
     def _part(self, job: Job, slots: tuple[Slot, ...]) -> set[Slot]:
-        """Remove the job from its slots, and return those that other jobs still hold."""
+        """Remove the job from its slots, and return the slots that other jobs still hold."""
         kept: set[Slot] = set()
         for slot in slots:
             others = tuple(one for one in self.sharers.get(slot, ()) if one != job.job_id)

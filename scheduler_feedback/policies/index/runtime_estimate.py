@@ -50,6 +50,16 @@ def done_seconds(job: Job) -> float:
     return job.done_seconds or 0.0
 
 
+def work_done(job: Job, now_ns: int) -> float:
+    """Return the job's work so far, with that of its running attempt, in seconds at full speed."""
+    if not job.state.holds_slots or job.attempt_started_ns is None:
+        return done_seconds(job)
+    if job.progress_ns is not None:
+        return (job.done_seconds or 0.0) + max(now_ns - job.progress_ns, 0) / 1e9 * job.speed
+    restart = job.spec.restart_cost_seconds if job.attempt > 1 else 0.0
+    return done_seconds(job) + max((now_ns - job.attempt_started_ns) / 1e9 - restart, 0.0) * job.speed
+
+
 def remaining_ns(policy: Policy, job: Job) -> int:
     """Return the expected remaining run time of the job, in ns.
 

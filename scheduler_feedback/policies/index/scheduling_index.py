@@ -18,6 +18,7 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
 from scheduler_feedback.core.state import Order, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.policies.index.runtime_estimate import work_done
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import fair, las
@@ -287,10 +288,7 @@ class SchedulingIndex(TrackedJobs):
         job.guest_of = guest_of
         if speed != job.speed:
             if job.spec.restartable and job.attempt_started_ns is not None:
-                since_ns = job.attempt_started_ns if job.progress_ns is None else job.progress_ns
-                restart = job.spec.restart_cost_seconds if job.attempt > 1 and job.progress_ns is None else 0.0
-                done = max((self.state.now_ns - since_ns) / 1e9 - restart, 0.0) * job.speed
-                job.done_seconds, job.progress_ns = (job.done_seconds or 0.0) + done, self.state.now_ns
+                job.done_seconds, job.progress_ns = work_done(job, self.state.now_ns), self.state.now_ns
             job.speed = speed
         self.update_expected_end(job)
 
@@ -341,14 +339,11 @@ class SchedulingIndex(TrackedJobs):
         job.done_seconds, job.progress_ns = done_seconds, self.state.now_ns
         self.update_expected_end(job)
 
-    def correct_speed(self, job: Job, speed: float, done_seconds: float) -> None:
-        """Correct the speed of the running attempt. done_seconds: work until now, with the speed expected before.
-
-        Pending jobs and sizes are evaluated again.
-        """
-        job.speed = speed
+    def correct_speed(self, job: Job, speed: float) -> None:
+        """Correct the speed of the running attempt from now on, and evaluate pending jobs and sizes again."""
         if job.spec.restartable:
-            job.done_seconds, job.progress_ns = done_seconds, self.state.now_ns
+            job.done_seconds, job.progress_ns = work_done(job, self.state.now_ns), self.state.now_ns
+        job.speed = speed
         self.update_expected_end(job)
         self.evaluate_all()
 

@@ -100,7 +100,7 @@ def speed_measured(context: CycleContext, event: SpeedMeasured) -> None:
     place = learnt_speeds.placed(state, job)
     if place is not None and state.policy.learn_speeds:
         speed = learnt_speeds.learnt_of(state).speed(job.job_id, job.spec, *place)
-        context.index.correct_speed(job, speed, _work_done(job, job.attempt_started_ns or 0, context.now_ns, True))
+        context.index.correct_speed(job, speed)
 
 
 def rank_failed(context: CycleContext, event: RankFailed) -> None:

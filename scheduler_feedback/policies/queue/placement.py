@@ -63,7 +63,7 @@ def prefers_now(policy: Policy | None, job: Job) -> bool:
     """Return whether the job still waits for its preferred level, as if it required that level."""
     if policy is None or not policy.level_patience_seconds or job.relaxed or job.state is not JobState.PENDING:
         return False
-    if job.spec.opportunistic:  # it takes what is left, wherever that is
+    if job.spec.opportunistic:  # it uses any idle slots
         return False
     return job.spec.preferred_level is not None and job.spec.required_level is None
 

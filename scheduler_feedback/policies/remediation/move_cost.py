@@ -29,9 +29,13 @@ from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.policies.index import runtime_history
-from scheduler_feedback.policies.index.runtime_estimate import healthy_end_ns, lasts_yet_seconds, slow_since_ns
+from scheduler_feedback.policies.index.runtime_estimate import (
+    healthy_end_ns,
+    lasts_yet_seconds,
+    slow_since_ns,
+    work_done,
+)
 from scheduler_feedback.policies.nodes.quarantine import others_want
-from scheduler_feedback.policies.queue.order.fair import work_done
 from scheduler_feedback.policies.remediation.patience import (
     Course,
     best_wait,

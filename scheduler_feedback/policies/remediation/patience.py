@@ -18,7 +18,7 @@ from collections.abc import Callable
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Estimates, State
 from scheduler_feedback.policies.index import runtime_history
-from scheduler_feedback.policies.queue.order.fair import work_done
+from scheduler_feedback.policies.index.runtime_estimate import work_done
 
 LIFE_SIGMA = 2.0
 """Standard deviation of the natural logarithm of a fault's duration. Published durations range from under a minute to

@@ -65,7 +65,7 @@ class Measurement(NamedTuple):
     deviation: float
     """Log of the measured speed minus that of the assumed one, in an arbitrary unit."""
     weight: float
-    """Number of measurements that this one stands for."""
+    """Number of measurements of this configuration, the older ones discounted."""
 
 
 def _covariance(a: Configuration, b: Configuration) -> float:

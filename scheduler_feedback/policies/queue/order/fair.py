@@ -13,7 +13,7 @@ from typing import Any
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Estimates, Order, State
 from scheduler_feedback.policies.index import runtime_history
-from scheduler_feedback.policies.index.runtime_estimate import done_seconds, limit_seconds
+from scheduler_feedback.policies.index.runtime_estimate import limit_seconds, work_done
 from scheduler_feedback.policies.queue.order.themis import rho
 
 
@@ -45,16 +45,6 @@ def appraise(state: State, job: Job, now_ns: int) -> None:
         spent = max(left, 1.0) + _restart(job)
     job.urgency = -rho(state, job, now_ns) if policy.order is Order.THEMIS else spent * job.spec.ranks
     job.appraise_ns = now_ns + round(done * 1e9) // 12  # an eighth of an octave, the resolution of the history
-
-
-def work_done(job: Job, now_ns: int) -> float:
-    """Return the job's work so far, with that of its running attempt, in seconds at full speed."""
-    if not job.state.holds_slots or job.attempt_started_ns is None:
-        return done_seconds(job)
-    if job.progress_ns is not None:
-        return (job.done_seconds or 0.0) + max(now_ns - job.progress_ns, 0) / 1e9 * job.speed
-    restart = job.spec.restart_cost_seconds if job.attempt > 1 else 0.0
-    return done_seconds(job) + max((now_ns - job.attempt_started_ns) / 1e9 - restart, 0.0) * job.speed
 
 
 def _restart(job: Job) -> float:
