@@ -32,11 +32,11 @@ class Decisions:
         self._pods: list[Pod] = []
         if (cache := self._cache) is None:
             self.placements = Placements(
-                lambda _node, _gang, _at_ns: Placed(1, None), _news(lambda: self._data, repeated)
+                lambda _node, _gang, _at_ns: Placed(1, None), _news(lambda _node: self._data, repeated)
             )
             return
         self.placements = Placements(
-            lambda node, gang, _at_ns: cache.attest(node, gang), _news(lambda: self._data, repeated)
+            lambda node, gang, _at_ns: cache.attest(node, gang), _news(lambda _node: self._data, repeated)
         )
         for index in range(len(simulated)):
             made = pod(f"rank-{index}", GPUS, nodeName=agents.names[index])
@@ -53,8 +53,8 @@ class Decisions:
         self._data = object()
 
 
-def _news(news: Callable[[], object], repeated: bool) -> Callable[[], object]:
-    return (lambda: None) if repeated else news
+def _news(news: Callable[[str], object], repeated: bool) -> Callable[[str], object]:
+    return (lambda _node: None) if repeated else news
 
 
 def _placed(agents: Agents, simulated: Sequence[Simulated]) -> list[Job]:

@@ -143,7 +143,7 @@ def fingerprint(nodes: int, seconds: int, seed: int, hashing: bool, as_tables: b
         layout = decoder.decode(message)
         assert isinstance(layout, Layout)
         layouts.append(pack(layout))
-    fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None), lambda: ACCEPTED))
+    fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None), lambda _node: ACCEPTED))
     look, detection = Look(fleet), make_detection()
     telemetry, findings = Hashed(), Hashed()
     used, frames, found_count, ticks = np.zeros((seconds, 1 + len(STAGES))), 0, 0, 0

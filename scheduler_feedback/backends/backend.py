@@ -124,8 +124,9 @@ class Backend(ABC):
         """
         return None
 
-    def attest_data(self) -> object:
-        """Return an object that identifies the data on which ``attest`` decides: another object after each change.
+    def attest_data(self, node: str) -> object:
+        """Return an object that identifies the data on which ``attest`` decides about the node's reports: another
+        object after each change.
 
         While it is the same object, a report that ``attest`` has accepted is accepted without another call. None: call
         ``attest`` each time. The object is kept for long, so it should be small. Any thread may call this method.

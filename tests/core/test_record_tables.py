@@ -151,7 +151,7 @@ def compare(made: Any, guarded: bool) -> Any:
     the backend is asked again without news."""
     states = []
     for as_tables, news in ((False, None), (True, None), (True, "unchanged")):
-        fleet = Fleet(Placements(attest, lambda news=news: news) if guarded else None)
+        fleet = Fleet(Placements(attest, lambda _node, news=news: news) if guarded else None)
         first_steps = []
         for frame in frames(made, as_tables):
             fleet.observe(LAYOUTS[frame.node], frame, frame.monotonic_ns)
@@ -170,7 +170,7 @@ def test_the_backend_is_asked_about_a_table_again_after_news() -> None:
         asked.append(gang)
         return allowed
 
-    fleet = Fleet(Placements(decide, lambda: data))
+    fleet = Fleet(Placements(decide, lambda _node: data))
     made = [("n0", (2, "slurm-7.0", number, 0, 0, None), 1, 0, False, "a") for number in range(6)]
     sent = frames(made, as_tables=True)
 

@@ -198,12 +198,26 @@ def test_pending_demand_is_reported_by_partition_and_size() -> None:
     )  # fmt: skip
 
 
-def test_a_snapshot_has_another_identity_unless_its_jobs_are_equal() -> None:
+def test_only_nodes_whose_jobs_have_changed_are_decided_again() -> None:
     """Kept decisions about what nodes may report depend on it (`SlurmBackend.attest_data`)."""
-    before = Snapshot(0, jobs={5: pending(5), 6: pending(6)})
-    assert dataclasses.replace(before, jobs={}).identity is not before.identity
+
+    def runs(number: int, *nodes: str, restarts: int = 0) -> SlurmJob:
+        return SlurmJob(number, "RUNNING", nodes=nodes, restarts=restarts)
+
+    before = Snapshot(0, jobs={5: runs(5, "a", "b"), 6: runs(6, "c"), 7: pending(7)})
+    names = ("a", "b", "c", "d", "e")
     assert Snapshot(0) == Snapshot(0)
-    assert Snapshot(1, jobs={5: pending(5), 6: pending(6)}).after(before).identity is before.identity
-    for jobs in ({5: pending(5)}, {5: pending(5), 6: pending(6, name="other")}, {5: pending(5), 7: pending(6)}):
-        assert Snapshot(1, jobs=jobs).after(before).identity is not before.identity
-    assert Snapshot(1, jobs=before.jobs).after(None).identity is not before.identity
+    assert Snapshot(1, jobs=before.jobs).jobs_of("a") is not before.jobs_of("a"), "another controller"
+    assert Snapshot(1, jobs=before.jobs).after(None).jobs_of("a") is not before.jobs_of("a")
+    for jobs, changed in (
+        ({5: runs(5, "a", "b"), 6: runs(6, "c"), 7: pending(7)}, ""),
+        ({5: runs(5, "a", "b"), 6: runs(6, "c"), 7: runs(7, "d")}, "d"),  # started
+        ({5: runs(5, "a", "b"), 7: pending(7)}, "c"),  # gone
+        ({5: runs(5, "a", "d"), 6: runs(6, "c"), 7: pending(7)}, "abd"),  # on other nodes
+        ({5: runs(5, "a", "b", restarts=1), 6: runs(6, "c"), 7: pending(7)}, "ab"),
+        ({}, "abc"),
+    ):
+        now = Snapshot(1, jobs=jobs).after(before)
+        assert "".join(name for name in names if now.jobs_of(name) is not before.jobs_of(name)) == changed
+        again = Snapshot(2, jobs=dict(jobs)).after(now)
+        assert [again.jobs_of(name) for name in names] == [now.jobs_of(name) for name in names]

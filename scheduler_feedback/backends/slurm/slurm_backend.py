@@ -238,10 +238,10 @@ class SlurmBackend(Backend):
             return Refusal.UNKNOWN if snapshot.is_gone(number) else Refusal.NOT_KNOWN_YET
         return Refusal.NOT_PLACED if job.runs else Refusal.ENDED
 
-    def attest_data(self) -> object:
+    def attest_data(self, node: str) -> object:
         # A node that may report a job's ranks may do so until the job is listed otherwise.
         snapshot = self._snapshot
-        return None if snapshot is None else snapshot.identity
+        return None if snapshot is None else snapshot.jobs_of(node)
 
     # --- metrics -----------------------------------------------------------------------------------------------------
 

@@ -293,7 +293,7 @@ class Attempts:
         gang = last.gang
         if self.gangs.get(gang.name) is not gang:  # another attempt: the search below would count its records twice
             return False
-        news = None if self._membership is None else self._membership.news()
+        news = None if self._membership is None else self._membership.news(node.name)
         if news is not None and last.news is news and last.here is node._here:
             return True
         found, ranks, why = self._gang(node.name, last.members[0], received_ns)

@@ -97,9 +97,10 @@ class Membership:
         """Return the gangs placed on the node. Returns the same object until these gangs change."""
         return self._placements.of(node)
 
-    def news(self) -> object:
-        """Return an object that identifies the backend's data: another one after each change. None: ask the backend."""
-        return self._placements.news()
+    def news(self, node: str) -> object:
+        """Return an object that identifies the backend's data about the node: another one after each change. None: ask
+        the backend."""
+        return self._placements.news(node)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ class Membership:
             assert node.layout is not None
             if node.here is here and (node.again_ns is None or received_ns < node.again_ns):
                 return node.layout
-            news = self._placements.news()
+            news = self._placements.news(layout.node)
             if (
                 news is not None
                 and node.news is news
@@ -207,7 +208,8 @@ class Membership:
         """Return whether all decisions about a node with an unchanged layout are the same as before. If so, they are
         kept until they must be made again."""
         assert node.layout is not None
-        name, elsewhere, news = node.layout.node, False, self._placements.news()
+        name, elsewhere = node.layout.node, False
+        news = self._placements.news(name)
         node.news = None
         for one, before in node.decided.items():
             if self.counted(name, *one, node.came_ns) != before:

@@ -84,11 +84,12 @@ The time is that of the report, in monotonic nanoseconds; backend data from befo
 function returns None if the backend has no decision. It may be called from any thread.
 """
 
-News = Callable[[], object]
-"""Function that returns an object that identifies the data on which ``Attest`` decides: another after each change.
+News = Callable[[str], object]
+"""Function (node) that returns an object that identifies the data on which ``Attest`` decides about the node's reports:
+another after each change.
 
-While it is the same object, a report that was accepted is accepted again. None: ask ``Attest`` each time. It may be
-called from any thread.
+While it is the same object, a report of the node that was accepted is accepted again. None: ask ``Attest`` each time.
+It may be called from any thread.
 """
 
 NOWHERE: Mapping[str, Placed] = {}
@@ -98,10 +99,10 @@ class Placements:
     """Placement of all gangs that hold slots, by node.
 
     attest: function that returns the backend's decision about gangs with a prefix of OUTSIDE.
-    news: function that returns an object that identifies the data of these decisions.
+    news: function that returns an object that identifies the data of these decisions about a node.
     """
 
-    def __init__(self, attest: Attest | None = None, news: News = lambda: None) -> None:
+    def __init__(self, attest: Attest | None = None, news: News = lambda _node: None) -> None:
         self._attest = attest
         self.news = news
         self._nodes: dict[str, Mapping[str, Placed]] = {}

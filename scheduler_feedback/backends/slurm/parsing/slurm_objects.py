@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -197,14 +197,30 @@ class Snapshot:
     complete: bool = True
     """False if a refused record does not say which job it is. Then a job that is not in `jobs` may still exist."""
 
-    identity: object = field(default_factory=object, init=False, compare=False)
-    """Another object for each snapshot, unless `after` has found the same jobs. It may be kept without the snapshot."""
+    _identity: object = field(default_factory=object, init=False, compare=False)
+    _identities: Mapping[str, object] = field(default_factory=dict, init=False, compare=False)
+    """By node, an object that replaces `_identity` since the node's jobs last changed."""
 
     def after(self, before: Snapshot | None) -> Snapshot:
-        """Return this snapshot. It gets the identity of the one before if their jobs are equal."""
-        if before is not None and before.jobs == self.jobs:
-            object.__setattr__(self, "identity", before.identity)
+        """Return this snapshot. Nodes whose jobs are as before keep the object that ``jobs_of`` returns."""
+        if before is None:
+            return self
+        changed: set[str] = set()
+        for number in before.jobs.keys() | self.jobs.keys():
+            old, new = before.jobs.get(number), self.jobs.get(number)
+            if old is not new and old != new:
+                changed.update(*(job.nodes for job in (old, new) if job is not None))
+        identities = before._identities
+        if changed:
+            identities = {**identities, **{node: object() for node in changed}}
+        object.__setattr__(self, "_identity", before._identity)
+        object.__setattr__(self, "_identities", identities)
         return self
+
+    def jobs_of(self, node: str) -> object:
+        """Return an object that identifies the node's jobs, as listed: another one after each change of these jobs. It
+        may be kept without the snapshot."""
+        return self._identities.get(node, self._identity)
 
     def is_gone(self, number: int) -> bool:
         """Return whether Slurm no longer has this job."""
