@@ -107,6 +107,7 @@ class Messages:
         for run in self._timeline.advance(now_ns):
             for node in range(run.first_node, run.first_node + run.nodes):
                 self._agents.change_job(node, run.job_on(node))
+                self._late.pop(node, None)  # an agent sends its frames in order, before another layout
                 found.append((node, self._agents.layout_message(node)[4:]))
         self._agents.advance(slice(nodes.start, nodes.stop), WALL_NS + now_ns - BEGUN_NS, now_ns)
         for node in nodes:

@@ -1090,10 +1090,22 @@ MUTANTS = (
         ("tests/detectors/test_correlation.py",),
     ),
     Mutant(
-        "detectors.interference.victim_steps:Blocks.take",
+        "detectors.interference.load_history:BlockHistory.take",
         "self._sums[:], self._counts[:] = 0.0, 0.0",
         "pass",
-        ("tests/detectors/test_correlation.py",),
+        ("tests/detectors/test_load_history.py",),
+    ),
+    Mutant(
+        "detectors.interference.load_history:LoadHistory.take",
+        "self._loads[place] = 0.0",
+        "pass",
+        ("tests/detectors/test_load_history.py",),
+    ),
+    Mutant(
+        "detectors.interference.load_history:LoadHistory.forget",
+        "self._of = {}",
+        "pass",
+        ("tests/detectors/test_load_history.py",),
     ),
     # --- straggler ---
     Mutant(

@@ -32,6 +32,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import ALARM
+from scheduler_feedback.detectors.interference.load_history import BlockHistory, LoadHistory
 from scheduler_feedback.detectors.interference.rivals import RIVAL_CORRELATION, Series, equal_rivals, not_distinguished
 from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, SENDING, Resources, Sharing, ranks_of
 from scheduler_feedback.detectors.interference.unreported_victim import LEAST_WAIT, Unreported
@@ -39,7 +40,6 @@ from scheduler_feedback.detectors.interference.victim_steps import (
     BLOCK_STEP_WINDOWS,
     BLOCK_WINDOWS,
     LONG_STEP_WINDOWS,
-    Blocks,
     Marks,
     Steps,
 )
@@ -55,7 +55,6 @@ from scheduler_feedback.detectors.stats.correlation import (
     correlate,
     grown,
     least,
-    pad,
     pauses,
 )
 from scheduler_feedback.detectors.stats.medians import median
@@ -98,9 +97,6 @@ class _Course:
     """Communication time in each window, as a share of the step."""
     excess: dict[str, Means] = field(default_factory=dict)
     """Extra compute time of the job's ranks on each shared host, in each window; NaN where unknown."""
-    sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
-    """Load of the job on each shared resource, one value for each window. The key is the kind and name of the
-    resource."""
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     steps: Steps = field(default_factory=Steps)
     """Loss of the job in each of its steps. Used to find correlations if a step covers several windows."""
@@ -159,7 +155,9 @@ class InterferenceDetector:
         self._timed = timed
         self._courses: dict[str, _Course] = {}
         self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
-        self._blocks = Blocks()
+        self._loads = LoadHistory(KEPT_WINDOWS)
+        self._blocks = BlockHistory(KEPT_WINDOWS, BLOCK_WINDOWS)
+        self._of: Resources = {}
         self._active: dict[tuple[str, str], _ActiveVerdict] = {}
         self._idle: set[tuple[str, str]] = set()
         self._windows = 0
@@ -174,7 +172,7 @@ class InterferenceDetector:
         present = {job.shape.job: job for job in telemetry.jobs}
         for gone in self._courses.keys() - present.keys():
             del self._courses[gone]
-            self._blocks.forget(gone)
+            self._forget_loads(gone)
         refused = context.published.refused
         for key, active in list(self._active.items()):
             if key[0] not in present or active.verdict.verdict_id in refused:
@@ -228,7 +226,7 @@ class InterferenceDetector:
                 course = self._courses.get(job.shape.job)
                 if course is None or course.shape.attempt != job.shape.attempt:
                     course = self._courses[job.shape.job] = _Course(job.shape)
-                    self._blocks.forget(job.shape.job)
+                    self._forget_loads(job.shape.job)
                 course.shape = job.shape
                 course.communication.window(len(self._ends) + 1)
                 for means in course.excess.values():
@@ -237,20 +235,25 @@ class InterferenceDetector:
             sent = self._sharing.sums(values[:, window])
             if self._blocks.take(int(ends[window]), sent, resources):
                 self._marks(telemetry, values[FEATURE["nic_congestion"], window])
-            at = 0
-            for (kind, place), members in resources.items():
-                for name in members:
-                    course = self._courses[name]
-                    ring = course.sent.setdefault((kind, place), deque(maxlen=KEPT_WINDOWS))
-                    if len(ring) < len(self._ends):
-                        pad(ring, len(self._ends), 0.0)
-                    # The load is unknown before the first sample, and zero before the job started.
-                    ring.append(sent[at] if sent[at] == sent[at] else ring[-1] if ring else np.nan)
-                    at += 1
-                    if kind == "host" and place not in course.excess:
-                        course.excess[place] = Means()
-                        course.excess[place].window(len(self._ends) + 1)
+            self._loads.take(sent, resources)
+            if resources is not self._of:
+                self._of = resources
+                self._follow_hosts(resources)
             self._ends.append(int(ends[window]))
+
+    def _follow_hosts(self, resources: Resources) -> None:
+        """Begin to collect the extra compute time of jobs on hosts that they now share."""
+        for (kind, place), members in resources.items():
+            for name in members if kind == "host" else ():
+                course = self._courses[name]
+                if place not in course.excess:
+                    course.excess[place] = Means()
+                    course.excess[place].window(len(self._ends) + 1)
+
+    def _forget_loads(self, job: str) -> None:
+        """Delete the load of a job that has ended or restarted."""
+        self._loads.forget(job)
+        self._blocks.loads.forget(job)
 
     def _marks(self, telemetry: Telemetry, marked: Float32Array) -> None:
         """Update the newest and usual congestion marks of jobs with long steps that share a network path.
@@ -312,8 +315,7 @@ class InterferenceDetector:
             until = min(int(np.searchsorted(ends, last_ns, side="right")) + 1, len(ends))
             usual = median(np.array(course.usual_seconds))
             communication = (seconds - float(np.nanmax(own))) / usual
-            for index in range(first, until):
-                course.communication.add(index, communication)
+            course.communication.add(first, max(first, until), communication)
             lost = {"": communication}
             for place, ranks in hosts.items():
                 there = own[ranks]
@@ -321,8 +323,7 @@ class InterferenceDetector:
                     continue
                 reference = own[elsewhere & fine] if apart else NO_RANKS
                 over = (float(np.nanmax(there)) - (float(np.median(reference)) if len(reference) else 0.0)) / usual
-                for index in range(first, until):
-                    course.excess[place].add(index, over)
+                course.excess[place].add(first, max(first, until), over)
                 lost[place] = over
             if usual >= LONG_STEP_WINDOWS * window_seconds:
                 course.steps.add(last_ns - round(seconds * 1e9), last_ns, lost)
@@ -386,7 +387,7 @@ class InterferenceDetector:
                 continue
             victim = own.values() if lost is None else lost
             for aggressor in sorted(members.keys() - {name}):
-                sent = np.array(self._courses[aggressor].sent[kind, place])
+                sent = self._loads.of(aggressor, (kind, place))
                 if inferred is not None:
                     sent = inferred.averaged_load(sent)
                 series, tried = Series(aggressor, victim, sent), correlate(victim, sent, *least(seconds))
@@ -426,10 +427,11 @@ class InterferenceDetector:
         by a few steps: a neighbour sends less once both jobs are slowed.
         """
         kind, place = resource
-        long_ns, sent, ends = window_seconds * 1e9, self._courses[aggressor].sent[resource], self._ends
+        long_ns, loads = window_seconds * 1e9, self._loads
+        ends_ns = np.fromiter(self._ends, np.int64, len(self._ends))
         if steps.usual_ns() >= BLOCK_STEP_WINDOWS * long_ns:
-            long_ns, sent, ends = BLOCK_WINDOWS * long_ns, self._blocks.sent(aggressor, resource), self._blocks.ends_ns
-        load = steps.during(sent, np.fromiter(ends, np.int64, len(ends)), round(long_ns))
+            long_ns, loads, ends_ns = BLOCK_WINDOWS * long_ns, self._blocks.loads, self._blocks.ends_ns
+        load = steps.during(loads.of(aggressor, resource), ends_ns, round(long_ns))
         marked = kind in SENDING and steps.marks is not None and steps.marks.more(ranks)
         late = round(GUARD_SHARE * len(load)) if marked else 0
         return Series(aggressor, steps.values(place if kind == "host" else ""), load, late)
@@ -505,15 +507,15 @@ class InterferenceDetector:
         hold = round(HOLD_TESTS * max(TEST_SECONDS, seconds) / seconds)
         over: list[Finding] = []
         for key in [key for key in (*self._active, *self._idle) if key[0] == name]:
-            rings = [
-                self._courses[key[1]].sent[resource]
+            loads = [
+                self._loads.of(key[1], resource)
                 for resource, members in resources.items()
                 if name in members and key[1] in members
             ]
-            if not rings:  # the neighbour has ended, or shares nothing with the victim
+            if not loads:  # the neighbour has ended, or shares nothing with the victim
                 self._idle.discard(key)
                 continue
-            idle, longest = min(pauses(np.array(ring)) for ring in rings)
+            idle, longest = min(map(pauses, loads))
             if key in self._idle:
                 if idle <= hold:
                     self._idle.discard(key)

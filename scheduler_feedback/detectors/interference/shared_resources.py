@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape, Telemetry
 
 SENDING = ("uplink", "nic", "pcie_switch")
@@ -86,21 +86,21 @@ class Sharing:
                     found.setdefault(resource, {})[shape.job] = places
         return found
 
-    def sums(self, values: Float32Array) -> list[float]:
-        """Return the load of each job on each shared resource in one window, in the order of the resources; NaN if
-        unknown.
+    def sums(self, values: Float32Array) -> FloatArray:
+        """Return float64 [pairs]: the load of each job on each shared resource in one window, in the order of the
+        resources; NaN if unknown.
 
         values: counters, [features, ranks of all jobs].
         """
         if not len(self._counts):
-            return []
+            return np.zeros(0)
         samples = values[self._rows, self._places].astype(np.float64)
         known = ~np.isnan(samples)
         starts = np.cumsum(self._counts) - self._counts
         sums = np.add.reduceat(np.where(known, samples, 0.0), starts)
         counts = np.add.reduceat(known.astype(np.float64), starts)
         with np.errstate(invalid="ignore"):
-            found: list[float] = (sums / counts * self._counts).tolist()
+            found: FloatArray = sums / counts * self._counts
         return found
 
 

@@ -9,15 +9,13 @@ longer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Float32Array
-from scheduler_feedback.detectors.interference.shared_resources import Resource
-from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS, pad
+from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS
 
 LONG_STEP_WINDOWS = 3.0
 """The loss in each step is tracked only for jobs whose steps are at least this number of counter windows long."""
@@ -106,13 +104,13 @@ class Steps:
         ring = self.lost.get(key, ())
         return np.fromiter(ring, np.float64, len(ring))
 
-    def during(self, sent: Sequence[float], ends_ns: IntArray, long_ns: int) -> FloatArray:
+    def during(self, sent: FloatArray, ends_ns: IntArray, long_ns: int) -> FloatArray:
         """Return the neighbour's mean load during each step: [steps], NaN for steps outside of the kept time.
 
         sent: load in each window or block, newest last. ends_ns: time at which each of these ended. long_ns: length of
         one window or block in ns.
         """
-        levels = np.fromiter(sent, np.float64, len(sent))
+        levels = sent
         ends_ns = ends_ns[len(ends_ns) - len(levels) :]
         begin = np.fromiter(self.begin_ns, np.int64, len(self.begin_ns))
         end = np.fromiter(self.end_ns, np.int64, len(self.end_ns))
@@ -139,53 +137,3 @@ def _nearer(mean: Float32Array, found: Float32Array, share: float) -> Float32Arr
     before = np.where(np.isfinite(mean), mean, found)
     moved: Float32Array = np.where(np.isfinite(found), before + np.float32(share) * (found - before), before)
     return moved
-
-
-class Blocks:
-    """Load of each job on each shared resource, as means over blocks of BLOCK_WINDOWS windows. KEPT_WINDOWS blocks are
-    kept."""
-
-    def __init__(self) -> None:
-        self.ends_ns: deque[int] = deque(maxlen=KEPT_WINDOWS)
-        self._rings: dict[str, dict[Resource, deque[float]]] = {}
-        self._of: Mapping[Resource, Mapping[str, IntArray]] = {}
-        self._sums: FloatArray = np.zeros(0)
-        self._counts: FloatArray = np.zeros(0)
-        self._windows = 0
-
-    def take(self, end_ns: int, sent: Sequence[float], shared: Mapping[Resource, Mapping[str, IntArray]]) -> bool:
-        """Add one window. Return whether the window completes a block.
-
-        sent: load of all jobs on all shared resources, in the order of `shared`; NaN if unknown.
-        """
-        levels = np.array(sent)
-        if shared is not self._of:  # the shared resources changed: the rest of the block is for the new ones
-            self._of, self._sums, self._counts = shared, np.zeros(len(levels)), np.zeros(len(levels))
-        known = np.isfinite(levels)
-        self._sums += np.where(known, levels, 0.0)
-        self._counts += known
-        self._windows += 1
-        if self._windows < BLOCK_WINDOWS:
-            return False
-        with np.errstate(invalid="ignore"):
-            means = (self._sums / self._counts).tolist()
-        at = 0
-        for resource, members in shared.items():
-            for job in members:
-                ring = self._rings.setdefault(job, {}).setdefault(resource, deque(maxlen=KEPT_WINDOWS))
-                if len(ring) < len(self.ends_ns):
-                    pad(ring, len(self.ends_ns), 0.0)  # no load before the job started
-                ring.append(means[at] if means[at] == means[at] else ring[-1] if ring else np.nan)
-                at += 1
-        self.ends_ns.append(end_ns)
-        self._windows = 0
-        self._sums[:], self._counts[:] = 0.0, 0.0
-        return True
-
-    def forget(self, job: str) -> None:
-        """Drop the load of a job that has ended or restarted."""
-        self._rings.pop(job, None)
-
-    def sent(self, job: str, resource: Resource) -> deque[float]:
-        """Return the job's load on the resource in each block, newest last; empty if none is known."""
-        return self._rings.get(job, {}).get(resource, deque())

@@ -7,7 +7,6 @@ pauses as the original, but at the wrong times.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,31 +51,42 @@ LEAST_CORRELATION = 0.35
 victim's loss."""
 
 
-@dataclass(slots=True)
 class Means:
     """Mean of the values in each window. Contains the newest KEPT_WINDOWS windows, newest last."""
 
-    total: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
-    count: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+    __slots__ = ("_count", "_counts", "_totals")
+
+    def __init__(self) -> None:
+        self._count = 0  # windows so far
+        self._totals: FloatArray = np.zeros(KEPT_WINDOWS)  # as rings
+        self._counts = np.zeros(KEPT_WINDOWS, np.int32)
+
+    def __len__(self) -> int:
+        """Return the number of windows that are kept now."""
+        return min(self._count, KEPT_WINDOWS)
 
     def window(self, until: int) -> None:
         """Append a window without values. If there are fewer than `until` windows, append empty windows up to that
         number."""
-        for _ in range(max(1, min(until, KEPT_WINDOWS) - len(self.total))):
-            self.total.append(0.0)
-            self.count.append(0)
+        for _ in range(max(1, min(until, KEPT_WINDOWS) - len(self))):
+            place = self._count % KEPT_WINDOWS
+            self._totals[place], self._counts[place] = 0.0, 0
+            self._count += 1
 
-    def add(self, index: int, value: float) -> None:
-        """Add one value to the window with this index."""
-        self.total[index] += value
-        self.count[index] += 1
+    def add(self, first: int, until: int, value: float) -> None:
+        """Add one value to each window from `first` to before `until`, counted from the oldest one."""
+        oldest = self._count - len(self)
+        begin, end = (oldest + first) % KEPT_WINDOWS, (oldest + first) % KEPT_WINDOWS + until - first
+        for part in (slice(begin, end), slice(0, end - KEPT_WINDOWS)) if end > KEPT_WINDOWS else (slice(begin, end),):
+            self._totals[part] += value
+            self._counts[part] += 1
 
     def values(self) -> FloatArray:
         """Return the mean of each window, oldest first; NaN for a window without values."""
-        count = np.array(self.count, np.float64)
-        total = np.array(self.total, np.float64)
-        found: FloatArray = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-        return found
+        found = np.divide(self._totals, self._counts, out=np.full(KEPT_WINDOWS, np.nan), where=self._counts > 0)
+        oldest = self._count - len(self)
+        ordered: FloatArray = np.roll(found, -(oldest % KEPT_WINDOWS))[: len(self)]
+        return ordered
 
 
 def least(window_seconds: float) -> tuple[int, int]:
