@@ -7,6 +7,7 @@ durations of ticks and cycles. Recording costs less than a microsecond per frame
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ class Observers:
     def __init__(self) -> None:
         self._waiting: list[int] = []  # when the frames were made that no tick has judged yet
         self._judged: list[tuple[int, np.ndarray[Any, np.dtype[np.int64]]]] = []
-        self._ticks: list[tuple[int, int, int]] = []  # start, end, CPU time of the thread
+        self._ticks: list[tuple[int, int, int, int]] = []  # start, end, CPU time of the thread, the thread
         self._cycles: list[tuple[int, int]] = []
         self._verdicts: list[tuple[int, str]] = []
         self._detection: DetectionThread | None = None
@@ -49,7 +50,7 @@ class Observers:
             count, begun_ns = len(self._waiting), time.monotonic_ns()
             run_tick(of)
             now_ns = time.monotonic_ns()
-            self._ticks.append((begun_ns, now_ns, time.thread_time_ns()))
+            self._ticks.append((begun_ns, now_ns, time.thread_time_ns(), threading.get_ident()))
             self._judged.append((now_ns, np.array(self._waiting[:count], np.int64)))
             del self._waiting[:count]
 
@@ -79,7 +80,7 @@ class Observers:
         missed = 0 if fleet is None else sum(node.frames_missed for node in fleet.nodes.values())
         np.savez(
             file,
-            ticks=np.array(self._ticks, np.int64).reshape(-1, 3),
+            ticks=np.array(self._ticks, np.int64).reshape(-1, 4),
             cycles=np.array(self._cycles, np.int64).reshape(-1, 2),
             judged_ns=np.repeat([at for at, _ in self._judged], [len(made) for _, made in self._judged]),
             made_ns=np.concatenate([np.zeros(0, np.int64), *(made for _, made in self._judged)]),

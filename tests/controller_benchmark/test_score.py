@@ -23,8 +23,10 @@ def recorded() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
     return {
         "judged_ns": judged,
         "made_ns": judged - np.array([50, 1, 1, 4, 50], np.int64) * SECOND,
-        # start, end, and CPU time of the thread
-        "ticks": nanoseconds((8.0, 9.0, 1.0), (11.9, 12.0, 2.0), (18.7, 19.0, 5.5), (19.0, 20.0, 9.0)),
+        # start, end, CPU time of the thread, and the thread
+        "ticks": nanoseconds(
+            (8.0, 9.0, 1.0, 7.0), (11.9, 12.0, 2.0, 7.0), (18.7, 19.0, 5.5, 7.0), (19.0, 20.0, 9.0, 7.0)
+        ),
         "cycles": nanoseconds((9.0, 9.9), (10.0, 10.25), (19.9, 20.5)),
         "verdict_ns": np.array([11, 16, 17], np.int64) * SECOND,
         "verdict_gang": np.array(["slurm-1.0", "slurm-2", "slurm-2"]),
@@ -40,6 +42,13 @@ def test_only_the_window_counts() -> None:
     assert found["cycle_ms_p99"] == 250.0
     assert found["feed_cpu_cores"] == 0.5, "3.5 s of CPU time in the 7 s between the two ticks"
     assert found["lost_frames"] == 3
+
+
+def test_ticks_of_another_thread_count_by_its_own_cpu_time() -> None:
+    records = recorded()
+    between = nanoseconds((13.0, 13.2, 100.0, 8.0), (14.0, 14.2, 100.7, 8.0))
+    records["ticks"] = np.concatenate([records["ticks"][:2], between, records["ticks"][2:]])
+    assert score(records, WINDOW)["feed_cpu_cores"] == 0.6, "3.5 and .7 s in 7 s"
 
 
 def test_a_run_without_ticks_has_no_figures_and_is_not_in_time() -> None:
