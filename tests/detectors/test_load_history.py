@@ -98,6 +98,22 @@ def test_blocks_are_means_of_the_known_windows() -> None:
     assert blocks.loads.of("x", OTHER).tolist() == [0.0, 0.0, 9.0], "the rest of the block is for the new resources"
 
 
+def test_jobs_that_change_their_neighbours_need_no_more_memory() -> None:
+    history = LoadHistory(8)
+    for window in range(4_000):
+        take(history, shared({("host", str(window)): "xy"}), 1.0, 2.0)
+    tracemalloc.start()
+    try:
+        for window in range(4_000, 8_000):
+            take(history, shared({("host", str(window)): "xy"}), 1.0, 2.0)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert used < 20_000
+    assert history.of("y", ("host", "7999")).tolist() == [0.0] * 7 + [2.0]
+    assert history.of("y", ("host", "7995")).tolist() == [0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_a_load_takes_four_bytes() -> None:
     """A controller of 12,500 nodes has tens of thousands of pairs of a job and a resource, in 720 windows each."""
     resources = shared({("nic", str(n)): "xy" for n in range(1_000)})

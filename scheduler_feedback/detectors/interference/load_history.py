@@ -24,6 +24,7 @@ class LoadHistory:
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._count = 0  # windows so far
+        self._swept = 0  # their number when unused columns were last looked for
         self._loads: Float32Array = np.zeros((kept, 0), np.float32)
         self._columns: dict[str, dict[Resource, int]] = {}
         self._free: list[int] = []
@@ -42,6 +43,8 @@ class LoadHistory:
         """
         if resources is not self._of:
             self._of = resources
+            if self._count - self._swept >= self._kept:
+                self._sweep(resources)
             self._order = np.fromiter(self._find(resources), np.int64)
         place, before = self._count % self._kept, (self._count - 1) % self._kept
         last = self._loads[before, self._order] if self._count else np.full(len(loads), np.nan, np.float32)
@@ -78,6 +81,16 @@ class LoadHistory:
                         self._widen()
                     column = columns[resource] = self._free.pop()
                 yield column
+
+    def _sweep(self, resources: Resources) -> None:
+        """Free the columns of jobs that have not shared the resource in any kept window: they contain only zeros."""
+        self._swept = self._count
+        loaded = np.count_nonzero(self._loads, axis=0)
+        for job, columns in self._columns.items():
+            for resource, column in list(columns.items()):
+                if not loaded[column] and job not in resources.get(resource, ()):
+                    del columns[resource]
+                    self._free.append(column)
 
     def _widen(self) -> None:
         width = self._loads.shape[1]
