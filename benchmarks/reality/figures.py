@@ -103,7 +103,7 @@ def _faults(valid: Sequence[Row]) -> list[Row]:
         table.append(
             {
                 "fault": name,
-                "severity": _median(row["severity"] for row in members if score.costly(row)),
+                "severity": _median(row.get("severity") for row in members if score.costly(row)),
                 "runs": count,
                 **{key: outcomes[key] for key in ("right", "wrong_rank", "wrong_kind", "missed")},
                 "delay_seconds": _median(score.delay_seconds(row) for row in members if score.costly(row)),
