@@ -46,7 +46,7 @@ HEALTHY: dict[str, frozenset[Cause]] = {
 LAYOUTS = ((2, 1), (2, 2), (2, 2), (3, 1), (4, 1))
 """Nodes, and slots of each. More ranks disturb one another on a machine of two processors (README of the table)."""
 
-WORK = {"numpy": 4, "ddp": 32, "fsdp2": 32, "pipeline": 32, "moe": 64}
+WORK = {"numpy": 32, "ddp": 32, "fsdp2": 32, "pipeline": 32, "moe": 64}
 """Size of a rank's batch, by framework: 2 to 4 ms of computation on the host."""
 DEVICE_SECONDS = 0.08
 """Time that a batch of that size takes on the rank's device, for which the host waits (`Job.device`)."""

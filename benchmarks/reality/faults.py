@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.reality.site import Site, processes
 
-PERIOD_US = 50_000
+PERIOD_US = 100_000
 """Length of a period in which a CPU quota applies, in microseconds."""
 
 LIMIT_STEP, LIMIT_SECONDS = 4 << 20, 6.0
