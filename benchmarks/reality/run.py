@@ -65,6 +65,8 @@ class Watched:
     """Mean step time after the fault; None for a healthy run and for a rank that never arrives."""
     waiting: float = 0.0
     """Seconds a second that the threads of one rank waited for a processor before the fault, at most."""
+    waiting_during: tuple[float, ...] = ()
+    """The same for each rank, with the fault; of a healthy run, in the second half."""
     onset_wall_ns: int = 0
     nodes: tuple[str, ...] = ()
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -143,6 +145,7 @@ def _document(watched: Watched) -> dict[str, Any]:
         "step_seconds_during": watched.during,
         "step_seconds_after": watched.after,
         "waiting": round(watched.waiting, 3),
+        "waiting_during": [round(share, 3) for share in watched.waiting_during],
         "nodes": list(watched.nodes),
         "verdicts": verdicts,
     }
@@ -194,10 +197,14 @@ def _watch(one: Case, cluster: Cluster, site: Site, folder: Path) -> Watched:
         if not one.healthy:
             fault = inject(one.name, gang, one.culprits, one.numbers)
         hangs = one.name == "never-arrives"
+        first = [_schedules(gang, rank)[1] for rank in range(one.ranks)]
         watched.onset_wall_ns, onset_ns = time.time_ns(), time.monotonic_ns()
         with fault:
             _poll(cluster, watched, HANG_SECONDS if hangs else FAULT_SECONDS)
             over_ns = time.monotonic_ns()
+            last = [_schedules(gang, rank)[1] for rank in range(one.ranks)]
+        seconds = (over_ns - onset_ns) / 1e9
+        watched.waiting_during = tuple((late - early) / seconds for early, late in zip(first, last, strict=True))
         if neighbour:
             cluster.cancel(neighbour)
         freed_ns = time.monotonic_ns()
