@@ -31,6 +31,9 @@ A start needs seconds of CPU time for imports. It must not disturb the job of an
 """
 QUEUE = "4mb"
 """Longest queue in front of a link, in bytes. It drops nothing of these small trainings."""
+BURST = "128kb"
+"""Bytes that a link may send at once. A packet of 64 KiB with its headers must fit: the kernel splits larger ones into
+dozens, and then a third of the machine's time went into handling them."""
 
 
 class SiteError(Exception):
@@ -177,7 +180,7 @@ class Site:
 def shape(device: str, mbit: float, namespace: str = "") -> None:
     """Limit the speed of an interface's sending side with a token bucket."""
     inside = ("-netns", namespace) if namespace else ()
-    bucket = ("tbf", "rate", f"{round(mbit * 1000)}kbit", "burst", "64kb", "limit", QUEUE)
+    bucket = ("tbf", "rate", f"{round(mbit * 1000)}kbit", "burst", BURST, "limit", QUEUE)
     run("tc", *inside, "qdisc", "replace", "dev", device, "root", *bucket)
 
 
