@@ -25,6 +25,10 @@ from benchmarks.reality.cluster import CHECKOUT, ENDED, Cluster, ClusterError
 from benchmarks.reality.faults import Gang, inject
 from benchmarks.reality.site import SHARES, STARTING_SHARES, Site, SiteError
 
+VERSION = 3
+"""Version of the benchmark, in each row. Rows without it are of version 1 if they have two jobs, and of version 2 if one
+job has three periods. In version 2, DDP trainings waited for the device while gradients were averaged."""
+
 PROGRAMS = Path(__file__).parent / "programs"
 RATE_MBIT = 400
 
@@ -106,6 +110,7 @@ def perform(one: Case) -> dict[str, Any]:
         "culprits": list(one.culprits),
         "numbers": one.numbers,
         "own": one.plan["own"],
+        "version": VERSION,
         "load_average": os.getloadavg()[0],
     }
     folder = Path(tempfile.mkdtemp(prefix="reality-", dir=datasets()))

@@ -48,7 +48,8 @@ class Device(nn.Module):
 
 
 def model(job):
-    return nn.Sequential(Device(job), *[nn.Sequential(block(), block()) for _ in range(job.plan["layers"] // 2)])
+    # The device is last, so that the backward pass waits for it before the gradients of the blocks are averaged.
+    return nn.Sequential(*[nn.Sequential(block(), block()) for _ in range(job.plan["layers"] // 2)], Device(job))
 
 
 class Data:
@@ -59,7 +60,7 @@ class Data:
         if job.plan["framework"] == "fsdp2":
             from torch.distributed.fsdp import fully_shard
 
-            for one in self.model[1:]:
+            for one in self.model[:-1]:
                 fully_shard(one)
             fully_shard(self.model)
         else:
