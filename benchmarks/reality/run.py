@@ -26,8 +26,8 @@ from benchmarks.reality.faults import Gang, inject
 from benchmarks.reality.site import SHARES, STARTING_SHARES, Site, SiteError
 
 VERSION = 3
-"""Version of the benchmark, in each row. Rows without it are of version 1 if they have two jobs, and of version 2 if one
-job has three periods. In version 2, DDP trainings waited for the device while gradients were averaged."""
+"""Version of the benchmark, in each row. Rows without it are of version 1 if they have two jobs, and of version 2 if
+one job has three periods. In version 2, DDP trainings waited for the device while gradients were averaged."""
 
 PROGRAMS = Path(__file__).parent / "programs"
 RATE_MBIT = 400
