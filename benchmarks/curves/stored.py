@@ -93,7 +93,10 @@ def _of_traces(row: Row) -> Trace:
 
 
 def _of_crosscheck(row: Row) -> Trace:
-    made = crosscheck_trace.generate(row["seed"], 512, 40_000, None)
+    try:
+        made = crosscheck_trace.generate(row["seed"], 512, 40_000, None)
+    except FileNotFoundError as error:
+        raise StoredError(f"{error}: set GANGWATCH_DATA to the folder of public traces") from None
     culprits = frozenset(made.fault.positions) if made.fault else frozenset()
     onset = int(np.flatnonzero(made.fault.active)[0]) if made.fault and made.fault.active.any() else -1
     own = np.where(made.lost, np.nan, made.own)
