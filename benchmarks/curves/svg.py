@@ -8,7 +8,7 @@ from html import escape
 
 from benchmarks.curves.points import Point
 
-SIDE, GAP, LEGEND, TOP = 300, 64, 150, 40
+SIDE, GAP, LEGEND, TOP, LINE = 300, 64, 150, 40, 13
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 OURS, SIMPLE, PUBLISHED = "#1f6fb4", "#d1641b", "#555555"
 
@@ -45,13 +45,20 @@ def panel(of: Panel, left: float, top: float) -> list[str]:
             y = top + SIDE * (1 - tick)
             lines.append(f'<line x1="{left}" y1="{y}" x2="{left + SIDE}" y2="{y}" stroke="#eee"/>')
     lines.append(f'<text x="{left + SIDE / 2 - 20}" y="{top + SIDE + 32}" fill="#333">recall</text>')
+    x, y = left - 36, top + SIDE / 2 + 24
+    lines.append(f'<text x="{x}" y="{y}" transform="rotate(-90 {x} {y})" fill="#333">precision</text>')
     for points, colour in ((of.simple, SIMPLE), (of.ours, OURS)):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, points))
         lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    for name, one in of.published.items():
+    below = top
+    for name, one in sorted(of.published.items(), key=lambda item: -item[1].precision):
         x, y = at(one)
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="{PUBLISHED}" stroke-width="1.5"/>')
-        lines.append(f'<text x="{x + 7:.1f}" y="{y - 4:.1f}" fill="{PUBLISHED}">{escape(name)}</text>')
+        below = max(y + 4, below + LINE)  # names must not overlap
+        side, anchor = (-8, "end") if one.recall > 0.6 else (8, "start")
+        lines.append(
+            f'<text x="{x + side:.1f}" y="{below:.1f}" text-anchor="{anchor}" fill="{PUBLISHED}">{escape(name)}</text>'
+        )
     if of.marked is not None:
         x, y = at(of.marked)
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{OURS}"/>')
