@@ -2,7 +2,8 @@
 
 python -m benchmarks.reality --seed 1 --minutes 30 --json --resume reality.jsonl
 
-Needs root, cgroup v1, ip, tc, and PyTorch (`make components`). A run takes 45 to 120 s. Progress is on standard error.
+Needs root, cgroup v1, ip, tc, and PyTorch (`make components`). A run takes 50 to 140 s. Progress is on standard error.
+Campaigns with different seeds and files can run side by side.
 With --resume, finished runs are kept in FILE, and the next call continues after them; 300 valid runs are the target.
 --show prints the table of FILE without running anything.
 """

@@ -46,8 +46,13 @@ HEALTHY: dict[str, frozenset[Cause]] = {
 LAYOUTS = ((2, 1), (2, 2), (2, 2), (3, 1), (4, 1))
 """Nodes, and slots of each. More ranks disturb one another on a machine of two processors (README of the table)."""
 
-WORK = {"numpy": 16, "ddp": 160, "fsdp2": 96, "pipeline": 128, "moe": 128}
-"""Size of a rank's batch, by framework: about 10 ms of computation."""
+WORK = {"numpy": 32, "ddp": 32, "fsdp2": 32, "pipeline": 32, "moe": 64}
+"""Size of a rank's batch, by framework: 2 to 4 ms of computation on the host."""
+DEVICE_SECONDS = 0.08
+"""Time that a batch of that size takes on the rank's device, for which the host waits (`Job.device`)."""
+
+BEFORE_SECONDS = (14.0, 28.0)
+"""Range of the time from the first steps to a fault. The time of a healthy run is in run.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Case:
     """Limits of each rank's control groups from the start, in the undisturbed run too."""
     layout: str = ""
     """Value of GANGWATCH_LAYOUT; '' for none."""
+    before_seconds: float = BEFORE_SECONDS[0]
+    """Time from the first steps to the fault."""
 
     @property
     def healthy(self) -> bool:
@@ -94,17 +101,20 @@ def case(seed: int) -> Case:
         "framework": framework,
         "seed": seed,
         "work": WORK[framework],
+        "device_seconds": DEVICE_SECONDS,
         "layers": 4,
         "gradient_floats": 1 << 18,
         "loader": loader,
         "own": _own(name, ranks, draw) if odd else {"class": "quiet"},
         "steps": 10**9,
     }
-    quota = round(20_000 * min(0.8, 1.6 / ranks))
+    # The rank needs a tenth of a processor. Load in its group uses up the rest of this.
+    quota = round(20_000 * min(0.5, 1.0 / ranks))
     limits = {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": str(quota)} if name.startswith("cpu-load") else {}
     layout = {"pipeline": f"data={ranks // 2},pipeline=2", "moe": f"expert={ranks}"}.get(framework, "")
     culprits, numbers = ((), {}) if odd else _fault(name, nodes, slots, draw)
-    return Case(seed, name, framework, nodes, slots, ranks, plan, culprits, numbers, limits, layout)
+    before = random.Random(f"before {seed}").uniform(*BEFORE_SECONDS)
+    return Case(seed, name, framework, nodes, slots, ranks, plan, culprits, numbers, limits, layout, before)
 
 
 def _framework(name: str, draw: random.Random) -> str:

@@ -16,8 +16,13 @@ from pathlib import Path
 
 from benchmarks.reality.site import Site, processes
 
-PERIOD_US = 20_000
+PERIOD_US = 100_000
 """Length of a period in which a CPU quota applies, in microseconds."""
+
+LIMIT_STEP, LIMIT_SECONDS = 4 << 20, 6.0
+"""By how much a memory limit goes down at once, in bytes, and for how long."""
+DATASET = "/dataset."
+"""Part of the path of a mapped dataset."""
 
 SPIN = ("/bin/sh", "-c", "while :; do :; done")
 
@@ -122,21 +127,40 @@ def disk_of(folder: Path) -> str:
 
 @contextlib.contextmanager
 def memory_limit(gang: Gang, ranks: Sequence[int], share: float, mapped_bytes: int) -> Iterator[None]:
-    """Take `share` of its mapped dataset from each rank's memory, so that it is read from the disk again and again."""
+    """Take `share` of its mapped dataset from each rank's memory, so that it is read from the disk again and again.
+
+    The kernel takes pages that the rank does not use first (of libraries, for example). So the limit goes down until
+    the dataset has lost its share.
+    """
     files = [gang.group("memory", rank) / "memory.limit_in_bytes" for rank in ranks]
-    for file in files:
-        for _ in range(20):
+    for rank, file in zip(ranks, files, strict=True):
+        until = time.monotonic() + LIMIT_SECONDS
+        while mapped_bytes_of(gang.processes(rank)) > (1 - share) * mapped_bytes and time.monotonic() < until:
             used = int((file.parent / "memory.usage_in_bytes").read_text())
             with contextlib.suppress(OSError):  # EBUSY: not enough could be reclaimed at once
-                file.write_text(str(round(used - share * mapped_bytes)))
-                break
-            time.sleep(0.05)
+                file.write_text(str(used - LIMIT_STEP))
+            time.sleep(0.02)
     try:
         yield
     finally:
         for file in files:
             with contextlib.suppress(OSError):
                 file.write_text("-1")
+
+
+def mapped_bytes_of(pids: Sequence[int]) -> int:
+    """Return how much of their mapped datasets these processes have in memory, in bytes."""
+    total = 0
+    for pid in pids:
+        inside = False
+        with contextlib.suppress(OSError):  # the process has ended
+            for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+                name, _, rest = line.partition(" ")
+                if not name.endswith(":"):
+                    inside = DATASET in line
+                elif inside and name == "Rss:":
+                    total += int(rest.split()[0]) * 1024
+    return total
 
 
 @contextlib.contextmanager

@@ -46,12 +46,12 @@ def figures(rows: Iterable[Row]) -> Row:
     valid = [row for row in everything if "discarded" not in row]
     faulty = [row for row in valid if score.costly(row)]
     healthy = [row for row in valid if row["healthy"]]
-    # The undisturbed job of a pair is a healthy run, too.
+    # The undisturbed job of a pair, or the time before the fault, is a healthy run, too.
     pairs = [row for row in valid if not row["healthy"]]
     sure = [v for row in valid for v in score.sure(row) if v["mark"] != "unjudged"]
     accusations = [v for v in sure if v["accuses"]]
     accused = sum(score.outcome(row) == "accused" for row in healthy)
-    accused += sum(any(v["mark"] == "innocent" and v["job"] == "undisturbed" for v in score.sure(row)) for row in pairs)
+    accused += sum(any(v["mark"] == "innocent" for v in score.sure(row)) for row in pairs)
     found = sum(score.outcome(row) == "right" for row in faulty)
     doubtful = [v for row in valid for v in score.verdicts(row) if v["accuses"] and v["confidence"] >= BINS[0]]
     return {
@@ -103,7 +103,7 @@ def _faults(valid: Sequence[Row]) -> list[Row]:
         table.append(
             {
                 "fault": name,
-                "severity": _median(row["severity"] for row in members if score.costly(row)),
+                "severity": _median(row.get("severity") for row in members if score.costly(row)),
                 "runs": count,
                 **{key: outcomes[key] for key in ("right", "wrong_rank", "wrong_kind", "missed")},
                 "delay_seconds": _median(score.delay_seconds(row) for row in members if score.costly(row)),

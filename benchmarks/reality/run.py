@@ -1,7 +1,8 @@
 """One run: the product starts, a job trains, a fault begins, and all verdicts are recorded.
 
-A case with a fault runs twice below the same controller: first undisturbed, then with the fault. Both jobs have the
-same seed, and both have their time of the fault at the same distance from their first step.
+A job with a fault has three periods: undisturbed, with the fault, and undisturbed again. Its steps in the first and
+the last period are the comparison for its severity, and show whether the machine's speed changed. Rows of earlier
+versions have a second job instead, "undisturbed", which ran before this one.
 """
 
 from __future__ import annotations
@@ -22,16 +23,24 @@ from benchmarks.reality import steps
 from benchmarks.reality.cases import DATASET_BYTES, Case
 from benchmarks.reality.cluster import CHECKOUT, ENDED, Cluster, ClusterError
 from benchmarks.reality.faults import Gang, inject
-from benchmarks.reality.site import Site, SiteError
+from benchmarks.reality.site import SHARES, STARTING_SHARES, Site, SiteError
+
+VERSION = 3
+"""Version of the benchmark, in each row. Rows without it are of version 1 if they have two jobs, and of version 2 if
+one job has three periods. In version 2, DDP trainings waited for the device while gradients were averaged."""
 
 PROGRAMS = Path(__file__).parent / "programs"
 RATE_MBIT = 400
 
-START_SECONDS = 60.0
+START_SECONDS = 90.0
 """Longest time until every rank has made its first steps."""
 FIRST_STEPS = 10
-WARM_SECONDS, FAULT_SECONDS = 14.0, 24.0
-"""Time before the fault, and with it. A straggler without a known cause is certain after a dozen windows of 1 s."""
+HEALTHY_SECONDS = 38.0
+"""Time of a healthy run, from its first steps."""
+FAULT_SECONDS = 24.0
+"""Time with a fault. A straggler without a known cause is certain after a dozen windows of 1 s."""
+AFTER_SECONDS, RECOVERY_SECONDS = 10.0, 3.0
+"""Time after the fault for the comparison, and the part of it at its begin that does not count."""
 HANG_SECONDS = 60.0
 """Time with a rank that never arrives: hangs are reported after 40 s."""
 POLL_SECONDS = 0.5
@@ -39,7 +48,7 @@ SETTLE_SECONDS = 1.0
 """Time after the begin of a fault that does not count for its severity."""
 
 MOST_DRIFT = 1.25
-"""A run is discarded if the undisturbed job's steps changed by more than this factor without a fault."""
+"""A run is discarded if steps changed by more than this factor between the undisturbed periods."""
 LEAST_STEPS = 30
 
 
@@ -52,10 +61,16 @@ class Watched:
     """What one job did, and what was reported about it."""
 
     job: str
-    means: tuple[float | None, float | None] = (None, None)
-    """Mean step times before and during the fault's time."""
+    before: float | None = None
+    """Mean step time before the fault; of a healthy run, in the first half."""
+    during: float | None = None
+    """Mean step time with the fault; of a healthy run, in the second half."""
+    after: float | None = None
+    """Mean step time after the fault; None for a healthy run and for a rank that never arrives."""
     waiting: float = 0.0
     """Seconds a second that the threads of one rank waited for a processor before the fault, at most."""
+    waiting_during: tuple[float, ...] = ()
+    """The same for each rank, with the fault; of a healthy run, in the second half."""
     onset_wall_ns: int = 0
     nodes: tuple[str, ...] = ()
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -69,11 +84,10 @@ def torch_python() -> Path:
     return Path(os.environ.get("GANGWATCH_TORCH") or f"{cache}/gangwatch/torch") / "bin" / "python"
 
 
-def datasets() -> Path:
-    """Return the folder of the datasets, on a disk; make them if they are absent."""
-    folder = CHECKOUT / ".cache" / "reality"
+def datasets(folder: Path = CHECKOUT / ".cache" / "reality", ranks: int = 8) -> Path:
+    """Return the folder of the datasets, on a disk; make them if they are absent, and drop them from the page cache."""
     folder.mkdir(parents=True, exist_ok=True)
-    for rank in range(8):
+    for rank in range(ranks):
         path = folder / f"dataset.{rank}"
         if not path.exists() or path.stat().st_size != DATASET_BYTES:
             path.write_bytes(os.urandom(1 << 20) * (DATASET_BYTES >> 20))
@@ -96,6 +110,7 @@ def perform(one: Case) -> dict[str, Any]:
         "culprits": list(one.culprits),
         "numbers": one.numbers,
         "own": one.plan["own"],
+        "version": VERSION,
         "load_average": os.getloadavg()[0],
     }
     folder = Path(tempfile.mkdtemp(prefix="reality-", dir=datasets()))
@@ -114,17 +129,14 @@ def perform(one: Case) -> dict[str, Any]:
 def _result(one: Case, jobs: dict[str, Watched]) -> dict[str, Any]:
     """Return the part of the row about what happened. Raises DiscardedError if the run is not valid."""
     found: dict[str, Any] = {"jobs": {name: _document(watched) for name, watched in jobs.items()}}
-    if one.healthy:
+    if one.healthy or one.name == "never-arrives":
         return found
-    before, during = jobs["undisturbed"].means
-    if before is None or during is None:
+    watched = jobs["disturbed"]
+    if watched.before is None or watched.after is None:
         return found | {"discarded": "too few steps"}
-    if not 1 / MOST_DRIFT <= during / before <= MOST_DRIFT:
+    if not 1 / MOST_DRIFT <= watched.after / watched.before <= MOST_DRIFT:
         return found | {"discarded": "the machine's speed changed"}
-    found["severity"] = steps.severity(jobs["disturbed"].means, jobs["undisturbed"].means)
-    if found["severity"] is None and one.name != "never-arrives" and jobs["disturbed"].means[0] is None:
-        return found | {"discarded": "too few steps"}
-    return found
+    return found | {"severity": steps.severity(watched.before, watched.during, watched.after)}
 
 
 def _document(watched: Watched) -> dict[str, Any]:
@@ -133,27 +145,25 @@ def _document(watched: Watched) -> dict[str, Any]:
         "sentence", "evidence", "first_seconds", "sure_seconds",
     )  # fmt: skip
     verdicts = [{key: verdict.get(key) for key in kept} for verdict in watched.verdicts.values()]
-    before, during = watched.means
     return {
-        "step_seconds_before": before,
-        "step_seconds_during": during,
+        "step_seconds_before": watched.before,
+        "step_seconds_during": watched.during,
+        "step_seconds_after": watched.after,
         "waiting": round(watched.waiting, 3),
+        "waiting_during": [round(share, 3) for share in watched.waiting_during],
         "nodes": list(watched.nodes),
         "verdicts": verdicts,
     }
 
 
 def _jobs(one: Case, folder: Path) -> dict[str, Watched]:
-    """Run the case's jobs, one after the other, on nodes of their own."""
+    """Run the case's job on nodes of its own."""
     with Site(one.nodes, RATE_MBIT, one.leaves, one.limits) as site:
         if one.leaves > 1:
             site.set_uplink(RATE_MBIT)
         site.write(folder / "site.json")
         with Cluster(folder, one.nodes, one.slots, one.leaves, site.enter_daemons) as cluster:
-            if one.healthy:
-                return {"undisturbed": _watch(one, cluster, site, folder, disturbed=False)}
-            undisturbed = _watch(one, cluster, site, folder, disturbed=False)
-            return {"undisturbed": undisturbed, "disturbed": _watch(one, cluster, site, folder, disturbed=True)}
+            return {"undisturbed" if one.healthy else "disturbed": _watch(one, cluster, site, folder)}
 
 
 def _submit(one: Case, cluster: Cluster, folder: Path, go: str, plan: dict[str, Any]) -> str:
@@ -164,35 +174,55 @@ def _submit(one: Case, cluster: Cluster, folder: Path, go: str, plan: dict[str, 
         python, program = str(torch_python()), ["-m", "gangwatch.torch", str(PROGRAMS / "train_torch.py")]
     enter = [sys.executable, str(PROGRAMS / "enter.py"), str(folder / "site.json"), str(folder / go)]
     environment = {"PYTHONPATH": str(CHECKOUT), **({"GANGWATCH_LAYOUT": one.layout} if one.layout else {})}
-    document = plan | {"folder": str(folder), "datasets": str(folder.parent)}
+    # The page cache counts for the group that reads a page first, so that mapped files can't be shared between runs.
+    place = datasets(folder, one.ranks) if plan["loader"] == "mapped" else datasets()
+    document = plan | {"folder": str(folder), "datasets": str(place)}
     return cluster.submit(one.ranks, [*enter, python, *program, json.dumps(document)], environment)
 
 
-def _watch(one: Case, cluster: Cluster, site: Site, folder: Path, *, disturbed: bool) -> Watched:
-    """Run one job from its start to its end, and record its steps and verdicts."""
+def _watch(one: Case, cluster: Cluster, site: Site, folder: Path) -> Watched:
+    """Run the job from its start to its end, and record its steps and verdicts."""
     watched = Watched(_submit(one, cluster, folder, "go", one.plan))
     (folder / "go").touch()
     with contextlib.ExitStack() as stack:
         stack.callback(cluster.cancel, watched.job)
-        if disturbed and one.name == "shared-uplink":
+        neighbour = ""
+        if one.name == "shared-uplink":
             plan = {"framework": "numpy", "work": 1, "gradient_floats": 1 << 21, "own": {"class": "quiet"}}
-            stack.callback(cluster.cancel, _submit(one, cluster, folder, "go.neighbour", one.plan | plan))
+            plan |= {"device_seconds": 0.0}
+            neighbour = _submit(one, cluster, folder, "go.neighbour", one.plan | plan)
+            stack.callback(cluster.cancel, neighbour)
         _wait_for_steps(one, cluster, watched.job, folder)
+        site.set_shares(SHARES)
+        stack.callback(site.set_shares, STARTING_SHARES)
         watched.nodes = tuple(rank["node"] for rank in cluster.job(watched.job)["ranks"])
-        gang, begun_ns = _warm_up(one, cluster, site, folder, watched)
-        seconds = HANG_SECONDS if disturbed and one.name == "never-arrives" else FAULT_SECONDS
-        fault = inject(one.name, gang, one.culprits, one.numbers) if disturbed else contextlib.nullcontext()
+        before = HEALTHY_SECONDS - FAULT_SECONDS if one.healthy else one.before_seconds
+        gang, begun_ns = _warm_up(one, cluster, site, folder, watched, before)
+        fault: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if not one.healthy:
+            fault = inject(one.name, gang, one.culprits, one.numbers)
+        hangs = one.name == "never-arrives"
+        first = [_schedules(gang, rank)[1] for rank in range(one.ranks)]
         watched.onset_wall_ns, onset_ns = time.time_ns(), time.monotonic_ns()
         with fault:
-            _poll(cluster, watched, seconds)
-            ended_ns = time.monotonic_ns()
+            _poll(cluster, watched, HANG_SECONDS if hangs else FAULT_SECONDS)
+            over_ns = time.monotonic_ns()
+            last = [_schedules(gang, rank)[1] for rank in range(one.ranks)]
+        seconds = (over_ns - onset_ns) / 1e9
+        watched.waiting_during = tuple((late - early) / seconds for early, late in zip(first, last, strict=True))
+        if neighbour:
+            cluster.cancel(neighbour)
+        freed_ns = time.monotonic_ns()
+        if not one.healthy and not hangs:
+            time.sleep(AFTER_SECONDS)
+        ended_ns = time.monotonic_ns()
         ends = steps.read(folder, watched.job, 0)
-        settled_ns = onset_ns + round(SETTLE_SECONDS * 1e9)
-        watched.means = (steps.mean_seconds(ends, begun_ns, onset_ns), steps.mean_seconds(ends, settled_ns, ended_ns))
-        hangs = disturbed and one.name == "never-arrives"
+        watched.before = steps.mean_seconds(ends, begun_ns, onset_ns)
+        watched.during = steps.mean_seconds(ends, onset_ns + round(SETTLE_SECONDS * 1e9), over_ns)
+        if not one.healthy and not hangs:
+            watched.after = steps.mean_seconds(ends, freed_ns + round(RECOVERY_SECONDS * 1e9), ended_ns)
         if not hangs and cluster.job(watched.job)["state"] != "running":
             raise DiscardedError("the job ended early")
-    (folder / "go").unlink()
     return watched
 
 
@@ -213,13 +243,15 @@ def _logs(folder: Path, job: str) -> str:
     return next((text.splitlines()[-1][:200] for text in lines if text), "no output")
 
 
-def _warm_up(one: Case, cluster: Cluster, site: Site, folder: Path, watched: Watched) -> tuple[Gang, int]:
-    """Let the job run undisturbed. Return it with its usual speed, and the begin of that time."""
+def _warm_up(
+    one: Case, cluster: Cluster, site: Site, folder: Path, watched: Watched, duration: float
+) -> tuple[Gang, int]:
+    """Let the job run undisturbed for `duration` seconds. Return it with its usual speed, and when that time began."""
     gang = Gang(site, watched.job, watched.nodes, (), 0.0, folder)
     first, first_ns = [_schedules(gang, rank) for rank in range(one.ranks)], time.monotonic_ns()
     done = steps.count(folder, watched.job, one.ranks)
-    watched.onset_wall_ns = time.time_ns() + round(WARM_SECONDS * 1e9)
-    _poll(cluster, watched, WARM_SECONDS)
+    watched.onset_wall_ns = time.time_ns() + round(duration * 1e9)
+    _poll(cluster, watched, duration)
     last, seconds = [_schedules(gang, rank) for rank in range(one.ranks)], (time.monotonic_ns() - first_ns) / 1e9
     made = steps.count(folder, watched.job, one.ranks) - done
     if made < LEAST_STEPS:

@@ -81,7 +81,7 @@ def sure(row: Row) -> list[Row]:
 
 def costly(row: Row) -> bool:
     """Return whether the run's fault cost enough to count. A rank that never arrives costs everything."""
-    return not row["healthy"] and (row["class"] == "never-arrives" or (row["severity"] or 0.0) >= LEAST_SEVERITY)
+    return not row["healthy"] and (row["class"] == "never-arrives" or (row.get("severity") or 0.0) >= LEAST_SEVERITY)
 
 
 def outcome(row: Row) -> str:

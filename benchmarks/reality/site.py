@@ -24,10 +24,16 @@ NAMES = re.compile(rf"{PREFIX}(\d+)[nabcu]\d+")
 SUBNET = "10.219.0"
 DAEMONS = "daemons"
 """Name of the control group of the controller and the agents."""
-SHARES = 1024 * 128
-"""Weight of all nodes together; another process of the machine has 1024."""
+SHARES, STARTING_SHARES = 1024 * 128, 1024 * 32
+"""Weight of all nodes together, and while their job starts; another process of the machine has 1024.
+
+A start needs seconds of CPU time for imports. It must not disturb the job of another benchmark process.
+"""
 QUEUE = "4mb"
 """Longest queue in front of a link, in bytes. It drops nothing of these small trainings."""
+BURST = "128kb"
+"""Bytes that a link may send at once. A packet of 64 KiB with its headers must fit: the kernel splits larger ones into
+dozens, and then a third of the machine's time went into handling them."""
 
 
 class SiteError(Exception):
@@ -132,7 +138,11 @@ class Site:
                 self.group(hierarchy, node.name).mkdir(parents=True, exist_ok=True)
         self.group("cpu", DAEMONS).mkdir()
         # The nodes come before other processes of the machine, which they would not have beside them in reality.
-        (self.group("cpu") / "cpu.shares").write_text(str(SHARES))
+        self.set_shares(STARTING_SHARES)
+
+    def set_shares(self, shares: int) -> None:
+        """Set the weight of all nodes together."""
+        (self.group("cpu") / "cpu.shares").write_text(str(shares))
 
     def set_rate(self, node: str, mbit: float) -> None:
         """Set the speed of a node's link, in both directions."""
@@ -170,7 +180,7 @@ class Site:
 def shape(device: str, mbit: float, namespace: str = "") -> None:
     """Limit the speed of an interface's sending side with a token bucket."""
     inside = ("-netns", namespace) if namespace else ()
-    bucket = ("tbf", "rate", f"{round(mbit * 1000)}kbit", "burst", "64kb", "limit", QUEUE)
+    bucket = ("tbf", "rate", f"{round(mbit * 1000)}kbit", "burst", BURST, "limit", QUEUE)
     run("tc", *inside, "qdisc", "replace", "dev", device, "root", *bucket)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
 
 import numpy as np
@@ -36,17 +36,15 @@ def mean_seconds(ends: Times, begin_ns: int, end_ns: int) -> float | None:
     return (end_ns - begin_ns) / 1e9 / len(inside) if len(inside) >= 2 else None
 
 
-def severity(faulty: Sequence[float | None], undisturbed: Sequence[float | None]) -> float | None:
-    """Return by how much the fault lengthened a step: 1.5 means half as long again; None if a mean is unknown.
+def severity(before: float | None, during: float | None, after: float | None) -> float | None:
+    """Return by how much a fault lengthened a step: 1.5 means half as long again; None if a mean is unknown.
 
-    Both arguments are the means before and during the fault. The undisturbed run of the same seed shows how much the
-    machine's speed changed in the same time.
+    The arguments are the mean step times before, with and after the fault. The comparison is the geometric mean of the
+    undisturbed periods, so that a steady change of the machine's speed cancels out.
     """
-    before, during = faulty
-    calm_before, calm_during = undisturbed
-    if before is None or during is None or calm_before is None or calm_during is None:
+    if before is None or during is None or after is None:
         return None
-    return (during / before) / (calm_during / calm_before)
+    return during / math.sqrt(before * after)
 
 
 def schedule(pid: int) -> tuple[float, float]:

@@ -23,15 +23,16 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 def test_a_short_run_measures_the_fault_and_removes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     needs.virtual_nodes()
-    monkeypatch.setattr(run, "WARM_SECONDS", 4.0)
+    monkeypatch.setattr(run, "AFTER_SECONDS", 5.0)
     monkeypatch.setattr(run, "FAULT_SECONDS", 5.0)
     monkeypatch.setattr(run, "LEAST_STEPS", 5)
     monkeypatch.setattr(run, "MOST_DRIFT", 100.0)  # a short run on a machine that runs other tests
     one = next(c for c in map(case, range(0, 2000, 2)) if c.name == "cpu-quota-node" and c.framework == "numpy")
-    row = run.perform(replace(one, numbers=one.numbers | {"factor": 4.0}))
+    row = run.perform(replace(one, numbers=one.numbers | {"factor": 4.0}, before_seconds=4.0))
     assert "discarded" not in row, row
     assert row["severity"] > 1.3
-    assert row["jobs"]["disturbed"]["nodes"] == row["jobs"]["undisturbed"]["nodes"]
+    periods = row["jobs"]["disturbed"]
+    assert periods["step_seconds_during"] > 1.3 * periods["step_seconds_after"], "the fault has ended"
     assert score.outcome(row) in ("right", "missed"), row
     assert json.loads(json.dumps(row)) == row
     assert "cpu-quota-node (numpy" in campaign.describe(row, 1)
@@ -103,10 +104,10 @@ def test_a_training_makes_its_steps(tmp_path: Path, framework: str, own: dict[st
     train(tmp_path, framework, own)
 
 
-def test_severity_is_relative_to_the_undisturbed_run() -> None:
-    assert steps.severity((0.1, 0.2), (0.1, 0.1)) == 2.0
-    assert steps.severity((0.1, 0.3), (0.1, 0.15)) == pytest.approx(2.0), "the machine itself became slower"
-    assert steps.severity((0.1, None), (0.1, 0.1)) is None
+def test_severity_is_relative_to_the_undisturbed_periods() -> None:
+    assert steps.severity(0.1, 0.2, 0.1) == pytest.approx(2.0)
+    assert steps.severity(0.1, 0.24, 0.144) == pytest.approx(2.0), "the machine itself became slower"
+    assert steps.severity(0.1, None, 0.1) is None
 
 
 def test_step_times_of_a_killed_rank_are_read(tmp_path: Path) -> None:

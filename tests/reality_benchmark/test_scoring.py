@@ -83,6 +83,13 @@ def test_an_accused_undisturbed_job_of_a_pair_counts_as_healthy_accused() -> Non
     assert ours["wrong_rank"]["of"] == [1, 2]
 
 
+def test_an_accusation_before_the_fault_counts_as_healthy_accused() -> None:
+    one = row("cpu-quota-rank", verdict(), verdict(rank=0, first_seconds=-3.0))
+    del one["jobs"]["undisturbed"]  # a run whose periods belong to one job
+    ours = figures.figures([one, row("cpu-quota-rank", verdict())])["ours"]
+    assert ours["healthy_accused"]["of"] == [1, 2]
+
+
 def test_the_document_counts_each_run_once() -> None:
     rows = [
         row("cpu-quota-rank", verdict()),

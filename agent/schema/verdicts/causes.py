@@ -55,8 +55,11 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.SUSPENDED: CauseRow(
         "suspended",
         "suspended: not on a CPU, and not waiting for one",
-        "The process neither runs nor waits for a processor: a signal, a tracer or a freezer stopped it.",
-        "A debugger, a cgroup freezer, SIGSTOP (`ps -o stat,wchan PID`).",
+        "The process neither runs nor waits for a processor: a signal, a tracer or a freezer stopped it. If "
+        "`stopped_samples_share` in the evidence is 0, it may also sleep: on a disk (the kernel counts such waits only "
+        "with `kernel.task_delayacct=1`), a service in the network, or a device without counters.",
+        "A debugger, a cgroup freezer, SIGSTOP (`ps -o stat,wchan PID`); then what the process waits for "
+        "(`cat /proc/PID/stack`).",
     ),
     Cause.CPU_CONTENTION: CauseRow(
         "CPU contention",

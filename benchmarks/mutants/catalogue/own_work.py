@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.mutants.mutant import Mutant
 
 _BASELINE = ("tests/detectors/test_baseline.py",)
+_STRAGGLER = ("tests/detectors/test_straggler.py",)
 _PERSISTENCE = ("tests/detectors/test_persistence.py",)
 _RANKS = ("tests/detect/test_several_ranks.py",)
 _PAUSES = ("tests/detect/test_pauses.py",)
@@ -16,7 +17,16 @@ MUTANTS = (
     Mutant("detectors.straggler.persistence:doubt", "or _is_first(case)", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "spell.windows <= before < NODE_WINDOWS", "False", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:doubt", "if _is_one_step(case):", "if False:", _PERSISTENCE),
-    Mutant("detectors.straggler.persistence:doubt", "if same_expert_is_slow(case, shape):", "if False:", _PERSISTENCE),
+    Mutant(
+        "detectors.straggler.persistence:_doubt_of_expert",
+        "if same_expert_is_slow(case, shape):",
+        "if False:",
+        _PERSISTENCE,
+    ),
+    Mutant(
+        "detectors.straggler.persistence:doubt_of_sleep", "_doubt_of_expert(watched, case, shape)", '""', _STRAGGLER
+    ),
+    Mutant("detectors.counters.cause_attribution:Attribution.asleep", "and not self.stopped_again", "", _STRAGGLER),
     Mutant("detectors.straggler.persistence:_keeps_returning", "and not _is_first(case)", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:is_own_work", "or saves", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:is_own_work", "and not routes_alike(case, shape)", "", _PERSISTENCE),

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 SLICE_NS = 500_000

@@ -1,8 +1,9 @@
 # mypy: ignore-errors
 """What all training programs of the benchmark share: the plan, the batches, the job's own work, and its step times.
 
-A plan is a JSON object: ``framework``, ``folder`` (of datasets and step times), ``seed``, ``work`` (size of a batch),
-``loader`` ('memory', 'direct' or 'mapped'), ``own`` (a healthy class with its parameters) and ``steps``.
+A plan is a JSON object: ``framework``, ``folder`` (of step times), ``datasets`` (their folder), ``seed``, ``work``
+(size of a batch), ``device_seconds`` (time of such a batch on a device), ``loader`` ('memory', 'direct' or 'mapped'),
+``own`` (a healthy class with its parameters) and ``steps``.
 """
 
 import gc
@@ -75,6 +76,13 @@ class Job:
         if self.own["class"] == "uneven-batches":
             return max(1, round(self.plan["work"] * self.random.lognormvariate(0.0, self.own["sigma"])))
         return self.plan["work"]
+
+    def device(self, share):
+        """Wait for the device, which computes this share of a batch.
+
+        The machine has no accelerators. A device's time uses no processor, so that a gang fits a small machine.
+        """
+        time.sleep(share * self.plan.get("device_seconds", 0.0))
 
     # --- work of the job itself --------------------------------------------------------------------------------------
 

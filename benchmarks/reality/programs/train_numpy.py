@@ -75,12 +75,14 @@ def main():
         with reporter.step():
             batch = job.load()
             work(weights, gradient, batch)
+            job.device(batch / job.plan["work"])
             job.collect()
             with reporter.wait():
                 ring.average(gradient)
             weights += 1e-6 * gradient[: SIDE * SIDE].reshape(SIDE, SIDE)
         if job.due("evaluation"):
             work(weights, gradient, job.own["batches"] * batch)
+            job.device(job.own["batches"] / 3)
         if job.due("checkpoint-synchronous") and job.rank == 0:
             for _ in range(job.own["times"]):
                 job.save(content)

@@ -12,21 +12,55 @@ from job import Job
 from torch import nn
 
 WIDTH = 256
+MICROBATCHES = 2
 
 
 def block():
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU())
 
 
+class Kernel(torch.autograd.Function):
+    """Waits for the device in the forward pass, and twice as long in the backward pass."""
+
+    @staticmethod
+    def forward(context, rows, job):
+        context.job = job
+        job.device(len(rows) / job.plan["work"] / 3)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(context, gradient):
+        context.job.device(len(gradient) / context.job.plan["work"] * 2 / 3)
+        return gradient, None
+
+
+class Device(nn.Module):
+    """The part of a model's time that a device takes."""
+
+    def __init__(self, job):
+        super().__init__()
+        self.job = job
+
+    def forward(self, rows):
+        if torch.is_grad_enabled() and not rows.requires_grad:
+            rows = rows.requires_grad_()
+        return Kernel.apply(rows, self.job)
+
+
+def model(job):
+    # The device is last, so that the backward pass waits for it before the gradients of the blocks are averaged.
+    return nn.Sequential(*[nn.Sequential(block(), block()) for _ in range(job.plan["layers"] // 2)], Device(job))
+
+
 class Data:
     """DistributedDataParallel or FSDP2 on a small perceptron."""
 
     def __init__(self, job):
-        self.model = nn.Sequential(*[block() for _ in range(job.plan["layers"])])
+        self.model = model(job)
         if job.plan["framework"] == "fsdp2":
             from torch.distributed.fsdp import fully_shard
 
-            for one in self.model:
+            for one in self.model[:-1]:
                 fully_shard(one)
             fully_shard(self.model)
         else:
@@ -42,7 +76,7 @@ class Data:
 
 
 class Pipeline:
-    """Two stages with four microbatches; ranks of one stage average their gradients."""
+    """Two stages with two microbatches; ranks of one stage average their gradients."""
 
     def __init__(self, job):
         from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -51,14 +85,14 @@ class Pipeline:
         self.stage = job.rank // half
         chains = [dist.new_group([rank, rank + half]) for rank in range(half)]
         stages = [dist.new_group(list(range(first, first + half))) for first in (0, half)]
-        self.model = nn.Sequential(*[block() for _ in range(job.plan["layers"])])
+        self.model = model(job)
         self.parameters = list(self.model.parameters())
         self.peers, self.half = stages[self.stage], half
         stage = PipelineStage(self.model, self.stage, 2, torch.device("cpu"), group=chains[job.rank % half])
-        self.schedule = ScheduleGPipe(stage, 4, loss_fn=lambda made, wanted: (made - wanted).square().mean())
+        self.schedule = ScheduleGPipe(stage, MICROBATCHES, loss_fn=lambda made, wanted: (made - wanted).square().mean())
 
     def train(self, batch):
-        batch = max(4, batch // 4 * 4)
+        batch = max(1, batch // MICROBATCHES) * MICROBATCHES
         if self.stage == 0:
             self.schedule.step(torch.randn(batch, WIDTH))
         else:
@@ -100,7 +134,7 @@ class Experts:
         self.job = job
         self.first = nn.parallel.DistributedDataParallel(block())
         self.last = nn.parallel.DistributedDataParallel(block())
-        self.expert = nn.Sequential(*[block() for _ in range(job.plan["layers"])])
+        self.expert = model(job)
         self.parameters = [p for part in (self.first, self.last, self.expert) for p in part.parameters()]
 
     def train(self, batch):

@@ -62,6 +62,11 @@ class Attribution:
         return float(part / self.excess) if self.known and self.excess > 0 else 0.0
 
     @property
+    def asleep(self) -> bool:
+        """Whether the processes only sleep more: called suspended, but samples did not find them stopped again."""
+        return self.cause is Cause.SUSPENDED and not self.stopped_again
+
+    @property
     def may_be_chance_load(self) -> bool:
         """Whether other load on the same machine could be the cause. True if process counters are not available."""
         if not self.known:

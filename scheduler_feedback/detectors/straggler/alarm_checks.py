@@ -82,6 +82,8 @@ class Judgement:
     """Reason why the alarm does not become a verdict; '' if it does."""
     harmless: bool = False
     """Whether the job is not slower. The alarm then leads neither to a verdict nor to an abstention."""
+    asleep: bool = False
+    """Whether the rank's processes only sleep more (`Attribution.asleep`)."""
     about: tuple[int, ...] = ()
     """Indices of other ranks to which the refusal applies too."""
 
@@ -111,6 +113,7 @@ def judge(case: Case) -> Judgement:
         counters=measured.split.known,
         refusal=refusal.reason,
         harmless=refusal.harmless,
+        asleep=measured.split.asleep,
     )
 
 

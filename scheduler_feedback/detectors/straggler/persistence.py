@@ -82,6 +82,22 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
             f"it has been slow for {spell.windows} windows, and another rank was slow for {longest} windows and "
             "recovered: the job's own work may slow one rank after the other"
         )
+    return _doubt_of_expert(watched, case, shape)
+
+
+def doubt_of_sleep(watched: GangState, case: Case, shape: Shape) -> str:
+    """Record the spell of an alarm about a rank that only sleeps more (`Attribution.asleep`), and return why it may
+    still be healthy; '' if nothing explains it.
+
+    A rank also sleeps while a device computes for it. So a popular expert, for which the agent has no counters of the
+    device, looks like a suspended process.
+    """
+    record(watched, case)
+    return _doubt_of_expert(watched, case, shape)
+
+
+def _doubt_of_expert(watched: GangState, case: Case, shape: Shape) -> str:
+    """Return why the rank may compute a popular expert; '' if it does not."""
     if same_expert_is_slow(case, shape):
         return "the ranks that compute the same expert on other nodes are slower too: the expert is popular"
     if may_be_popular(watched, case, shape):

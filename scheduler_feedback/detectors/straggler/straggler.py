@@ -43,7 +43,7 @@ from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, 
 from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
-from scheduler_feedback.detectors.straggler.persistence import doubt, extend, is_own_work
+from scheduler_feedback.detectors.straggler.persistence import doubt, doubt_of_sleep, extend, is_own_work
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler.verdict_building import (
@@ -243,7 +243,12 @@ class StragglerDetector:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
                 judgement = self._causes.with_past(judgement, job.shape)
-                if judgement.cause is Cause.UNKNOWN and (why := doubt(watched, case, job.shape, judgement.counters)):
+                why = ""
+                if judgement.cause is Cause.UNKNOWN:
+                    why = doubt(watched, case, job.shape, judgement.counters)
+                elif judgement.asleep and judgement.cause is Cause.SUSPENDED:  # counters show no other cause
+                    why = doubt_of_sleep(watched, case, job.shape)
+                if why:
                     windows, mates = watched.spells[rank][-1].windows, mates_of(watched, rank)
                     own_work = is_own_work(watched, case, job.shape)
                     judgement = not_yet_sure(judgement, why, windows, mates, own_work)

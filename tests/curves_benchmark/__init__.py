@@ -1,0 +1,1 @@
+"""Tests of the precision-recall curves of stored runs."""
