@@ -100,6 +100,10 @@ class Messages:
         self.restarts = [0] * nodes
         self.first = [self._agents.layout_message(index)[4:] for index in range(nodes)]
 
+    def running(self) -> set[str]:
+        """Return the names of the jobs that run now."""
+        return {run.gang for run in self._timeline.running}
+
     def at(self, slot: int, nodes: range) -> list[tuple[int, bytes]]:
         """Return (node, message) of these nodes at this time slot, in order."""
         now_ns = BEGUN_NS + slot * SECOND // SLOTS

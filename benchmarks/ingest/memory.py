@@ -57,6 +57,8 @@ def measure(nodes: int, seconds: int, seed: int, period_seconds: int) -> dict[st
                 layouts[node] = pack(received)
         batch = []
         if slot % TICK_SLOTS == TICK_SLOTS - 1:
+            for ended in fleet.gangs.keys() - messages.running():
+                fleet.forget(ended)  # as the controller does
             fleet.first_steps()
             detection.tick(look.next(wall_ns, now_ns))
         if (slot + 1) % (period_seconds * SLOTS) == 0:
