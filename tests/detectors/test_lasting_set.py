@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import Shape
+from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.straggler.lasting_set import shares_work
 from tests.detectors.gang_windows import shape_of
-from tests.detectors.test_persistence import STEPS, own_times, sure, verdicts
+from tests.detectors.test_persistence import STEPS, own_times, results, sure, verdicts
 
 APART = (1, 6, 10)
 """Three ranks on three of the four nodes: more than chance explains in a job of 16 ranks."""
@@ -20,21 +22,30 @@ def slow(
     return tuple((rank, first, count, factor) for rank in ranks)
 
 
+def accused(own: FloatArray, experts: bool = False, upto: int = STEPS) -> list[Verdict]:
+    """Return the verdicts on a trace of ranks whose layout is known."""
+    return [one for one in results(own, experts, upto=upto, laid_out=True) if isinstance(one, Verdict)]
+
+
 def test_ranks_on_several_nodes_that_stay_slow_are_at_fault() -> None:
-    assert sure(verdicts(own_times(*slow(*APART)))) == set(APART)
+    assert sure(accused(own_times(*slow(*APART)))) == set(APART)
+
+
+def test_without_a_layout_they_are_unknown() -> None:
+    assert not sure(verdicts(own_times(*slow(*APART))))
 
 
 def test_they_are_not_accused_before_two_dozen_windows() -> None:
-    assert not sure(verdicts(own_times(*slow(*APART)), upto=121))
+    assert not sure(accused(own_times(*slow(*APART)), upto=121))
 
 
 def test_half_of_the_job_is_not_at_fault() -> None:
-    assert not sure(verdicts(own_times(*slow(0, 2, 4, 6, 8, 10, 12, 14))))
+    assert not sure(accused(own_times(*slow(0, 2, 4, 6, 8, 10, 12, 14))))
 
 
 def test_ranks_of_one_expert_are_not_at_fault() -> None:
     own = own_times(*slow(1, 9), *slow(5))
-    assert not sure(verdicts(own, experts=True, upto=160))
+    assert not sure(accused(own, experts=True, upto=160))
 
 
 def grid() -> Shape:

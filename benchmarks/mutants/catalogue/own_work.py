@@ -12,9 +12,12 @@ _PAUSES = ("tests/detect/test_pauses.py",)
 _AGAIN = ("tests/detectors/test_slow_again.py",)
 _SETS = ("tests/detectors/test_lasting_set.py",)
 _HANDMADE = ("tests/handmade_benchmark",)
+_WAITS = ("tests/detectors/test_reported_waits.py",)
 _FIT = ("tests/traces_benchmark/test_fit.py",)
 
 MUTANTS = (
+    Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 1.0", _WAITS),
+    Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 0.5", _WAITS),
     Mutant("detectors.straggler.slow_again:is_slow_again", "case.rank == 0", "False", _AGAIN),
     Mutant(
         "detectors.straggler.slow_again:is_slow_again", "not is_periodic([begin for begin, _ in found])", "True", _AGAIN
@@ -30,6 +33,7 @@ MUTANTS = (
     Mutant("detectors.straggler.persistence:doubt", "has_slow_node(case) or", "is_whole_node(case) or", _HANDMADE),
     Mutant("detectors.straggler.lasting_set:lasting_set", ">= NODE_WINDOWS", ">= 3", _SETS),
     Mutant("detectors.straggler.lasting_set:lasting_set", "2 * len(lasting) >= count", "False", _SETS),
+    Mutant("detectors.straggler.lasting_set:lasting_set", "not watched.where.layout_known", "False", _SETS),
     Mutant("detectors.straggler.lasting_set:shares_work", ">= SLOW_SHARE * size[mine]", ">= 0", _SETS),
     Mutant("detectors.straggler.alarm_case:measure", "or rank in case.lasting", "", _SETS),
     Mutant("detectors.steps.baseline:_slow_from_start", "len(where.names) // NODE_SHARE", "99", _BASELINE),

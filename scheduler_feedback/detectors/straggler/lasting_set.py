@@ -1,7 +1,8 @@
 """Lasting sets: tests whether more ranks than chance explains are slow at one time, each for its own reason.
 
 Ranks that share work become slow together: the ranks of a replica, of a tensor shard, of a stage or of an expert. Ranks
-that share none and stay slow have faults of their own, for example on several nodes of one rack.
+that share none and stay slow have faults of their own, for example on several nodes of one rack. Without a layout, it
+is unknown what they share: the workers 6 to 9 of the public trace pai-job3 become slow together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WORK = ("data", "tensor", "stage", "expert")
 
 def lasting_set(watched: GangState, shape: Shape, alarmed: Collection[int]) -> frozenset[int]:
     """Return the alarmed ranks (indices) that have been slow for long and share no work; empty if they are few anyway,
-    if they are half of the job, or if more work can explain them.
+    if they are half of the job, if more work can explain them, or if the layout is unknown.
 
     Each of them has been slow for NODE_WINDOWS windows, as a node has to be before it is accused.
     """
@@ -30,6 +31,8 @@ def lasting_set(watched: GangState, shape: Shape, alarmed: Collection[int]) -> f
     count = len(watched.ranks)
     most = most_alarmed(count)
     if len(alarmed) <= most or len(alarmed) - len(lasting) > most or 2 * len(lasting) >= count:
+        return frozenset()
+    if not watched.where.layout_known:
         return frozenset()
     return frozenset() if shares_work(shape, lasting) else lasting
 
