@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
 import numpy as np
 import pytest
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.core.verdict import Verdict
-from scheduler_feedback.detectors.straggler.lasting_set import shares_work
+from scheduler_feedback.detectors.straggler.lasting_set import lasting_set, shares_work
 from tests.detectors.gang_windows import shape_of
 from tests.detectors.test_persistence import STEPS, own_times, results, sure, verdicts
+
+if TYPE_CHECKING:
+    from scheduler_feedback.detectors.straggler.gang_state import GangState
 
 APART = (1, 6, 10)
 """Three ranks on three of the four nodes: more than chance explains in a job of 16 ranks."""
@@ -75,3 +81,11 @@ def test_ranks_share_work_if_nearly_all_of_their_replica_or_shard_are_slow(
     ranks: tuple[int, ...], shared: bool
 ) -> None:
     assert shares_work(grid(), ranks) is shared
+
+
+@pytest.mark.parametrize(("alarmed", "set_of"), [(7, 7), (8, 0), (2, 0)], ids=["less than half", "half", "few anyway"])
+def test_a_set_is_smaller_than_half_of_the_job(alarmed: int, set_of: int) -> None:
+    unrelated = (0, 1, 2, 5, 7, 8, 10, 15)[:alarmed]
+    where = SimpleNamespace(layout_known=True)
+    watched = SimpleNamespace(ranks=range(16), where=where, interval=lambda rank: [None] * 24)
+    assert len(lasting_set(cast("GangState", watched), grid(), unrelated)) == set_of
