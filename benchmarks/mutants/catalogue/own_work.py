@@ -18,6 +18,7 @@ _FIT = ("tests/traces_benchmark/test_fit.py",)
 MUTANTS = (
     Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 1.0", _WAITS),
     Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 0.5", _WAITS),
+    Mutant("detectors.straggler.cusum:mates_of", "alarmed[0] == 0", "False", _PERSISTENCE),
     Mutant("detectors.straggler.slow_again:is_slow_again", "case.rank == 0", "False", _AGAIN),
     Mutant(
         "detectors.straggler.slow_again:is_slow_again", "not is_periodic([begin for begin, _ in found])", "True", _AGAIN
