@@ -31,7 +31,12 @@ MUTANTS = (
     ),
     Mutant("detectors.straggler.slow_again:runs", "index - last <= 1 + SHORT_GAP", "False", _AGAIN),
     Mutant("detectors.straggler.persistence:doubt", "and not again and not _keeps", "and not _keeps", _AGAIN),
-    Mutant("detectors.straggler.persistence:doubt", "has_slow_node(case) or", "is_whole_node(case) or", _HANDMADE),
+    Mutant(
+        "detectors.straggler.popular_experts:has_slow_node",
+        "slow >= SLOW_SHARE * int(node.sum())",
+        "is_whole_node(case)",
+        _HANDMADE,
+    ),
     Mutant("detectors.straggler.lasting_set:lasting_set", ">= NODE_WINDOWS", ">= 3", _SETS),
     Mutant("detectors.straggler.lasting_set:lasting_set", "2 * len(lasting) >= count", "False", _SETS),
     Mutant("detectors.straggler.lasting_set:lasting_set", "not watched.where.layout_known", "False", _SETS),
