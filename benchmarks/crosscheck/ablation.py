@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[str, Any]] = {
     "other-spells": (_PERSISTENCE + "longest_of_others", _gives(0)),
     "spells-of-node": (_PERSISTENCE + "_spells_of_node", _gives((0, 1))),
     "returning": (_PERSISTENCE + "_keeps_returning", _gives(False)),
-    "whole-node": (_PERSISTENCE + "is_whole_node", _gives(False)),
+    "whole-node": (_PERSISTENCE + "has_slow_node", _gives(False)),
     "stages": (_RULES + "_stages", _gives(())),
     "unequal-sequences": (_RULES + "_sequences", _gives(())),
     "rhythms": (_RULES + "_rhythms", _gives(())),

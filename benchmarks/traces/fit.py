@@ -156,11 +156,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-ranks", type=int, default=64, help="largest job (default 64)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--out", type=Path, help="result file (JSON lines) to continue")
+    parser.add_argument(
+        "--results", type=Path, help="result file of `python -m benchmarks.traces`: fit to it, run nothing"
+    )
     parser.add_argument("--check", type=Path, help="result file of other seeds: show the calibration of the line on it")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     options = parser.parse_args(arguments)
-    todo = tasks(options.seed, options.runs, CLASSES, options.most_ranks, waits="known")
-    found = {"seed": options.seed, **fitted(collect(todo, options.jobs, options.out))}
+    if options.results:
+        rows = read_results(options.results)
+        if not rows:
+            parser.error(f"{options.results}: the file has no results")
+    else:
+        todo = tasks(options.seed, options.runs, CLASSES, options.most_ranks, waits="known")
+        rows = collect(todo, options.jobs, options.out)
+    found = {"seed": rows[0]["seed"] if options.results else options.seed, **fitted(rows)}
     if options.check:
         found["check"] = check(read_results(options.check), found["lines"]["straggler"])
     print(json.dumps(found, indent=2 if options.json else None))

@@ -124,6 +124,14 @@ def test_many_slow_nodes_mean_unequal_work() -> None:
     assert reference[[3, 9]] == pytest.approx([1.5, 1.5])
 
 
+@pytest.mark.parametrize(("nodes", "slow"), [((2,), list(range(16, 24))), ((2, 5), [])])
+def test_several_slow_nodes_of_eight_are_of_another_model(nodes: tuple[int, ...], slow: list[int]) -> None:
+    own = np.ones((25, 64))
+    for node in nodes:
+        own[:, 8 * node : 8 * node + 8] = 1.3
+    assert slow_ranks(own, where_of(64, [f"n{rank // 8}" for rank in range(64)]))[0] == slow
+
+
 def test_ranks_are_compared_within_their_stage() -> None:
     stages = where_of(RANKS, stage=[rank // 8 for rank in range(RANKS)])
     larger = {f"r{rank}": 1.6 for rank in range(8)}

@@ -100,6 +100,11 @@ HEALTHY = {
 }
 
 
+def test_the_first_rank_saves_while_another_rank_of_its_node_is_at_fault() -> None:
+    own = own_times((0, 100, 14, 1.4), (3, 98, STEPS, 1.5))
+    assert sure(verdicts(own)) == {3}
+
+
 def test_a_rank_that_is_slow_from_the_start_is_found_behind_a_long_start_up() -> None:
     own = own_times((5, 0, STEPS, 1.2))
     own[:7] += np.random.default_rng(1).uniform(1.0, 6.0, (7, RANKS))

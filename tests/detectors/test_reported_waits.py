@@ -20,13 +20,33 @@ RANKS = 8
 
 
 def telemetry(seconds: FloatArray | None, waits: FloatArray | float = np.nan, attempt: int = 1) -> Telemetry:
-    shape = replace(shape_of(RANKS), attempt=attempt)
+    ranks = RANKS if seconds is None else seconds.shape[1]
+    shape = replace(shape_of(ranks), attempt=attempt)
     table = None
     if seconds is not None:
         count = len(seconds)
-        ends = np.repeat(np.arange(1, count + 1, dtype=np.int64)[:, None] * 1_000_000_000, RANKS, axis=1)
+        ends = np.repeat(np.arange(1, count + 1, dtype=np.int64)[:, None] * 1_000_000_000, ranks, axis=1)
         table = StepTable(np.arange(count), ends, seconds, np.broadcast_to(waits, seconds.shape).astype(np.float64))
-    return Telemetry(1, (JobTelemetry(shape, table),), no_counters(RANKS))
+    return Telemetry(1, (JobTelemetry(shape, table),), no_counters(ranks))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lost_samples_of_large_jobs_do_not_hide_own_times(seed: int) -> None:
+    """With one sample in fifty lost, nearly no step of 64 ranks is complete."""
+    rng = np.random.default_rng(seed)
+    own = rng.normal(1.0, 0.02, (2 * COMPARED_STEPS, 64))
+    apart = np.diff(rng.normal(0.0, 0.02, (len(own) + 1, 64)), axis=0)
+    between = own.max(axis=1, keepdims=True) + apart
+    lost = rng.random(own.shape) < 0.02
+    for seconds, is_own in ((own, True), (between, False)):
+        _, by_counters = ReportedWaits().take(telemetry(np.where(lost, np.nan, seconds)))
+        assert by_counters == (set() if is_own else {"g"})
+
+
+def test_a_lost_sample_of_eight_ranks_leaves_its_step_out() -> None:
+    seconds = own_times()
+    seconds[5, 2] = np.nan
+    assert ReportedWaits().take(telemetry(seconds))[1] == {"g"}
 
 
 def own_times(count: int = COMPARED_STEPS) -> FloatArray:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.traces import diagram, fit
+from scheduler_feedback.core.verdict import Evidence
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.straggler import verdict_building
 
@@ -61,6 +62,17 @@ def test_a_line_is_checked_on_other_traces() -> None:
     assert sorted(found["classes"]) == ["gradual", "one-rank"]
 
 
+def test_a_line_is_fitted_to_a_result_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "r.jsonl"
+    results.write_text("".join(json.dumps(row((5.0, True), (3.0, False)) | {"seed": 7}) + "\n" for _ in range(4)))
+    assert fit.main(["--results", str(results), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["seed"], found["lines"]["straggler"]["verdicts"]) == (7, 8)
+    results.write_text("")
+    with pytest.raises(SystemExit):
+        fit.main(["--results", str(results)])
+
+
 def test_the_least_duration_separates_faults_from_own_work() -> None:
     ended = (*((steps, False) for steps in (3, 4, 4, 8)), (11, True), (12, True))
     assert fit.least_windows([row(ended=ended)]) == {"ended": 6, "faults": 2, "least": 10, "errors": 0}
@@ -72,7 +84,10 @@ def test_the_product_uses_plausible_fitted_values() -> None:
     offset, slope = log_odds.WITHOUT_COUNTERS
     assert slope > 0
     assert 1.0 / (1.0 + np.exp(-(offset + 6.5 * slope))) > log_odds.ACTING_CONFIDENCE
-    assert 1.0 / (1.0 + np.exp(-(offset + 0.0 * slope))) < log_odds.LEAST_CONFIDENCE
+    weights = [Evidence("one", 0.0, 0.0, "", "", weight) for weight in (log_odds.LEAST_FITTED - 0.1, 0.1)]
+    assert log_odds.without_counters(weights) > log_odds.ACTING_CONFIDENCE
+    assert log_odds.without_counters(weights[:1]) < log_odds.ACTING_CONFIDENCE, "the line is not used beyond its data"
+    assert log_odds.without_counters([]) < log_odds.LEAST_CONFIDENCE
     assert log_odds.LEAST_CONFIDENCE <= verdict_building.UNSURE_CONFIDENCE < log_odds.ACTING_CONFIDENCE
 
 

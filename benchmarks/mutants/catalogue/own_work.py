@@ -10,7 +10,41 @@ _PERSISTENCE = ("tests/detectors/test_persistence.py",)
 _RANKS = ("tests/detect/test_several_ranks.py",)
 _PAUSES = ("tests/detect/test_pauses.py",)
 
+_AGAIN = ("tests/detectors/test_slow_again.py",)
+_SETS = ("tests/detectors/test_lasting_set.py",)
+_HANDMADE = ("tests/handmade_benchmark",)
+_WAITS = ("tests/detectors/test_reported_waits.py",)
+_FIT = ("tests/traces_benchmark/test_fit.py",)
+
 MUTANTS = (
+    Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 1.0", _WAITS),
+    Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 0.5", _WAITS),
+    Mutant("detectors.straggler.cusum:mates_of", "alarmed[0] == 0", "False", _PERSISTENCE),
+    Mutant("detectors.straggler.slow_again:is_slow_again", "case.rank == 0", "False", _AGAIN),
+    Mutant(
+        "detectors.straggler.slow_again:is_slow_again", "not is_periodic([begin for begin, _ in found])", "True", _AGAIN
+    ),
+    Mutant(
+        "detectors.straggler.slow_again:is_slow_again",
+        "not _others_have_runs(history, case.rank, usual)",
+        "True",
+        _AGAIN,
+    ),
+    Mutant("detectors.straggler.slow_again:runs", "index - last <= 1 + SHORT_GAP", "False", _AGAIN),
+    Mutant("detectors.straggler.persistence:doubt", "and not again and not _keeps", "and not _keeps", _AGAIN),
+    Mutant(
+        "detectors.straggler.popular_experts:has_slow_node",
+        "slow >= SLOW_SHARE * int(node.sum())",
+        "is_whole_node(case)",
+        _HANDMADE,
+    ),
+    Mutant("detectors.straggler.lasting_set:lasting_set", ">= NODE_WINDOWS", ">= 3", _SETS),
+    Mutant("detectors.straggler.lasting_set:lasting_set", "2 * len(lasting) >= count", "False", _SETS),
+    Mutant("detectors.straggler.lasting_set:lasting_set", "not watched.where.layout_known", "False", _SETS),
+    Mutant("detectors.straggler.lasting_set:shares_work", ">= SLOW_SHARE * size[mine]", ">= 0", _SETS),
+    Mutant("detectors.straggler.alarm_case:measure", "or rank in case.lasting", "", _SETS),
+    Mutant("detectors.steps.baseline:_slow_from_start", "len(where.names) // NODE_SHARE", "99", _BASELINE),
+    Mutant("detectors.stats.log_odds:without_counters", "total >= LEAST_FITTED", "True", _FIT),
     Mutant("detectors.steps.baseline:learn", "windows = after_start_up(windows)", "pass", _BASELINE),
     Mutant("detectors.steps.baseline:after_start_up", "int(long[-1]) + 1", "int(long[-1])", _BASELINE),
     Mutant("detectors.steps.baseline:after_start_up", "middle[:START_UP_WINDOWS]", "middle", _BASELINE),

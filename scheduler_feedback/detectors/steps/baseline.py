@@ -75,6 +75,10 @@ LEAST_SHARE = 16
 """If more than one node for each sixteen ranks is slow from the start, the work is divided unequally and no rank is
 slow."""
 
+NODE_SHARE = 8
+"""The same if more than one node in eight is slow from the start: their GPUs are of another model. At most one rank in
+eight is slow for its own reason (FEW in straggler/alarm_case.py)."""
+
 START_UP = 1.5
 """A window of the warm-up belongs to the start-up of the job if the median rank computes at least this many times as
 long as in its fastest window: the job compiles, tunes kernels or fills caches. A step is long by the same ratio (SPIKE
@@ -254,8 +258,9 @@ def _slow_from_start(
             others = np.delete(residual, rank) if few else place[members[members != rank]]
             scale = max(spread(others[np.isfinite(others)]), float(own[rank]), SPREAD_FLOOR)
             slow[rank] = residual[rank] >= FROM_START_SIGMAS * scale
-    if len(set(where.index[slow].tolist())) > max(1, len(usual_log) // LEAST_SHARE):
-        slow[:] = False  # many nodes: unequal work, not faulty nodes
+    most = max(1, min(len(usual_log) // LEAST_SHARE, len(where.names) // NODE_SHARE))
+    if len(set(where.index[slow].tolist())) > most:
+        slow[:] = False  # many nodes: unequal work or another GPU model, not faulty nodes
     if role is None and not slow.any() and (found := _outlier(usual_log, where)) is not None:
         worst, usual = found
         slow[worst] = usual_log[worst] - usual >= FROM_START_SIGMAS * max(float(own[worst]), SPREAD_FLOOR)

@@ -71,6 +71,8 @@ class Case:
     """Indices of the other alarmed ranks that active verdicts already cover."""
     explained: frozenset[int] = frozenset()
     """Indices of ranks whose alarms other alarmed ranks of their groups explain (group_intersection.py)."""
+    lasting: frozenset[int] = frozenset()
+    """Indices of many ranks that have been slow for long, each for its own reason (lasting_set.py)."""
     on_device: bool = False
     """Whether the rank computes on a GPU with readable counters."""
     means: Means = field(default_factory=dict)
@@ -154,7 +156,7 @@ def measure(case: Case) -> Measured:
     compute, wait, gain = case.mean("compute"), case.mean("wait"), case.mean("gain")
     of_node = [r for r in sorted(case.alarmed) if r != rank and where.index[r] == where.index[rank]]
     of_other_nodes = [r for r in sorted(case.alarmed) if where.index[r] != where.index[rank]]
-    few = len(case.alarmed) <= most_alarmed(len(case.ranks))
+    few = len(case.alarmed) <= most_alarmed(len(case.ranks)) or rank in case.lasting
     usual = float((baseline.reference if from_start else baseline.compute)[rank])
     own_gain = float(case.mean("node_gain")[where.index[rank]] if of_node else gain[rank])
     if where.alone(rank):

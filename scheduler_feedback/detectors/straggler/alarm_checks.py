@@ -108,7 +108,7 @@ def judge(case: Case) -> Judgement:
         slowdown=measured.slowdown,
         step_seconds=measured.step_seconds,
         cause=measured.split.cause,
-        confidence=log_odds.confidence(evidence, *(() if measured.split.known else log_odds.WITHOUT_COUNTERS)),
+        confidence=(log_odds.confidence if measured.split.known else log_odds.without_counters)(evidence),
         evidence=evidence,
         counters=measured.split.known,
         refusal=refusal.reason,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.stats.group_intersection import SLOW_SHARE
 from scheduler_feedback.detectors.stats.medians import row_medians
 from scheduler_feedback.detectors.stats.spread import spread, spread_of_others
 from scheduler_feedback.detectors.steps.baseline import SPREAD_FLOOR, Baseline, log_compute
@@ -168,10 +169,13 @@ def persistent(watched: GangState, rank: int, timed: bool) -> bool:
 def mates_of(watched: GangState, rank: int) -> tuple[int, ...]:
     """Return the indices of the other alarmed ranks on the rank's node, except ranks that slowed down far less than it.
 
-    Noise can alarm a healthy rank while another one is at fault. It must not be accused with it.
+    Noise can alarm a healthy rank while another one is at fault. It must not be accused with it. The first rank often
+    saves for all: unless nearly the whole node is slow, it is a mate only after INTERVAL_WINDOWS windows.
     """
     same = watched.where.index == watched.where.index[rank]
     alarmed = [r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank]
+    if alarmed and alarmed[0] == 0 and len(alarmed) + 1 < SLOW_SHARE * int(same.sum()):
+        alarmed = alarmed if len(watched.interval(0)) >= INTERVAL_WINDOWS else alarmed[1:]
     if not alarmed or not len(watched.shifts):
         return tuple(alarmed)
     recent = np.array(watched.shifts).mean(axis=0)

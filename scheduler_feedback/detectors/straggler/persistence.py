@@ -16,13 +16,14 @@ from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, 
 from scheduler_feedback.detectors.straggler.popular_experts import (
     POPULAR_WINDOWS,
     has_experts,
-    is_whole_node,
+    has_slow_node,
     longest_of_others,
     may_be_popular,
     routes_alike,
     same_expert_is_slow,
 )
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS, NODE_WINDOWS
+from scheduler_feedback.detectors.straggler.slow_again import is_slow_again
 
 RETURNING_WINDOWS = 2 * INTERVAL_WINDOWS
 """A rank that is slow again and again, with short pauses, is accused only after at least this many windows."""
@@ -50,10 +51,11 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
     period = spell_period(watched.spells[case.rank])
     if period and spell.windows * spell.window_steps < period:  # a longer spell is not periodic
         return f"it becomes slow about every {period} steps: periodic work of this rank, such as checkpoints"
-    longer = is_whole_node(case) or _is_first(case)
+    longer = has_slow_node(case) or _is_first(case)
     least = NODE_WINDOWS if longer and not counters else LEAST_WINDOWS
     slow = len(slow_windows(case.interval[-least:], case.rank))
-    if slow < LEAST_SHARE * least and not _keeps_returning(spell, case):
+    again = is_slow_again(watched, case)
+    if slow < LEAST_SHARE * least and not again and not _keeps_returning(spell, case):
         return (
             f"it was slow in {slow} of the newest {least} windows: work of its own, such as a recompilation, a "
             "stall of its data loader or a checkpoint, looks the same until it ends"
@@ -71,7 +73,7 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
         )
     earlier = watched.spells[case.rank][:-1]
     before = max((one.lasted for one in earlier), default=0)
-    if spell.windows <= before < NODE_WINDOWS and len(earlier) < OWN_PERIOD_HITS - 1 and not counters:
+    if spell.windows <= before < NODE_WINDOWS and len(earlier) < OWN_PERIOD_HITS - 1 and not again and not counters:
         return (
             f"it was slow for {before} windows before, and recovered: periodic work of this rank looks the same, and "
             f"it has been slow for {spell.windows} windows now"

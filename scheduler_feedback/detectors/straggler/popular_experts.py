@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry.telemetry import Shape
+from scheduler_feedback.detectors.stats.group_intersection import SLOW_SHARE
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS
 from scheduler_feedback.detectors.straggler.alarm_case import Case, times_its_usual
 from scheduler_feedback.detectors.straggler.alarm_checks import OWN_PERIOD_HITS
@@ -92,6 +93,14 @@ def is_whole_node(case: Case) -> bool:
     are popular."""
     node = case.where.index == case.where.index[case.rank]
     return int(node.sum()) >= LEAST_PEERS and set(np.flatnonzero(node).tolist()) == set(case.alarmed)
+
+
+def has_slow_node(case: Case) -> bool:
+    """Return whether nearly all ranks of the node are alarmed, whatever ranks of other nodes do. Then what the ranks of
+    a node share may be slow, such as its data loader."""
+    node = case.where.index == case.where.index[case.rank]
+    slow = sum(bool(node[rank]) for rank in case.alarmed)
+    return int(node.sum()) >= LEAST_PEERS and slow >= SLOW_SHARE * int(node.sum())
 
 
 def has_experts(shape: Shape) -> bool:

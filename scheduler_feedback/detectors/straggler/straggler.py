@@ -43,6 +43,7 @@ from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, 
 from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
+from scheduler_feedback.detectors.straggler.lasting_set import lasting_set
 from scheduler_feedback.detectors.straggler.persistence import doubt, doubt_of_sleep, extend, is_own_work
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
@@ -226,6 +227,7 @@ class StragglerDetector:
             alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
         refused, watched.refused = watched.refused, np.zeros_like(watched.refused)
         watched.refused[alarmed] = refused[alarmed]
+        lasting = lasting_set(watched, job.shape, alarmed)
         means: Means = {}
         for rank in alarmed:
             active = watched.active_on(rank)
@@ -235,7 +237,7 @@ class StragglerDetector:
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
-            case = self._case(watched, baseline, rank, alarmed, raised, job, means)
+            case = self._case(watched, baseline, rank, alarmed, raised, job, means, lasting)
             judgement = self._causes.judged_by(judge(case), job, baseline)
             judgement = judged_by_sequences(judgement, case, job, watched.episode(rank), watched.longest_episode)
             judgement = judged_by_rotation(judgement, case, self._context.published.rotating.get(name))
@@ -273,6 +275,7 @@ class StragglerDetector:
         raised: frozenset[int],
         job: JobTelemetry,
         means: Means,
+        lasting: frozenset[int],
     ) -> Case:
         return Case(
             rank=rank,
@@ -288,6 +291,7 @@ class StragglerDetector:
             switches=self._context.switches,
             for_work=watched.work is not None,
             accused=frozenset(alarmed) & (watched.accused - {rank}),
+            lasting=lasting,
             on_device=self._causes.on_device(job, rank),
             means=means,
         )

@@ -91,5 +91,5 @@ class Causes:
         if judgement.cause not in OF_PARTS or not past:
             return judgement
         items = (*judgement.evidence, *past)
-        fitted = () if judgement.counters else log_odds.WITHOUT_COUNTERS
-        return replace(judgement, evidence=items, confidence=log_odds.confidence(items, *fitted))
+        confidence = log_odds.confidence if judgement.counters else log_odds.without_counters
+        return replace(judgement, evidence=items, confidence=confidence(items))

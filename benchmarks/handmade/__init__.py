@@ -1,0 +1,1 @@
+"""Step traces written by hand, one for each odd shape of a job, judged with `gangwatch detect`."""
