@@ -15,6 +15,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING,
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
     BEYOND,
+    JOB,
     PLACEMENT,
     RANK,
     SLOTS,
@@ -66,7 +67,7 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
             )
         elif any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK, BEYOND)):
             path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
-            work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND, WORLD_SIZE))
+            work["pods"].append(_strip(client, path, ATTEMPT, JOB, SLOTS, RANK, BEYOND, WORLD_SIZE))
     for group in await _groups(client):
         written = any(group.metadata.annotation(key) for key in (PLACEMENT, EXPECTED_START, MEMBERS))
         if written or any(one.type == SCHEDULED for one in group.status.conditions or ()):
