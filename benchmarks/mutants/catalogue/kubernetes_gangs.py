@@ -4,6 +4,7 @@ from benchmarks.mutants.mutant import Mutant
 
 _K = "tests/kubernetes/test_"
 _OWNERS = (_K + "owners.py",)
+_INCOMPLETE = (_K + "incomplete.py",)
 _ELASTIC = (_K + "elastic.py",)
 _CACHE = (_K + "attempt.py",)
 _AGAIN = (_K + "recreated_gangs.py",)
@@ -46,6 +47,9 @@ MUTANTS = (
         "",
         _AGAIN,
     ),
+    Mutant("backends.kubernetes.objects.declared_keys:declared_keys", "and name not in _WRITTEN", "", _INCOMPLETE),
+    Mutant("backends.kubernetes.objects.declared_keys:without_effect", "if name in other:", "if False:", _INCOMPLETE),
+    Mutant("backends.kubernetes.published.incomplete:why_not_running", "if not waiting or not", "if not", _INCOMPLETE),
     Mutant("backends.kubernetes.attempts.gang_resize:resize", "and members < now", "", _ELASTIC),
     Mutant("backends.kubernetes.attempts.gang_resize:_job", "spec.completions != spec.parallelism", "False", _ELASTIC),
     Mutant("backends.kubernetes.attempts.gang_resize:_pytorch", "members - others}", "members}", _ELASTIC),

@@ -10,6 +10,7 @@ import msgspec
 from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.attempts.gang_stop import left_suspended, resume
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
+from scheduler_feedback.backends.kubernetes.objects.declared_keys import EXPECTED_START
 from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import MEMBERS
 from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Node, Part, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.translate import (
@@ -24,7 +25,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
 from scheduler_feedback.backends.kubernetes.published.advice import Rule, remove_rule, rules_of
 from scheduler_feedback.backends.kubernetes.published.marks import Marks, changes
-from scheduler_feedback.backends.kubernetes.published.publish import EXPECTED_START, SCHEDULED
+from scheduler_feedback.backends.kubernetes.published.publish import SCHEDULED
 from scheduler_feedback.backends.kubernetes.published.state_config_map import memory_name
 
 _AT_ONCE = 32
