@@ -205,6 +205,13 @@ def test_pods_of_an_earlier_gang_that_is_not_complete_are_no_gang(backend: Recor
     assert job_id not in state.jobs
 
 
+def test_a_part_of_an_earlier_gang_s_pods_is_not_adopted() -> None:
+    (_, earlier), (again, job_id) = gang(OLD), gang(NEW)
+    pods = bound(earlier)
+    assert adopt(job_id, 1, "default/g", pods, again) is not None
+    assert adopt(job_id, 1, "default/g", pods[:1], again) is None
+
+
 def test_a_pod_beyond_the_least_number_is_no_member_of_its_group_s_attempt() -> None:
     mine, job_id = gang(OLD)
     members, extra = bound(job_id), bound("default.old-0.ffffffff", prefix="extra")[:1]
