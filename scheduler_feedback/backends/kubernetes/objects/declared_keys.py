@@ -50,7 +50,7 @@ _WRITTEN = frozenset({ATTEMPT, BEYOND, EXPECTED_START, JOB, MEMBERS, PLACEMENT, 
 
 
 def declared_keys(metadata: Metadata) -> list[str]:
-    """Return the names of gangwatch's labels and annotations on the object, without those that we write ourselves."""
+    """Return the names of gangwatch's labels and annotations on the object, except for its own ones."""
     names = (*(metadata.labels or ()), *(metadata.annotations or ()))
     return [name for name in names if name.startswith(OURS) and name not in _WRITTEN]
 
