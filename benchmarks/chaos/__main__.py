@@ -9,6 +9,7 @@ round starts a gang of two, so that all GPUs are in use, and breaks one part at 
     api-server, etcd      kube-apiserver, or one of etcd's three members, is killed and started again
     network               one node is cut off for 5 to 50 s; its pods run on
     node-lost             one node is cut off for 70 to 130 s: Kubernetes reports it as lost (only with --faults)
+    pods-evicted          one node is cut off for 370 to 430 s: Kubernetes also deletes its pods (only with --faults)
 
 A round ends when the broken part has recovered, all parts are healthy and every gang has run completely for 5 s, or
 after 240 s. Then it checks, by the API and by the processes on the nodes:

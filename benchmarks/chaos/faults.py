@@ -26,6 +26,9 @@ CUT_SECONDS = (5.0, 50.0)
 LOST_SECONDS = (70.0, 130.0)
 """Shortest and longest cut of a network during which Kubernetes reports the node as lost. It evicts pods only after 300
 more seconds (defaultTolerationSeconds)."""
+EVICTED_SECONDS = (370.0, 430.0)
+"""Shortest and longest cut of a network during which Kubernetes also deletes the node's pods: 50 s and 300 s, and some
+seconds for the controllers."""
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gangwatch"
 
 
@@ -91,6 +94,11 @@ def lose_node(site: Site, draw: random.Random) -> Fault:
     return _cut(site, draw, LOST_SECONDS)
 
 
+def lose_pods(site: Site, draw: random.Random) -> Fault:
+    """Cut a node from all others until Kubernetes has deleted its pods. They run on until the node is back."""
+    return _cut(site, draw, EVICTED_SECONDS)
+
+
 def _cut(site: Site, draw: random.Random, limits: tuple[float, float]) -> Fault:
     node, seconds = draw.choice(NODES), draw.uniform(*limits)
     control = (site.real.folder / "control.pid").read_text()
@@ -120,11 +128,12 @@ FAULTS: dict[str, Callable[[Site, random.Random], Fault]] = {
     "etcd": kill_etcd,
     "network": cut_network,
     "node-lost": lose_node,
+    "pods-evicted": lose_pods,
 }
 """Faults by name."""
 
-USUAL = tuple(name for name in FAULTS if name != "node-lost")
-"""Faults of a campaign unless it names others. Rounds with a lost node take some minutes."""
+USUAL = tuple(name for name in FAULTS if name not in ("node-lost", "pods-evicted"))
+"""Faults of a campaign unless it names others. Rounds with a lost node take several minutes."""
 
 
 def is_healthy(site: Site, gpus: str) -> bool:

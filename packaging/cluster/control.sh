@@ -1,7 +1,7 @@
 #!/bin/bash
 # The control plane, as process 1 of its own namespaces: the bridge that joins the nodes, etcd and Kubernetes' servers.
 #   control.sh FOLDER MEMBERS     run by cluster.py, with PATH set; it ends when one of them cannot be kept running
-# MEMBERS: number of etcd's members. etcd and the API server run again when they end, as static pods do.
+# MEMBERS: number of etcd's members. All programs but the DNS run again when they end, as static pods do.
 set -eu
 folder=$1 members=$2
 . "$(dirname "$0")/keep.sh"
@@ -35,12 +35,13 @@ keep kube-apiserver.log kube-apiserver --etcd-servers="$clients" --secure-port=4
     --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction \
     --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=accounts.key \
     --service-account-signing-key-file=accounts.key --service-cluster-ip-range=10.213.240.0/24 &
-kube-controller-manager --kubeconfig=kube-controller-manager.kubeconfig --leader-elect=false --bind-address=127.0.0.1 \
+# Both end if the API server is not ready for them within 10 s, as on a busy machine.
+keep kube-controller-manager.log kube-controller-manager --kubeconfig=kube-controller-manager.kubeconfig --leader-elect=false --bind-address=127.0.0.1 \
     --use-service-account-credentials --service-account-private-key-file=accounts.key --root-ca-file=ca.crt \
     --cluster-signing-cert-file=ca.crt --cluster-signing-key-file=ca.key --allocate-node-cidrs=false \
-    --cert-dir=manager >kube-controller-manager.log 2>&1 &
-kube-scheduler --kubeconfig=kube-scheduler.kubeconfig --leader-elect=false --bind-address=127.0.0.1 \
-    --cert-dir=scheduler >kube-scheduler.log 2>&1 &
+    --cert-dir=manager &
+keep kube-scheduler.log kube-scheduler --kubeconfig=kube-scheduler.kubeconfig --leader-elect=false --bind-address=127.0.0.1 \
+    --cert-dir=scheduler &
 until [ -e dns ]; do sleep 0.1; done # cluster.py makes it when the API server is ready
 coredns -conf Corefile >coredns.log 2>&1 &
 wait -n

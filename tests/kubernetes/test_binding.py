@@ -17,7 +17,7 @@ from scheduler_feedback.backends.kubernetes.attempts import binding
 from scheduler_feedback.backends.kubernetes.attempts.binding import bind_all, bind_one, create_once
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, RANK, SLOTS, WORLD_SIZE
+from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, JOB, RANK, SLOTS, WORLD_SIZE
 from scheduler_feedback.core.job import Slot
 
 LOST = UnreachableError("POST: no answer")
@@ -81,7 +81,13 @@ def test_a_binding_names_pod_node_attempt_and_slots() -> None:
     (body,) = server.bodies
     assert server.asked == ["/api/v1/namespaces/default/pods/train-0/binding"]
     assert body["metadata"]["uid"] == "uid-1"
-    assert body["metadata"]["annotations"] == {ATTEMPT: "3", SLOTS: "0,1", RANK: "0", WORLD_SIZE: "2"}
+    assert body["metadata"]["annotations"] == {
+        ATTEMPT: "3",
+        JOB: "j-1",
+        SLOTS: "0,1",
+        RANK: "0",
+        WORLD_SIZE: "2",
+    }
     assert body["target"]["name"] == "n1"
 
 

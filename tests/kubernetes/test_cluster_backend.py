@@ -13,7 +13,7 @@ from agent.schema.errors import StoreError
 from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
-from scheduler_feedback.backends.kubernetes.cluster_backend import ClusterBackend
+from scheduler_feedback.backends.kubernetes.cluster_backend import START_SECONDS, ClusterBackend
 from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Queue, QueueSpec
@@ -62,6 +62,12 @@ def test_nodes_are_probed_only_with_an_image(tmp_path: Path) -> None:
     assert backend_of(tmp_path).effective_policy(POLICY).probe_command == ()
     advisor = AdvisorBackend(tmp_path, KubernetesSettings(ACCESS, probes=image))
     assert advisor.effective_policy(POLICY).probe_command == (), "an advisor starts no pods"
+
+
+def test_a_start_has_time_to_pull_images_unless_the_user_sets_another_limit(tmp_path: Path) -> None:
+    backend = backend_of(tmp_path)
+    assert backend.effective_policy(Policy()).start_timeout_seconds == START_SECONDS
+    assert backend.effective_policy(Policy(start_timeout_seconds=30.0)).start_timeout_seconds == 30.0
 
 
 def test_a_change_of_the_queues_is_sent_once_and_again_after_a_failure(tmp_path: Path) -> None:

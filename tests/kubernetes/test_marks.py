@@ -11,7 +11,14 @@ from scheduler_feedback.backends.kubernetes.api_server.informer_cache import Inf
 from scheduler_feedback.backends.kubernetes.attempts.gang_stop import Budget, Job, forbidden
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Phase, assign, written
 from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Node, Taint
-from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
+from scheduler_feedback.backends.kubernetes.objects.translate import (
+    ATTEMPT,
+    PLACEMENT,
+    RANK,
+    SLOTS,
+    TopologyLabels,
+    job_id_of,
+)
 from scheduler_feedback.backends.kubernetes.published.marks import (
     CONDITION,
     MEMORY,
@@ -132,9 +139,11 @@ def test_a_gang_with_recreated_pods_is_pending_with_its_last_attempts_number() -
     cache = InformerCache("gangwatch", TopologyLabels())
     cache.node_changed("n1", None, node("n1"))
     pods = [pod("w-0", 8, "g")]
-    attempt = Attempt("j", 2, "default/g", ())
+    declared = group("g", 1)
+    attempt = Attempt(job_id_of(declared.metadata), 2, "default/g", ())
     attempt.members = assign(cache, pods, [Slot("n1", slot) for slot in range(8)])
-    cache.group_changed("default/g", None, group("g", 1, {PLACEMENT: written(attempt)}))
+    declared.metadata.annotations = {PLACEMENT: written(attempt)}
+    cache.group_changed("default/g", None, declared)
     cache.pod_changed("default/w-0x", None, pod("w-0x", 8, "g"))
     state, _ = rebuild(cache, cache.seen(), Policy(), SECOND)
     (job,) = state.jobs.values()

@@ -20,6 +20,7 @@ from scheduler_feedback.backends.kubernetes.attempts import gang_stop
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE, Probes, is_probe
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.declared_keys import EXPECTED_START
 from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
@@ -610,7 +611,7 @@ def test_a_groups_status_is_written_with_an_event_for_a_new_reason() -> None:
     (condition,) = status["conditions"]
     assert (condition["status"], condition["reason"], status["phase"]) == ("False", "Slots", "Pending")
     assert condition["message"] == "needs 8 slots; expected to start at 1970-01-01T00:02:40Z"
-    assert api.objects[f"{GROUPS}/g"]["metadata"]["annotations"] == {publish.EXPECTED_START: "1970-01-01T00:02:40Z"}
+    assert api.objects[f"{GROUPS}/g"]["metadata"]["annotations"] == {EXPECTED_START: "1970-01-01T00:02:40Z"}
     assert published.once(101, g=WAITS) == []
     later = GangStatus(False, "Slots", "needs 8 slots", 180 * SECOND)
     assert ("POST", EVENTS) not in published.once(102, g=later), "the same reason"
@@ -655,6 +656,41 @@ def test_a_single_pods_status_is_written_only_while_it_waits() -> None:
     assert published.once(101, a=GangStatus(True, "Scheduled", "all")) == []
     bound = pod("b", 1, nodeName="n1")
     assert Published(LittleApi(), cache_of(), lone(bound)).once(100, b=WAITS) == []
+
+
+def test_a_pod_that_needs_its_user_s_attention_has_an_event_and_one_that_waits_has_none() -> None:
+    """`kubectl describe pod` does not show the messages of conditions."""
+    one = pod("a", 0)
+    published = Published(LittleApi({f"{PODS}/a": msgspec.to_builtins(one)}), cache_of(), lone(one))
+    assert published.once(100) == [("PATCH", f"{PODS}/a/status"), ("POST", EVENTS)]
+    event = published.api.bodies[-1]
+    assert (event["type"], event["reason"], event["involvedObject"]["kind"]) == ("Warning", "Refused", "Pod")
+    assert event["involvedObject"]["uid"] == one.metadata.uid
+    assert published.once(101) == []
+
+
+def test_a_mistyped_annotation_of_a_gang_has_an_event_once() -> None:
+    api, cache, gang = with_group(**{f"{OURS}restartble": "true"})
+    published = Published(api, cache, gang)
+    published.once(100, g=WAITS)
+    event = api.bodies[-1]
+    assert (event["type"], event["reason"]) == ("Warning", "NoEffect")
+    assert f"did you mean {OURS}restartable?" in event["message"]
+    done = published.once(101, g=GangStatus(False, "Quota", "its queue's limit is reached"))
+    assert done.count(("POST", EVENTS)) == 1, "the new reason"
+
+
+def test_a_start_whose_pods_cannot_run_says_what_they_wait_for() -> None:
+    api, cache, _ = with_group()
+    one = pod("g-0", 1, "g", nodeName="n1")
+    waiting = [{"state": {"waiting": {"reason": "ErrImagePull"}}}]
+    one.status = msgspec.convert({"phase": "Pending", "containerStatuses": waiting}, type(one.status))
+    cache.pod_changed("default/g-0", None, one)
+    gang = cache.gang("default/g")
+    assert gang is not None
+    Published(api, cache, gang).once(100, g=GangStatus(False, "Starting", "attempt 1 is being bound"))
+    (condition,) = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]["conditions"]
+    assert condition["message"] == "all pods have nodes; 1 of 1 do not run yet: pod g-0: ErrImagePull"
 
 
 def test_a_refused_gang_has_a_reason_although_the_core_does_not_have_it() -> None:

@@ -63,7 +63,7 @@ def test_an_invalid_array_limit_is_refused_with_its_name() -> None:
     [NESTED, '{"attempt": 2305843009213693952, "pods": {}}', '{"attempt": 1, "pods": {"p": ["n", -1, []]}}', "x"],
 )
 def test_a_forged_placement_is_ignored(text: str) -> None:
-    assert placement_of(group("g", 1, {PLACEMENT: text})) == (0, {})
+    assert placement_of(group("g", 1, {PLACEMENT: text}), "j") == (0, {})
 
 
 def test_a_forged_fault_history_of_a_node_is_ignored() -> None:

@@ -4,8 +4,10 @@ from benchmarks.mutants.mutant import Mutant
 
 _K = "tests/kubernetes/test_"
 _OWNERS = (_K + "owners.py",)
+_INCOMPLETE = (_K + "incomplete.py",)
 _ELASTIC = (_K + "elastic.py",)
 _CACHE = (_K + "attempt.py",)
+_AGAIN = (_K + "recreated_gangs.py",)
 _TRANSLATE = (_K + "translate.py",)
 _ROOM = ("tests/policies/test_room_of_started_gangs.py",)
 _MOVING = ("tests/policies/test_room_of_moving_gangs.py",)
@@ -27,6 +29,27 @@ MUTANTS = (
     Mutant(
         "backends.kubernetes.objects.rank_order:rank_key", ", part, indices, natural)", ", part, natural)", _TRANSLATE
     ),
+    Mutant("backends.kubernetes.objects.translate:is_of_job", "return written == job_id", "return True", _AGAIN),
+    Mutant(
+        "backends.kubernetes.objects.translate:is_of_job",
+        "group is None or not",
+        "group is None or True or not",
+        _AGAIN,
+    ),
+    Mutant("backends.kubernetes.attempts.pod_attempt:placement_of", 'read.job not in ("", job_id) or', "", _AGAIN),
+    Mutant("backends.kubernetes.attempts.pod_attempt:_left_running", "sizes <=", "True or sizes <=", _AGAIN),
+    Mutant("backends.kubernetes.attempts.pod_attempt:continues", "return nodes ==", "return True or nodes ==", _AGAIN),
+    Mutant("backends.kubernetes.published.rebuild:_begun", "and not pod.metadata.deletion_timestamp", "", _AGAIN),
+    Mutant("backends.kubernetes.kubernetes_backend:KubernetesBackend.resume", "self._keys[job_id] =", "_ =", _AGAIN),
+    Mutant(
+        "backends.kubernetes.kubernetes_backend:KubernetesBackend._adopted",
+        "if place is None or place.gang == key[0]",
+        "",
+        _AGAIN,
+    ),
+    Mutant("backends.kubernetes.objects.declared_keys:declared_keys", "and name not in _WRITTEN", "", _INCOMPLETE),
+    Mutant("backends.kubernetes.objects.declared_keys:without_effect", "if name in other:", "if False:", _INCOMPLETE),
+    Mutant("backends.kubernetes.published.incomplete:why_not_running", "if not waiting or not", "if not", _INCOMPLETE),
     Mutant("backends.kubernetes.attempts.gang_resize:resize", "and members < now", "", _ELASTIC),
     Mutant("backends.kubernetes.attempts.gang_resize:_job", "spec.completions != spec.parallelism", "False", _ELASTIC),
     Mutant("backends.kubernetes.attempts.gang_resize:_pytorch", "members - others}", "members}", _ELASTIC),

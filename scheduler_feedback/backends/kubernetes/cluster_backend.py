@@ -33,6 +33,10 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 from scheduler_feedback.part_failures import PartFailures
 
+START_SECONDS = 900.0
+"""Time limit of a start, in place of the default of policy.start_timeout_seconds. A node pulls the image first: 20 GB
+at 1 Gbit/s take three minutes, and several pods may share the link."""
+
 LEADS = "gangwatch_leads"
 """Metric: 1 on the leading controller, 0 on a standby. The Prometheus target of a standby is up, so no alert fires."""
 
@@ -100,11 +104,15 @@ class ClusterBackend(Backend):
         return self._connection.client
 
     def effective_policy(self, configured: Policy) -> Policy:
-        """Return the policy with the cluster's queues, and without probes if nodes cannot be measured."""
+        """Return the policy with the cluster's queues and time for images, and without probes if nodes cannot be
+        measured.
+        """
         self._configured = configured
         with self.cache.lock:
             self._queues_version = self.cache.queues_version
             policy = with_queues(configured, self.cache.queues.values())
+        if policy.start_timeout_seconds == Policy().start_timeout_seconds:
+            policy = replace(policy, start_timeout_seconds=START_SECONDS)
         probes = self._settings.probes
         return policy if probes is not None and probes.image else replace(policy, probe_command=())
 

@@ -21,6 +21,7 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Member,
     Phase,
     adopt,
+    continues,
     place_of,
     rejected,
     renumbered,
@@ -147,7 +148,7 @@ class KubernetesBackend(ClusterBackend):
             attempt = self._attempts.get(key)
             if isinstance(action, StartGang):
                 if attempt is None:
-                    attempt = self._adopted(key)
+                    attempt = self._adopted(key, action)
                     if attempt is None:
                         attempt = self._begin(key, action)
                     attempt.action_id = action.action_id
@@ -302,19 +303,29 @@ class KubernetesBackend(ClusterBackend):
             self._submitted[key], self._keys[job_id] = job_id, key
 
     def resume(self, state: State) -> None:
-        """Cancel the gangs that were deleted while no controller ran and that the journal still has."""
+        """Cancel the gangs that were deleted while no controller ran and that the journal still has.
+
+        Their attempts are adopted until their pods are gone: another gang may have the name now.
+        """
         for job_id in deleted(self.cache, state.jobs.values()):
+            with self.cache.lock:
+                self._keys[job_id] = state.jobs[job_id].spec.command[0]
             self._emit(CancelRequested(job_id, _DELETED))
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
-    def _adopted(self, key: tuple[str, int]) -> Attempt | None:
+    def _adopted(self, key: tuple[str, int], start: StartGang | None = None) -> Attempt | None:
+        """Return the attempt that an earlier controller began, from the API's objects; None if there is none.
+
+        start: the action that is carried out; an attempt that is not its result is not adopted.
+        """
         gang_key = self._key_of(key)
         if not gang_key:
             return None
-        pods = self.cache.pods_of(gang_key)
+        places = ((pod, self.cache.place_of(pod.metadata.uid)) for pod in self.cache.pods_of(gang_key))
+        pods = [pod for pod, place in places if place is None or place.gang == key[0]]
         attempt = adopt(*key, gang_key, pods, self.cache.groups.get(gang_key))
-        if attempt is None:
+        if attempt is None or (start is not None and not continues(attempt, pods, start.placement)):
             return None
         attempt.probe = any(is_probe(pod) for pod in pods)
         attempt.beyond = any(pod.metadata.key == gang_key and group_of(pod) for pod in pods)
@@ -339,6 +350,9 @@ class KubernetesBackend(ClusterBackend):
         self._changed.discard(key)
         if self._by_gang.get(attempt.key) == key:
             del self._by_gang[attempt.key]
+        gang = self._gangs.get(attempt.key)
+        if attempt.job_id not in (self._submitted.get(attempt.key), gang and gang.job_id):
+            self._keys.pop(attempt.job_id, None)
         for member in attempt.members:
             self.cache.release(member.uid, place_of(attempt, member))
 

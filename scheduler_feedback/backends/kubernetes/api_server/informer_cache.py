@@ -38,7 +38,7 @@ class InformerCache(NodeCache):
 
     def __init__(self, scheduler: str, labels: TopologyLabels) -> None:
         super().__init__(labels)
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.groups: dict[str, PodGroup] = {}
         self.queues: dict[str, Queue] = {}
         self.queues_version = 0  # changes with every change of a queue
@@ -67,7 +67,7 @@ class InformerCache(NodeCache):
             if after is None:
                 self._agents.pop(key, None)
                 return
-            ours = after.spec.scheduler_name == self._scheduler
+            ours = after.spec.scheduler_name == self.scheduler
             if ours and _needs_resolution(after):
                 self._ours[after.metadata.uid] = key
                 for other in self.devices.use(after, rank_key(after)):

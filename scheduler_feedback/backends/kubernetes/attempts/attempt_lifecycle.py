@@ -122,7 +122,7 @@ class AttemptLifecycle:
             why = await owner_has_ended(self._connection.client, self._last_pods.get(attempt.job_id, []))
             if why:
                 self._emit(CancelRequested(attempt.job_id, f"its owner, a Job that is {why.lower()}"))
-            self._emit(ActionFailed(action.action_id, attempt.job_id, "its pods do not exist yet"))
+            self._emit(ActionFailed(action.action_id, attempt.job_id, self._why_not_there(attempt)))
 
     async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
         until = asyncio.get_running_loop().time() + FREED_SECONDS
@@ -149,6 +149,15 @@ class AttemptLifecycle:
         if gang.grouped and group is not None:
             await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
         await self.bind(attempt)
+
+    def _why_not_there(self, attempt: Attempt) -> str:
+        """Return why a start found no complete gang of pods without nodes."""
+        gang = self._cache.gang(attempt.key) if attempt.key else None
+        bound = [pod.metadata.name for pod in gang.pods if pod.spec.node_name] if gang is not None else []
+        if not bound:
+            return "its pods do not exist yet"
+        names = ", ".join(bound[:3]) + (f" and {len(bound) - 3} more" if len(bound) > 3 else "")
+        return f"pods that an earlier gang of this name left have nodes already; delete them: {names}"
 
     def _elastic(self, attempt: Attempt) -> PodGroup | None:
         """Return the attempt's group if it is that of an elastic gang."""
@@ -297,21 +306,21 @@ class AttemptLifecycle:
             self._emit(AttemptUnknown(attempt.job_id, attempt.number))
 
     async def _delete(self, attempt: Attempt) -> None:
-        """Delete the bound pods of a gang that never ran as a whole. Owners of running pods are suspended meanwhile."""
+        """Delete the bound pods of a gang that never ran as a whole. Their owners are suspended meanwhile.
+
+        A Job counts a deleted pod as a failure, also if it never ran (kubernetes, job_controller.go, isPodFailed). With
+        a backoffLimit of 0 the Job would have failed for ever.
+        """
         client = self._connection.client
         bound = {member.uid: member for member in attempt.members if member.bound}
         with self._cache.lock:
-            running = [
-                pod
-                for pod in self._cache.pods_of(attempt.key)
-                if pod.metadata.uid in bound and pod.status.phase == "Running"
-            ]
+            living = [pod for pod in self._cache.pods_of(attempt.key) if pod.metadata.uid in bound and not pod.over]
         await self._release_claims(attempt.members)
         for member in attempt.members:
             if not member.bound:
                 self._cache.unassume(member.uid)
-        suspended = await suspend_owners(client, running)
-        of_jobs = {pod.metadata.uid for pod in running if pod.owner is not None and pod.owner.uid in suspended}
+        suspended = await suspend_owners(client, living)
+        of_jobs = {pod.metadata.uid for pod in living if pod.owner is not None and pod.owner.uid in suspended}
         await delete_all(client, [member for uid, member in bound.items() if uid not in of_jobs])
         if suspended:
             await self._gone(attempt)
@@ -327,7 +336,7 @@ class AttemptLifecycle:
         with cache.lock:
             uids = {member.uid for member in attempt.members if member.uid}
             pods = [pod for pod in cache.pods_of(attempt.key) if pod.metadata.uid in uids]
-        # Pods that never ran together lose nothing by a deletion, and no budget counts unhealthy pods.
+        # Pods that never ran together have nothing to lose, and no budget counts unhealthy pods.
         if attempt.probe or not attempt.reported:
             await self._delete(attempt)
             await self._gone(attempt)

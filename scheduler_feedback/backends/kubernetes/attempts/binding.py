@@ -17,7 +17,15 @@ from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError, UnreachableError
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member, written
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, BEYOND, PLACEMENT, RANK, SLOTS, WORLD_SIZE
+from scheduler_feedback.backends.kubernetes.objects.translate import (
+    ATTEMPT,
+    BEYOND,
+    JOB,
+    PLACEMENT,
+    RANK,
+    SLOTS,
+    WORLD_SIZE,
+)
 
 _PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -55,7 +63,7 @@ async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Ca
     """Bind one pod; return '' if it is bound, else the error."""
     namespace, _, name = member.name.partition("/")
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-    annotations = {ATTEMPT: str(attempt.number), SLOTS: ",".join(map(str, member.slots))}
+    annotations = {JOB: attempt.job_id, ATTEMPT: str(attempt.number), SLOTS: ",".join(map(str, member.slots))}
     if attempt.beyond:
         annotations[BEYOND] = "true"
     if len(member.ranks):
@@ -99,6 +107,7 @@ async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) 
             pod.metadata.uid == member.uid
             and pod.spec.node_name == member.node
             and pod.metadata.annotation(ATTEMPT) == str(attempt.number)
+            and pod.metadata.annotation(JOB) in ("", attempt.job_id)  # earlier versions did not write it
         )
 
 

@@ -21,9 +21,12 @@ from scheduler_feedback.backends.kubernetes.objects.quantities import requests_o
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
 from scheduler_feedback.backends.kubernetes.objects.rank_order import rank_key, whole
 from scheduler_feedback.backends.kubernetes.objects.translate import (
+    JOB,
     PLACEMENT,
     RANK,
+    WORLD_SIZE,
     attempt_of,
+    is_of_job,
     ranks_of,
     slots_of,
     slots_written,
@@ -47,6 +50,7 @@ class _Place(msgspec.Struct, array_like=True):
 class _Written(msgspec.Struct):
     attempt: _Count
     pods: dict[str, _Place]
+    job: str = ""
 
 
 _written = msgspec.json.Decoder(_Written)
@@ -209,26 +213,26 @@ def place_of(attempt: Attempt, member: Member) -> Place:
 
 def written(attempt: Attempt) -> str:
     """Return the annotation that stores the placement on the group before any pod is bound: '{"attempt": 1, "pods":
-    {...}}'.
+    {...}, "job": "..."}'.
 
     A controller that has only the API's objects continues from this annotation.
     """
     pods = {m.name.partition("/")[2]: _Place(m.node, m.ranks.start, m.slots) for m in attempt.members}
-    return msgspec.json.encode(_Written(attempt.number, pods)).decode()
+    return msgspec.json.encode(_Written(attempt.number, pods, attempt.job_id)).decode()
 
 
 def placement_of(
-    group: PodGroup | None, number: int | None = None
+    group: PodGroup | None, job_id: str, number: int | None = None
 ) -> tuple[int, dict[str, tuple[str, range, tuple[int, ...]]]]:
     """Return (attempt, planned place of each pod) from the group's annotation; (0, {}) if the annotation is missing,
-    unreadable or of another attempt.
+    unreadable, of another attempt, or copied from an earlier group.
     """
     text = group.metadata.annotation(PLACEMENT) if group is not None else ""
     try:
         read = _written.decode(text) if text else _Written(0, {})
     except (msgspec.MsgspecError, RecursionError):  # every user who may create groups may write it
         read = _Written(0, {})
-    if number is not None and read.attempt != number:
+    if read.job not in ("", job_id) or (number is not None and read.attempt != number):
         return 0, {}
     return read.attempt, {
         name: (intern(place.node), range(place.rank, place.rank + len(place.slots)), place.slots)
@@ -239,12 +243,15 @@ def placement_of(
 def adopt(job_id: str, number: int, key: str, pods: Sequence[Pod], group: PodGroup | None) -> Attempt | None:
     """Rebuild the attempt from the API's objects after a restart; None if no attempt was begun.
 
-    Its phase is BINDING if some of its pods are still to be bound.
+    Its phase is BINDING if some of its pods are still to be bound. Pods of an earlier gang of the same name are not
+    adopted, except if all of them still run: then only the group was deleted and created again.
     """
     namespace = key.partition("/")[0]
-    by_name = {pod.metadata.name: pod for pod in pods}
     bound = sorted((pod for pod in pods if attempt_of(pod) == number), key=rank_key)
-    _, places = placement_of(group, number)
+    own = [pod for pod in bound if is_of_job(pod, job_id, group)]
+    _, places = placement_of(group, job_id, number)
+    bound = own if own or places else _left_running(bound)
+    by_name = {pod.metadata.name: pod for pod in (*bound, *(pod for pod in pods if not pod.spec.node_name))}
     if not places:
         places = {pod.metadata.name: (pod.spec.node_name, _ranks_written(pod), slots_written(pod)) for pod in bound}
     if not places:
@@ -267,6 +274,31 @@ def adopt(job_id: str, number: int, key: str, pods: Sequence[Pod], group: PodGro
     waiting = any(not member.bound and member.uid for member in attempt.members)
     attempt.phase = Phase.BINDING if waiting else Phase.BOUND
     return attempt
+
+
+def inherited_attempt(pods: Sequence[Pod]) -> int:
+    """Return the attempt of an earlier gang of the same name whose pods, `pods`, all still run; 0 if there is none."""
+    numbers = {attempt_of(pod) for pod in pods}
+    return numbers.pop() if len(numbers) == 1 and _left_running(pods) else 0
+
+
+def _left_running(pods: Sequence[Pod]) -> list[Pod]:
+    """Return these pods if they are all pods of one earlier gang and none of them is ending; else []."""
+    if any(pod.over or pod.metadata.deletion_timestamp for pod in pods):
+        return []
+    jobs = {pod.metadata.annotation(JOB) for pod in pods}
+    sizes = {size for pod in pods if (size := whole(pod.metadata.annotation(WORLD_SIZE)))}
+    return list(pods) if len(jobs) == 1 and sizes <= {sum(len(slots_written(pod)) for pod in pods)} else []
+
+
+def continues(attempt: Attempt, pods: Iterable[Pod], placement: Sequence[Slot]) -> bool:
+    """Return whether this adopted attempt is a start with this placement that an earlier controller began.
+
+    Pods that are being deleted belong to an attempt before it: a controller that lost its state counts from 1 again.
+    """
+    living = {pod.metadata.uid for pod in pods if not pod.metadata.deletion_timestamp}
+    nodes = [slot.node for slot in attempt.placement]
+    return nodes == [slot.node for slot in placement] and any(member.uid in living for member in attempt.members)
 
 
 def _ranks_written(pod: Pod) -> range:

@@ -245,8 +245,13 @@ class Terminated(Part):
     finished_at: str | None = None
 
 
+class Waiting(Part):
+    reason: str = ""
+
+
 class ContainerState(Part):
     terminated: Terminated | None = None
+    waiting: Waiting | None = None
 
 
 class ContainerStatus(Part):

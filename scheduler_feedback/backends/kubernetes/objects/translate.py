@@ -49,6 +49,9 @@ PREFERRED_TOPOLOGY = f"{OURS}preferred-topology"
 ATTEMPT = f"{OURS}attempt"
 RANK = f"{OURS}rank"
 SLOTS = f"{OURS}slots"
+JOB = f"{OURS}job"
+"""Annotation that we write on a bound pod: the job id of its gang. A later gang of the same name has another."""
+
 PLACEMENT = f"{OURS}placement"
 BEYOND = f"{OURS}beyond-least"
 """Annotation of a pod that was bound when its group already had its least number of pods."""
@@ -378,6 +381,19 @@ def slots_written(pod: Pod) -> tuple[int, ...]:
     """Return the slots that the annotation of a bound pod contains; () if gangwatch did not bind the pod."""
     parts = pod.metadata.annotation(SLOTS).split(",")
     return tuple(slot for part in parts if (slot := whole(part)) is not None)
+
+
+def is_of_job(pod: Pod, job_id: str, group: PodGroup | None) -> bool:
+    """Return whether gangwatch bound the pod for this job, and not for an earlier gang of the same name.
+
+    Earlier versions wrote no job id. A pod of theirs belongs to an earlier gang if it is older than the gang's group
+    and is over or being deleted.
+    """
+    if written := pod.metadata.annotation(JOB):
+        return written == job_id
+    if group is None or not (pod.over or pod.metadata.deletion_timestamp):
+        return True
+    return pod.metadata.creation_timestamp >= group.metadata.creation_timestamp
 
 
 def attempt_of(pod: Pod) -> int:

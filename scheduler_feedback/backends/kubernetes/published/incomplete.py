@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
-from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import GROUP_LABEL, Gang, is_complete
+from scheduler_feedback.backends.kubernetes.objects.declared_keys import declared_keys
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.translate import GROUP_LABEL, Gang, is_complete, least_of
 
 INCOMPLETE_SECONDS = 5.0
 """Seconds for which a gang must be incomplete before this is published. Owners create thousands of pods in less."""
 
 
-def what_is_missing(gang: Gang, least: int) -> str:
-    """Return what an unscheduled gang of a group waits for; '' if it is complete, or has no pod of this scheduler.
+def what_is_missing(gang: Gang, group: PodGroup, scheduler: str) -> str:
+    """Return what an unscheduled gang of this group waits for; '' if it is complete, or may be another scheduler's.
 
-    least: number of pods that the group needs. A group without such pods may belong to another scheduler.
+    scheduler: schedulerName of its pods. A group without such pods is gangwatch's if its user wrote labels or
+    annotations of gangwatch on it.
     """
-    if gang.spec is not None or gang.refused or not gang.grouped or not gang.pods:
+    if gang.spec is not None or gang.refused or not gang.grouped:
         return ""
-    if len(gang.pods) < least:
-        group, scheduler = gang.key.partition("/")[2], gang.pods[0].spec.scheduler_name
-        needs = f"each needs schedulerName {scheduler} and the label {GROUP_LABEL}: {group}"
+    if not gang.pods and not declared_keys(group.metadata):
+        return ""
+    if len(gang.pods) < (least := least_of(group)):
+        needs = f"each needs schedulerName {scheduler} and the label {GROUP_LABEL}: {group.metadata.name}"
         return f"{len(gang.pods)} of {least} pods exist; {needs}"
     held = next((pod for pod in gang.pods if not is_complete(pod)), None)
     if held is None:
@@ -33,6 +36,23 @@ def what_is_missing(gang: Gang, least: int) -> str:
     if held.spec.scheduling_gates:
         return f"pod {held.metadata.name} has a scheduling gate, which another controller must remove"
     return f"pod {held.metadata.name} waits for a ResourceClaim that does not exist"
+
+
+def why_not_running(pods: Iterable[Pod]) -> str:
+    """Return what the pods of a starting gang wait for on their nodes; '' if one has no node yet, or all run."""
+    pods = [pod for pod in pods if not pod.over and not pod.metadata.deletion_timestamp]
+    waiting = [pod for pod in pods if pod.status.phase != "Running"]
+    if not waiting or not all(pod.spec.node_name for pod in pods):
+        return ""
+    reasons = {pod.metadata.name: _container_reason(pod) for pod in waiting}
+    named = next((name for name, why in reasons.items() if why not in ("", "ContainerCreating")), next(iter(reasons)))
+    reason = reasons[named] or "its containers have not started"
+    return f"all pods have nodes; {len(waiting)} of {len(pods)} do not run yet: pod {named}: {reason}"
+
+
+def _container_reason(pod: Pod) -> str:
+    waits = (status.state.waiting for status in pod.status.container_statuses or ())
+    return next((one.reason for one in waits if one is not None and one.reason), "")
 
 
 def without_group(cache: InformerCache) -> list[tuple[Pod, str]]:

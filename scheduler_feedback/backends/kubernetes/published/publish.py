@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -20,11 +20,16 @@ from typing import Any
 from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.api_server.lease import while_leading
-from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
-from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Pod, PodGroup
-from scheduler_feedback.backends.kubernetes.objects.translate import Gang, least_of
+from scheduler_feedback.backends.kubernetes.objects.declared_keys import EXPECTED_START, without_effect
+from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Metadata, Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang
 from scheduler_feedback.backends.kubernetes.published.advice import Accusation, Advice, accusations_of
-from scheduler_feedback.backends.kubernetes.published.incomplete import Since, what_is_missing, without_group
+from scheduler_feedback.backends.kubernetes.published.incomplete import (
+    Since,
+    what_is_missing,
+    why_not_running,
+    without_group,
+)
 from scheduler_feedback.backends.kubernetes.published.marks import Marks, changes, marks_of
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import State
@@ -42,6 +47,10 @@ MOST_QUERIED = 256
 BEING_BOUND_NS = 5_000_000_000
 """Starts that are shorter than this are not published: such a start ends before anyone reads its status, and writing
 the status costs the API server more than the binding."""
+
+STARTING = "Starting"
+_WARNINGS = ("Refused", "Capacity", "Failed", "NoGroup", "NoEffect")
+"""Reasons of events that need the user's attention."""
 
 _AGAIN_NS = 60_000_000_000
 _log = logging.getLogger(__name__)
@@ -97,7 +106,7 @@ def view_of(state: State, job_ids: Iterable[str], *, evicts: bool = False, nodes
         elif job.state is JobState.STARTING:
             if state.now_ns - (job.attempt_started_ns or 0) < BEING_BOUND_NS:
                 continue
-            statuses[job_id] = GangStatus(False, "Starting", f"attempt {job.attempt} is being bound")
+            statuses[job_id] = GangStatus(False, STARTING, f"attempt {job.attempt} is being bound")
         else:
             message = f"all pods of attempt {job.attempt} have their places"
             if len(job.ranks) != job.spec.ranks:
@@ -243,6 +252,8 @@ class Publisher:
                 gang_status = GangStatus(False, "Refused", gang.refused)
             if gang_status is None:
                 continue
+            if gang_status.reason == STARTING and (why := why_not_running(self._cache.pods_of(gang.key))):
+                gang_status = replace(gang_status, message=why)
             before, written_ns = self._written.get(gang.job_id, (None, 0))
             if worth_writing(before, gang_status, written_ns, found.now_ns):
                 write = partial(self._write_status, gang, gang_status, before, found.now_ns)
@@ -257,7 +268,7 @@ class Publisher:
                 group = None if gang.spec is not None else self._cache.groups.get(gang.key)
                 if group is None or gang.job_id in found.statuses or gang.job_id in found.started:
                     continue
-                if why := what_is_missing(gang, least_of(group)):
+                if why := what_is_missing(gang, group, self._cache.scheduler):
                     missing[gang.job_id] = why
         lasting = self._incomplete.lasting(missing, time.monotonic())
         return {job_id: GangStatus(False, "Incomplete", missing[job_id]) for job_id in lasting}
@@ -273,7 +284,7 @@ class Publisher:
         return writes
 
     async def _write_no_group(self, pod: Pod, status: GangStatus, now_ns: int) -> None:
-        await self._write_pod_status(pod, status)
+        await self._write_pod_status(pod, status, None)
         self._written[pod.metadata.uid] = (status, now_ns)
 
     async def _write_status(self, gang: Gang, gang_status: GangStatus, before: GangStatus | None, now_ns: int) -> None:
@@ -282,8 +293,18 @@ class Publisher:
             if group is not None:
                 await self._write_group_status(group, gang_status, before)
         elif not gang_status.scheduled and gang.pods and not gang.pods[0].spec.node_name:
-            await self._write_pod_status(gang.pods[0], gang_status)
+            await self._write_pod_status(gang.pods[0], gang_status, before)
         self._written[gang.job_id] = (gang_status, now_ns)
+        if before is None and gang.pods:
+            await self._warn(gang)
+
+    async def _warn(self, gang: Gang) -> None:
+        """Write an event about a label or annotation of the gang that has no effect, for example a mistyped one."""
+        group = self._cache.groups.get(gang.key) if gang.grouped else None
+        kind, about = ("Pod", gang.pods[0]) if group is None else ("PodGroup", group)
+        if why := without_effect(about.metadata):
+            api = "v1" if group is None else group.of_api
+            await self._event(_reference(kind, about.metadata, api), GangStatus(False, "NoEffect", why))
 
     async def _write_group_status(self, group: PodGroup, gang_status: GangStatus, before: GangStatus | None) -> None:
         path = group.path
@@ -304,9 +325,9 @@ class Publisher:
         if group.metadata.annotation(EXPECTED_START) != (expected or ""):
             await self._client.patch(path, {"metadata": {"annotations": {EXPECTED_START: expected}}})
         if before is None or before.reason != gang_status.reason:
-            await self._event(group.metadata.namespace, _reference("PodGroup", group), gang_status)
+            await self._event(_reference("PodGroup", group.metadata, group.of_api), gang_status)
 
-    async def _write_pod_status(self, pod: Pod, gang_status: GangStatus) -> None:
+    async def _write_pod_status(self, pod: Pod, gang_status: GangStatus, before: GangStatus | None) -> None:
         condition = {
             "type": "PodScheduled",
             "status": "False",
@@ -316,15 +337,19 @@ class Publisher:
         }
         path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/status"
         await self._client.patch(path, {"status": {"conditions": [condition]}}, STRATEGIC_PATCH)
+        # `kubectl describe pod` shows events, and no messages of conditions. Pods that merely wait have none: a queue
+        # of thousands would cost as many writes.
+        if gang_status.reason in _WARNINGS and (before is None or before.reason != gang_status.reason):
+            await self._event(_reference("Pod", pod.metadata, "v1"), gang_status)
 
-    async def _event(self, namespace: str, about: dict[str, str], gang_status: GangStatus) -> None:
-        now = timestamp()
+    async def _event(self, about: dict[str, str], gang_status: GangStatus) -> None:
+        now, namespace = timestamp(), about["namespace"]
         body = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"generateName": f"{about['name'][:200]}.", "namespace": namespace},
             "involvedObject": about,
-            "type": "Warning" if gang_status.reason in ("Refused", "Capacity", "Failed") else "Normal",
+            "type": "Warning" if gang_status.reason in _WARNINGS else "Normal",
             "reason": gang_status.reason,
             "message": _message(gang_status)[:1024],
             "source": {"component": "gangwatch"},
@@ -335,7 +360,6 @@ class Publisher:
         await self._client.create(f"/api/v1/namespaces/{namespace}/events", body)
 
 
-EXPECTED_START = f"{OURS}expected-start"
 SCHEDULED = "Scheduled"
 """Type of the condition on a group that shows whether all its pods have a node."""
 
@@ -353,10 +377,9 @@ def _message(gang_status: GangStatus) -> str:
     return f"{gang_status.message}; expected to start at {timestamp(gang_status.expected_ns)}"
 
 
-def _reference(kind: str, group: PodGroup) -> dict[str, str]:
-    metadata = group.metadata
+def _reference(kind: str, metadata: Metadata, api: str) -> dict[str, str]:
     return {
-        "apiVersion": group.of_api,
+        "apiVersion": api,
         "kind": kind,
         "namespace": metadata.namespace,
         "name": metadata.name,

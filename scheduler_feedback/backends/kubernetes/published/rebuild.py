@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
-from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import adopt, placement_of
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import adopt, inherited_attempt, placement_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Node, Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import Gang, attempt_of, wall_ns
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang, attempt_of, is_of_job, wall_ns
 from scheduler_feedback.backends.kubernetes.published.marks import remembered
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.events import NodeSeen
@@ -94,7 +94,10 @@ def _job(cache: InformerCache, gang: Gang, now_ns: int) -> Job | None:
     """
     pods = cache.pods_of(gang.key)
     group = cache.groups.get(gang.key)
-    number = max([placement_of(group)[0], *map(attempt_of, pods)])
+    own = [pod for pod in pods if is_of_job(pod, gang.job_id, group)]
+    number = max([placement_of(group, gang.job_id)[0], *map(attempt_of, own)])
+    if not number and not any(pod.spec.node_name and pod not in gang.pods for pod in pods):
+        number = inherited_attempt(gang.pods)
     if not number or gang.spec is None:
         return None
     created_ns = wall_ns((group or gang.pods[0]).metadata.creation_timestamp)
@@ -118,4 +121,4 @@ def _job(cache: InformerCache, gang: Gang, now_ns: int) -> Job | None:
 
 def _begun(cache: InformerCache, name: str) -> bool:
     pod: Pod | None = cache.pods.get(name)
-    return pod is not None and not pod.over and bool(pod.spec.node_name)
+    return pod is not None and not pod.over and bool(pod.spec.node_name) and not pod.metadata.deletion_timestamp

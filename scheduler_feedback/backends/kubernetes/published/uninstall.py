@@ -10,11 +10,13 @@ import msgspec
 from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.attempts.gang_stop import left_suspended, resume
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
+from scheduler_feedback.backends.kubernetes.objects.declared_keys import EXPECTED_START
 from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import MEMBERS
 from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Node, Part, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
     BEYOND,
+    JOB,
     PLACEMENT,
     RANK,
     SLOTS,
@@ -23,7 +25,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
 from scheduler_feedback.backends.kubernetes.published.advice import Rule, remove_rule, rules_of
 from scheduler_feedback.backends.kubernetes.published.marks import Marks, changes
-from scheduler_feedback.backends.kubernetes.published.publish import EXPECTED_START, SCHEDULED
+from scheduler_feedback.backends.kubernetes.published.publish import SCHEDULED
 from scheduler_feedback.backends.kubernetes.published.state_config_map import memory_name
 
 _AT_ONCE = 32
@@ -66,7 +68,7 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
             )
         elif any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK, BEYOND)):
             path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
-            work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND, WORLD_SIZE))
+            work["pods"].append(_strip(client, path, ATTEMPT, JOB, SLOTS, RANK, BEYOND, WORLD_SIZE))
     for group in await _groups(client):
         written = any(group.metadata.annotation(key) for key in (PLACEMENT, EXPECTED_START, MEMBERS))
         if written or any(one.type == SCHEDULED for one in group.status.conditions or ()):
