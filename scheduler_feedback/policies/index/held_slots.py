@@ -293,18 +293,20 @@ class HeldSlots:
         A slot that several jobs hold is in the release of the first one by id only, so that it counts once.
         Opportunistic jobs do not count beside others, because they leave when their slots are needed.
         """
-        jobs = self.state.jobs
-        ends = [] if jobs[release.job_id].spec.opportunistic else [release.at_ns]
-        for other in self.partners(release.job_id):
-            if not jobs[other].spec.opportunistic:
-                found = job_releases(self.state, jobs[other], self.state.now_ns)
-                ends += [one.at_ns for one in found if not set(one.slots).isdisjoint(release.slots)]
         own = self.held.get(release.job_id, _NONE)
         slots = tuple(
             slot
             for slot in release.slots
             if slot not in own or self.sharers.get(slot, (release.job_id,))[0] == release.job_id
         )
+        if not slots:
+            return Release(release.at_ns, release.job_id, slots)  # another job on the slots releases them
+        jobs = self.state.jobs
+        ends = [] if jobs[release.job_id].spec.opportunistic else [release.at_ns]
+        for other in self.partners(release.job_id):
+            if not jobs[other].spec.opportunistic:
+                found = job_releases(self.state, jobs[other], self.state.now_ns)
+                ends += [one.at_ns for one in found if not set(one.slots).isdisjoint(release.slots)]
         return Release(max(ends, default=release.at_ns), release.job_id, slots)
 
     def _clear_ns(self, job: Job) -> int:

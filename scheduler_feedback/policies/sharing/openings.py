@@ -224,7 +224,8 @@ class Openings:
         if known is not None and known.speeds != speeds:
             known.speeds, known.by_group = speeds, {}
         if known is None or known.epoch != self._epoch or end - known.seen > len(self.hosts):
-            known = self._known[kind] = Comparison(workload_of(job.spec), self._epoch, end, speeds)
+            groups = {} if known is None else known.by_group
+            known = self._known[kind] = Comparison(workload_of(job.spec), self._epoch, end, speeds, by_group=groups)
             for host_id in self.hosts:
                 self._compare(job, known, host_id)
             return known.chances
