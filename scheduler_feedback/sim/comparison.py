@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Order, Policy, Sizes
+from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Order, Policy, Sharing, Sizes
 from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulation import Simulation
 from scheduler_feedback.sim.truth import Course
@@ -70,25 +70,27 @@ class Compared:
 
 
 def policy_of(name: str) -> Policy:
-    """Return the policy with this name: an order, and optionally a rule of backfill, one of sizes and `preempt`, joined
-    by `+`.
+    """Return the policy with this name: an order, and optionally a rule of backfill, one of sizes, one for shared slots
+    and `preempt`, joined by `+`.
 
-    Examples: `fair`, `fifo+easy`, `srtf+goodput`, `srtf+greedy+preempt`. The rest is as in `gangwatch simulate`: EASY
-    backfill, no preemption, and for `fair` the default policy of simulations. Raises ValueError that names the possible
-    parts.
+    Examples: `fair`, `fifo+easy`, `srtf+goodput`, `srtf+greedy+preempt`, `fifo+gandiva`. The rest is as in `gangwatch
+    simulate`: EASY backfill, no preemption, and for `fair` the default policy of simulations. Raises ValueError that
+    names the possible parts.
     """
     order, *parts = name.split("+")
     rules = {one.value for one in Backfilling}
     kinds = {one.value for one in Sizes}
+    sharing = {one.value for one in Sharing if one is not Sharing.NONE}
     backfills = [Backfilling(part) for part in parts if part in rules]
     sizes = [Sizes(part) for part in parts if part in kinds]
-    if order not in set(Order) or any(part not in rules | kinds | {PREEMPT} for part in parts):
+    shares = [Sharing(part) for part in parts if part in sharing]
+    if order not in set(Order) or any(part not in rules | kinds | sharing | {PREEMPT} for part in parts):
         raise ValueError(
-            f"{name!r} is not ORDER[+BACKFILL][+SIZES][+{PREEMPT}]; an order is one of {_values(Order)}; "
-            f"backfill one of {_values(Backfilling)}; sizes one of {_values(Sizes)}"
+            f"{name!r} is not ORDER[+BACKFILL][+SIZES][+SHARING][+{PREEMPT}]; an order is one of {_values(Order)}; "
+            f"backfill one of {_values(Backfilling)}; sizes one of {_values(Sizes)}; sharing one of {_values(Sharing)}"
         )
-    if len(backfills) > 1 or len(sizes) > 1 or len(set(parts)) != len(parts):
-        raise ValueError(f"{name!r} has more than one rule of backfill or of sizes, or a part twice")
+    if any(len(one) > 1 for one in (backfills, sizes, shares)) or len(set(parts)) != len(parts):
+        raise ValueError(f"{name!r} has more than one rule of backfill, of sizes or for shared slots, or a part twice")
     base = FAIR_POLICY if Order(order) is Order.FAIR else Policy()
     return replace(
         base,
@@ -96,6 +98,7 @@ def policy_of(name: str) -> Policy:
         preempt=PREEMPT in parts,
         backfill=backfills[0] if backfills else Backfilling.EASY,
         sizes=sizes[0] if sizes else Sizes.IDLE,
+        sharing=shares[0] if shares else Sharing.NONE,
     )
 
 

@@ -17,6 +17,7 @@ from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, drop_index, index_of
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
+from scheduler_feedback.policies.sharing.guests import openings_of
 
 SECOND = 1_000_000_000
 
@@ -95,6 +96,25 @@ def check_index(state: State) -> None:
         assert found == wanted, f"{name} is {found}, but the state gives {wanted}"
     waits = {(at_ns, who) for at_ns, who in rebuilt.timeouts if at_ns > state.now_ns}
     assert waits <= set(updated.timeouts), f"no timeout for {waits - set(updated.timeouts)}"
+    if updated.openings is not None and not state.frozen:
+        check_openings(updated, rebuilt)
+
+
+def check_openings(updated: SchedulingIndex, rebuilt: SchedulingIndex) -> None:
+    """Check that the kept comparisons of pending and running jobs equal those that are made anew."""
+    kept, anew = openings_of(updated), openings_of(rebuilt)
+    for one in (kept, anew):
+        one.update()
+    assert kept.hosts.keys() == anew.hosts.keys(), "the running jobs that may be joined"
+    assert kept.alone == anew.alone, "the opportunistic jobs that hold slots alone"
+    assert kept.lines == anew.lines, "the pending jobs of each kind"
+    assert [(key, kept.kinds[number]) for key, number in kept.order] == [
+        (key, anew.kinds[number]) for key, number in anew.order
+    ], "the order of kinds"
+    for kind, line in kept.lines.items():
+        job = updated.state.jobs[line[0][-1]]
+        found, wanted = dict(kept.chances(job, kind)), dict(anew.chances(job, kind))
+        assert found == wanted, f"{job.job_id} may join {found}, but the state gives {wanted}"
 
 
 def slots_of(cls: type) -> list[str]:
@@ -102,7 +122,19 @@ def slots_of(cls: type) -> list[str]:
 
 
 NOT_DERIVED = frozenset(
-    {"changed", "fresh", "grown", "unsettled", "appointed", "stoppable_due", "timeouts", "regrouped"}
+    {
+        "changed",
+        "fresh",
+        "grown",
+        "unsettled",
+        "appointed",
+        "stoppable_due",
+        "timeouts",
+        "regrouped",
+        "touched",
+        "own_due",
+        "openings",
+    }
 )
 """What happened since the last pass, which the state does not contain, and timeouts: old ones may remain."""
 

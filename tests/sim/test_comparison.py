@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gangwatch.cli import cli
-from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Order, Policy
+from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Order, Policy, Sharing
 from scheduler_feedback.sim.comparison import compared, policy_of, size_class
 from scheduler_feedback.sim.job_trace import Trace, TraceJob
 from scheduler_feedback.sim.simulated_nodes import grid
@@ -113,8 +113,9 @@ def test_a_comparison_runs_what_simulate_runs(jobs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("nothing",), "'nothing' is not ORDER[+BACKFILL][+SIZES][+preempt]; an order is one of fifo, sjf"),
+        (("nothing",), "'nothing' is not ORDER[+BACKFILL][+SIZES][+SHARING][+preempt]; an order is one of fifo, sjf"),
         (("fifo+easy+greedy",), "more than one rule of backfill"),
+        (("fifo+gandiva+muri",), "more than one rule"),
         (("fifo+preempt+preempt",), "a part twice"),
         (("absent.toml",), "absent.toml: no such file"),
         (("fifo", "fifo"), "fifo is named twice"),
@@ -146,6 +147,7 @@ def test_names_of_policies() -> None:
     assert policy_of("fair") == replace(FAIR_POLICY, preempt=False)
     assert policy_of("las+preempt+greedy") == Policy(order=Order.LAS, backfill=Backfilling.GREEDY, preempt=True)
     assert policy_of("fifo").backfill is Backfilling.EASY
+    assert policy_of("fifo+muri").sharing is Sharing.MURI
 
 
 def test_sizes_are_in_one_class_each() -> None:

@@ -4,12 +4,16 @@ from benchmarks.mutants.mutant import Mutant
 
 _JOIN = ("tests/policies/test_sharing.py",)
 _RULES = ("tests/policies/test_sharing_rules.py",)
+_KEPT = ("tests/policies/test_openings.py",)
 _SPEEDS = ("tests/controller/test_shared_speeds.py",)
 
 MUTANTS = (
-    Mutant("policies.sharing.guests:has_room", "> node.jobs_per_slot", "> node.jobs_per_slot + 1", _JOIN),
-    Mutant("policies.sharing.guests:has_room", "sum(needed) > node.slot_memory_mib", "False", _JOIN),
-    Mutant("policies.sharing.guests:has_room", "not all(needed)", "False", _JOIN),
+    Mutant("policies.sharing.room_on_slots:has_room", "> node.jobs_per_slot", "> node.jobs_per_slot + 1", _JOIN),
+    Mutant("policies.sharing.room_on_slots:has_room", "sum(needed) > node.slot_memory_mib", "False", _JOIN),
+    Mutant("policies.sharing.room_on_slots:has_room", "not all(needed)", "False", _JOIN),
+    Mutant("policies.sharing.openings:Openings.chances", "known.speeds != speeds", "False", _KEPT),
+    Mutant("policies.sharing.openings:Openings._chance", "group in known.by_group", "False", _KEPT),
+    Mutant("policies.sharing.openings:Openings.update", "self._news < len(news)", "False", _KEPT),
     Mutant("policies.sharing.case:pays", ">= LEAST_PART", ">= 0", _RULES),
     Mutant("policies.sharing.sjf_bsbf:saved_seconds", "min(wait, host)", "host", _RULES),
     Mutant("policies.sharing.separation:leave_with_host", "not in _LEAVES", "in _LEAVES", _JOIN),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import shlex
 from collections.abc import Callable
@@ -66,6 +67,19 @@ def _speeds(_context: click.Context, _parameter: click.Parameter, values: tuple[
             found[gpu_type] = float(speed)
         except ValueError:
             raise click.BadParameter(f"{value!r}: expected TYPE=SPEED (A100=1, V100=0.6)") from None
+    return found
+
+
+def _stages(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[float]:
+    """Return the seconds of each stage (click callback)."""
+    if value is None:
+        return []
+    try:
+        found = [float(part) for part in value.split(",")]
+    except ValueError:
+        found = []
+    if not any(found) or not all(math.isfinite(one) and one >= 0 for one in found):
+        raise click.BadParameter(f"{value!r}: expected seconds of 0 or more, not all 0, such as 0.2,0.5,1.5,0.1")
     return found
 
 
@@ -165,6 +179,12 @@ _OPTIONS = (
         help="Part of a slot's computing power that each rank needs, such as 0.5.",
     ),
     click.option(
+        "--stages",
+        callback=_stages,
+        metavar="SECONDS,...",
+        help="Seconds of one step on each resource in turn, such as storage, CPU, GPU, network (for the rule muri).",
+    ),
+    click.option(
         "--workload",
         callback=plain,
         help="Name of the workload; run times are predicted from jobs of the same workload.",
@@ -191,7 +211,7 @@ def shape_options(command: _Command) -> _Command:
             "min_ranks", "max_ranks", "groups", "after", "gpu_types", "throughput", "checkpoint_interval_seconds",
             "checkpoint_cost_seconds", "checkpoint_command", "checkpoint_timeout_seconds", "priority",
             "min_run_seconds", "required_level", "preferred_level", "workload",
-            "slot_memory_mib", "slot_share",
+            "slot_memory_mib", "slot_share", "stages",
         )  # fmt: skip
         given = {name: value for name in names if (value := rest.pop(name)) or value == 0}
         if array is not None:

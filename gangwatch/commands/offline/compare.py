@@ -17,6 +17,7 @@ from gangwatch.commands.offline.trace_options import (
     fault_options,
     load_option,
     restart_cost_option,
+    sharing_options,
     speeds_option,
     trace_options,
 )
@@ -31,17 +32,21 @@ if TYPE_CHECKING:
 # them import them.
 
 
-def _policy(name: str) -> Policy:
-    """Return the policy of a gangwatch.toml, or with this name. Raises BadParameter, or ConfigError for a bad file."""
+def _policy(name: str) -> tuple[Policy, int]:
+    """Return the policy of a gangwatch.toml or with this name, and the file's number of jobs on a slot (1 without one).
+
+    Raises BadParameter, or ConfigError for a bad file.
+    """
     from gangwatch.configuration.config_file import load
     from scheduler_feedback.sim.comparison import policy_of
 
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise click.BadParameter(f"{name}: no such file", param_hint="POLICY")
-        return load(Path(name)).policy
+        config = load(Path(name))
+        return config.policy, config.cluster.jobs_per_slot
     try:
-        return policy_of(name)
+        return policy_of(name), 1
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="POLICY") from None
 
@@ -59,13 +64,15 @@ def _policy(name: str) -> Policy:
     type=click.Choice([one.value for one in Estimates]),
     help="Source of expected run times. Default: that of the policy's file; exact for a name.",
 )
+@sharing_options
 @fault_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run several policies over one trace of jobs and print their figures in one table.
 
-    A POLICY is ORDER[+BACKFILL][+SIZES][+preempt], such as fifo+easy, srtf+goodput or srtf+greedy+preempt, or a
-    gangwatch.toml, whose queues, quotas and settings apply as in production. SIZES chooses the sizes of elastic gangs.
+    A POLICY is ORDER[+BACKFILL][+SIZES][+SHARING][+preempt], such as fifo+easy, srtf+goodput, fifo+gandiva or
+    srtf+greedy+preempt, or a gangwatch.toml, whose queues, quotas and settings apply as in production. SIZES chooses
+    the sizes of elastic gangs, SHARING which jobs share slots.
 
     \b
     Example:
@@ -75,11 +82,21 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """
     from scheduler_feedback.sim.comparison import compared
     from scheduler_feedback.sim.measured_speeds import read_speeds
+    from scheduler_feedback.sim.shared_slots import SharedSlots, read_pair_speeds
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation, read_trace
 
     _check(names, options)
-    policies = {name: _estimating(_policy(name), name, options["estimates"]) for name in names}
+    given = {name: _policy(name) for name in names}
+    policies = {name: _estimating(policy, name, options["estimates"]) for name, (policy, _) in given.items()}
+    pairs = options["pair_speeds_file"]
+    sharing = SharedSlots(
+        options["jobs_per_slot"],
+        options["shareable"],
+        options["opportunistic"],
+        {} if pairs is None else read_pair_speeds(pairs),
+        options["seed"],
+    )
     nodes = nodes_of(options["nodes_text"])
     speeds = None if options["speeds_file"] is None else read_speeds(options["speeds_file"])
     with collecting_rarely(), showing(f"reading {options['jobs_file']}", as_json):
@@ -92,9 +109,11 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     trace = dataclasses.replace(trace, jobs=jobs)
     found = []
     for number, (name, policy) in enumerate(policies.items(), 1):
+        here = sharing.of_file(given[name][1])
         simulation = Simulation(
-            trace=trace,
-            nodes=nodes,
+            trace=here.trace(trace, policy.sharing),
+            nodes=here.nodes(nodes, policy.sharing),
+            co_speed=here.co_speed(policy.sharing, nodes),
             policy=policy,
             load=options["load"],
             restart_cost_seconds=options["restart_cost"],

@@ -20,11 +20,12 @@ from gangwatch.commands.offline.trace_options import (
     fault_options,
     load_option,
     restart_cost_option,
+    sharing_options,
     speeds_option,
     trace_options,
 )
 from gangwatch.commands.options import print_json, say
-from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
+from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy, Sharing
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
 from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.presets import PRESETS
@@ -32,6 +33,7 @@ from scheduler_feedback.sim.presets import PRESETS
 if TYPE_CHECKING:
     from scheduler_feedback.sim.engine import Engine
     from scheduler_feedback.sim.results import Report
+    from scheduler_feedback.sim.shared_slots import SharedSlots
 
 # The simulation brings in numpy, SQLite and rich, which `--help` and shell completion must not load: the functions that
 # need them import them.
@@ -59,6 +61,12 @@ class Options:
     feedback: str
     seed: int
     speeds_file: Path | None
+    config: Path | None
+    sharing: str | None
+    shareable: bool
+    opportunistic: float
+    jobs_per_slot: int | None
+    pair_speeds_file: Path | None
     journal: Path | None
     html: Path | None
     as_json: bool
@@ -75,7 +83,12 @@ class Options:
                 raise click.BadParameter(f"{file}: {wrong}", param_hint=name)
 
     def policy(self) -> Policy:
-        """Return the scheduling policy that the options describe."""
+        """Return the scheduling policy that the options describe, or that of the configuration file.
+
+        Options that the user gave precede the file.
+        """
+        if self.config is not None:
+            return self._over(_configured(self.config)[0])
         base = FAIR_POLICY if self.order == Order.FAIR.value else Policy()
         return dataclasses.replace(
             base,
@@ -84,7 +97,28 @@ class Options:
             estimates=Estimates(self.estimates),
             preempt=self.preempt,
             replan_seconds=base.replan_seconds if self.replan is None else self.replan,
+            sharing=Sharing.NONE if self.sharing is None else Sharing(self.sharing),
         )
+
+    def _over(self, policy: Policy) -> Policy:
+        """Return the policy of the configuration file with the options that the user gave."""
+        changes: dict[str, Any] = {}
+        for name, kind in (("order", Order), ("backfill", Backfilling), ("estimates", Estimates), ("sharing", Sharing)):
+            if _given(name):
+                changes[name] = kind(getattr(self, name))
+        if self.preempt:
+            changes["preempt"] = True
+        if self.replan is not None:
+            changes["replan_seconds"] = self.replan
+        return dataclasses.replace(policy, **changes)
+
+    def slots(self) -> SharedSlots:
+        """Return what the options, or the configuration file, say about shared slots. Raises TraceError."""
+        from scheduler_feedback.sim.shared_slots import SharedSlots, read_pair_speeds
+
+        pairs = {} if self.pair_speeds_file is None else read_pair_speeds(self.pair_speeds_file)
+        found = SharedSlots(self.jobs_per_slot, self.shareable, self.opportunistic, pairs, self.seed)
+        return found.of_file(1 if self.config is None else _configured(self.config)[1])
 
     def trace(self) -> Trace:
         """Read and return the trace of jobs. Its notes list the user's options that --preset overrides."""
@@ -118,6 +152,14 @@ class Options:
     show_default=True,
     help="Source of expected run times.",
 )
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Policy, queues and jobs_per_slot of a gangwatch.toml; options that are given precede it.",
+)
+@click.option("--sharing", type=click.Choice([one.value for one in Sharing]), help="Rule for which jobs share slots.")
+@sharing_options
 @click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="Rules of a published simulation.")
 @fault_options
 @click.option("--journal", type=click.Path(path_type=Path), metavar="FILE", help="Record every cycle, for `replay`.")
@@ -132,6 +174,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
     Example:
       gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --order fifo --backfill easy --json
       gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --preempt --restart-cost 300 --estimates history
+      gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --order fifo --sharing gandiva --shareable
       gangwatch simulate --jobs trace1.csv --format muri --nodes 8x8 --order srsf --preset muri --html page.html
     """
     if context.invoked_subcommand is not None:
@@ -148,10 +191,12 @@ def simulate(context: click.Context, /, **options: Any) -> None:
     given.check()
     with collecting_rarely(), showing(f"reading {given.jobs_file}", given.as_json):
         trace = given.trace()
+    policy, slots, nodes = given.policy(), given.slots(), nodes_of(given.nodes_text)
     simulation = Simulation(
-        trace=trace,
-        nodes=nodes_of(given.nodes_text),
-        policy=given.policy(),
+        trace=slots.trace(trace, policy.sharing),
+        nodes=slots.nodes(nodes, policy.sharing),
+        co_speed=slots.co_speed(policy.sharing, nodes),
+        policy=policy,
         load=given.load,
         restart_cost_seconds=given.restart_cost,
         preset=given.preset,
@@ -181,6 +226,14 @@ def simulate(context: click.Context, /, **options: Any) -> None:
 
 
 simulate.add_command(compare)
+
+
+def _configured(file: Path) -> tuple[Policy, int]:
+    """Return the policy of a gangwatch.toml, and its number of jobs on a slot. Raises ConfigError."""
+    from gangwatch.configuration.config_file import load
+
+    config = load(file)
+    return config.policy, config.cluster.jobs_per_slot
 
 
 def _require(context: click.Context, *parameters: str) -> None:

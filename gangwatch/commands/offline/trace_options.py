@@ -78,6 +78,34 @@ def restart_cost_option(command: Command) -> Command:
     )(command)
 
 
+def sharing_options(command: Command) -> Command:
+    """Add --shareable, --opportunistic, --jobs-per-slot and --pair-speeds."""
+    shareable = click.option(
+        "--shareable", is_flag=True, help="All jobs may share slots and are preemptible. Default: as the trace says."
+    )
+    opportunistic = click.option(
+        "--opportunistic",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        metavar="PART",
+        help="Part of the jobs, such as 0.3, that run on leftovers only (rule antman); ordinary under other rules.",
+    )
+    many = click.option(
+        "--jobs-per-slot",
+        type=click.IntRange(1, 64),
+        metavar="N",
+        help="Maximum jobs on one slot. Default: that of the configuration file, else 2, 4 with the rule muri.",
+    )
+    speeds = click.option(
+        "--pair-speeds",
+        "pair_speeds_file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Real speeds of pairs on one slot, as JSON: workload, other workload, speed. Default: equal shares.",
+    )
+    return shareable(opportunistic(many(speeds(command))))
+
+
 def fault_options(command: Command) -> Command:
     """Add --faults, --retries, --checkpoint-interval, --feedback and --seed."""
     faults = click.option(

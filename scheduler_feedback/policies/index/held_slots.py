@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import Policy, State
@@ -16,6 +18,9 @@ from scheduler_feedback.policies.index.runtime_estimate import Release, job_rele
 from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.queue.placement import Capacity, pods_on
 from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
+
+if TYPE_CHECKING:
+    from scheduler_feedback.policies.sharing.openings import Openings
 
 _NONE: tuple[Slot, ...] = ()
 
@@ -32,6 +37,8 @@ class HeldSlots:
         "ends_of",
         "grown",
         "held",
+        "openings",
+        "own_due",
         "own_ends",
         "plan_or_none",
         "policy",
@@ -40,6 +47,7 @@ class HeldSlots:
         "shares",
         "state",
         "stopping",
+        "touched",
     )
 
     def __init__(self, state: State) -> None:
@@ -56,6 +64,8 @@ class HeldSlots:
         self.ends_of: dict[str, list[Release]] = {}
         self.own_ends: dict[str, int] = {}
         """Expected ends of jobs that share slots. Their slots are released at the latest end of all jobs on them."""
+        self.own_due: list[tuple[int, str]] = []
+        """Heap of (end, job id) of `own_ends`. It may contain ends that have changed since."""
         self.stopping: set[str] = set()
         """Ids of the jobs that are to be stopped."""
         self.grown = True
@@ -70,6 +80,10 @@ class HeldSlots:
         """Ids of the jobs on each slot that a shareable job holds."""
         self.regrouped: set[str] = set()
         """Ids of jobs on whose slots another job has started or ended."""
+        self.touched: set[str] = set()
+        """Ids of shareable jobs that have started, stopped or changed their partners since ``openings`` was updated."""
+        self.openings: Openings | None = None
+        """Which running jobs pending jobs may join (``sharing.openings``); None: not needed yet."""
 
     # --- jobs that share slots ---------------------------------------------------------------------------------------
 
@@ -94,18 +108,22 @@ class HeldSlots:
         )
 
     def _join(self, job: Job, slots: tuple[Slot, ...]) -> None:
+        self.touched.add(job.job_id)
         for slot in slots:
             others = self.sharers.get(slot, ())
             self.sharers[slot] = tuple(sorted((*others, job.job_id)))
             if others:
+                self.touched.update(others)
                 self.regrouped |= {job.job_id, *others}
 
     def _part(self, job: Job, slots: tuple[Slot, ...]) -> set[Slot]:
         """Remove the job from its slots, and return the slots that other jobs still hold."""
         kept: set[Slot] = set()
+        self.touched.add(job.job_id)
         for slot in slots:
             others = tuple(one for one in self.sharers.get(slot, ()) if one != job.job_id)
             if others:
+                self.touched.update(others)
                 self.sharers[slot] = others
                 self.regrouped |= {job.job_id, *others}
                 kept.add(slot)
@@ -255,11 +273,19 @@ class HeldSlots:
         if self.sharers and job.spec.shareable:
             if found and self.partners(job.job_id):
                 self.own_ends[job.job_id] = found[-1].at_ns
+                heappush(self.own_due, (found[-1].at_ns, job.job_id))
             found = [one for one in map(self._release_of_all, found) if one.slots]
         if found:
             self.ends_of[job.job_id] = found
             for release in found:
                 insort(self.ends, release)
+
+    def first_own_end(self) -> tuple[int, str] | None:
+        """Return the earliest expected end of a job that shares slots, with the job's id; None if there is none."""
+        due = self.own_due
+        while due and self.own_ends.get(due[0][1]) != due[0][0]:
+            heappop(due)
+        return due[0] if due else None
 
     def _release_of_all(self, release: Release) -> Release:
         """Return the release of a job's slots at the latest end of all jobs on them.
@@ -267,18 +293,20 @@ class HeldSlots:
         A slot that several jobs hold is in the release of the first one by id only, so that it counts once.
         Opportunistic jobs do not count beside others, because they leave when their slots are needed.
         """
-        jobs = self.state.jobs
-        ends = [] if jobs[release.job_id].spec.opportunistic else [release.at_ns]
-        for other in self.partners(release.job_id):
-            if not jobs[other].spec.opportunistic:
-                found = job_releases(self.state, jobs[other], self.state.now_ns)
-                ends += [one.at_ns for one in found if not set(one.slots).isdisjoint(release.slots)]
         own = self.held.get(release.job_id, _NONE)
         slots = tuple(
             slot
             for slot in release.slots
             if slot not in own or self.sharers.get(slot, (release.job_id,))[0] == release.job_id
         )
+        if not slots:
+            return Release(release.at_ns, release.job_id, slots)  # another job on the slots releases them
+        jobs = self.state.jobs
+        ends = [] if jobs[release.job_id].spec.opportunistic else [release.at_ns]
+        for other in self.partners(release.job_id):
+            if not jobs[other].spec.opportunistic:
+                found = job_releases(self.state, jobs[other], self.state.now_ns)
+                ends += [one.at_ns for one in found if not set(one.slots).isdisjoint(release.slots)]
         return Release(max(ends, default=release.at_ns), release.job_id, slots)
 
     def _clear_ns(self, job: Job) -> int:

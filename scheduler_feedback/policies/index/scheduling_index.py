@@ -286,6 +286,7 @@ class SchedulingIndex(TrackedJobs):
         assume.
         """
         job.guest_of = guest_of
+        self.touched.add(job.job_id)
         if speed != job.speed:
             if job.spec.restartable and job.attempt_started_ns is not None:
                 job.done_seconds, job.progress_ns = work_done(job, self.state.now_ns), self.state.now_ns
@@ -307,6 +308,7 @@ class SchedulingIndex(TrackedJobs):
 
     def _note_running(self, job: Job) -> None:
         self.running.add(job.job_id)
+        self.touched.add(job.job_id)
         self._forget_start(job.job_id, self.held.get(job.job_id, ()))
         levels = self.policy.defragmentation_moves and job.spec.restartable and self.line.needs_level()
         hosts = job.spec.shareable and self.policy.sharing is not Sharing.NONE
@@ -391,6 +393,7 @@ class SchedulingIndex(TrackedJobs):
 
     def _note_stopping(self, job: Job) -> None:
         self.stopping.add(job.job_id)
+        self.touched.update((job.job_id, *self.partners(job.job_id)))
         if job.not_before_ns:
             heappush(self.timeouts, (job.not_before_ns, job.job_id))
         if job.state is JobState.STOPPING:

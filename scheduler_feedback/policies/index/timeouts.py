@@ -56,8 +56,8 @@ def registered(state: State, index: SchedulingIndex) -> Iterator[Timeout]:
         yield from (Timeout(at_ns, "jobs and nodes") for at_ns, _ in index.timeouts[: None if overdue else 1])
     if index.ends and (len(index.line) or index.claimants or index.elastic or state.verdicts or state.host_waits):
         yield Timeout(index.ends[0].at_ns, "expected ends")
-        if index.own_ends:
-            yield Timeout(min(index.own_ends.values()), "expected ends of jobs that share slots")
+        if (first := index.first_own_end()) is not None:
+            yield Timeout(first[0], "expected ends of jobs that share slots")
     yield from _of_policies(state, index)
 
 

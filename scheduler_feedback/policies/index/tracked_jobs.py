@@ -116,6 +116,7 @@ class TrackedJobs(HeldSlots):
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _capacity_changed(self) -> None:
+        self.openings = None  # room on slots depends on the nodes
         self.capacity_or_none = None
         self.grown = self.changed = self.unsettled = True
         self.appointed = False
@@ -168,6 +169,8 @@ class TrackedJobs(HeldSlots):
             gave_up = job.state not in _HOLDING and self.policy.backfill in _BEHIND_ALL
             if gave_up or self.state.reserved_for == job_id:
                 self.changed = True
+        if self.openings is not None:
+            self.openings.leave(job_id)
         for group in self._groups:
             if group:
                 group.discard(job_id)
@@ -207,6 +210,8 @@ class TrackedJobs(HeldSlots):
                 self.hopeless.add(job_id)
         elif job.spec.opportunistic:
             self.opportunists.add(job_id)
+            if self.openings is not None:
+                self.openings.enter(job, (job.submitted_ns, job_id))
             self.grown = True
         else:
             self._line_up(job)
@@ -313,6 +318,8 @@ class TrackedJobs(HeldSlots):
                 heappush(self.timeouts, (at_ns, job.job_id))
         queue = job.spec.queue if self.shares.limited else ""
         self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
+        if self.openings is not None:
+            self.openings.enter(job, key)
         self.fresh.add(job.job_id)
         if self.line.order[0] is key or self.state.reserved_for is None or self.shares.limited:
             self.changed = True  # the job may get the reservation
@@ -343,7 +350,10 @@ class TrackedJobs(HeldSlots):
         ends = self.ends
         while ends and ends[0].at_ns <= now_ns:
             self.update_expected_end(self.state.jobs[ends[0].job_id])
-        for job_id in sorted(one for one, at_ns in self.own_ends.items() if at_ns <= now_ns):
+        past: set[str] = set()
+        while (first := self.first_own_end()) is not None and first[0] <= now_ns:
+            past.add(heappop(self.own_due)[1])
+        for job_id in sorted(past):
             self.update_expected_end(self.state.jobs[job_id])
         if self.claimants:
             self.update_expected_restarts(self.claimants)

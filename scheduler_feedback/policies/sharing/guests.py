@@ -7,21 +7,25 @@ host only, and does not delay the head of the queue: it stays off slots that are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import islice
 
-from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
+from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import Sharing
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.runtime_estimate import left_at_full_speed_ns, remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
-from scheduler_feedback.policies.queue.placement import attempt_speed, may_borrow, place, types_for, where
+from scheduler_feedback.policies.queue.placement import attempt_speed, place, types_for, where
 from scheduler_feedback.policies.queue.preemption import place_without, stop_for
 from scheduler_feedback.policies.queue.starting import release_reservation, start
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 from scheduler_feedback.policies.sharing import antman, gandiva, iadeep, muri, pair_speeds, sjf_bsbf
 from scheduler_feedback.policies.sharing.case import Case, Chance
+from scheduler_feedback.policies.sharing.openings import MOST_TRIED, Key, Kind, Openings, next_of
+from scheduler_feedback.policies.sharing.pair_speeds import news_of
+from scheduler_feedback.policies.sharing.room_on_slots import fitting
 
 RULES: dict[Sharing, Callable[[Case], Chance | None]] = {
     Sharing.GANDIVA: gandiva.chance,
@@ -32,11 +36,25 @@ RULES: dict[Sharing, Callable[[Case], Chance | None]] = {
 }
 """Function of each rule."""
 
-TIMELESS = frozenset({Sharing.GANDIVA, Sharing.IADEEP})
-"""Rules that depend only on the workloads and sizes of a pair. Hosts that are alike are compared once."""
+GROUPED = frozenset({Sharing.GANDIVA, Sharing.ANTMAN, Sharing.SJF_BSBF, Sharing.IADEEP})
+"""Rules whose lasting part depends only on the workloads and sizes of a pair."""
 
-MOST_TRIED = 64
-"""Maximum number of different pending jobs that one cycle compares with all hosts, so that a cycle stays short."""
+MOST_NEWS = 10_000
+"""Maximum length of the list of changed speeds of pairs, so that it does not grow for ever."""
+
+
+def openings_of(index: SchedulingIndex) -> Openings:
+    """Return the openings of the index; build them if it has none."""
+    found = index.openings
+    if len(news := news_of(index.state)) > MOST_NEWS:
+        news.clear()
+        found = None  # it has read a part of the list
+    if not isinstance(found, Openings):
+        rule = index.state.policy.sharing
+        timed = rule is Sharing.SJF_BSBF
+        possible = sjf_bsbf.possible if timed else RULES[rule]
+        found = index.openings = Openings(index, possible, rule in GROUPED, timed)
+    return found
 
 
 def start_guests(context: CycleContext) -> None:
@@ -45,53 +63,90 @@ def start_guests(context: CycleContext) -> None:
     if state.frozen or state.policy.sharing is Sharing.NONE:
         return
     start_opportunistic(context)
-    if not any(node.jobs_per_slot > 1 for node in state.nodes.values()):
+    openings = openings_of(index)
+    openings.update()
+    if not openings.hosts or not openings.order:
         return
-    hosts: list[Job] | None = None
-    failed: set[tuple[object, ...]] = set()
-    for job, ahead in _guests(context):
-        if hosts is None:
-            hosts = _hosts(index)
-        if not hosts or len(failed) >= MOST_TRIED:
-            return
-        spec = job.spec
-        kind: tuple[object, ...] = (
-            spec.ranks,
-            pair_speeds.workload_of(spec),
-            spec.slot_memory_mib,
-            spec.slot_share,
-            spec.stages,
-        )
-        if state.policy.sharing is Sharing.SJF_BSBF:
-            kind = (*kind, remaining_ns(state.policy, job), ahead)
-        if kind in failed or paused(state, job, context.now_ns) is not None or at_limit(index, job):
-            continue
-        found = _best(context, job, hosts, ahead)
-        if found is None:
-            failed.add(kind)
-            continue
-        host, slots, chance = found
-        _start(context, job, host, slots, chance)
-        if state.policy.sharing is Sharing.MURI:
-            failed.clear()  # the larger group may suit another job
-        else:
-            hosts.remove(host)
+    if state.policy.sharing is Sharing.SJF_BSBF:
+        _start_by_time(context, openings)
+    else:
+        _start_by_kind(context, openings)
 
 
-def _guests(context: CycleContext) -> Iterator[tuple[Job, int]]:
-    """Yield the pending jobs that may join others, in queue order, with the ranks of all jobs ahead of each."""
-    state, index = context.state, context.index
-    if state.policy.sharing is Sharing.ANTMAN:
-        for job_id in sorted(index.opportunists, key=lambda one: (state.jobs[one].submitted_ns, one)):
-            yield state.jobs[job_id], 0
+def _start_by_kind(context: CycleContext, openings: Openings) -> None:
+    """Start guests if the rule does not depend on time: all jobs of one kind may join the same hosts."""
+    state = context.state
+    if (mark := openings.mark()) == openings.settled:
         return
-    ahead = 0
-    for key in list(index.line.order):
+    known = [(key, openings.kinds[number]) for key, number in openings.order[: 2 * MOST_TRIED]]
+    width = MOST_TRIED
+    trying = [(key, kind) for key, kind in known[:width] if openings.chances(state.jobs[key[-1]], kind)]
+    if not trying:
+        openings.settled = mark
+    heapify(trying)
+    while trying:
+        key, kind = heappop(trying)
         job = state.jobs[key[-1]]
-        if job.spec.shareable and may_borrow(job.spec):
-            yield job, ahead
-        if job.state is JobState.PENDING:
-            ahead += job.spec.ranks
+        if openings.kind_of_pending(job.job_id) == kind and _may_start(context, job):
+            found = _best(context, job, openings.chances(job, kind), 0)
+            if found is None:
+                continue  # no job of this kind finds a host
+            _start(context, job, *found)
+            openings.update()
+            if kind not in openings.lines and width < len(known):  # all of them have started: the next kind is tried
+                after, following_kind = known[width]
+                width += 1
+                if openings.chances(state.jobs[after[-1]], following_kind):
+                    heappush(trying, (after, following_kind))
+            if state.policy.sharing is Sharing.MURI:  # the larger group may suit another job
+                trying = _after(openings, [one for _, one in known[:width]], key)
+                heapify(trying)
+                continue
+        following = next_of(openings.lines.get(kind, []), key)
+        if following is not None:
+            heappush(trying, (following, kind))
+
+
+def _after(openings: Openings, kinds: list[Kind], key: Key) -> list[tuple[Key, Kind]]:
+    """Return the next job of each kind behind this key, if there are running jobs that it may join."""
+    found: list[tuple[Key, Kind]] = []
+    for kind in kinds:
+        following = next_of(openings.lines.get(kind, []), key)
+        if following is not None and openings.chances(openings.index.state.jobs[following[-1]], kind):
+            found.append((following, kind))
+    return found
+
+
+def _start_by_time(context: CycleContext, openings: Openings) -> None:
+    """Start guests if the rule compares expected ends. ahead: ranks of all jobs before one in the queue."""
+    state, index = context.state, context.index
+    if (mark := openings.mark()) == openings.settled:
+        return
+    kinds = [(openings.kinds[number], key) for key, number in openings.order[: 2 * MOST_TRIED]]
+    live = {kind for kind, key in kinds if openings.chances(state.jobs[key[-1]], kind)}
+    if not live:
+        if len(kinds) == len(openings.order):
+            openings.settled = mark
+        return
+    ahead = failures = 0
+    for key in list(islice(index.line.order, 2 * MOST_TRIED)):
+        job = state.jobs[key[-1]]
+        kind = openings.kind_of_pending(job.job_id)
+        if kind is not None and kind in live and _may_start(context, job):
+            chances = openings.chances(job, kind)
+            found = _best(context, job, chances, ahead) if chances else None
+            if found is not None:
+                _start(context, job, *found)
+                openings.update()
+                continue
+        failures += kind is not None
+        if failures >= MOST_TRIED:
+            return
+        ahead += job.spec.ranks
+
+
+def _may_start(context: CycleContext, job: Job) -> bool:
+    return paused(context.state, job, context.now_ns) is None and not at_limit(context.index, job)
 
 
 def _wait_seconds(index: SchedulingIndex, slots: int, now_ns: int) -> float:
@@ -103,95 +158,40 @@ def _wait_seconds(index: SchedulingIndex, slots: int, now_ns: int) -> float:
     return float("inf")
 
 
-def _hosts(index: SchedulingIndex) -> list[Job]:
-    """Return the running jobs that other jobs may join."""
-    jobs = index.state.jobs
-    found = [jobs[job_id] for job_id in index.running if jobs[job_id].spec.shareable]
-    return sorted([job for job in found if _may_host(index, job)], key=lambda job: job.job_id)
+def _best(
+    context: CycleContext, job: Job, chances: Mapping[str, Chance | None], ahead: int
+) -> tuple[Job, tuple[Slot, ...], Chance] | None:
+    """Return the host, its slots and the chance that the rule prefers; None if no host suits.
 
-
-def _may_host(index: SchedulingIndex, job: Job) -> bool:
-    """Return whether other jobs may join the running job. The jobs on its slots are compared one by one later."""
-    if not job.spec.shareable or job.guest_of or job.stop_reason is not None or job.spec.kind is not JobKind.TRAINING:
-        return False
-    if index.state.policy.sharing is not Sharing.MURI and index.partners(job.job_id):
-        return False  # speeds are measured of pairs
-    node = index.state.nodes.get(job.ranks[0].slot.node) if job.ranks else None
-    return node is not None and node.jobs_per_slot > 1
-
-
-def _best(context: CycleContext, job: Job, hosts: list[Job], ahead: int) -> tuple[Job, tuple[Slot, ...], Chance] | None:
-    """Return the host, its slots and the chance that the rule prefers; None if no host suits."""
+    chances: of the hosts that the job may join, by id; None if the chance depends on time. ahead: ranks of the jobs
+    before it in the queue.
+    """
     state, index, now_ns = context.state, context.index, context.now_ns
     rule, policy = RULES[state.policy.sharing], state.policy
     names = index.plan.topology.type_names
     allowed = {names[number] for number in types_for(index.plan, job, policy)}
     reserved = frozenset(state.reserved_slots if state.reserved_for != job.job_id else ())
-    mine = remaining_ns(policy, job) / 1e9
-    wait = _wait_seconds(index, ahead + job.spec.ranks, now_ns) if policy.sharing is Sharing.SJF_BSBF else 0.0
-    best: tuple[Job, tuple[Slot, ...], Chance] | None = None
-    known: dict[tuple[int, str], Chance | None] = {}
-    timeless = policy.sharing in TIMELESS
-    ranks = job.spec.ranks
-    for host in hosts:
-        if ranks > len(host.ranks):
+    timed = policy.sharing is Sharing.SJF_BSBF
+    mine = remaining_ns(policy, job) / 1e9 if timed else 0.0
+    wait = _wait_seconds(index, ahead + job.spec.ranks, now_ns) if timed else 0.0
+    best: tuple[Job, Chance] | None = None
+    for host_id in sorted(chances):
+        host, chance = state.jobs[host_id], chances[host_id]
+        if chance is not None and best is not None and chance.gain <= best[1].gain:
             continue
-        chance: Chance | None = None
-        if timeless:
-            kind = (len(host.ranks), pair_speeds.workload_of(host.spec))
-            if kind not in known:
-                known[kind] = rule(Case(state, job, host, (), mine, 0.0, wait))
-            chance = known[kind]
-            if chance is None or (best is not None and chance.gain <= best[2].gain):
-                continue  # no better than a host that was compared before
         if state.nodes[host.ranks[0].slot.node].gpu_type not in allowed:
             continue
-        slots = fitting(index, job, host)
-        if slots is None or not reserved.isdisjoint(rank.slot for rank in host.ranks):
+        if reserved and not reserved.isdisjoint([rank.slot for rank in host.ranks]):
             continue
-        if not timeless:
-            others = {one for slot in slots for one in index.sharers.get(slot, ())} - {host.job_id}
+        if chance is None:
             theirs = left_at_full_speed_ns(policy, host, now_ns) / 1e9
-            chance = rule(Case(state, job, host, tuple(state.jobs[one] for one in sorted(others)), mine, theirs, wait))
-        if chance is not None and (best is None or chance.gain > best[2].gain):
-            best = (host, slots, chance)
-    return best
-
-
-def fitting(index: SchedulingIndex, job: Job, host: Job) -> tuple[Slot, ...] | None:
-    """Return slots of the host, one per rank, on which the job fits beside all jobs there; None if there are too few.
-
-    It requires healthy nodes that the job may use, and room in every declared dimension: number of jobs, memory, share.
-    """
-    state, spec = index.state, job.spec
-    barred = index.plan.topology.refused.get(spec.constraint, 0)
-    found: list[Slot] = []
-    for rank in host.ranks:
-        node = state.nodes.get(rank.slot.node)
-        if node is None or node.name in job.excluded_nodes or (spec.pinned_node or node.name) != node.name:
-            continue
-        if barred and barred >> index.plan.topology.number[node.name] & 1:
-            continue
-        here = [state.jobs[one] for one in index.sharers.get(rank.slot, ())]
-        if node.present and node.state is NodeState.HEALTHY and has_room(node, job, here):
-            found.append(rank.slot)
-            if len(found) == spec.ranks:
-                break
-    if len(found) < spec.ranks or (spec.required_level is not None and len({slot.node for slot in found}) > 1):
+            chance = rule(Case(state, job, host, (), mine, theirs, wait))
+        if chance is not None and (best is None or chance.gain > best[1].gain):
+            best = (host, chance)
+    if best is None:
         return None
-    return None if spec.groups else tuple(found)
-
-
-def has_room(node: Node, job: Job, here: list[Job]) -> bool:
-    """Return whether one slot of the node can hold the job beside the jobs `here`, in every declared dimension."""
-    together = [*here, job]
-    if len(together) > node.jobs_per_slot or any(one.state is JobState.STOPPING for one in here):
-        return False
-    if node.slot_memory_mib:
-        needed = [one.spec.slot_memory_mib for one in together]
-        if not all(needed) or sum(needed) > node.slot_memory_mib:
-            return False
-    return sum(one.spec.slot_share for one in together) <= 1.0 + 1e-9
+    slots = fitting(index, job, best[0])
+    return None if slots is None else (best[0], slots, best[1])
 
 
 def _start(context: CycleContext, job: Job, host: Job, slots: tuple[Slot, ...], chance: Chance) -> None:
@@ -263,8 +263,9 @@ def make_room(context: CycleContext) -> bool:
 
 def _alone(index: SchedulingIndex) -> list[Job]:
     """Return the opportunistic jobs that run on slots that no other job holds."""
-    running = [index.state.jobs[one] for one in sorted(index.running)]
-    return [one for one in running if one.spec.opportunistic and not one.guest_of and one.stop_reason is None]
+    openings = openings_of(index)
+    openings.update()
+    return [index.state.jobs[one] for one in sorted(openings.alone)]
 
 
 def _displaced(context: CycleContext, job: Job, alone: list[Job]) -> list[Job]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import State
-from scheduler_feedback.policies.sharing.pair_speeds import known, workload_of
+from scheduler_feedback.policies.sharing.pair_speeds import known, pair_changes, workload_of
 
 SHRINKAGE = 1.0
 """Number of measurements of the mean that are added to those of each workload: one unusual pair does not decide."""
@@ -85,12 +85,12 @@ def measured(state: State, spec: JobSpec) -> bool:
 
 def _model(state: State) -> Model:
     """Return the model of the state's pairs. It is fitted again only if a pair was measured since."""
-    size = (id(state.policy), tuple(tuple(row.items()) for row in state.pair_speeds.values()))
+    basis = (id(state.policy), id(state.pair_speeds), pair_changes(state))
     kept = state.__dict__.get("interference")
-    if kept is None or kept[0] != size:
+    if kept is None or kept[0] != basis:
         table = {one: dict(row) for one, row in state.policy.pair_speeds.items()}
         for one, row in state.pair_speeds.items():
             table.setdefault(one, {}).update(row)
-        kept = state.__dict__["interference"] = (size, fit(table))
+        kept = state.__dict__["interference"] = (basis, fit(table))
     model: Model = kept[1]
     return model

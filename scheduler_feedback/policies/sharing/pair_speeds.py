@@ -56,5 +56,20 @@ def learn(state: State, spec: JobSpec, other: JobSpec, speed: float) -> float:
     """Store a measured speed of the job beside the other one. Return the speed that is now expected."""
     row = state.pair_speeds.setdefault(workload_of(spec), {})
     before = row.get(workload_of(other))
-    row[workload_of(other)] = speed if before is None else (1 - NEWEST) * before + NEWEST * speed
-    return row[workload_of(other)]
+    found = row[workload_of(other)] = speed if before is None else (1 - NEWEST) * before + NEWEST * speed
+    if found != before:
+        news_of(state).append((workload_of(spec), workload_of(other)))
+        state.__dict__["pair_changes"] = pair_changes(state) + 1
+    return found
+
+
+def news_of(state: State) -> list[tuple[str, str]]:
+    """Return the pairs of workloads whose stored speeds have changed, in order, since the list was emptied."""
+    found: list[tuple[str, str]] = state.__dict__.setdefault("pair_news", [])
+    return found
+
+
+def pair_changes(state: State) -> int:
+    """Return how many times a stored speed has changed since the state was made or read."""
+    found: int = state.__dict__.get("pair_changes", 0)
+    return found
