@@ -344,6 +344,9 @@ class Job(msgspec.Struct):
     guest_of: tuple[str, ...] = ()
     """Ids of the jobs whose slots the newest attempt joined, and that still hold them; empty: it joined none, or they
     have left."""
+    cell_slots: list[Slot] = []
+    """Slots of the ranks within the cells of the job's queue, by rank; the node is the name of a cell. Empty: the job
+    is not guaranteed to run."""
     overdue: bool = False
     """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
     Policy.starvation_share of the slots."""

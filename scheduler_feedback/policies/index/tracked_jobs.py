@@ -117,6 +117,7 @@ class TrackedJobs(HeldSlots):
 
     def _capacity_changed(self) -> None:
         self.capacity_or_none = None
+        self.clusters_or_none = None
         self.grown = self.changed = self.unsettled = True
         self.appointed = False
 
