@@ -33,6 +33,7 @@ def check_start(state: State, action: StartGang, held: Mapping[Slot, Collection[
     wanted = state.jobs[action.job_id].spec
     least, most = wanted.min_ranks or wanted.ranks, wanted.max_ranks or wanted.ranks
     assert least <= len(slots) <= most, f"{action.job_id} starts with {len(slots)} ranks of {least} to {most}"
+    assert not wanted.sizes or len(slots) in wanted.sizes, f"{action.job_id} has no layout for {len(slots)} ranks"
     for slot in slots:
         check_slot(state, slot, (*held.get(slot, ()), action.job_id))
         node = state.nodes[slot.node]

@@ -110,6 +110,7 @@ TRAITS = st.fixed_dictionaries(
         "restartable": st.booleans(),
         "preemptible": st.booleans(),
         "elastic": st.sampled_from([0, 0, 1, 2]),
+        "layouts": st.sampled_from([False, False, True]),
         "after": st.sampled_from([None, None, None, *After]),
         "array": st.sampled_from([0, 0, 0, 0, 3]),
         "launcher": st.sampled_from([False, False, False, True]),
@@ -147,6 +148,10 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
         changes["opportunistic"] = traits["opportunistic"] and changes["preemptible"]
     elif traits["elastic"] and not traits["launcher"]:
         changes |= {"min_ranks": max(spec.ranks // 2, 1), "max_ranks": spec.ranks * traits["elastic"]}
+        if traits["layouts"]:
+            least, most = changes["min_ranks"], changes["max_ranks"]
+            sizes = {least, spec.ranks, most, *(size for size in (2, 4, 8) if least <= size <= most)}
+            changes |= {"sizes": tuple(sorted(sizes)), "reshard_seconds": 3.0}
     if traits["launcher"] and spec.ranks > 2:
         changes["groups"] = (Group("launcher", 1), Group("worker", spec.ranks - 1, same_node=spec.ranks < 5))
     if traits["after"] is not None and before:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from scheduler_feedback import cycle
-from scheduler_feedback.core.cluster import Level
-from scheduler_feedback.core.events import NodeCommand, NodeCommanded, PolicySet
-from scheduler_feedback.core.job import JobState, Slot, StopReason
-from scheduler_feedback.core.state import Backfilling, Cell, Mode, Policy, Queue
-from scheduler_feedback.policies.cells.virtual_cluster import nodes_of_parts
+from scheduler_feedback.core.cluster import Level, Node
+from scheduler_feedback.core.events import NodeCommand, NodeCommanded, PolicySet, Submitted
+from scheduler_feedback.core.job import JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.state import Backfilling, Cell, Mode, Policy, Queue, State
+from scheduler_feedback.policies.cells.virtual_cluster import virtual_clusters
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.cycle_world import World
 
@@ -149,6 +149,17 @@ def test_a_rack_cell_is_one_rack_and_node_cells_use_a_divided_rack() -> None:
     assert racks[0] != racks[1] == racks[2] and len(racks[0]) == 1
 
 
+def test_the_limit_of_a_queue_counts_the_jobs_of_one_cycle() -> None:
+    queues = (Queue("a", cells={Cell.NODE: 2}, limit=5), Queue("b", limit=2))
+    world = World({"n0": 4, "n1": 4}, Policy(queues=queues))
+    specs = [JobSpec(f"x{n}", ("train",), 3, queue="a") for n in range(2)]
+    world.cycle(*(Submitted(spec.name, spec) for spec in specs))
+    assert active(world, "x0", "x1") == [True, False]
+    assert "queue a is limited to 5 slots and uses 3" in why(world, "x1")
+    world.end("x0", 0)
+    assert active(world, "x1") == [True]
+
+
 def test_queues_without_cells_share_the_nodes_that_are_left() -> None:
     world = world_of({"a": {Cell.NODE: 1}}, nodes=3)
     shared = [world.submit(4, 500.0, queue=name, **FIXED) for name in ("x", "y")]
@@ -240,8 +251,26 @@ def test_bound_cells_are_released_with_their_last_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "whole", "nodes"),
-    [([], 8, 0), ([4, 4], 8, 1), ([4, 2, 1, 1, 1], 8, 2), ([4, 4, 2], 6, 2), ([4, 2], 6, 1), ([4], 2, 0)],
+    ("nodes", "cells", "found"),
+    [
+        ([8, 8], {Cell.NODE: 1}, ["q/node-0"]),
+        ([8, 4], {Cell.NODE: 2}, ["q/node-0"]),  # a smaller node is no node cell
+        ([8], {Cell.QUAD: 3, Cell.PAIR: 1}, ["q/quad-0", "q/quad-1"]),
+        ([6], {Cell.QUAD: 1, Cell.PAIR: 2}, ["q/pair-0", "q/quad-0"]),
+        ([8, 4], {Cell.NODE: 1, Cell.QUAD: 1}, ["q/node-0", "q/quad-0"]),
+        ([8, 1], {Cell.GPU: 3, Cell.NODE: 1}, ["q/gpu-0", "q/node-0"]),
+        ([2], {Cell.QUAD: 1}, []),
+        ([], {Cell.NODE: 1, Cell.RACK: 1}, []),
+    ],
 )
-def test_parts_of_nodes_are_packed(sizes: list[int], whole: int, nodes: int) -> None:
-    assert nodes_of_parts(sizes, whole) == nodes
+def test_only_cells_for_which_there_are_nodes_exist(nodes: list[int], cells: dict[Cell, int], found: list[str]) -> None:
+    state = State(policy=Policy(queues=(Queue("q", cells=cells),)))
+    state.nodes = {f"n{number}": Node(f"n{number}", slots) for number, slots in enumerate(nodes)}
+    assert sorted(virtual_clusters(state)["q"].empty.topology.names) == found
+
+
+def test_a_queue_with_more_cells_than_the_cluster_has_nodes_is_explained() -> None:
+    world = world_of({"a": {Cell.NODE: 1}, "b": {Cell.NODE: 2}})
+    job = world.submit(8, 500.0, queue="b")
+    assert why(world, job).endswith("; the cluster has no nodes for 1 of the queue's cells")
+    assert active(world, world.submit(4, 500.0, queue="b"), world.submit(4, 500.0, queue="a")) == [True, True]

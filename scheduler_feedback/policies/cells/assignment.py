@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.policies.cells.ground import Ground, at_home, mask_of, may_leave, places, survey
-from scheduler_feedback.policies.cells.guarantees import fill, members_of
+from scheduler_feedback.policies.cells.guarantees import fill, guarantee, members_of
 from scheduler_feedback.policies.cells.virtual_cluster import SHARED, VirtualCluster
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.queue.placement import Shape, place, shape_of
@@ -43,6 +43,9 @@ def assign_cells(context: CycleContext) -> None:
 def _start_at_home(context: CycleContext, cluster: VirtualCluster, ground: Ground, job: Job) -> None:
     """Start the guaranteed job on the slots of its cells, or make other jobs leave them first."""
     index, state = context.index, context.state
+    if index.shares.limited and index.shares.room(job.spec.queue, len(job.cell_slots)) is not None:
+        guarantee(context, job, ())  # another job of the queue has just started
+        return
     cells = list(dict.fromkeys(slot.node for slot in job.cell_slots))
     unbound = [cell for cell in cells if cell not in state.bound_cells]
     topology = index.plan.topology

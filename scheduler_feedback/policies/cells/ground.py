@@ -42,7 +42,7 @@ class Ground:
         """
         before = dict(self.bound)
         found: dict[str, Slot] = {}
-        for cell in cells:
+        for cell in sorted(cells, key=lambda one: (one not in cluster.groups, -cluster.size(one))):
             if cell in found:
                 continue
             group = cluster.groups.get(cell)
@@ -61,7 +61,7 @@ class Ground:
 
     def _block(self, cell: str, size: int, barred: Collection[str]) -> dict[str, Slot] | None:
         nodes = self.state.nodes
-        whole = node_size(node for node in nodes.values() if node.present)
+        whole = node_size(node for node in nodes.values() if node.present and not node.spare)
         divided = {rack_of(nodes[name]) for name, mask in self.bound.items() if mask and name in nodes}
         best: tuple[tuple[int, ...], str, int] | None = None
         for name in sorted(nodes):
@@ -96,7 +96,7 @@ class Ground:
 
     def _rack(self, group: tuple[str, ...], barred: Collection[str]) -> dict[str, Slot] | None:
         nodes = self.state.nodes
-        whole = node_size(node for node in nodes.values() if node.present)
+        whole = node_size(node for node in nodes.values() if node.present and not node.spare)
         racks: dict[tuple[str, str], list[str]] = {}
         for name in sorted(nodes):
             if nodes[name].rack:
@@ -179,4 +179,4 @@ def survey(state: State, clusters: Mapping[str, VirtualCluster], active: Iterabl
 
 
 def _racks(state: State) -> int:
-    return rack_size(node for node in state.nodes.values() if node.present)
+    return rack_size(node for node in state.nodes.values() if node.present and not node.spare)

@@ -55,32 +55,46 @@ def owner_of(shares: Shares, queue: str) -> str:
 
 
 def virtual_clusters(state: State) -> dict[str, VirtualCluster]:
-    """Return the virtual clusters by the name of the queue; that of all queues without cells is the last."""
-    present = [node for node in state.nodes.values() if node.present]
-    whole = node_size(present)
-    in_rack = rack_size(present)
+    """Return the virtual clusters by the name of the queue; that of all queues without cells is the last.
+
+    Cells for which the cluster has no nodes are left out, first those of the last queues. Spare nodes are no cells.
+    """
+    present = [node for node in state.nodes.values() if node.present and not node.spare]
+    whole, in_rack = node_size(present), rack_size(present)
     types = {node.gpu_type for node in present}
     gpu_type = next(iter(types)) if len(types) == 1 else ""
-    found: dict[str, VirtualCluster] = {}
-    used, parts = 0, list[int]()
-    for queue in state.policy.queues:
-        if not queue.cells:
-            continue
-        found[queue.name] = _virtual(queue.name, queue.cells, whole, in_rack, gpu_type)
-        used += queue.cells.get(Cell.NODE, 0) + queue.cells.get(Cell.RACK, 0) * in_rack
-        parts += [size for kind, size in SIZES.items() for _ in range(queue.cells.get(kind, 0))]
-    left = sum(node.slots == whole for node in present) - used - nodes_of_parts(parts, whole)
-    found[SHARED] = _virtual(SHARED, {Cell.NODE: max(left, 0)}, whole, in_rack, gpu_type)
+    owners = [queue for queue in state.policy.queues if queue.cells]
+    granted: dict[str, dict[Cell, int]] = {queue.name: {} for queue in owners}
+    racks = len({rack_of(node) for node in present if node.rack and node.slots == whole})
+    free = Counter(node.slots for node in present)
+    for kind in reversed(Cell):
+        for queue in owners:
+            granted[queue.name][kind] = count = _grant(free, kind, queue.cells.get(kind, 0), whole, in_rack, racks)
+            racks -= count if kind is Cell.RACK else 0
+    found = {name: _virtual(name, cells, whole, in_rack, gpu_type) for name, cells in granted.items()}
+    found[SHARED] = _virtual(SHARED, {Cell.NODE: free[whole] if whole else 0}, whole, in_rack, gpu_type)
     return found
 
 
-def needed_nodes(policy: Policy, whole: int, in_rack: int) -> int:
-    """Return how many nodes with `whole` slots the cells of all queues need. in_rack: nodes of a rack cell."""
-    cells: Counter[Cell] = Counter()
-    for queue in policy.queues:
-        cells.update(queue.cells)
-    parts = [size for kind, size in SIZES.items() for _ in range(cells[kind])]
-    return cells[Cell.NODE] + cells[Cell.RACK] * in_rack + nodes_of_parts(parts, whole)
+def _grant(free: Counter[int], kind: Cell, count: int, whole: int, in_rack: int, racks: int) -> int:
+    """Subtract up to `count` cells of the kind from the free blocks of nodes (number by size). Return how many."""
+    if kind is Cell.RACK:
+        count = min(count, racks, free[whole] // in_rack) if in_rack else 0
+        free[whole] -= count * in_rack
+        return count
+    if kind is Cell.NODE:
+        count = min(count, free[whole])
+        free[whole] -= count
+        return count
+    size = SIZES[kind]
+    for number in range(count):
+        block = min((one for one in free if one >= size and free[one] > 0), default=0)
+        if not block:
+            return number
+        free[block] -= 1
+        if block > size:
+            free[block - size] += 1
+    return count
 
 
 def node_size(nodes: Iterable[Node]) -> int:
@@ -99,22 +113,6 @@ def rack_size(nodes: Iterable[Node]) -> int:
 def rack_of(node: Node) -> tuple[str, str]:
     """Return the rack of the node, unique in the cluster."""
     return node.spine, node.rack
-
-
-def nodes_of_parts(sizes: Iterable[int], whole: int) -> int:
-    """Return how many nodes with `whole` slots hold cells of these sizes, each at a multiple of its size."""
-    nodes, free = 0, list[int]()  # free: slots left behind the last cell of each node
-    for size in sorted(sizes, reverse=True):
-        if size > whole:
-            continue
-        for index, left in enumerate(free):
-            if left >= size:
-                free[index] -= size
-                break
-        else:
-            nodes += 1
-            free.append(whole - size)
-    return nodes
 
 
 def _virtual(queue: str, cells: Mapping[Cell, int], whole: int, in_rack: int, gpu_type: str) -> VirtualCluster:

@@ -281,7 +281,7 @@ class TrackedJobs(HeldSlots):
         Then the faster progress is expected to save more time than the restart costs.
         """
         most = job.spec.max_ranks or job.spec.ranks
-        moving = job.spec.stop_seconds + job.spec.restart_cost_seconds
+        moving = job.spec.stop_seconds + job.spec.restart_cost_seconds + job.spec.reshard_seconds
         return (1 + self.policy.migration_margin) * moving * most / (most - ranks) if most > ranks else 0.0
 
     def _resizable_ns(self, job: Job) -> int:
