@@ -9,9 +9,9 @@ import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.cluster import Level, Node
-from scheduler_feedback.core.events import NodeCommand, NodeCommanded, PolicySet, Submitted
+from scheduler_feedback.core.events import FreezeSet, NodeCommand, NodeCommanded, NodeSeen, PolicySet, Submitted, Tick
 from scheduler_feedback.core.job import JobSpec, JobState, Slot, StopReason
-from scheduler_feedback.core.state import Backfilling, Cell, Mode, Policy, Queue, State
+from scheduler_feedback.core.state import Backfilling, Cell, Mode, Order, Policy, Queue, State
 from scheduler_feedback.policies.cells.virtual_cluster import virtual_clusters
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.cycle_world import World
@@ -140,6 +140,25 @@ def test_a_pair_uses_the_smallest_block_that_is_already_divided() -> None:
     assert {rank.slot.slot for job in pairs for rank in world.state.jobs[job].ranks} == {0, 1, 2, 3}
 
 
+def test_a_pair_leaves_a_larger_free_block_whole() -> None:
+    world = world_of({"a": {Cell.PAIR: 2}, "b": {Cell.QUAD: 1}, "c": {Cell.NODE: 1}}, slots=8)
+    quad = world.submit(4, 500.0, queue="b", **FIXED)
+    first = world.submit(2, 500.0, queue="a", **FIXED)
+    assert {rank.slot.slot for rank in world.state.jobs[first].ranks} == {4, 5}
+    world.end(quad, 0)
+    second = world.submit(2, 500.0, queue="a", **FIXED)
+    assert {rank.slot.slot for rank in world.state.jobs[second].ranks} == {6, 7}, "not 0 and 1, part of a free quad"
+    assert active(world, world.submit(4, 500.0, queue="b", **FIXED)) == [True]
+
+
+def test_each_rack_is_one_cell() -> None:
+    state = State(policy=Policy(queues=(Queue("a", cells={Cell.RACK: 1}), Queue("b", cells={Cell.RACK: 2}))))
+    racks = ("r0", "r0", "r1", "r1", "r1", "r1")
+    state.nodes = {f"n{number}": Node(f"n{number}", 4, rack=rack) for number, rack in enumerate(racks)}
+    found = virtual_clusters(state)
+    assert [len(found[name].empty.topology.names) for name in ("a", "b", "")] == [2, 2, 2], "b's second rack is missing"
+
+
 def test_a_rack_cell_is_one_rack_and_node_cells_use_a_divided_rack() -> None:
     world = world_of({"a": {Cell.RACK: 1}, "b": {Cell.NODE: 2}}, nodes=4, racks=2)
     b = [world.submit(4, 500.0, queue="b", **FIXED) for _ in range(2)]
@@ -165,7 +184,7 @@ def test_queues_without_cells_share_the_nodes_that_are_left() -> None:
     shared = [world.submit(4, 500.0, queue=name, **FIXED) for name in ("x", "y")]
     late, owner = world.submit(4, 500.0, queue="x", **FIXED), world.submit(4, 500.0, queue="a", **FIXED)
     assert active(world, *shared, late, owner) == [True, True, False, True]
-    assert "guaranteed in the nodes of all queues without cells" in why(world, shared[0])
+    assert "guaranteed in what the queues without cells share" in why(world, shared[0])
 
 
 def test_a_cell_moves_away_from_a_node_that_is_out_of_use() -> None:
@@ -199,6 +218,27 @@ def test_the_cells_of_a_queue_have_its_backfill_rule(backfill: Backfilling, star
     assert active(world, *jobs) == starts
     if backfill is Backfilling.EASY:
         assert "expected to start in 100" in why(world, head).replace("1m 40s", "100") or "expected" in why(world, head)
+
+
+def test_a_cell_leaves_a_node_that_has_become_smaller() -> None:
+    world = world_of({"a": {Cell.NODE: 1}}, nodes=3)
+    first = world.submit(1, 500.0, queue="a", **FIXED)
+    (node,) = nodes_of(world, first)
+    world.cycle(NodeSeen(node, 3))
+    late = world.submit(3, 500.0, queue="a", **FIXED)
+    assert active(world, late) == [False], "the cell is still bound to the smaller node"
+    world.end(first, 0)
+    assert active(world, late) == [True] and nodes_of(world, late) != {node}
+
+
+def test_frozen_actions_leave_nothing_to_evaluate() -> None:
+    world = two(order=Order.THEMIS)
+    world.cycle(FreezeSet(True, "test"))
+    world.submit(4, 500.0, queue="a", **FIXED)
+    world.cycle(Tick())
+    assert world.state.idle and not world.cycle(Tick()).changed
+    world.cycle(FreezeSet(False, "test"))
+    assert active(world, "j-000001") == [True]
 
 
 def test_observe_mode_only_proposes_to_take_a_cell_back() -> None:
@@ -267,6 +307,15 @@ def test_only_cells_for_which_there_are_nodes_exist(nodes: list[int], cells: dic
     state = State(policy=Policy(queues=(Queue("q", cells=cells),)))
     state.nodes = {f"n{number}": Node(f"n{number}", slots) for number, slots in enumerate(nodes)}
     assert sorted(virtual_clusters(state)["q"].empty.topology.names) == found
+
+
+def test_queues_without_cells_share_parts_of_nodes_too() -> None:
+    state = State(policy=Policy(queues=(Queue("q", cells={Cell.NODE: 1, Cell.QUAD: 1}),)))
+    state.nodes = {f"n{number}": Node(f"n{number}", slots) for number, slots in enumerate((8, 8, 8, 3))}
+    left = virtual_clusters(state)[""].empty.topology
+    assert dict(zip(left.names, left.sizes, strict=True)) == {
+        "/gpu-0": 1, "/node-0": 8, "/pair-0": 2, "/quad-0": 4
+    }  # fmt: skip
 
 
 def test_a_queue_with_more_cells_than_the_cluster_has_nodes_is_explained() -> None:

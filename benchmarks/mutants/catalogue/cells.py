@@ -7,7 +7,7 @@ _LAYOUTS = ("tests/policies/test_layout_sizes.py",)
 
 MUTANTS = (
     Mutant("policies.cells.virtual_cluster:_grant", "count = min(count, free[whole])", "pass", _CELLS),
-    Mutant("policies.cells.virtual_cluster:virtual_clusters", "{Cell.NODE: free[whole] if whole else 0}", "{}", _CELLS),
+    Mutant("policies.cells.virtual_cluster:virtual_clusters", "racks -= count if kind is Cell.RACK else 0", "pass", _CELLS),
     Mutant("policies.cells.ground:Ground._block", "self._undivided(node, first, size),", "0,", _CELLS),
     Mutant("policies.cells.ground:Ground._block", "int(self.splits_racks and", "int(False and", _CELLS),
     Mutant("policies.cells.guarantees:fill", "_in_place(state.bound_cells, cluster, members, ground, job, slots) or slots",

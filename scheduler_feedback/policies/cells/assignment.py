@@ -24,6 +24,7 @@ def assign_cells(context: CycleContext) -> None:
     index, state = context.index, context.state
     release_reservation(context)
     if state.frozen:
+        index.mark_evaluated()
         return
     clusters = index.clusters
     members = members_of(context, clusters)

@@ -66,4 +66,4 @@ def cells_in(cluster: VirtualCluster) -> int:
 def _cells_of(cluster: VirtualCluster) -> str:
     if cluster.queue != SHARED:
         return f"the cells of queue {cluster.queue}"
-    return "the nodes of all queues without cells"
+    return "what the queues without cells share"

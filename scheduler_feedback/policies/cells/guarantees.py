@@ -52,7 +52,7 @@ def members_of(context: CycleContext, clusters: dict[str, VirtualCluster]) -> di
     for key in index.line.order:
         job = state.jobs[key[-1]]
         name, job.expected_start_ns = owner(job), None
-        if job.cell_slots and not (clusters[name].valid(job.cell_slots) and _may_start(context, job)):
+        if job.cell_slots and not (clusters[name].valid(job.cell_slots) and _may_start(context, clusters[name], job)):
             guarantee(context, job, ())
         if job.cell_slots:
             found[name].guaranteed.append(job)
@@ -70,26 +70,26 @@ def members_of(context: CycleContext, clusters: dict[str, VirtualCluster]) -> di
     return found
 
 
-def _may_start(context: CycleContext, job: Job) -> bool:
+def _may_start(context: CycleContext, cluster: VirtualCluster, job: Job) -> bool:
     """Return whether the pending guaranteed job can start in the cells that are bound already."""
     if paused(context.state, job, context.now_ns) is not None:
         return False
-    return not unusable(context.index, job, {slot.node for slot in job.cell_slots})
+    return not unusable(context.index, cluster, job, {slot.node for slot in job.cell_slots})
 
 
-def unusable(index: SchedulingIndex, job: Job | None, cells: Iterable[str]) -> list[str]:
-    """Return those of the cells that are bound to nodes which the job must not use. None: which no job may use."""
+def unusable(index: SchedulingIndex, cluster: VirtualCluster, job: Job | None, cells: Iterable[str]) -> list[str]:
+    """Return those of the cells that are bound to slots which the job must not use. None: which no job may use."""
     topology, bound = index.plan.topology, index.state.bound_cells
     refused = 0 if job is None else topology.refused.get(job.spec.constraint, 0)
     excluded = () if job is None else job.excluded_nodes
-    found = []
-    for cell in cells:
-        if (first := bound.get(cell)) is None:
-            continue
+
+    def usable(cell: str, first: Slot) -> bool:
         number = topology.number.get(first.node)
-        if number is None or not index.plan.usable(first.node) or refused >> number & 1 or first.node in excluded:
-            found.append(cell)
-    return found
+        if number is None or first.slot + cluster.size(cell) > topology.sizes[number]:
+            return False
+        return index.plan.usable(first.node) and not refused >> number & 1 and first.node not in excluded
+
+    return [cell for cell in cells if (first := bound.get(cell)) is not None and not usable(cell, first)]
 
 
 def guarantee(context: CycleContext, job: Job, slots: Sequence[Slot]) -> None:
@@ -109,7 +109,7 @@ def fill(context: CycleContext, cluster: VirtualCluster, members: Members, groun
     plan = cluster.empty.copy()
     for job in members.guaranteed:
         plan.hold(job.cell_slots)
-    down = unusable(index, None, topology.names)
+    down = unusable(index, cluster, None, topology.names)
     room: Backfill | None = None
     behind = False
     failed: dict[tuple[Shape, bool], bool] = {}
@@ -117,7 +117,7 @@ def fill(context: CycleContext, cluster: VirtualCluster, members: Members, groun
         if not any(inside[0] for inside in plan.free_in):
             break
         own = job.excluded_nodes or job.spec.constraint in index.plan.topology.refused
-        bad = unusable(index, job, topology.names) if own else down
+        bad = unusable(index, cluster, job, topology.names) if own else down
         asks = structs.replace(job, excluded_nodes=(*job.excluded_nodes, *bad)) if bad else job
         most = index.most_ranks(job) if job.state is JobState.PENDING else len(job.ranks)
         length_ns = _length_ns(context, job)

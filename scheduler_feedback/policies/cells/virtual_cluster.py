@@ -1,7 +1,7 @@
 """Virtual clusters: the cells of each queue as a cluster of its own, which holds only the queue's guaranteed jobs.
 
 A cell of up to a node's size is a node of the virtual cluster. A rack cell is several nodes of one rack. All queues
-without cells share one virtual cluster: the whole nodes that no other queue has.
+without cells share one virtual cluster: what no other queue has.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def virtual_clusters(state: State) -> dict[str, VirtualCluster]:
             granted[queue.name][kind] = count = _grant(free, kind, queue.cells.get(kind, 0), whole, in_rack, racks)
             racks -= count if kind is Cell.RACK else 0
     found = {name: _virtual(name, cells, whole, in_rack, gpu_type) for name, cells in granted.items()}
-    found[SHARED] = _virtual(SHARED, {Cell.NODE: free[whole] if whole else 0}, whole, in_rack, gpu_type)
+    left = {kind: _grant(free, kind, sum(free.values()) * whole, whole, 0, 0) for kind in reversed(Cell)}
+    found[SHARED] = _virtual(SHARED, left, whole, in_rack, gpu_type)
     return found
 
 
