@@ -104,21 +104,20 @@ def test_a_job_elsewhere_returns_to_its_own_cell_when_it_must_leave() -> None:
 
 def test_a_guaranteed_job_that_must_leave_starts_at_home_at_once() -> None:
     world = two()
-    small = world.submit(1, 500.0, queue="b", **FIXED)
-    whole = world.submit(4, 500.0, queue="b", **GUEST)  # outside: three slots are left in b's cell
-    part = world.submit(2, 500.0, queue="b", **GUEST)
+    home, short = (world.submit(2, 500.0, queue="b", **FIXED) for _ in range(2))
+    guest = world.submit(2, 500.0, queue="b", **GUEST)
     world.running()
-    assert nodes_of(world, small) == nodes_of(world, part) != nodes_of(world, whole)
-    world.end(small, 0)
+    assert nodes_of(world, home) == nodes_of(world, short) != nodes_of(world, guest)
+    world.end(short, 0)
     world.running()
-    world.end(part, 0)
-    world.running()
-    third = world.submit(1, 500.0, queue="b", **GUEST)
-    assert active(world, whole, third) == [True, True]
+    text = "it leaves when another queue needs the cells there, and then continues in the cells of queue b"
+    assert text in why(world, guest)
     owner = world.submit(4, 100.0, queue="a", **FIXED)
-    world.advance(5.0)
-    assert active(world, owner, whole) == [True, True]
-    assert nodes_of(world, owner) != nodes_of(world, whole)
+    assert active(world, guest) == [False]
+    world.end(guest, 75, signalled=True)
+    assert active(world, owner, guest) == [True, True]
+    assert nodes_of(world, guest) == nodes_of(world, home) != nodes_of(world, owner)
+    assert "; guaranteed in the cells of queue b" in why(world, guest)
 
 
 def test_quads_of_two_queues_share_a_node_and_leave_the_other_whole() -> None:

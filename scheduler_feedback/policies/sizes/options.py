@@ -33,7 +33,7 @@ def sizes_of(job: Job, largest: int) -> list[int]:
     spec = job.spec
     least, most = spec.min_ranks or spec.ranks, spec.max_ranks or spec.ranks
     if spec.sizes:
-        return [size for size in spec.sizes if least <= size <= most]
+        return list(spec.sizes)
     found = {least, spec.ranks, most, len(job.ranks)}
     size = spec.unit
     while size <= most:
