@@ -9,7 +9,16 @@ import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.cluster import Level, Node
-from scheduler_feedback.core.events import FreezeSet, NodeCommand, NodeCommanded, NodeSeen, PolicySet, Submitted, Tick
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    FreezeSet,
+    NodeCommand,
+    NodeCommanded,
+    NodeSeen,
+    PolicySet,
+    Submitted,
+    Tick,
+)
 from scheduler_feedback.core.job import JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Backfilling, Cell, Mode, Order, Policy, Queue, State
 from scheduler_feedback.policies.cells.virtual_cluster import virtual_clusters
@@ -118,6 +127,22 @@ def test_a_guaranteed_job_that_must_leave_starts_at_home_at_once() -> None:
     assert active(world, owner, guest) == [True, True]
     assert nodes_of(world, guest) == nodes_of(world, home) != nodes_of(world, owner)
     assert "; guaranteed in the cells of queue b" in why(world, guest)
+
+
+def test_jobs_that_stay_in_place_and_new_ones_share_no_slot() -> None:
+    world = two()
+    whole = world.submit(4, 500.0, queue="b", **FIXED)
+    left, right = (world.submit(2, 500.0, queue="b", **GUEST) for _ in range(2))
+    world.running()
+    world.end(left, 0)
+    world.running()
+    assert {rank.slot.slot for rank in world.state.jobs[right].ranks} == {2, 3}
+    late = Submitted("late", JobSpec("late", ("train",), 2, queue="b", **FIXED))
+    world.alive.pop((whole, 1))
+    world.cycle(AttemptEnded(whole, 1, (), ended_wall_ns=world.now_ns, all_exited_with=0), late)
+    assert active(world, right, "late") == [True, True]
+    assert world.state.jobs[right].cell_slots == [Slot("b/node-0", 2), Slot("b/node-0", 3)]
+    assert nodes_of(world, right) == nodes_of(world, "late"), "one cell for both"
 
 
 def test_quads_of_two_queues_share_a_node_and_leave_the_other_whole() -> None:

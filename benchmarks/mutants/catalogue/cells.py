@@ -12,6 +12,7 @@ MUTANTS = (
     Mutant("policies.cells.ground:Ground._block", "int(self.splits_racks and", "int(False and", _CELLS),
     Mutant("policies.cells.guarantees:fill", "_in_place(state.bound_cells, cluster, members, ground, job, slots) or slots",
            "slots", _CELLS),
+    Mutant("policies.cells.guarantees:fill", "one.hold(home)", "pass", _CELLS),
     Mutant("policies.cells.guarantees:fill", "Backfill(plan, reservation, context.now_ns), True", "None, True", _CELLS),
     Mutant("policies.cells.assignment:_start_at_home", "if not leaving:", "if True:", _CELLS),
     Mutant("policies.cells.assignment:_start_elsewhere", "if not may_leave(job) or", "if", _CELLS),

@@ -122,4 +122,4 @@ def _start_elsewhere(context: CycleContext) -> None:
             failed.add(shape)
             continue
         why = "not guaranteed: it leaves when the cells there are needed"
-        start(context, job, slots, "opportunistic", why)
+        start(context, job, slots, "started", why)

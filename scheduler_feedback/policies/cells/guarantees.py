@@ -119,7 +119,10 @@ def fill(context: CycleContext, cluster: VirtualCluster, members: Members, groun
         own = job.excluded_nodes or job.spec.constraint in index.plan.topology.refused
         bad = unusable(index, cluster, job, topology.names) if own else down
         asks = structs.replace(job, excluded_nodes=(*job.excluded_nodes, *bad)) if bad else job
-        most = index.most_ranks(job) if job.state is JobState.PENDING else len(job.ranks)
+        most = index.most_ranks(job)
+        if job.state is not JobState.PENDING:  # an elastic gang keeps its size
+            most = len(job.ranks)
+            asks = structs.replace(asks, spec=structs.replace(asks.spec, min_ranks=most))
         length_ns = _length_ns(context, job)
         short = room is None or length_ns <= room.window_ns
         kind = shape_of(asks), short
@@ -133,10 +136,13 @@ def fill(context: CycleContext, cluster: VirtualCluster, members: Members, groun
                 room.place_short(policy, asks, most, length_ns) if short else room.place_unreserved(policy, asks, most)
             )
             slots = None if found is None else found[0]
-        if slots is not None and job.state is not JobState.PENDING and len(slots) != len(job.ranks):
-            slots = None  # an elastic gang keeps its size
         if slots is not None:
-            guarantee(context, job, _in_place(state.bound_cells, cluster, members, ground, job, slots) or slots)
+            home = _in_place(state.bound_cells, cluster, members, ground, job, slots)
+            if home is not None:
+                plan.give(slot for slot in slots if slot not in home)
+                for one in (plan,) if room is None else (plan, room.unreserved):
+                    one.hold(home)
+            guarantee(context, job, home or slots)
             members.guaranteed.append(job)
             continue
         failed[kind] = True
