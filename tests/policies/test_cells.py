@@ -137,10 +137,10 @@ def test_jobs_that_stay_in_place_and_new_ones_share_no_slot() -> None:
     world.end(left, 0)
     world.running()
     assert {rank.slot.slot for rank in world.state.jobs[right].ranks} == {2, 3}
-    late = Submitted("late", JobSpec("late", ("train",), 2, queue="b", **FIXED))
+    late = [Submitted(name, JobSpec(name, ("train",), 2, queue="b", **FIXED)) for name in ("late", "later")]
     world.alive.pop((whole, 1))
-    world.cycle(AttemptEnded(whole, 1, (), ended_wall_ns=world.now_ns, all_exited_with=0), late)
-    assert active(world, right, "late") == [True, True]
+    world.cycle(AttemptEnded(whole, 1, (), ended_wall_ns=world.now_ns, all_exited_with=0), *late)
+    assert active(world, right, "late", "later") == [True, True, False]
     assert world.state.jobs[right].cell_slots == [Slot("b/node-0", 2), Slot("b/node-0", 3)]
     assert nodes_of(world, right) == nodes_of(world, "late"), "one cell for both"
 
