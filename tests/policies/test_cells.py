@@ -265,6 +265,12 @@ def test_frozen_actions_leave_nothing_to_evaluate() -> None:
     assert active(world, "j-000001") == [True]
 
 
+def test_a_job_that_the_cells_cannot_hold_blocks_no_other() -> None:
+    world = two(backfill=Backfilling.NONE)
+    large, small = world.submit(8, 500.0, queue="a"), world.submit(1, 500.0, queue="a", **FIXED)
+    assert active(world, large, small) == [False, True]
+
+
 def test_observe_mode_only_proposes_to_take_a_cell_back() -> None:
     world = two(mode=Mode.OBSERVE)
     guests = [world.submit(4, 500.0, queue="b", **GUEST) for _ in range(2)]

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.state import Backfilling
+from scheduler_feedback.policies.cells.cell_text import fits_empty
 from scheduler_feedback.policies.cells.ground import Ground
 from scheduler_feedback.policies.cells.virtual_cluster import VirtualCluster, owner_of
 from scheduler_feedback.policies.cycle_context import CycleContext
@@ -146,7 +147,7 @@ def fill(context: CycleContext, cluster: VirtualCluster, members: Members, groun
             members.guaranteed.append(job)
             continue
         failed[kind] = True
-        if behind:
+        if behind or not fits_empty(cluster, asks):  # one that never fits blocks no other
             continue
         if policy.backfill is Backfilling.NONE:
             break
