@@ -171,10 +171,12 @@ def _measured() -> Outcome:
     trace = tenants_jobs()
     nodes = sizes(trace.jobs)
     before, after = (excess_of(trace, policy, policy, cells=False) for policy in (EASY, QUOTAS))
+    cells = excess_of(trace, EASY, EASY, cells=True)
     reason = (
         f"sizes of the {len(nodes)} virtual clusters are ours, {sum(nodes.values())} nodes of {NODE_GPUS}; mean of all "
         f"jobs {after.mean:+.1f}, one job {after.job:+.0f}; FIFO and EASY without guarantees: tenant "
         f"{before.tenant:+.1f}, mean {before.mean:+.1f}, one job {before.job:+.0f}; private "
-        f"clusters use the same policy"
+        f"clusters use the same policy; cells, FIFO and EASY: tenant {cells.tenant:+.1f}, mean {cells.mean:+.1f}, "
+        f"one job {cells.job:+.0f}"
     )
     return Outcome(None, round(after.tenant, 1), reason)
