@@ -94,7 +94,7 @@ class Ring:
             return
         bounds = [len(vector) * part // self.size for part in range(self.size + 1)]
         parts = [vector[bounds[part] : bounds[part + 1]] for part in range(self.size)]
-        received = np.empty(max(len(part) for part in parts), np.float32)
+        received = np.empty(max(len(part) for part in parts), vector.dtype)
         for turn in range(self.size - 1):
             mine = parts[(self.rank - turn - 1) % self.size]
             into = received[: len(mine)]

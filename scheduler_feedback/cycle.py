@@ -36,6 +36,8 @@ from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
+from scheduler_feedback.policies.cells.assignment import assign_cells
+from scheduler_feedback.policies.cells.virtual_cluster import uses_cells
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.gpu_types.faster_types import choose_types
 from scheduler_feedback.policies.gpu_types.type_moves import move_to_faster_types
@@ -120,6 +122,9 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     restart_moved(context)
     relax_levels(context)
     choose_types(context)
+    if uses_cells(policy):
+        assign_cells(context)
+        return
     preempts = preemption.due(state, context.now_ns)
     context.evaluated |= policy.preempt
     state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)

@@ -22,8 +22,6 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("Gandiva_fair", "ticket trading between users and types", "total gain", None, "Chaudhary et al., EuroSys'20",
      "quotas count slots of all types alike"),
     ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", NO_NOISE),
-    ("Tenplex", "restart on another number of GPUs", "-", None, "Wagenländer et al., SOSP'24",
-     "elastic gangs resize, but no contract for resharding"),
     ("Crux, CASSINI", "traffic-aware placement and time shifts", "utilisation gain", None, "survey",
      "gangs in simulation do not slow each other down"),
     ("PowerFlow", "energy budget and power caps", "JCT at equal energy", None, "survey", "no energy in the model"),

@@ -76,7 +76,8 @@ from scheduler_feedback.backends.registry import BackendSection
 from scheduler_feedback.backends.registry import sections as backend_sections
 from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.core.plain_text import misleading
-from scheduler_feedback.core.state import Mode, Policy, Queue
+from scheduler_feedback.core.state import Backfilling, Mode, Policy, Queue, Sharing, Sizes
+from scheduler_feedback.policies.index.queue_shares import Shares
 
 RELOADABLE = frozenset({"controller.mode", "policy", "slurm.mode"})
 """Keys and sections that a running controller can reload. A change of another key needs a restart."""
@@ -89,6 +90,9 @@ _TYPE_WORDS = {
     "array": "a list",
     "object": "a table",
 }
+
+MOST_CELLS = 100_000
+"""Maximum number of cells of one kind that a queue may have."""
 
 _POLICY_TYPES = get_type_hints(Policy)
 _POLICY_DEFAULTS = {
@@ -259,12 +263,38 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
     for queue in policy.queues:
         if (wrong := misleading("a queue's name", queue.name)) is not None:
             raise ConfigError(f"{where}: policy.queues: {wrong}")
+    if (wrong := _wrong_cells(policy)) is not None:
+        raise ConfigError(f"{where}: policy.{wrong}")
     if policy.quarantine_max_seconds < policy.quarantine_seconds:
         raise ConfigError(
             f"{where}: policy.quarantine_max_seconds: {policy.quarantine_max_seconds:g} s is less than "
             f"policy.quarantine_seconds, {policy.quarantine_seconds:g} s"
         )
     return policy
+
+
+def _wrong_cells(policy: Policy) -> str | None:
+    """Return what is wrong with the cells of the queues, with the key first; None if nothing is."""
+    owners = {queue.name: queue for queue in policy.queues if queue.cells}
+    for queue in owners.values():
+        for kind, count in queue.cells.items():
+            if not 1 <= count <= MOST_CELLS:
+                return (
+                    f"queues: {queue.name}: cells.{kind}: expected a whole number from 1 to {MOST_CELLS}, not {count}"
+                )
+        parents = Shares(policy).chain(queue.name)[1:]
+        if (parent := next((name for name in parents if name in owners), None)) is not None:
+            return f"queues: {queue.name}: cells: its parent queue {parent} has cells, too; leave out one of them"
+    if owners:
+        if policy.preempt:
+            return "preempt: queues with cells decide which jobs are stopped; set preempt = false"
+        if policy.sharing is not Sharing.NONE:
+            return 'sharing: jobs do not share slots if a queue has cells; set sharing = "none"'
+        if policy.sizes is not Sizes.IDLE:
+            return 'sizes: a gang keeps its size if a queue has cells; set sizes = "idle"'
+        if policy.backfill is Backfilling.CONSERVATIVE:
+            return 'backfill: not possible if a queue has cells; use "easy", "greedy" or "none"'
+    return None
 
 
 def probe_command() -> tuple[str, ...]:

@@ -105,6 +105,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     min_ranks: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     max_ranks: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    sizes: Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 20)], ...], Meta(max_length=1000)] = ()
+    reshard_seconds: _Seconds = 0.0
     array_size: Annotated[int, Meta(ge=0, le=100_000)] = 0
     array_parallel: Annotated[int, Meta(ge=0, le=100_000)] = 0
     groups: Annotated[tuple[Group, ...], Meta(max_length=1000)] = ()

@@ -6,6 +6,7 @@ of the time of a dataclass. ``msgspec.structs.replace`` returns a changed copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -136,6 +137,12 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Minimum number of ranks of an elastic gang. The gang runs with any number from min_ranks to max_ranks."""
     max_ranks: int | None = None
     """Maximum number of ranks of an elastic gang. `ranks` is the number that it requests."""
+    sizes: tuple[int, ...] = ()
+    """Numbers of ranks for which an elastic gang has a layout (such as tensor by pipeline parallelism), ascending, from
+    min_ranks to max_ranks; empty: it runs with any number between them."""
+    reshard_seconds: float = 0.0
+    """Time that a restart with another number of ranks takes longer than one with the same: the gang divides its
+    checkpoint in another way."""
     array_size: int = 0
     """Number of jobs to create from this specification, each a separate gang. 0: a single job."""
     array_parallel: int = 0
@@ -201,6 +208,20 @@ class JobSpec(msgspec.Struct, frozen=True):
     def unit(self) -> int:
         """Number of ranks by which an elastic gang grows or shrinks: those of one group, or 1 without groups."""
         return self.groups[0].ranks if self.groups else 1
+
+    def size_at_most(self, ranks: int) -> int:
+        """Return the largest number of ranks, up to `ranks`, with which the elastic gang can run; 0 if there is
+        none."""
+        if self.sizes:
+            return max((size for size in self.sizes if size <= ranks), default=0)
+        return ranks - ranks % self.unit
+
+    def sizes_between(self, least: int, below: int) -> Sequence[int]:
+        """Return the numbers of ranks, ascending, from `least` to below `below`, with which the elastic gang can
+        run."""
+        if self.sizes:
+            return [size for size in self.sizes if least <= size < below]
+        return range(least // self.unit * self.unit, below, self.unit)
 
     @property
     def stop_seconds(self) -> float:
@@ -344,6 +365,9 @@ class Job(msgspec.Struct):
     guest_of: tuple[str, ...] = ()
     """Ids of the jobs whose slots the newest attempt joined, and that still hold them; empty: it joined none, or they
     have left."""
+    cell_slots: list[Slot] = []
+    """Slots of the ranks within the cells of the job's queue, by rank; the node is the name of a cell. Empty: the job
+    is not guaranteed to run."""
     overdue: bool = False
     """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
     Policy.starvation_share of the slots."""

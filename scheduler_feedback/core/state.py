@@ -68,6 +68,16 @@ class Sharing(StrEnum):
     IADEEP = "iadeep"  # beside the job with the least predicted interference
 
 
+class Cell(StrEnum):
+    """Kind of a cell: a part of the cluster that is assigned as a whole. Each divides into cells of the kind before."""
+
+    GPU = "gpu"  # one slot
+    PAIR = "pair"  # two neighbouring slots of a node
+    QUAD = "quad"  # four neighbouring slots of a node
+    NODE = "node"  # all slots of a node with the most slots
+    RACK = "rack"  # as many whole nodes of one rack as the smallest rack has
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """A queue in the hierarchy. Jobs whose queue the policy does not name share one queue of weight 1 below the
@@ -86,6 +96,10 @@ class Queue:
     """Maximum number of slots that the queue may hold; None: no limit."""
     borrow: bool = True
     """Whether the queue may hold more slots than its quota."""
+    cells: dict[Cell, int] = field(default_factory=dict)
+    """Number of cells of each kind that the queue is guaranteed, like a private cluster. Its jobs start in its cells as
+    if no other queue existed. Other cells are used by preemptible, restartable jobs while their owners do not need
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +419,8 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     pair_speeds: dict[str, dict[str, float]] = {}
     """Measured speeds of jobs that share slots: workload -> other workload -> speed of the first, relative to its speed
     alone."""
+    bound_cells: dict[str, Slot] = {}
+    """First slot of each cell that is in use: the cell's name, such as 'research/node-0' -> slot."""
     speeds: dict[str, list[MeasuredSpeed]] = {}
     """Measured speeds by job class, the class with the newest measurement last; see `policies/speeds`."""
     sized_ns: int = 0

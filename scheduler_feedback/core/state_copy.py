@@ -65,6 +65,7 @@ def frozen(state: State, before: State | None = None) -> State:
         replan_owed=state.replan_owed,
         speeds=_shared(state.speeds, old.speeds, _speeds),
         sized_ns=state.sized_ns,
+        bound_cells=dict(state.bound_cells),
     )
 
 
@@ -82,7 +83,7 @@ def _shared(
 
 
 def _job(job: Job) -> Job:
-    return replaced(job, ranks=job.ranks[:], claim=job.claim[:])
+    return replaced(job, ranks=job.ranks[:], claim=job.claim[:], cell_slots=job.cell_slots[:])
 
 
 def _node(node: Node) -> Node:

@@ -40,6 +40,8 @@ class Course:
     """Total time of the job's finished waits, in nanoseconds."""
     starts: int = 0
     """Number of the job's attempts that have started."""
+    ranks: int = 0
+    """Number of ranks of the newest attempt; 0 before the first."""
     first_start_ns: int | None = None
     """Simulated time of the job's first start, in nanoseconds; None before it."""
     ended_ns: int | None = None
@@ -152,6 +154,9 @@ class Machines:
         if self.apart_slowdown != 1.0 and _is_apart(spec.preferred_level, placed):
             full_speed /= self.apart_slowdown
         warm = nanoseconds(spec.restart_cost_seconds) if course.starts else 0
+        if course.starts and course.ranks != len(action.placement):
+            warm += nanoseconds(spec.reshard_seconds)
+        course.ranks = len(action.placement)
         gang = Gang(
             course,
             action.attempt,

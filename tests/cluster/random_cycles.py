@@ -393,7 +393,8 @@ class Ordeal:
         )
         head = state.reserved_for
         self.promised = None
-        if head is not None and state.reserved_from_ns is not None:
+        # A verdict may have taken nodes after the reservation, so that the head no longer fits the cluster.
+        if head is not None and state.reserved_from_ns is not None and head in index_of(state).line:
             self.promised = (head, state.jobs[head].attempt, self._reserved_ns(head))
         if before is None or not harmless or not exact or stopped or asked or overrun or overtaken or state.frozen:
             return

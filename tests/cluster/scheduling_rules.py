@@ -15,6 +15,7 @@ from scheduler_feedback.core.events import Tick
 from scheduler_feedback.core.job import JobKind, JobState, Slot
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.state_metrics import measure
+from scheduler_feedback.policies.cells.virtual_cluster import uses_cells
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, drop_index, index_of
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 from scheduler_feedback.policies.sharing.guests import openings_of
@@ -33,6 +34,7 @@ def check_start(state: State, action: StartGang, held: Mapping[Slot, Collection[
     wanted = state.jobs[action.job_id].spec
     least, most = wanted.min_ranks or wanted.ranks, wanted.max_ranks or wanted.ranks
     assert least <= len(slots) <= most, f"{action.job_id} starts with {len(slots)} ranks of {least} to {most}"
+    assert not wanted.sizes or len(slots) in wanted.sizes, f"{action.job_id} has no layout for {len(slots)} ranks"
     for slot in slots:
         check_slot(state, slot, (*held.get(slot, ()), action.job_id))
         node = state.nodes[slot.node]
@@ -83,6 +85,7 @@ def check_books(state: State) -> None:
             check_slot(state, slot, owners[slot])
         if job.state is JobState.PENDING:
             assert cycle.why_waits(state, job), f"{job.job_id} is pending without a reason"
+    check_cells(state)
 
 
 def check_index(state: State) -> None:
@@ -119,6 +122,26 @@ def check_openings(updated: SchedulingIndex, rebuilt: SchedulingIndex) -> None:
 
 def slots_of(cls: type) -> list[str]:
     return [name for base in cls.__mro__ for name in getattr(base, "__slots__", ())]
+
+
+def check_cells(state: State) -> None:
+    """Check that no slot of a cell has two jobs, that bound cells do not overlap, and that jobs in the cells of another
+    queue can be stopped or had to move."""
+    if not uses_cells(state.policy):
+        return
+    clusters = index_of(state).clusters
+    taken: dict[Slot, str] = {}
+    for job in state.jobs.values():
+        for slot in job.cell_slots:
+            assert slot not in taken, f"{slot} is guaranteed to {taken[slot]} and {job.job_id}"
+            taken[slot] = job.job_id
+    sizes = {name: one.size(name) for one in clusters.values() for name in one.empty.topology.names}
+    covered: dict[Slot, str] = {}
+    for cell, first in state.bound_cells.items():
+        for number in range(first.slot, first.slot + sizes.get(cell, 0)):
+            part = Slot(first.node, number)
+            assert part not in covered, f"{cell} and {covered[part]} overlap"
+            covered[part] = cell
 
 
 NOT_DERIVED = frozenset(
@@ -186,6 +209,7 @@ def _dependencies(index: SchedulingIndex, _: str) -> object:
 COMPARABLE = {
     "plan_or_none": _plan,
     "capacity_or_none": _capacity,
+    "clusters_or_none": lambda index, _: {name: one.empty.topology.sizes for name, one in index.clusters.items()},
     "disputes": lambda index, _: (index.plan, index.disputes)[1],  # found out with the plan
     "line": _line,
     "ends": _ends,

@@ -33,13 +33,17 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import After, Dependency, Group, JobSpec, JobState, Packing
-from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sharing, Sizes
+from scheduler_feedback.core.state import Backfilling, Cell, Estimates, Mode, Order, Policy, Queue, Sharing, Sizes
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.random_cycles import Ordeal
 
 QUEUES = (Queue("all"), Queue("a", "all", quota=4, borrow=False), Queue("b", "all", weight=2.0, limit=6), Queue("c"))
 QUOTAS = (Queue("a", quota=4), Queue("b", quota=3), Queue("c"), Queue("elsewhere", limit=0))
+CELLS = (
+    (Queue("a", cells={Cell.NODE: 1, Cell.PAIR: 1}), Queue("b", cells={Cell.GPU: 3}), Queue("c")),
+    (Queue("all", cells={Cell.RACK: 1}), Queue("a", "all"), Queue("b", cells={Cell.NODE: 2}), Queue("c", limit=4)),
+)
 PROBE = ("probe",)
 
 POLICIES = st.builds(
@@ -64,7 +68,7 @@ POLICIES = st.builds(
     starvation_seconds=st.sampled_from([60.0, 1e6]),
     las_thresholds=st.just((20.0, 200.0)),
     preempt_gain=st.sampled_from([1.2, 3.0]),
-    queues=st.sampled_from([(), QUEUES, QUOTAS]),
+    queues=st.sampled_from([(), QUEUES, QUOTAS, *CELLS]),
     uplink_slowdown=st.sampled_from([0.0, 0.2]),
     spare_nodes=st.sampled_from([0, 0, 1]),
     spare_level=st.sampled_from([Level.RACK, Level.SPINE]),
@@ -106,6 +110,7 @@ TRAITS = st.fixed_dictionaries(
         "restartable": st.booleans(),
         "preemptible": st.booleans(),
         "elastic": st.sampled_from([0, 0, 1, 2]),
+        "layouts": st.sampled_from([False, False, True]),
         "after": st.sampled_from([None, None, None, *After]),
         "array": st.sampled_from([0, 0, 0, 0, 3]),
         "launcher": st.sampled_from([False, False, False, True]),
@@ -143,6 +148,10 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
         changes["opportunistic"] = traits["opportunistic"] and changes["preemptible"]
     elif traits["elastic"] and not traits["launcher"]:
         changes |= {"min_ranks": max(spec.ranks // 2, 1), "max_ranks": spec.ranks * traits["elastic"]}
+        if traits["layouts"]:
+            least, most = changes["min_ranks"], changes["max_ranks"]
+            sizes = {least, spec.ranks, most, *(size for size in (2, 4, 8) if least <= size <= most)}
+            changes |= {"sizes": tuple(sorted(sizes)), "reshard_seconds": 3.0}
     if traits["launcher"] and spec.ranks > 2:
         changes["groups"] = (Group("launcher", 1), Group("worker", spec.ranks - 1, same_node=spec.ranks < 5))
     if traits["after"] is not None and before:

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from agent.schema.errors import ConfigError
 from gangwatch.cli import cli
 from gangwatch.configuration.config_file import load
 from gangwatch.configuration.in_force import InForce, write_in_force
 from gangwatch.configuration.notices import finding, finding_of, notices
 from gangwatch.state_folder import ControllerRecord, StateFolder, this_process, write_atomically
-from scheduler_feedback.core.state import Order, Policy, Queue
+from scheduler_feedback.core.state import Cell, Order, Policy, Queue
 
 OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
 
@@ -68,3 +69,31 @@ def test_check_without_a_file_uses_the_running_controllers_configuration(tmp_pat
     state.config_file.write_text("{")
     damaged = finding_of(state, Policy(), named=False)
     assert damaged.state == "limited" and "config.json" in damaged.detail and damaged.remedy
+
+
+@pytest.mark.parametrize(
+    ("policy", "wrong"),
+    [
+        ("", None),
+        ("preempt = true", "policy.preempt: queues with cells decide which jobs are stopped; set preempt = false"),
+        ('sharing = "gandiva"', 'policy.sharing: jobs do not share slots if a queue has cells; set sharing = "none"'),
+        ('sizes = "speedup"', 'policy.sizes: a gang keeps its size if a queue has cells; set sizes = "idle"'),
+        ('backfill = "conservative"', 'policy.backfill: not possible if a queue has cells; use "easy", "greedy"'),
+        ("[[policy.queues]]\nname = 'b'\nparent = 'a'\ncells = { gpu = 1 }", "its parent queue a has cells, too"),
+        (
+            "[[policy.queues]]\nname = 'b'\ncells = { pair = 0 }",
+            "b: cells.pair: expected a whole number from 1 to",
+        ),
+        ("[[policy.queues]]\nname = 'b'\ncells = { shelf = 1 }", "'shelf'"),
+        ("[[policy.queues]]\nname = 'b'\ncells = { node = 1.5 }", "expected a whole number"),
+    ],
+)
+def test_settings_that_contradict_cells_are_refused(tmp_path: Path, policy: str, wrong: str | None) -> None:
+    file = tmp_path / "gangwatch.toml"
+    file.write_text(f"[policy]\n{policy}\n[[policy.queues]]\nname = 'a'\ncells = {{ node = 3, quad = 1 }}\n")
+    if wrong is None:
+        assert load(file).policy.queues[0].cells == {Cell.NODE: 3, Cell.QUAD: 1}
+        return
+    with pytest.raises(ConfigError) as refused:
+        load(file)
+    assert wrong in str(refused.value)

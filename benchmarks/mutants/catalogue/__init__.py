@@ -2,6 +2,7 @@
 
 from benchmarks.mutants.catalogue import (
     backends,
+    cells,
     core,
     detectors,
     front,
@@ -31,6 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *lone_stage.MUTANTS,
     *own_work.MUTANTS,
     *backends.MUTANTS,
+    *cells.MUTANTS,
     *local.MUTANTS,
     *kubernetes.MUTANTS,
     *kubernetes_claims.MUTANTS,

@@ -59,6 +59,13 @@ def _groups(_context: click.Context, _parameter: click.Parameter, values: tuple[
     return found
 
 
+def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int]:
+    parts = [] if value is None else value.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{value!r}: expected numbers of ranks, such as 2,4,8")
+    return sorted({int(part) for part in parts})
+
+
 def _speeds(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
     found: dict[str, float] = {}
     for value in values:
@@ -95,6 +102,19 @@ def _job_file(_context: click.Context, _parameter: click.Parameter, value: Path 
 _OPTIONS = (
     click.option("--min-ranks", type=click.IntRange(1), help="Elastic: fewest ranks; RANKS is the request."),
     click.option("--max-ranks", type=click.IntRange(1), help="Elastic: most ranks, while no job is pending."),
+    click.option(
+        "--sizes",
+        callback=_sizes,
+        metavar="RANKS,...",
+        help="Elastic: the only numbers of ranks for which the job has a layout. Sets the fewest and most ranks.",
+    ),
+    click.option(
+        "--reshard-cost",
+        "reshard_seconds",
+        callback=duration,
+        metavar="DURATION",
+        help="Time that a restart with another number of ranks takes longer than one with the same.",
+    ),
     click.option("--array", callback=_array, metavar="N[%M]", help="N jobs, each a separate gang; at most M at once."),
     click.option(
         "--group",
@@ -211,9 +231,11 @@ def shape_options(command: _Command) -> _Command:
             "min_ranks", "max_ranks", "groups", "after", "gpu_types", "throughput", "checkpoint_interval_seconds",
             "checkpoint_cost_seconds", "checkpoint_command", "checkpoint_timeout_seconds", "priority",
             "min_run_seconds", "required_level", "preferred_level", "workload",
-            "slot_memory_mib", "slot_share", "stages",
+            "slot_memory_mib", "slot_share", "stages", "sizes", "reshard_seconds",
         )  # fmt: skip
         given = {name: value for name in names if (value := rest.pop(name)) or value == 0}
+        if sizes := given.get("sizes"):
+            given = {"min_ranks": sizes[0], "max_ranks": sizes[-1]} | given
         if array is not None:
             given |= {"array_size": array[0], "array_parallel": array[1]}
         if spread:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.policies.cells.virtual_cluster import VirtualCluster, virtual_clusters
 from scheduler_feedback.policies.index import uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import Release, job_releases
@@ -32,6 +33,7 @@ class HeldSlots:
         "capacity_or_none",
         "changed",
         "claims",
+        "clusters_or_none",
         "disputes",
         "ends",
         "ends_of",
@@ -55,6 +57,7 @@ class HeldSlots:
         self.policy: Policy = state.policy
         self.plan_or_none: Plan | None = None
         self.capacity_or_none: Capacity | None = None
+        self.clusters_or_none: dict[str, VirtualCluster] | None = None
         self.held: dict[str, tuple[Slot, ...]] = {}
         """Slots that active attempts hold, by job id."""
         self.claims: dict[str, tuple[Slot, ...]] = {}
@@ -213,6 +216,13 @@ class HeldSlots:
         if self.capacity_or_none is None:
             self.capacity_or_none = Capacity(self.state.nodes)
         return self.capacity_or_none
+
+    @property
+    def clusters(self) -> dict[str, VirtualCluster]:
+        """Return the virtual clusters of the queues with cells, by queue, and that of all other queues."""
+        if self.clusters_or_none is None:
+            self.clusters_or_none = virtual_clusters(self.state)
+        return self.clusters_or_none
 
     def _take(self, job: Job, slots: tuple[Slot, ...]) -> None:
         """Record that the job's attempt holds these slots."""

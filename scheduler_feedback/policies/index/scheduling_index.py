@@ -422,7 +422,7 @@ class SchedulingIndex(TrackedJobs):
     def end(self, job: Job, state: JobState, reason: str) -> None:
         """End the job: set its final state and the reason."""
         job.state, job.end_reason, job.ended_ns = state, reason, self.state.now_ns
-        job.claim, job.excluded_nodes, job.stop_reason = [], (), None
+        job.claim, job.excluded_nodes, job.stop_reason, job.cell_slots = [], (), None, []
         job.expected_start_ns, job.not_before_ns = None, 0
         self._update(job)
 

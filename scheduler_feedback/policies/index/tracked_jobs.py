@@ -118,6 +118,7 @@ class TrackedJobs(HeldSlots):
     def _capacity_changed(self) -> None:
         self.openings = None  # room on slots depends on the nodes
         self.capacity_or_none = None
+        self.clusters_or_none = None
         self.grown = self.changed = self.unsettled = True
         self.appointed = False
 
@@ -285,7 +286,7 @@ class TrackedJobs(HeldSlots):
         Then the faster progress is expected to save more time than the restart costs.
         """
         most = job.spec.max_ranks or job.spec.ranks
-        moving = job.spec.stop_seconds + job.spec.restart_cost_seconds
+        moving = job.spec.stop_seconds + job.spec.restart_cost_seconds + job.spec.reshard_seconds
         return (1 + self.policy.migration_margin) * moving * most / (most - ranks) if most > ranks else 0.0
 
     def _resizable_ns(self, job: Job) -> int:

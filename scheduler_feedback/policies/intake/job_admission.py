@@ -62,6 +62,8 @@ def _invalid_shape(spec: JobSpec) -> str | None:
     if not least <= spec.ranks <= most:
         bound = f"fewer than its minimum of {least}" if spec.ranks < least else f"more than its maximum of {most}"
         return f"asks for {spec.ranks} ranks, {bound}"
+    if spec.sizes and (why := _invalid_sizes(spec, least, most)):
+        return why
     if spec.groups:
         if (total := sum(group.ranks for group in spec.groups)) != spec.ranks:
             return f"its groups have {total} ranks in total, but it asks for {spec.ranks}"
@@ -77,12 +79,27 @@ def _invalid_shape(spec: JobSpec) -> str | None:
         ("checkpoint interval", spec.checkpoint_interval_seconds),
         ("checkpoint cost", spec.checkpoint_cost_seconds),
         ("least run time", spec.min_run_seconds),
+        ("reshard cost", spec.reshard_seconds),
     ):
         if seconds is not None and (not math.isfinite(seconds) or seconds < 0):
             return f"the {name} is {seconds:g} s; it cannot be less than 0"
     for gpu_type, speed in spec.throughput.items():
         if not math.isfinite(speed) or speed <= 0:
             return f"the throughput on {gpu_type} is {speed:g}; it must be more than 0"
+    return None
+
+
+def _invalid_sizes(spec: JobSpec, least: int, most: int) -> str | None:
+    """Return why the sizes of the elastic gang are invalid; None if they are valid."""
+    names = ", ".join(map(str, spec.sizes))
+    if list(spec.sizes) != sorted(set(spec.sizes)):
+        return f"its sizes are {names}; they must be different numbers in ascending order"
+    if spec.ranks not in spec.sizes:
+        return f"asks for {spec.ranks} ranks, which is none of its sizes {names}"
+    if (least, most) != (spec.sizes[0], spec.sizes[-1]):
+        return f"its sizes are {names}, so its minimum is {spec.sizes[0]} and its maximum {spec.sizes[-1]} ranks"
+    if spec.groups:
+        return "a gang with sizes has no groups: leave out one of them"
     return None
 
 

@@ -56,6 +56,7 @@ def shape_of(job: Job) -> Shape:
         may_borrow(spec),
         spec.constraint,
         job.relaxed,
+        spec.sizes,
     )
 
 
@@ -175,7 +176,7 @@ def _place_by_slots(
     barred = barred_for(plan, job, excluded)
     ranks = spec.ranks if most is None else min(most, spec.max_ranks or spec.ranks)
     if ranks != spec.ranks:
-        ranks -= ranks % spec.unit
+        ranks = spec.size_at_most(ranks)
     if ranks < (spec.min_ranks or spec.ranks):
         return None
     if spec.pinned_node is not None:
@@ -191,18 +192,18 @@ def _place_by_slots(
     if least >= ranks:
         return None
     # If a number of ranks does not fit, no larger one does: find the largest that fits by bisection.
-    unit = spec.unit
-    best, least, beyond = 0, least // unit, ranks // unit
-    while least < beyond:
-        middle = (least + beyond) // 2
+    sizes = spec.sizes_between(least, ranks)
+    best, low, high = 0, 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
         mark = plan.checkpoint()
-        if (found := _place(plan, spec, middle * unit, barred, suspects, types, spares, patience)) is None:
-            beyond = middle
+        if (found := _place(plan, spec, sizes[middle], barred, suspects, types, spares, patience)) is None:
+            high = middle
         else:
-            best, least = middle, middle + 1
+            best, low = sizes[middle], middle + 1
         if found is not None:
             plan.rollback(mark)
-    return _place(plan, spec, best * unit, barred, suspects, types, spares, patience) if best else None
+    return _place(plan, spec, best, barred, suspects, types, spares, patience) if best else None
 
 
 def pods_on(spec: JobSpec, slots: Sequence[Slot]) -> dict[str, int]:

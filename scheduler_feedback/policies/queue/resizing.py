@@ -82,7 +82,7 @@ def grow(context: CycleContext) -> None:
             continue
         lasts = min(-left, index.idle_seconds(), state.policy.resize_horizon_seconds)
         gain = lasts * (1 - _speed(state, index, job, job.ranks) / _speed(state, index, job, slots))
-        cost = moving_seconds(state, job, now_ns)
+        cost = _resizing_seconds(state, job, now_ns)
         if gain <= (1 + state.policy.migration_margin) * cost:
             continue
         text = f"continue with {len(slots)} ranks instead of {len(job.ranks)}: no pending job needs the idle slots"
@@ -131,8 +131,8 @@ def _worth(state: State, index: SchedulingIndex, job: Job, most: int) -> int:
     learnt = index.plan.learnt
     if learnt is None or not learnt.knows(job.job_id, job.spec):
         return most
-    gpu_type, unit = state.nodes[job.ranks[0].slot.node].gpu_type, job.spec.unit
-    sizes = range(len(job.ranks), most + 1, unit)
+    gpu_type = state.nodes[job.ranks[0].slot.node].gpu_type
+    sizes = job.spec.sizes_between(len(job.ranks), most + 1) or [len(job.ranks)]
     speeds = {size: attempt_speed(state.policy, job, gpu_type, size, learnt) for size in sizes}
     fastest = max(speeds.values())
     return min(size for size, speed in speeds.items() if speed * WORTH >= fastest)
@@ -147,7 +147,7 @@ def make_room(context: CycleContext) -> bool:
     if (first := first_in_line(index, now_ns)) is None:
         return False
     ample = [
-        (moving_seconds(state, job, now_ns) * len(job.ranks) / _surplus(job), job.job_id)
+        (_resizing_seconds(state, job, now_ns) * len(job.ranks) / _surplus(job), job.job_id)
         for job_id in index.elastic
         if _surplus(job := state.jobs[job_id]) > 0 and may_be_moved(state, job, now_ns)
     ]
@@ -157,7 +157,7 @@ def make_room(context: CycleContext) -> bool:
     if found is None:
         return False
     slots, kept = found
-    cost = sum(moving_seconds(state, job, now_ns) * len(job.ranks) for job, _ in kept)
+    cost = sum(_resizing_seconds(state, job, now_ns) * len(job.ranks) for job, _ in kept)
     wait = wait_seconds(state, index, first, now_ns)
     freed = sum(len(job.ranks) - len(stay) for job, stay in kept)
     wanted = _wanted(state, index, freed + len(slots))
@@ -184,6 +184,10 @@ def make_room(context: CycleContext) -> bool:
         first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} to free slots for it", detail
     )
     return True
+
+
+def _resizing_seconds(state: State, job: Job, now_ns: int) -> float:
+    return moving_seconds(state, job, now_ns) + job.spec.reshard_seconds
 
 
 def _ranks(count: int) -> str:
@@ -244,9 +248,10 @@ def _with_spare(
     for job, stay in kept:
         least, nodes, unit = set(stay), {slot.node for slot in stay}, job.spec.unit
         units = [job.ranks[first : first + unit] for first in range(0, len(job.ranks), unit)]
+        allowed = job.spec.size_at_most(min(len(least) + max(spare, 0), len(job.ranks)))
         for ranks in sorted(units, key=lambda ranks: ranks[0].slot.node not in nodes):
             slots = {rank.slot for rank in ranks}
-            if len(ranks) <= spare and slots.isdisjoint(least) and slots.isdisjoint(used):
+            if len(least) < allowed and len(ranks) <= spare and slots.isdisjoint(least) and slots.isdisjoint(used):
                 least |= slots
                 spare -= len(ranks)
         yield job, tuple(rank.slot for rank in job.ranks if rank.slot in least)

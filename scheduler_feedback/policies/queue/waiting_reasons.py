@@ -15,6 +15,8 @@ from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.cells import cell_text
+from scheduler_feedback.policies.cells.virtual_cluster import uses_cells
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
@@ -89,6 +91,8 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
         return "limit", f"cannot start with the present queue limits: {why_never}"
     if (limit := index.shares.room(job.spec.queue, ranks)) is not None:
         return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {index.shares.held[limit[0]]}"
+    if uses_cells(state.policy):
+        return cell_text.waits_for_cells(state, index, job)
     if job.spec.opportunistic:
         return (
             "slots",
@@ -226,6 +230,7 @@ def _explain_present(state: State, job: Job) -> str:
             text += ", once actions are allowed again"
     if job.claim:
         text += f"; slots on {where(job.claim)} are reserved for its restart"
+    text += cell_text.present(state, index_of(state), job)
     for verdict in state.verdicts.values():
         if verdict.gang == job.job_id and verdict.kind is Kind.HANG:
             text += f"; {sentence(verdict)}"
@@ -298,6 +303,8 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
     index, now_ns = index_of(state), state.now_ns
     if job.claim:
         return max(now_ns, job.not_before_ns)
+    if uses_cells(state.policy):
+        return job.expected_start_ns
     plan = index.plan
     free = sum([inside[0] for inside in plan.free_in]) - (plan.free(Tier.SPARE) if plan.has_spares() else 0)
     clean = NOWHERE not in plan.pool

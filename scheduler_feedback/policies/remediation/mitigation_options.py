@@ -224,10 +224,15 @@ def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Option | None
     elsewhere, _ = _target(state, job, plan, None)
     if len(elsewhere) > len(healthy):
         healthy = elsewhere
+    if job.spec.sizes:
+        healthy = healthy[: job.spec.size_at_most(len(healthy))]
     if not job.spec.min_ranks <= len(healthy) < len(job.ranks):
         return None
     longer = test.remaining_seconds * (len(job.ranks) / len(healthy) - 1)
-    return Option("shrink", "", replace(test, queue_seconds=test.queue_seconds + longer), healthy)
+    restart = test.restart_seconds + job.spec.reshard_seconds
+    return Option(
+        "shrink", "", replace(test, queue_seconds=test.queue_seconds + longer, restart_seconds=restart), healthy
+    )
 
 
 def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Option | None:

@@ -32,6 +32,8 @@ def sizes_of(job: Job, largest: int) -> list[int]:
     """
     spec = job.spec
     least, most = spec.min_ranks or spec.ranks, spec.max_ranks or spec.ranks
+    if spec.sizes:
+        return list(spec.sizes)
     found = {least, spec.ranks, most, len(job.ranks)}
     size = spec.unit
     while size <= most:

@@ -125,7 +125,8 @@ def _options(state: State, index: SchedulingIndex, job: Job, now_ns: int) -> lis
     if not job.state.holds_slots:
         return found
     ahead = min(max(left_ns(policy, job, now_ns) / 1e9, 1.0), policy.resize_horizon_seconds)
-    share = 1 - (1 + policy.migration_margin) * moving_seconds(state, job, now_ns) / ahead
+    moving = moving_seconds(state, job, now_ns) + job.spec.reshard_seconds
+    share = 1 - (1 + policy.migration_margin) * moving / ahead
     kept = [one for one in found if _is_now(index, job, one)]
     if share <= 0 and kept:
         return kept
@@ -220,7 +221,7 @@ def _resize(context: CycleContext, job: Job, option: Option, slots: tuple[Slot, 
     how = "measured speeds of its class give" if learnt else "without measurements, proportional speed gives"
     text = f"continue with {_ranks(option.ranks)} instead of {ranks}{on}, {_aim(state.policy.sizes)}"
     text += f": {how} {faster:.2f} times its speed"
-    cost = moving_seconds(state, job, context.now_ns)
+    cost = moving_seconds(state, job, context.now_ns) + (job.spec.reshard_seconds if option.ranks != ranks else 0.0)
     detail = (
         ("ranks", f"{ranks} -> {option.ranks}"),
         ("gpu_type", after),

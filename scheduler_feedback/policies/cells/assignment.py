@@ -1,0 +1,125 @@
+"""Assignment of slots if queues have cells: guaranteed jobs first, then other jobs on what is left.
+
+1. Each queue's cells take jobs as a private cluster would (``guarantees``).
+2. A guaranteed job starts on the slots to which its cells are bound. Jobs outside of their own cells leave these slots.
+3. Other pending jobs that can be stopped start on any free slots, and leave when a cell there is needed.
+"""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.policies.cells.ground import Ground, at_home, mask_of, may_leave, places, survey
+from scheduler_feedback.policies.cells.guarantees import fill, guarantee, members_of
+from scheduler_feedback.policies.cells.virtual_cluster import SHARED, VirtualCluster
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.queue.placement import Shape, place, shape_of
+from scheduler_feedback.policies.queue.preemption import stop_for
+from scheduler_feedback.policies.queue.starting import release_reservation, start
+from scheduler_feedback.policies.queue.waiting_reasons import paused
+from scheduler_feedback.policies.remediation.gang_moves import at_limit, proposed
+
+
+def assign_cells(context: CycleContext) -> None:
+    """Start guaranteed jobs in the cells of their queues, and other jobs on slots that no owner needs."""
+    index, state = context.index, context.state
+    release_reservation(context)
+    if state.frozen:
+        index.mark_evaluated()
+        return
+    clusters = index.clusters
+    members = members_of(context, clusters)
+    before = dict(state.bound_cells)
+    ground = survey(state, clusters, sorted({*index.held, *index.claims}))
+    for name, cluster in clusters.items():
+        fill(context, cluster, members[name], ground)
+    for name, cluster in clusters.items():
+        for job in members[name].guaranteed:
+            if job.job_id in index.line:
+                _start_at_home(context, cluster, ground, job)
+    _start_elsewhere(context)
+    context.evaluated |= state.bound_cells != before
+    index.mark_evaluated()
+
+
+def _start_at_home(context: CycleContext, cluster: VirtualCluster, ground: Ground, job: Job) -> None:
+    """Start the guaranteed job on the slots of its cells, or make other jobs leave them first."""
+    index, state = context.index, context.state
+    if index.shares.limited and index.shares.room(job.spec.queue, len(job.cell_slots)) is not None:
+        guarantee(context, job, ())  # another job of the queue has just started
+        return
+    cells = list(dict.fromkeys(slot.node for slot in job.cell_slots))
+    unbound = [cell for cell in cells if cell not in state.bound_cells]
+    topology = index.plan.topology
+    barred = {*job.excluded_nodes}
+    if refused := topology.refused.get(job.spec.constraint, 0):
+        barred.update(name for name in topology.names if refused >> topology.number[name] & 1)
+    found = ground.bind(cluster, unbound, barred)
+    if found is None:
+        return
+    slots = places({**state.bound_cells, **found}, job.cell_slots)
+    assert slots is not None, "all cells are bound"
+    wanted = set(slots)
+    leaving = [state.jobs[one] for one in sorted(index.held) if not wanted.isdisjoint(index.held[one])]
+    stopped = [other for other in leaving if other.stop_reason is None]
+    reserved = any(not wanted.isdisjoint(claim) for claim in index.claims.values())
+    stays = any(not may_leave(other) or at_home(state.bound_cells, other) for other in stopped)
+    if reserved or stays or not _has_resources(context, job, leaving, slots):
+        _unbind(ground, cluster, found)
+        return
+    owner = f"queue {cluster.queue}" if cluster.queue != SHARED else "the queues without cells"
+    if stopped:
+        names = ", ".join(other.job_id for other in stopped)
+        if proposed(context, job, f"cells {names}", "reclaim", f"{names} would leave the cells of {owner}", ()):
+            _unbind(ground, cluster, found)
+            return
+    state.bound_cells.update(found)
+    if not leaving:
+        start(context, job, slots, "started", f"guaranteed in the cells of {owner}")
+        return
+    for other in stopped:
+        if not other.guest_of:  # a guest leaves with its host
+            stop_for(context, other, job)
+    index.reserve(job, slots)
+    names = ", ".join(other.job_id for other in leaving)
+    context.decide(job.job_id, "reclaim", f"is guaranteed in the cells of {owner}: {names} must leave them")
+
+
+def _unbind(ground: Ground, cluster: VirtualCluster, found: dict[str, Slot]) -> None:
+    """Undo a choice of slots for cells."""
+    for cell, first in found.items():
+        ground.bound[first.node] &= ~mask_of(first.slot, cluster.size(cell))
+
+
+def _has_resources(context: CycleContext, job: Job, leaving: list[Job], slots: tuple[Slot, ...]) -> bool:
+    """Return whether the nodes of the slots have the CPU and memory that the job needs, once these jobs have left."""
+    plan = context.index.plan
+    if job.spec.constraint not in plan.topology.limits and not (plan.unreported and job.spec.requests):
+        return True
+    mark = plan.checkpoint()
+    for other in leaving:
+        context.index.vacate(other)
+    nodes = {slot.node for slot in slots}
+    others = [name for name in plan.topology.names if name not in nodes]
+    found = place(plan, job, excluded=others, emptied={rank.slot.node for other in leaving for rank in other.ranks})
+    plan.rollback(mark)
+    return found is not None
+
+
+def _start_elsewhere(context: CycleContext) -> None:
+    """Start pending jobs that can be stopped at any time, on free slots."""
+    index, state = context.index, context.state
+    failed: set[Shape] = set()
+    for job_id in (*(key[-1] for key in index.line.order), *sorted(index.opportunists)):
+        job = state.jobs[job_id]
+        if not any(inside[0] for inside in index.plan.free_in):
+            return
+        if not may_leave(job) or at_limit(index, job) or paused(state, job, context.now_ns) is not None:
+            continue
+        if (shape := shape_of(job)) in failed:
+            continue
+        slots = place(index.plan, job, policy=state.policy, most=index.most_ranks(job))
+        if slots is None:
+            failed.add(shape)
+            continue
+        why = "not guaranteed: it leaves when the cells there are needed"
+        start(context, job, slots, "started", why)
