@@ -1,8 +1,9 @@
 """Memory of telemetry and detection: ``python -m benchmarks.ingest.memory --json``.
 
-Simulated agents send frames for some minutes of simulated time, with jobs that start and end. Printed are the KiB for
-each node after each period, and the largest parts at the end. Only memory that Python and numpy allocate in the product
-counts: no TLS streams, and not the simulated agents. Slow, because each allocation is traced.
+Simulated agents send frames for some minutes of simulated time, with jobs that start and end. Each rail of 16 nodes
+connects to one leaf switch, whose uplinks their jobs share; with `--nodes-a-leaf 0` the fabric is unknown. Printed are
+the KiB for each node after each period, and the largest parts at the end. Only memory that Python and numpy allocate in
+the product counts: no TLS streams, and not the simulated agents. Slow, because each allocation is traced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from agent.schema.frame import Frame, Layout, PackedLayout, pack
 from agent.schema.wire import Decoder
 from benchmarks.ingest.decisions import ACCEPTED
 from benchmarks.ingest.fingerprint import BEGUN_NS, SECOND, TICK_SLOTS, WALL_NS, Messages
+from benchmarks.ingest.frames import GPUS
 from benchmarks.ingest.generator import SLOTS
+from scheduler_feedback.core.fabric import Fabric, Leaf
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.placements import Placed, Placements
 from scheduler_feedback.core.telemetry.telemetry_update import Look
@@ -33,7 +36,19 @@ PRODUCT = (
 LARGEST = 12
 
 
-def measure(nodes: int, seconds: int, seed: int, period_seconds: int) -> dict[str, Any]:
+def fabric(nodes: int, nodes_a_leaf: int) -> Fabric | None:
+    """Return a rail-optimised fabric of the simulated nodes; None with `nodes_a_leaf` 0."""
+    if not nodes_a_leaf:
+        return None
+    names = [f"node-{index:05d}" for index in range(nodes)]
+    return Fabric(
+        Leaf(f"leaf-{first // nodes_a_leaf}-{rail}", tuple(names[first : first + nodes_a_leaf]), rail)
+        for first in range(0, nodes, nodes_a_leaf)
+        for rail in range(GPUS)
+    )
+
+
+def measure(nodes: int, seconds: int, seed: int, period_seconds: int, nodes_a_leaf: int = 16) -> dict[str, Any]:
     """Return `kib_a_node` by simulated second, and `largest`: the places that allocated most, in KiB for each node."""
     messages = Messages(nodes, seed, as_tables=True)
     tracemalloc.start(4)  # numpy, our line and its callers
@@ -41,7 +56,7 @@ def measure(nodes: int, seconds: int, seed: int, period_seconds: int) -> dict[st
     layouts: dict[int, PackedLayout] = {}
     batch = list(enumerate(messages.first))
     fleet = Fleet(Placements(lambda _node, _gang, _at_ns: Placed(1, None), lambda _node: ACCEPTED))
-    look, detection = Look(fleet), make_detection()
+    look, detection = Look(fleet, fabric(nodes, nodes_a_leaf)), make_detection()
     found: dict[str, float] = {}
     for slot in range(seconds * SLOTS):
         now_ns = BEGUN_NS + slot * SECOND // SLOTS
@@ -94,11 +109,12 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--seconds", type=int, default=720, help="simulated seconds (default 720: all windows)")
     parser.add_argument("--period", type=int, default=120, help="simulated seconds between two figures (default 120)")
+    parser.add_argument("--nodes-a-leaf", type=int, default=16, metavar="N", help="0: unknown fabric (default 16)")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    if min(arguments.nodes, arguments.seconds, arguments.period) < 1 or arguments.period > arguments.seconds:
-        parser.error("--nodes, --seconds and --period must be at least 1, and --period at most --seconds")
-    found = measure(arguments.nodes, arguments.seconds, arguments.seed, arguments.period)
+    if min(arguments.nodes, arguments.seconds, arguments.period) < 1 or arguments.nodes_a_leaf < 0:
+        parser.error("--nodes, --seconds and --period must be at least 1, and --nodes-a-leaf at least 0")
+    found = measure(arguments.nodes, arguments.seconds, arguments.seed, arguments.period, arguments.nodes_a_leaf)
     print(json.dumps(found, indent=2) if arguments.json else found)
     return 0
 
