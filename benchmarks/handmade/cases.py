@@ -1,8 +1,8 @@
 """Hand-written cases: odd sizes, step times and phases of jobs, each healthy or with one known fault.
 
 The cases were written before any detector was run on them, by an author who had read the detectors and the other
-generators. A step is a plain model: each rank works for its own time, and all ranks wait for the slowest one. In a pipeline, the slowest
-stage sets the pace of a replica.
+generators. A step is a plain model: each rank works for its own time, and all ranks wait for the slowest one. In a
+pipeline, the slowest stage sets the pace of a replica.
 """
 
 from __future__ import annotations
