@@ -19,6 +19,10 @@ from pathlib import Path
 from gangwatch import steps
 
 
+SIGNALLED_SECONDS = 5.0
+"""On a busy machine, the ranks of a gang may be signalled seconds apart."""
+
+
 def meet(folder: Path, rank: int, size: int) -> tuple[socket.socket | None, list[socket.socket]]:
     """Return the connection to rank 0; on rank 0, the connections to all other ranks."""
     path = folder / f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.socket"
@@ -64,15 +68,19 @@ def main() -> None:
         with reporter.step(number=done):
             time.sleep(step_seconds * slowness(slow))
             with reporter.wait():
-                for other in others:
-                    other.recv(1)
-                if way is None:
+                try:
                     for other in others:
-                        other.send(b".")
-                else:
-                    way.send(b".")
-                    if not way.recv(1):
-                        return
+                        other.recv(1)
+                    if way is None:
+                        for other in others:
+                            other.send(b".")
+                    else:
+                        way.send(b".")
+                        if not way.recv(1):
+                            return
+                except OSError:  # other ranks have left after their signal; that of this rank may still come
+                    time.sleep(SIGNALLED_SECONDS)
+                    raise
         done += 1
         if rank == 0 and done % 10 == 0:
             (folder / f"{os.environ['SLURM_JOB_ID']}.progress").write_text(str(done))
