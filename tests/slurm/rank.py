@@ -18,7 +18,6 @@ from pathlib import Path
 
 from gangwatch import steps
 
-
 SIGNALLED_SECONDS = 5.0
 """On a busy machine, the ranks of a gang may be signalled seconds apart."""
 
