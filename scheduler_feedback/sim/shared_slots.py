@@ -48,9 +48,9 @@ class SharedSlots:
         return tuple(structs.replace(node, jobs_per_slot=many) for node in nodes)
 
     def trace(self, trace: Trace, rule: Sharing) -> Trace:
-        """Return the trace with the jobs that share slots under this rule."""
+        """Return the trace with the jobs that share slots under this rule. Its notes say if there is none."""
         if not self.shareable and not self.opportunistic:
-            return trace
+            return _noted(trace, rule)
         chance = random.Random(f"opportunistic {self.seed}")
         jobs = []
         for job in trace.jobs:
@@ -60,13 +60,21 @@ class SharedSlots:
             if self.shareable or leftover:
                 changes |= {"shareable": True, "restartable": True, "preemptible": True}
             jobs.append(replace(job, spec=structs.replace(job.spec, **changes)))
-        return replace(trace, jobs=tuple(jobs))
+        return _noted(replace(trace, jobs=tuple(jobs)), rule)
 
     def co_speed(self, rule: Sharing, nodes: Sequence[NodeSeen]) -> CoSpeed:
         """Return the true speeds of jobs that share slots: by their stages under `muri`, else those of pairs."""
         if rule is Sharing.MURI:
             return of_stages
         return of_pairs({node.gpu_type: self.pair_speeds for node in nodes})
+
+
+def _noted(trace: Trace, rule: Sharing) -> Trace:
+    """Return the trace with a note if the rule has no effect, because no job may share slots."""
+    if rule is Sharing.NONE or any(job.spec.shareable for job in trace.jobs):
+        return trace
+    note = f"the sharing rule {rule.value} has no effect: no job of the trace may share slots (see --shareable)"
+    return replace(trace, notes=(*trace.notes, note))
 
 
 def read_pair_speeds(path: Path) -> Speeds:

@@ -56,6 +56,16 @@ def test_without_shareable_jobs_nothing_is_shared(jobs: Path, pairs: Path) -> No
     assert makespan(jobs, "--order", "fifo", "--sharing", "gandiva", "--pair-speeds", pairs) == pytest.approx(2000)
 
 
+def test_a_rule_without_shareable_jobs_says_that_it_has_no_effect(jobs: Path) -> None:
+    word = "gandiva has no effect"
+    assert word in invoke(jobs, "--order", "fifo", "--sharing", "gandiva").output
+    assert word not in invoke(jobs, "--order", "fifo", "--sharing", "gandiva", "--shareable").output
+    assert word not in invoke(jobs, "--order", "fifo").output
+    given = ("simulate", "compare", "--jobs", jobs, "--format", "gangwatch", "--nodes", "1x4", "--json")
+    done = CliRunner().invoke(cli, [*map(str, given), "fifo", "fifo+gandiva"])
+    assert sum(word in note for note in json.loads(done.stdout)["notes"]) == 1
+
+
 def test_stages_in_the_trace_decide_under_muri(jobs: Path) -> None:
     assert makespan(jobs, "--order", "fifo", "--sharing", "muri", "--shareable") == pytest.approx(1000, abs=5)
 

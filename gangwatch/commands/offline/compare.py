@@ -108,10 +108,13 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
         )
     trace = dataclasses.replace(trace, jobs=jobs)
     found = []
+    notes = dict.fromkeys(trace.notes)
     for number, (name, policy) in enumerate(policies.items(), 1):
         here = sharing.of_file(given[name][1])
+        shared = here.trace(trace, policy.sharing)
+        notes |= dict.fromkeys(shared.notes)
         simulation = Simulation(
-            trace=here.trace(trace, policy.sharing),
+            trace=shared,
             nodes=here.nodes(nodes, policy.sharing),
             co_speed=here.co_speed(policy.sharing, nodes),
             policy=policy,
@@ -127,7 +130,7 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
         with collecting_rarely(), counting(f"{name} ({number} of {len(policies)}): jobs ended", as_json) as progress:
             found.append(dataclasses.asdict(compared(name, simulation, progress)))
     refused = [{"job": one.job_id, "line": one.line, "reason": one.reason} for one in trace.refused]
-    document = {"trace": trace.name, "notes": list(trace.notes), "refused": refused, "policies": found}
+    document = {"trace": trace.name, "notes": list(notes), "refused": refused, "policies": found}
     if as_json:
         print_json(document)
     else:
