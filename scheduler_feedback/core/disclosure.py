@@ -105,7 +105,6 @@ RULES: dict[str, Rule] = {
     "Policy.pair_speeds": NAME,
     "Queue.name": NAME,
     "Queue.parent": NAME,
-    "Queue.cells": NAME,
     # observations of the backend and the agents; their reasons name a field and never quote a user's value
     "NodeSeen.node": NAME,
     "NodeSeen.devices": NAME,

@@ -74,6 +74,18 @@ def test_measured_speeds_replace_given_ones_and_are_averaged() -> None:
     assert assumed_speed(state, other, (one,)) == 0.5
 
 
+@pytest.mark.parametrize("best_first", [True, False])
+def test_a_guest_joins_the_host_beside_which_the_pair_gains_most(best_first: bool) -> None:
+    speeds = {"guest": {"good": 0.9, "bad": 0.6}, "good": {"guest": 0.9}, "bad": {"guest": 0.6}}
+    world = World({"n0": 1, "n1": 1}, Policy(sharing=Sharing.GANDIVA, pair_speeds=speeds), jobs_per_slot=2)
+    workloads = ("good", "bad") if best_first else ("bad", "good")
+    hosts = {workload: world.submit(1, 500.0, **SHARED, workload=workload) for workload in workloads}
+    world.running()
+    guest = world.submit(1, 500.0, **SHARED, workload="guest")
+    world.running()
+    assert world.state.jobs[guest].guest_of == (hosts["good"],)
+
+
 # --- opportunistic jobs ----------------------------------------------------------------------------------------------
 
 

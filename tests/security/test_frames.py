@@ -363,7 +363,7 @@ def test_backend_decides_about_the_ranks_of_a_node_again_only_after_news() -> No
 
     columns = [Column("gangwatch_rank_steps_total", (("attempt", "0"), ("gang", "slurm-7.0"), ("rank", "0")))]
     layout = make_layout("n0", (Tier("t", 1.0),), (), columns)
-    membership = Membership(Placements(attest, lambda: data), Parts(lambda _: 0))
+    membership = Membership(Placements(attest, lambda _node: data), Parts(lambda _: 0))
     for second in range(4):
         assert membership.layout_of(layout, membership.here("n0"), second * SECOND) is layout
     assert asked == ["slurm-7.0"] * 2, "once for the layout and once to keep the decision"
@@ -382,7 +382,7 @@ def test_another_node_that_lists_a_gpu_counts_as_news() -> None:
     columns = [Column("gangwatch_gpu_owner_info", ranks)]
     layouts = {node: make_layout(node, (Tier("t", 1.0),), columns, ()) for node in ("n0", "n1")}
     received = {"n0": 0, "n1": 0}
-    membership = Membership(Placements(lambda *_: Placed(0, None), lambda: "unchanged"), Parts(received.__getitem__))
+    membership = Membership(Placements(lambda *_: Placed(0, None), lambda _node: "unchanged"), Parts(received.__getitem__))
 
     def own_name(node: str, now_ns: int) -> bool:
         return membership.layout_of(layouts[node], membership.here(node), now_ns) is layouts[node]

@@ -1017,7 +1017,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.interference.shared_resources:Sharing.sums",
-        "(sums / counts * self._counts)",
+        "sums / counts * self._counts",
         "sums",
         ("tests/detectors/test_correlation.py",),
     ),

@@ -305,7 +305,7 @@ MUTANTS = (
         "",
         ("tests/kubernetes/test_owners.py",),
     ),
-    Mutant("backends.kubernetes.published.incomplete:what_is_missing", "or not gang.pods", "", _INCOMPLETE),
+    Mutant("backends.kubernetes.published.incomplete:what_is_missing", "and not declared_keys(group.metadata)", "", _INCOMPLETE),
     Mutant("backends.kubernetes.published.incomplete:Since.lasting", "self._since.get(key, now)", "0.0", _INCOMPLETE),
     Mutant(
         "backends.kubernetes.kubernetes_backend:KubernetesBackend._fill_holes",

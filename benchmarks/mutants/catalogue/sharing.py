@@ -14,6 +14,15 @@ MUTANTS = (
     Mutant("policies.sharing.openings:Openings.chances", "known.speeds != speeds", "False", _KEPT),
     Mutant("policies.sharing.openings:Openings._chance", "group in known.by_group", "False", _KEPT),
     Mutant("policies.sharing.openings:Openings.update", "self._news < len(news)", "False", _KEPT),
+    Mutant(
+        "policies.sharing.guests:_best",
+        "chance.gain <= best[1].gain",
+        "chance.gain >= best[1].gain",
+        (*_JOIN, *_RULES, *_KEPT, "tests/policies/test_sharing_chances.py"),
+    ),
+    Mutant(
+        "policies.sharing.guests:refresh", "alone * max(beside, 0.01)", "alone", (*_JOIN, *_RULES)
+    ),
     Mutant("policies.sharing.case:pays", ">= LEAST_PART", ">= 0", _RULES),
     Mutant("policies.sharing.sjf_bsbf:saved_seconds", "min(wait, host)", "host", _RULES),
     Mutant("policies.sharing.separation:leave_with_host", "not in _LEAVES", "in _LEAVES", _JOIN),
