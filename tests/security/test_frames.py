@@ -382,7 +382,9 @@ def test_another_node_that_lists_a_gpu_counts_as_news() -> None:
     columns = [Column("gangwatch_gpu_owner_info", ranks)]
     layouts = {node: make_layout(node, (Tier("t", 1.0),), columns, ()) for node in ("n0", "n1")}
     received = {"n0": 0, "n1": 0}
-    membership = Membership(Placements(lambda *_: Placed(0, None), lambda _node: "unchanged"), Parts(received.__getitem__))
+    membership = Membership(
+        Placements(lambda *_: Placed(0, None), lambda _node: "unchanged"), Parts(received.__getitem__)
+    )
 
     def own_name(node: str, now_ns: int) -> bool:
         return membership.layout_of(layouts[node], membership.here(node), now_ns) is layouts[node]
