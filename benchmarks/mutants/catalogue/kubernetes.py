@@ -305,7 +305,12 @@ MUTANTS = (
         "",
         ("tests/kubernetes/test_owners.py",),
     ),
-    Mutant("backends.kubernetes.published.incomplete:what_is_missing", "and not declared_keys(group.metadata)", "", _INCOMPLETE),
+    Mutant(
+        "backends.kubernetes.published.incomplete:what_is_missing",
+        "and not declared_keys(group.metadata)",
+        "",
+        _INCOMPLETE,
+    ),
     Mutant("backends.kubernetes.published.incomplete:Since.lasting", "self._since.get(key, now)", "0.0", _INCOMPLETE),
     Mutant(
         "backends.kubernetes.kubernetes_backend:KubernetesBackend._fill_holes",
@@ -445,7 +450,7 @@ MUTANTS = (
     Mutant("backends.kubernetes.published.uninstall:remove_all", "if is_probe(pod):", "if False:", _WRITING),
     Mutant(
         "backends.kubernetes.published.uninstall:remove_all",
-        "_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND, WORLD_SIZE)",
+        "_strip(client, path, ATTEMPT, JOB, SLOTS, RANK, BEYOND, WORLD_SIZE)",
         "_strip(client, path, ATTEMPT)",
         _WRITING,
     ),

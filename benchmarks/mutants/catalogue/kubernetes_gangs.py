@@ -70,6 +70,6 @@ MUTANTS = (
     Mutant("policies.index.held_slots:HeldSlots.stay", "self._leave(job, slots, 0)", "pass", _MOVING),
     Mutant("policies.index.slot_plan:Plan._undo_leave", "del known[key]", "pass", _MOVING),
     Mutant("policies.queue.backfill_scheduling:place_beside", "room.beyond(plan, job.spec)", "[]", _ROOM),
-    Mutant("policies.queue.placement:_place_by_slots", "ranks -= ranks % spec.unit", "pass", _GROUPS),
+    Mutant("core.job:JobSpec.size_at_most", "ranks - ranks % self.unit", "ranks", _GROUPS),
     Mutant("policies.intake.job_admission:_fixed_groups", "least % first.ranks or", "", _GROUPS),
 )
