@@ -39,6 +39,7 @@ def test_an_elastic_gang_gets_as_many_whole_groups_as_fit(free: tuple[int, int],
 
 
 def test_a_limit_on_ranks_is_rounded_down_to_whole_groups() -> None:
+    assert [spec(2).size_at_most(ranks) for ranks in (3, 4, 15, 16)] == [0, 4, 12, 16]
     plan = Plan([Node("n0", 8), Node("n1", 8)])
     assert len(place(plan, job(spec(2)), most=15) or ()) == 12, "a queue has room for 15"
     plan = Plan([Node("n0", 8), Node("n1", 8)], [Slot("n1", 6), Slot("n1", 7)])
