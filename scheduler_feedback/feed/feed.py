@@ -65,9 +65,9 @@ STREAMS_TOGETHER = 256
 frame would cost as much as reading the frame."""
 
 TOGETHER_SECONDS, TOGETHER_OPENING_SECONDS = 0.1, 0.02
-"""Longest time in seconds between two batches of frames: normally, and while TLS handshakes run. A handshake takes
-several batches, so long pauses between batches would delay agents that reconnect. A batch ends early when detection is
-due."""
+"""Longest time in seconds from the start of a batch of frames to the next one: normally, and while TLS handshakes run.
+A handshake takes several batches, so long pauses between batches would delay agents that reconnect. A batch ends early
+when detection is due. If reading a batch takes longer than this, the next one follows at once."""
 
 MOST_FRAMES_A_SECOND = 64
 """Maximum number of frames a second that are accepted from one agent. An agent sends at most 20 a second
@@ -131,7 +131,7 @@ class Feed:
         self._handshakes: HandshakeSlots[Follower] = HandshakeSlots()
         self._buffers = SharedBuffers()
         self._stopping = False
-        self._asked_ns = self._swept_ns = self._away_ns = self._read_frames = self._credentials_ns = 0
+        self._asked_ns = self._polled_ns = self._swept_ns = self._away_ns = self._read_frames = self._credentials_ns = 0
         self._unopened = 0
         self.streams: dict[str, Stream] = {}
 
@@ -216,11 +216,15 @@ class Feed:
             wait_seconds = min(wait_seconds, POLL_SECONDS)
         if len(self._open) >= STREAMS_TOGETHER:
             longest = TOGETHER_OPENING_SECONDS if self._handshakes.running else TOGETHER_SECONDS
-            together_seconds = min(wait_seconds, longest)
-            time.sleep(together_seconds)
-            wait_seconds -= together_seconds
+            passed_seconds = (self._clock.monotonic_ns() - self._polled_ns) / 1e9
+            together_seconds = min(wait_seconds, max(0.0, longest - passed_seconds))
+            if together_seconds > 0.0:
+                time.sleep(together_seconds)
+                wait_seconds -= together_seconds
         asked_ns = self._listened_ns()
-        for descriptor, mask in self._epoll.poll(wait_seconds, len(self._open) + 64):
+        ready = self._epoll.poll(wait_seconds, len(self._open) + 64)
+        self._polled_ns = self._clock.monotonic_ns()
+        for descriptor, mask in ready:
             follower = self._open.get(descriptor)
             if follower is not None and follower.poll is self._epoll:
                 self._serve(follower, mask)

@@ -529,12 +529,42 @@ def test_a_batch_is_short_during_handshakes_and_ends_when_detection_is_due(
             assert max(batches) <= feed_module.TOGETHER_OPENING_SECONDS, "n1 has not sent a layout yet"
             answers.set()
             await until(lambda: got == ["n0", "n1"])
-            await until(lambda: feed_module.TOGETHER_SECONDS in batches)
+            await until(lambda: max(batches) > 0.8 * feed_module.TOGETHER_SECONDS)
             due_seconds[0] = 0.03
             await asyncio.sleep(2 * feed_module.TOGETHER_SECONDS)  # the batch before may still run
             batches.clear()
             await until(lambda: len(batches) > 5)
             assert max(batches) <= 0.03
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_a_feed_that_is_late_reads_without_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "STREAMS_TOGETHER", 1)
+    pauses: list[float] = []
+    sleep = time.sleep
+
+    def record(seconds: float) -> None:
+        if threading.current_thread().name == "feed":
+            pauses.append(seconds)
+        else:
+            sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", record)
+
+    def detect() -> float:
+        sleep(1.2 * feed_module.TOGETHER_SECONDS)
+        return 10.0
+
+    async def scene() -> None:
+        async with Agent(sending(stream_of("n0", 1))).listening(tmp_path, "n0"):
+            got: list[str] = []
+            feed = Feed(tmp_path, lambda _, frame, __: got.append(frame.node), (), SystemClock(), between=detect)
+            task = asyncio.create_task(feed.run())
+            await until(lambda: got == ["n0"])
+            assert not pauses, "detection took longer than a batch of frames"
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
