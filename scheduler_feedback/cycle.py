@@ -101,14 +101,14 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     needs_pass = bool(index.grown or index.changed or index.fresh)
     if needs_pass:
         assign_slots(context, happened)  #                     6, 7  starts, backfill, preemption
-        if context.actions:
-            choose_types(context)  #                               for the jobs that are still pending
     draining.drain(context)  #                                       gangs leave nodes that are being drained
     if needs_pass or context.due or context.entries or context.actions or happened:
         separation.separate_interfering(context)  #               8  jobs that share slots and slow each other
         judge_running_gangs(context)  #                              mitigate slow and hanging gangs
     separation.leave_with_host(context)
     ask_for_stops(context)
+    if needs_pass and context.actions:
+        choose_types(context)  #                                     for the jobs that are still pending
     return commit(context, happened)  #                           9  return the actions and their reasons
 
 

@@ -494,6 +494,8 @@ class Ordeal:
             return
         before.planned_ns, before.replan_owed = self.state.planned_ns, self.state.replan_owed
         before.sized_ns = self.state.sized_ns  # the sizes were chosen again, with the same result
+        if self.policy.order is Order.THEMIS:  # the urgency of pending jobs, and so their order, changes with time
+            before.types_ns, before.types_inputs = self.state.types_ns, self.state.types_inputs
         was, now = without_clock(before), without_clock(self.state)
         changed = [name for name in State.__struct_fields__ if getattr(was, name) != getattr(now, name)]
         assert not changed, changed

@@ -214,6 +214,11 @@ def moving_seconds(state: State, job: Job, now_ns: int) -> float:
     return unsaved_seconds(job, now_ns) + moving
 
 
+def resizing_seconds(state: State, job: Job, now_ns: int) -> float:
+    """Return the seconds that a stop and a restart with another number of ranks cost the gang."""
+    return moving_seconds(state, job, now_ns) + job.spec.reshard_seconds
+
+
 def measured_seconds(state: State, job: Job) -> float | None:
     """Return the seconds of the gang's last move, from the decision to the first step; None if it was never moved."""
     measured = [

@@ -1,4 +1,4 @@
-"""Ground: the slots of the cluster during one pass, by what holds them, and the choice of slots for cells.
+"""Slot use: the slots of the cluster during one pass, by what holds them, and the choice of slots for cells.
 
 A cell is bound to slots while a guaranteed job runs in it. Slots for another cell are chosen as a buddy allocator
 does: first in a node, or rack, that is already divided. Thus the unbound cells of all queues always fit, if they fitted
@@ -21,7 +21,7 @@ _TIERS = (Tier.HEALTHY, Tier.SUSPECT)
 
 
 @dataclass(slots=True)
-class Ground:
+class SlotUse:
     """Slots of all nodes. Every mask has one bit per slot of a node."""
 
     state: State
@@ -58,6 +58,11 @@ class Ground:
     def keep(self, first: Slot, size: int) -> None:
         """Record that a cell with this first slot is bound."""
         self.bound[first.node] = self.bound.get(first.node, 0) | mask_of(first.slot, size)
+
+    def unbind(self, cluster: VirtualCluster, found: Mapping[str, Slot]) -> None:
+        """Undo a choice of slots for cells. found: first slot of each cell, as ``bind`` returned it."""
+        for cell, first in found.items():
+            self.bound[first.node] &= ~mask_of(first.slot, cluster.size(cell))
 
     def _block(self, cell: str, size: int, barred: Collection[str]) -> dict[str, Slot] | None:
         nodes = self.state.nodes
@@ -127,7 +132,7 @@ def mask_of(first: int, size: int) -> int:
     return (1 << size) - 1 << first
 
 
-def places(bound: Mapping[str, Slot], cell_slots: Iterable[Slot]) -> tuple[Slot, ...] | None:
+def bound_slots(bound: Mapping[str, Slot], cell_slots: Iterable[Slot]) -> tuple[Slot, ...] | None:
     """Return the slots of the cluster to which these slots of cells are bound; None if one of the cells is not."""
     found: list[Slot] = []
     for slot in cell_slots:
@@ -137,12 +142,12 @@ def places(bound: Mapping[str, Slot], cell_slots: Iterable[Slot]) -> tuple[Slot,
     return tuple(found)
 
 
-def at_home(bound: Mapping[str, Slot], job: Job) -> bool:
+def in_own_cells(bound: Mapping[str, Slot], job: Job) -> bool:
     """Return whether the job holds, or has reserved, exactly its slots within the cells of its queue."""
     if not job.cell_slots:
         return False
-    home = places(bound, job.cell_slots)
-    return home is not None and home == (tuple(job.claim) or tuple(rank.slot for rank in job.ranks))
+    own = bound_slots(bound, job.cell_slots)
+    return own is not None and own == (tuple(job.claim) or tuple(rank.slot for rank in job.ranks))
 
 
 def may_leave(job: Job) -> bool:
@@ -150,32 +155,34 @@ def may_leave(job: Job) -> bool:
     return job.spec.preemptible and job.spec.restartable
 
 
-def survey(state: State, clusters: Mapping[str, VirtualCluster], active: Iterable[str]) -> Ground:
-    """Return the ground. It also unbinds the cells in which no guaranteed job is. active: ids of the jobs that hold or
-    have reserved slots."""
+def slot_use_of(state: State, clusters: Mapping[str, VirtualCluster], active: Iterable[str]) -> SlotUse:
+    """Return the present use of all slots. It also unbinds the cells in which no guaranteed job is.
+
+    active: ids of the jobs that hold or have reserved slots.
+    """
     jobs, bound = state.jobs, state.bound_cells
-    ground = Ground(state, splits_racks=any(cluster.groups for cluster in clusters.values()) and _racks(state) > 0)
+    slot_use = SlotUse(state, splits_racks=any(cluster.groups for cluster in clusters.values()) and _racks(state) > 0)
     groups = {cell: group for cluster in clusters.values() for cell, group in cluster.groups.items()}
     used: set[str] = set()
     for job_id in active:
         job = jobs[job_id]
-        if at_home(bound, job):
+        if in_own_cells(bound, job):
             for cell in {slot.node for slot in job.cell_slots}:
                 used.update(groups.get(cell, (cell,)))
             continue
         leaves = job.stop_reason is not None or (may_leave(job) and not job.guest_of)
-        held = ground.movable if leaves else ground.blocked
+        held = slot_use.movable if leaves else slot_use.blocked
         for slot in [rank.slot for rank in job.ranks] if job.state.holds_slots else ():
             held[slot.node] = held.get(slot.node, 0) | 1 << slot.slot
         for slot in job.claim:
-            ground.blocked[slot.node] = ground.blocked.get(slot.node, 0) | 1 << slot.slot
+            slot_use.blocked[slot.node] = slot_use.blocked.get(slot.node, 0) | 1 << slot.slot
     for cell in [cell for cell in bound if cell not in used]:
         del bound[cell]
     for cluster in clusters.values():
         for cell in cluster.empty.topology.names:
             if cell in bound:
-                ground.keep(bound[cell], cluster.size(cell))
-    return ground
+                slot_use.keep(bound[cell], cluster.size(cell))
+    return slot_use
 
 
 def _racks(state: State) -> int:
