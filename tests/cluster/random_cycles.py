@@ -492,6 +492,11 @@ class Ordeal:
         if proposed:
             assert self.policy.mode is Mode.OBSERVE or self.state.frozen
             return
+        if before.planned_ns != self.state.planned_ns:  # the pass computed the urgency of running gangs again
+            for job in before.jobs.values():
+                if job.state.holds_slots:
+                    job.urgency = self.state.jobs[job.job_id].urgency
+                    job.appraise_ns = self.state.jobs[job.job_id].appraise_ns
         before.planned_ns, before.replan_owed = self.state.planned_ns, self.state.replan_owed
         before.sized_ns = self.state.sized_ns  # the sizes were chosen again, with the same result
         if self.policy.order is Order.THEMIS:  # the urgency of pending jobs, and so their order, changes with time

@@ -353,3 +353,16 @@ def test_a_queue_with_more_cells_than_the_cluster_has_nodes_is_explained() -> No
     job = world.submit(8, 500.0, queue="b")
     assert why(world, job).endswith("; the cluster has no nodes for 1 of the queue's cells")
     assert active(world, world.submit(4, 500.0, queue="b"), world.submit(4, 500.0, queue="a")) == [True, True]
+
+
+def test_an_opportunistic_job_has_no_cells() -> None:
+    """It uses what other jobs leave. With a cell of its own it would keep it while it is not in the queue."""
+    world = two()
+    leftover = world.submit(1, 500.0, queue="b", shareable=True, opportunistic=True, **GUEST)
+    world.running()
+    assert active(world, leftover) == [True]
+    world.advance(10.0)
+    assert world.state.jobs[leftover].cell_slots == []
+    owners = [world.submit(4, 500.0, queue=queue, **FIXED) for queue in ("a", "b")]
+    world.advance(10.0)
+    assert active(world, leftover, *owners) == [False, True, True]

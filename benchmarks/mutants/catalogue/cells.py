@@ -10,6 +10,7 @@ MUTANTS = (
     Mutant("policies.cells.virtual_cluster:virtual_clusters", "racks -= count if kind is Cell.RACK else 0", "pass", _CELLS),
     Mutant("policies.cells.slot_use:SlotUse._block", "self._undivided(node, first, size),", "0,", _CELLS),
     Mutant("policies.cells.slot_use:SlotUse._block", "int(self.splits_racks and", "int(False and", _CELLS),
+    Mutant("policies.cells.guarantees:_may_be_guaranteed", " or job.spec.opportunistic", "", _CELLS),
     Mutant("policies.cells.guarantees:fill", "slots_now or slots", "slots", _CELLS),
     Mutant("policies.cells.guarantees:fill", "one.hold(slots_now)", "pass", _CELLS),
     Mutant("policies.cells.guarantees:fill", "Backfill(plan, reservation, context.now_ns), True", "None, True", _CELLS),

@@ -66,9 +66,14 @@ def members_of(context: CycleContext, clusters: dict[str, VirtualCluster]) -> di
             guarantee(context, job, ())
         if job.cell_slots:
             found[name].guaranteed.append(job)
-        elif job_id in index.held and job.spec.kind is JobKind.TRAINING and not (job.stop_reason or job.guest_of):
+        elif job_id in index.held and _may_be_guaranteed(job):
             insort(found[name].pending, (order.key_of(state, job), job), key=lambda one: one[0])
     return found
+
+
+def _may_be_guaranteed(job: Job) -> bool:
+    """Return whether a job that holds slots outside of its cells may get cells. An opportunistic job has none."""
+    return job.spec.kind is JobKind.TRAINING and not (job.stop_reason or job.guest_of or job.spec.opportunistic)
 
 
 def _may_start(context: CycleContext, cluster: VirtualCluster, job: Job) -> bool:
