@@ -366,3 +366,16 @@ def test_an_opportunistic_job_has_no_cells() -> None:
     owners = [world.submit(4, 500.0, queue=queue, **FIXED) for queue in ("a", "b")]
     world.advance(10.0)
     assert active(world, leftover, *owners) == [False, True, True]
+
+
+def test_a_pending_job_that_cannot_start_has_no_cells() -> None:
+    """A new limit of its queue is too small for it. Another job gets its cell."""
+    world = two()
+    large = world.submit(4, 500.0, queue="b", max_retries=1, **GUEST)
+    world.running()
+    assert world.state.jobs[large].cell_slots
+    queues = (Queue("a", cells={Cell.NODE: 1}), Queue("b", cells={Cell.NODE: 1}, limit=3))
+    world.cycle(PolicySet(replace(world.state.policy, queues=queues)))
+    world.end(large, 75, signalled=True)
+    assert world.job_state(large) is JobState.PENDING
+    assert world.state.jobs[large].cell_slots == []

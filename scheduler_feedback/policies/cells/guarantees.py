@@ -59,6 +59,9 @@ def members_of(context: CycleContext, clusters: dict[str, VirtualCluster]) -> di
             found[name].guaranteed.append(job)
         elif paused(state, job, context.now_ns) is None and not at_limit(index, job):
             found[name].pending.append((key, job))
+    for job in state.jobs.values():
+        if job.cell_slots and job.state is JobState.PENDING and job.job_id not in index.line and not job.claim:
+            guarantee(context, job, ())  # it cannot start: its queue's limit, an array's limit or a dependency
     for job_id in sorted({*index.held, *index.claimants}):
         job = state.jobs[job_id]
         name = owner(job)
