@@ -379,3 +379,28 @@ def test_a_pending_job_that_cannot_start_has_no_cells() -> None:
     world.end(large, 75, signalled=True)
     assert world.job_state(large) is JobState.PENDING
     assert world.state.jobs[large].cell_slots == []
+
+
+def test_a_cell_is_taken_back_where_the_least_work_is_lost() -> None:
+    """One job loses up to an hour of work, the other some seconds. Both hold as many slots."""
+    world = world_of({"a": {Cell.NODE: 2}, "b": {}}, nodes=2)
+    dear = world.submit(4, 5000.0, queue="b", checkpoint_interval_seconds=3600.0, **GUEST)
+    cheap = world.submit(4, 5000.0, queue="b", **GUEST)
+    world.running()
+    owner = world.submit(4, 100.0, queue="a", **FIXED)
+    assert active(world, dear, cheap) == [True, False]
+    entry = next(entry for entry in world.entries if entry.subject == owner and entry.kind == "reclaim")
+    spec = world.state.jobs[cheap].spec
+    assert entry.detail == (("lost_slot_seconds", f"{4 * (2.0 + spec.restart_cost_seconds):.1f}"),)
+
+
+def test_a_gang_that_leaves_counts_whole() -> None:
+    """A gang of six slots loses more than one of four, also if the cell needs only two of its slots."""
+    world = world_of({"a": {Cell.NODE: 3}, "b": {}}, nodes=3)
+    spread = GUEST | {"required_level": None}
+    large = world.submit(6, 5000.0, queue="b", **spread)
+    small = world.submit(4, 5000.0, queue="b", **GUEST)
+    world.running()
+    assert active(world, large, small) == [True, True]
+    world.submit(4, 100.0, queue="a", **FIXED)
+    assert active(world, large, small) == [True, False]

@@ -10,6 +10,8 @@ MUTANTS = (
     Mutant("policies.cells.virtual_cluster:virtual_clusters", "racks -= count if kind is Cell.RACK else 0", "pass", _CELLS),
     Mutant("policies.cells.slot_use:SlotUse._block", "self._undivided(node, first, size),", "0,", _CELLS),
     Mutant("policies.cells.slot_use:SlotUse._block", "int(self.splits_racks and", "int(False and", _CELLS),
+    Mutant("policies.cells.slot_use:slot_use_of", "slot_use.losses[job_id] = recall_slot_seconds(state, job)", "pass", _CELLS),
+    Mutant("policies.remediation.move_cost:recall_slot_seconds", "lost * len(job.ranks)", "lost", _CELLS),
     Mutant("policies.cells.guarantees:_may_be_guaranteed", " or job.spec.opportunistic", "", _CELLS),
     Mutant("policies.cells.guarantees:fill", "slots_now or slots", "slots", _CELLS),
     Mutant("policies.cells.guarantees:fill", "one.hold(slots_now)", "pass", _CELLS),

@@ -87,7 +87,8 @@ def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: 
             stop_for(context, other, job)
     index.reserve(job, slots)
     names = ", ".join(other.job_id for other in leaving)
-    context.decide(job.job_id, "reclaim", f"is guaranteed in the cells of {owner}: {names} must leave them")
+    text = f"is guaranteed in the cells of {owner}: {names} must leave them"
+    context.decide(job.job_id, "reclaim", text, (("lost_slot_seconds", f"{slot_use.loss(slots):.1f}"),))
 
 
 def _has_resources(context: CycleContext, job: Job, leaving: list[Job], slots: tuple[Slot, ...]) -> bool:
