@@ -107,6 +107,8 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
         judge_running_gangs(context)  #                              mitigate slow and hanging gangs
     separation.leave_with_host(context)
     ask_for_stops(context)
+    if needs_pass and context.actions:
+        choose_types(context)  #                                     for the jobs that are still pending
     return commit(context, happened)  #                           9  return the actions and their reasons
 
 

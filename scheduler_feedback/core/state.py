@@ -425,5 +425,9 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """Measured speeds by job class, the class with the newest measurement last; see `policies/speeds`."""
     sized_ns: int = 0
     """Time of the last joint choice of sizes."""
+    types_ns: int = 0
+    """Time as of which pending jobs compare GPU types: that of the last change of what the comparison depends on."""
+    types_inputs: bytes = b""
+    """Digest of what that comparison depends on, such as free slots, expected ends and the queue."""
     replan_owed: bool = False
     """Whether an event requires a preemption pass that `replan_seconds` still delays."""

@@ -65,6 +65,8 @@ def frozen(state: State, before: State | None = None) -> State:
         replan_owed=state.replan_owed,
         speeds=_shared(state.speeds, old.speeds, _speeds),
         sized_ns=state.sized_ns,
+        types_ns=state.types_ns,
+        types_inputs=state.types_inputs,
         bound_cells=dict(state.bound_cells),
     )
 

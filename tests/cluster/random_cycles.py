@@ -492,8 +492,15 @@ class Ordeal:
         if proposed:
             assert self.policy.mode is Mode.OBSERVE or self.state.frozen
             return
+        if before.planned_ns != self.state.planned_ns:  # the pass computed the urgency of running gangs again
+            for job in before.jobs.values():
+                if job.state.holds_slots:
+                    job.urgency = self.state.jobs[job.job_id].urgency
+                    job.appraise_ns = self.state.jobs[job.job_id].appraise_ns
         before.planned_ns, before.replan_owed = self.state.planned_ns, self.state.replan_owed
         before.sized_ns = self.state.sized_ns  # the sizes were chosen again, with the same result
+        # GPU types were compared again, with the same result; under `themis` the order changes with time, for example.
+        before.types_ns, before.types_inputs = self.state.types_ns, self.state.types_inputs
         was, now = without_clock(before), without_clock(self.state)
         changed = [name for name in State.__struct_fields__ if getattr(was, name) != getattr(now, name)]
         assert not changed, changed

@@ -104,19 +104,19 @@ def check_index(state: State) -> None:
 
 
 def check_openings(updated: SchedulingIndex, rebuilt: SchedulingIndex) -> None:
-    """Check that the kept comparisons of pending and running jobs equal those that are made anew."""
-    kept, anew = openings_of(updated), openings_of(rebuilt)
-    for one in (kept, anew):
+    """Check that the kept comparisons of pending and running jobs equal those that are built again."""
+    kept, built = openings_of(updated), openings_of(rebuilt)
+    for one in (kept, built):
         one.update()
-    assert kept.hosts.keys() == anew.hosts.keys(), "the running jobs that may be joined"
-    assert kept.alone == anew.alone, "the opportunistic jobs that hold slots alone"
-    assert kept.lines == anew.lines, "the pending jobs of each kind"
+    assert kept.hosts.keys() == built.hosts.keys(), "the running jobs that may be joined"
+    assert kept.alone == built.alone, "the opportunistic jobs that hold slots alone"
+    assert kept.lines == built.lines, "the pending jobs of each kind"
     assert [(key, kept.kinds[number]) for key, number in kept.order] == [
-        (key, anew.kinds[number]) for key, number in anew.order
+        (key, built.kinds[number]) for key, number in built.order
     ], "the order of kinds"
     for kind, line in kept.lines.items():
         job = updated.state.jobs[line[0][-1]]
-        found, wanted = dict(kept.chances(job, kind)), dict(anew.chances(job, kind))
+        found, wanted = dict(kept.chances(job, kind)), dict(built.chances(job, kind))
         assert found == wanted, f"{job.job_id} may join {found}, but the state gives {wanted}"
 
 
@@ -247,9 +247,7 @@ def check_metrics(state: State) -> None:
 
 # --- no decision by time alone without a timeout ---------------------------------------------------------------------
 
-STEADY = frozenset(
-    {"grow", "shrink", "defragment", "migrate", "separate", "requeue", "stay", "faster-type", "awaits-type"}
-)
+STEADY = frozenset({"grow", "shrink", "defragment", "migrate", "separate", "requeue", "stay", "faster-type"})
 """Decisions that are evaluated at growing intervals, because they depend on durations."""
 
 

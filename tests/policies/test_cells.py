@@ -353,3 +353,54 @@ def test_a_queue_with_more_cells_than_the_cluster_has_nodes_is_explained() -> No
     job = world.submit(8, 500.0, queue="b")
     assert why(world, job).endswith("; the cluster has no nodes for 1 of the queue's cells")
     assert active(world, world.submit(4, 500.0, queue="b"), world.submit(4, 500.0, queue="a")) == [True, True]
+
+
+def test_an_opportunistic_job_has_no_cells() -> None:
+    """It uses what other jobs leave. With a cell of its own it would keep it while it is not in the queue."""
+    world = two()
+    leftover = world.submit(1, 500.0, queue="b", shareable=True, opportunistic=True, **GUEST)
+    world.running()
+    assert active(world, leftover) == [True]
+    world.advance(10.0)
+    assert world.state.jobs[leftover].cell_slots == []
+    owners = [world.submit(4, 500.0, queue=queue, **FIXED) for queue in ("a", "b")]
+    world.advance(10.0)
+    assert active(world, leftover, *owners) == [False, True, True]
+
+
+def test_a_pending_job_that_cannot_start_has_no_cells() -> None:
+    """A new limit of its queue is too small for it. Another job gets its cell."""
+    world = two()
+    large = world.submit(4, 500.0, queue="b", max_retries=1, **GUEST)
+    world.running()
+    assert world.state.jobs[large].cell_slots
+    queues = (Queue("a", cells={Cell.NODE: 1}), Queue("b", cells={Cell.NODE: 1}, limit=3))
+    world.cycle(PolicySet(replace(world.state.policy, queues=queues)))
+    world.end(large, 75, signalled=True)
+    assert world.job_state(large) is JobState.PENDING
+    assert world.state.jobs[large].cell_slots == []
+
+
+def test_a_cell_is_taken_back_where_the_least_work_is_lost() -> None:
+    """One job loses up to an hour of work, the other some seconds. Both hold as many slots."""
+    world = world_of({"a": {Cell.NODE: 2}, "b": {}}, nodes=2)
+    dear = world.submit(4, 5000.0, queue="b", checkpoint_interval_seconds=3600.0, **GUEST)
+    cheap = world.submit(4, 5000.0, queue="b", **GUEST)
+    world.running()
+    owner = world.submit(4, 100.0, queue="a", **FIXED)
+    assert active(world, dear, cheap) == [True, False]
+    entry = next(entry for entry in world.entries if entry.subject == owner and entry.kind == "reclaim")
+    spec = world.state.jobs[cheap].spec
+    assert entry.detail == (("lost_slot_seconds", f"{4 * (2.0 + spec.restart_cost_seconds):.1f}"),)
+
+
+def test_a_gang_that_leaves_counts_whole() -> None:
+    """A gang of six slots loses more than one of four, also if the cell needs only two of its slots."""
+    world = world_of({"a": {Cell.NODE: 3}, "b": {}}, nodes=3)
+    spread = GUEST | {"required_level": None}
+    large = world.submit(6, 5000.0, queue="b", **spread)
+    small = world.submit(4, 5000.0, queue="b", **GUEST)
+    world.running()
+    assert active(world, large, small) == [True, True]
+    world.submit(4, 100.0, queue="a", **FIXED)
+    assert active(world, large, small) == [True, False]

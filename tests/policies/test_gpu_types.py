@@ -9,6 +9,7 @@ import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
@@ -23,7 +24,7 @@ from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, State
 from scheduler_feedback.policies.gpu_types.type_backlog import TypeBacklog
 from scheduler_feedback.policies.index.runtime_estimate import Release
-from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.scheduling_index import drop_index, index_of
 from scheduler_feedback.policies.index.slot_plan import Plan
 
 SECOND = 1_000_000_000
@@ -135,6 +136,34 @@ def test_the_rule_is_off(policy: dict[str, Any]) -> None:
     world.submit("first", 50.0, 2)
     world.submit("long", 100.0)
     assert world.type_of("long") not in ("", world.type_of("first"))
+
+
+def test_time_alone_changes_no_choice() -> None:
+    """Two slots of the slow type are free, but on two nodes, and the job needs one node.
+
+    It would end on them after 400 s if it could start now, and on fast GPUs after 330 + 100 s. As of 45 s later, the
+    fast GPUs would seem better, although nothing has happened.
+    """
+    world = Cluster(defragmentation_moves=0)
+    world.cycle(NodeSeen("slow too", 2, machine="slow too", gpu_type="slow"))
+    world.submit("first", 330.0, 2, gpu_types=("fast",))
+    for name in ("a", "b", "c", "d"):
+        world.submit(name, 5000.0, gpu_types=("slow",))
+    nodes = {}
+    for name in ("a", "b", "c", "d"):
+        nodes.setdefault(world.type_of(name), name)
+    for name in nodes.values():
+        world.end(name)
+    world.submit("long", 100.0, 2, required_level=Level.NODE)
+    assert world.type_of("long") == ""
+    declined = index_of(world.state).plan.declined["long"][0]
+    world.seconds = 45.0
+    wake_ns = cycle.next_wake_ns(world.state)
+    assert wake_ns is not None and wake_ns > BEGIN_NS + 45 * SECOND
+    drop_index(world.state)
+    outcome = world.cycle(Tick())
+    assert not outcome.entries and not outcome.changed
+    assert index_of(world.state).plan.declined["long"][0] == declined
 
 
 def test_a_wait_that_was_expected_wrongly_ends() -> None:

@@ -9,7 +9,13 @@ MUTANTS = (
     Mutant("policies.gpu_types.type_backlog:TypeBacklog.take", "bisect_right(free_ns, from_ns)", "ranks", _TYPES),
     Mutant("policies.gpu_types.type_backlog:TypeBacklog.start_ns", "free_ns[ranks - 1]", "free_ns[0]", _TYPES),
     Mutant("policies.gpu_types.faster_types:choice", "min(ends, key=lambda one: one[0])", "ends[0]", _TYPES),
-    Mutant("policies.gpu_types.faster_types:choice", "job.awaited_until_ns <= now_ns", "False", _TYPES),
+    Mutant("policies.gpu_types.faster_types:_requests", "job.awaited_until_ns <= now_ns", "False", _TYPES),
+    Mutant(
+        "policies.gpu_types.faster_types:choose_types",
+        "plan, index.ends, state.types_ns",
+        "plan, index.ends, context.now_ns",
+        _TYPES,
+    ),
     Mutant("policies.gpu_types.faster_types:choice", "patience * (takes_ns - best_ns)", "takes_ns - best_ns", _TYPES),
     Mutant(
         "policies.gpu_types.faster_types:_could_hold", "return index.capacity", "return True or index.capacity", _TYPES

@@ -14,9 +14,11 @@ from gangwatch.commands.offline.trace_options import (
     check_interval,
     check_load,
     check_seconds,
+    configured,
     fault_options,
     load_option,
     restart_cost_option,
+    shared_slots,
     sharing_options,
     speeds_option,
     trace_options,
@@ -37,14 +39,12 @@ def _policy(name: str) -> tuple[Policy, int]:
 
     Raises BadParameter, or ConfigError for a bad file.
     """
-    from gangwatch.configuration.config_file import load
     from scheduler_feedback.sim.comparison import policy_of
 
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise click.BadParameter(f"{name}: no such file", param_hint="POLICY")
-        config = load(Path(name))
-        return config.policy, config.cluster.jobs_per_slot
+        return configured(Path(name))
     try:
         return policy_of(name), 1
     except ValueError as error:
@@ -82,19 +82,17 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """
     from scheduler_feedback.sim.comparison import compared
     from scheduler_feedback.sim.measured_speeds import read_speeds
-    from scheduler_feedback.sim.shared_slots import SharedSlots, read_pair_speeds
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation, read_trace
 
     _check(names, options)
     given = {name: _policy(name) for name in names}
     policies = {name: _estimating(policy, name, options["estimates"]) for name, (policy, _) in given.items()}
-    pairs = options["pair_speeds_file"]
-    sharing = SharedSlots(
+    sharing = shared_slots(
         options["jobs_per_slot"],
         options["shareable"],
         options["opportunistic"],
-        {} if pairs is None else read_pair_speeds(pairs),
+        options["pair_speeds_file"],
         options["seed"],
     )
     nodes = nodes_of(options["nodes_text"])

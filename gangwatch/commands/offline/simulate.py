@@ -17,9 +17,11 @@ from gangwatch.commands.offline.trace_options import (
     check_interval,
     check_load,
     check_seconds,
+    configured,
     fault_options,
     load_option,
     restart_cost_option,
+    shared_slots,
     sharing_options,
     speeds_option,
     trace_options,
@@ -82,13 +84,13 @@ class Options:
             if file is not None and (wrong := _unwritable(file)):
                 raise click.BadParameter(f"{file}: {wrong}", param_hint=name)
 
-    def policy(self) -> Policy:
+    def policy(self, of_file: Policy | None) -> Policy:
         """Return the scheduling policy that the options describe, or that of the configuration file.
 
         Options that the user gave precede the file.
         """
-        if self.config is not None:
-            return self._over(_configured(self.config)[0])
+        if of_file is not None:
+            return self._over(of_file)
         base = FAIR_POLICY if self.order == Order.FAIR.value else Policy()
         return dataclasses.replace(
             base,
@@ -112,13 +114,10 @@ class Options:
             changes["replan_seconds"] = self.replan
         return dataclasses.replace(policy, **changes)
 
-    def slots(self) -> SharedSlots:
+    def slots(self, of_file: int) -> SharedSlots:
         """Return what the options, or the configuration file, say about shared slots. Raises TraceError."""
-        from scheduler_feedback.sim.shared_slots import SharedSlots, read_pair_speeds
-
-        pairs = {} if self.pair_speeds_file is None else read_pair_speeds(self.pair_speeds_file)
-        found = SharedSlots(self.jobs_per_slot, self.shareable, self.opportunistic, pairs, self.seed)
-        return found.of_file(1 if self.config is None else _configured(self.config)[1])
+        found = shared_slots(self.jobs_per_slot, self.shareable, self.opportunistic, self.pair_speeds_file, self.seed)
+        return found.of_file(of_file)
 
     def trace(self) -> Trace:
         """Read and return the trace of jobs. Its notes list the user's options that --preset overrides."""
@@ -191,7 +190,8 @@ def simulate(context: click.Context, /, **options: Any) -> None:
     given.check()
     with collecting_rarely(), showing(f"reading {given.jobs_file}", given.as_json):
         trace = given.trace()
-    policy, slots, nodes = given.policy(), given.slots(), nodes_of(given.nodes_text)
+    of_file, jobs_per_slot = (None, 1) if given.config is None else configured(given.config)
+    policy, slots, nodes = given.policy(of_file), given.slots(jobs_per_slot), nodes_of(given.nodes_text)
     simulation = Simulation(
         trace=slots.trace(trace, policy.sharing),
         nodes=slots.nodes(nodes, policy.sharing),
@@ -226,14 +226,6 @@ def simulate(context: click.Context, /, **options: Any) -> None:
 
 
 simulate.add_command(compare)
-
-
-def _configured(file: Path) -> tuple[Policy, int]:
-    """Return the policy of a gangwatch.toml, and its number of jobs on a slot. Raises ConfigError."""
-    from gangwatch.configuration.config_file import load
-
-    config = load(file)
-    return config.policy, config.cluster.jobs_per_slot
 
 
 def _require(context: click.Context, *parameters: str) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gangwatch.commands.options import Command
 from scheduler_feedback.sim.simulated_feedback import FEEDBACKS
 from scheduler_feedback.sim.traces import TRACES
+
+if TYPE_CHECKING:
+    from scheduler_feedback.core.state import Policy
+    from scheduler_feedback.sim.shared_slots import SharedSlots
 
 
 def trace_options(*, required: bool) -> Callable[[Command], Command]:
@@ -143,3 +148,21 @@ def check_seconds(option: str, seconds: float) -> None:
     """Raise BadParameter if the seconds of an option are out of range."""
     if not (math.isfinite(seconds) and seconds >= 0):
         raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=option)
+
+
+def configured(file: Path) -> tuple[Policy, int]:
+    """Return the policy of a gangwatch.toml, and its number of jobs on a slot. Raises ConfigError."""
+    from gangwatch.configuration.config_file import load
+
+    config = load(file)
+    return config.policy, config.cluster.jobs_per_slot
+
+
+def shared_slots(
+    jobs_per_slot: int | None, shareable: bool, opportunistic: float, pair_speeds_file: Path | None, seed: int
+) -> SharedSlots:
+    """Return what the options say about shared slots. Raises TraceError for a bad file of pair speeds."""
+    from scheduler_feedback.sim.shared_slots import SharedSlots, read_pair_speeds
+
+    pairs = {} if pair_speeds_file is None else read_pair_speeds(pair_speeds_file)
+    return SharedSlots(jobs_per_slot, shareable, opportunistic, pairs, seed)

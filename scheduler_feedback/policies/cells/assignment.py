@@ -1,4 +1,4 @@
-"""Assignment of slots if queues have cells: guaranteed jobs first, then other jobs on what is left.
+"""Assignment of slots if queues have cells: guaranteed jobs first, then other jobs on the remaining slots.
 
 1. Each queue's cells take jobs as a private cluster would (``guarantees``).
 2. A guaranteed job starts on the slots to which its cells are bound. Jobs outside of their own cells leave these slots.
@@ -8,8 +8,14 @@
 from __future__ import annotations
 
 from scheduler_feedback.core.job import Job, Slot
-from scheduler_feedback.policies.cells.ground import Ground, at_home, mask_of, may_leave, places, survey
 from scheduler_feedback.policies.cells.guarantees import fill, guarantee, members_of
+from scheduler_feedback.policies.cells.slot_use import (
+    SlotUse,
+    bound_slots,
+    in_own_cells,
+    may_leave,
+    slot_use_of,
+)
 from scheduler_feedback.policies.cells.virtual_cluster import SHARED, VirtualCluster
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.queue.placement import Shape, place, shape_of
@@ -29,19 +35,19 @@ def assign_cells(context: CycleContext) -> None:
     clusters = index.clusters
     members = members_of(context, clusters)
     before = dict(state.bound_cells)
-    ground = survey(state, clusters, sorted({*index.held, *index.claims}))
+    slot_use = slot_use_of(state, clusters, sorted({*index.held, *index.claims}))
     for name, cluster in clusters.items():
-        fill(context, cluster, members[name], ground)
+        fill(context, cluster, members[name], slot_use)
     for name, cluster in clusters.items():
         for job in members[name].guaranteed:
             if job.job_id in index.line:
-                _start_at_home(context, cluster, ground, job)
-    _start_elsewhere(context)
+                _start_guaranteed(context, cluster, slot_use, job)
+    _start_others(context)
     context.evaluated |= state.bound_cells != before
     index.mark_evaluated()
 
 
-def _start_at_home(context: CycleContext, cluster: VirtualCluster, ground: Ground, job: Job) -> None:
+def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: SlotUse, job: Job) -> None:
     """Start the guaranteed job on the slots of its cells, or make other jobs leave them first."""
     index, state = context.index, context.state
     if index.shares.limited and index.shares.room(job.spec.queue, len(job.cell_slots)) is not None:
@@ -53,24 +59,24 @@ def _start_at_home(context: CycleContext, cluster: VirtualCluster, ground: Groun
     barred = {*job.excluded_nodes}
     if refused := topology.refused.get(job.spec.constraint, 0):
         barred.update(name for name in topology.names if refused >> topology.number[name] & 1)
-    found = ground.bind(cluster, unbound, barred)
+    found = slot_use.bind(cluster, unbound, barred)
     if found is None:
         return
-    slots = places({**state.bound_cells, **found}, job.cell_slots)
+    slots = bound_slots({**state.bound_cells, **found}, job.cell_slots)
     assert slots is not None, "all cells are bound"
     wanted = set(slots)
     leaving = [state.jobs[one] for one in sorted(index.held) if not wanted.isdisjoint(index.held[one])]
     stopped = [other for other in leaving if other.stop_reason is None]
     reserved = any(not wanted.isdisjoint(claim) for claim in index.claims.values())
-    stays = any(not may_leave(other) or at_home(state.bound_cells, other) for other in stopped)
+    stays = any(not may_leave(other) or in_own_cells(state.bound_cells, other) for other in stopped)
     if reserved or stays or not _has_resources(context, job, leaving, slots):
-        _unbind(ground, cluster, found)
+        slot_use.unbind(cluster, found)
         return
     owner = f"queue {cluster.queue}" if cluster.queue != SHARED else "the queues without cells"
     if stopped:
         names = ", ".join(other.job_id for other in stopped)
         if proposed(context, job, f"cells {names}", "reclaim", f"{names} would leave the cells of {owner}", ()):
-            _unbind(ground, cluster, found)
+            slot_use.unbind(cluster, found)
             return
     state.bound_cells.update(found)
     if not leaving:
@@ -81,13 +87,8 @@ def _start_at_home(context: CycleContext, cluster: VirtualCluster, ground: Groun
             stop_for(context, other, job)
     index.reserve(job, slots)
     names = ", ".join(other.job_id for other in leaving)
-    context.decide(job.job_id, "reclaim", f"is guaranteed in the cells of {owner}: {names} must leave them")
-
-
-def _unbind(ground: Ground, cluster: VirtualCluster, found: dict[str, Slot]) -> None:
-    """Undo a choice of slots for cells."""
-    for cell, first in found.items():
-        ground.bound[first.node] &= ~mask_of(first.slot, cluster.size(cell))
+    text = f"is guaranteed in the cells of {owner}: {names} must leave them"
+    context.decide(job.job_id, "reclaim", text, (("lost_slot_seconds", f"{slot_use.loss(slots):.1f}"),))
 
 
 def _has_resources(context: CycleContext, job: Job, leaving: list[Job], slots: tuple[Slot, ...]) -> bool:
@@ -105,7 +106,7 @@ def _has_resources(context: CycleContext, job: Job, leaving: list[Job], slots: t
     return found is not None
 
 
-def _start_elsewhere(context: CycleContext) -> None:
+def _start_others(context: CycleContext) -> None:
     """Start pending jobs that can be stopped at any time, on free slots."""
     index, state = context.index, context.state
     failed: set[Shape] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import State
-from scheduler_feedback.policies.cells.ground import at_home, may_leave
+from scheduler_feedback.policies.cells.slot_use import in_own_cells, may_leave
 from scheduler_feedback.policies.cells.virtual_cluster import SHARED, VirtualCluster, owner_of, uses_cells
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue.placement import place
@@ -40,7 +40,7 @@ def present(state: State, index: TrackedJobs, job: Job) -> str:
     if not uses_cells(state.policy) or job.stop_reason is not None:
         return ""
     cluster = index.clusters[owner_of(index.shares, job.spec.queue)]
-    if at_home(state.bound_cells, job):
+    if in_own_cells(state.bound_cells, job):
         return f"; guaranteed in {_cells_of(cluster)}"
     if not may_leave(job):
         return ""

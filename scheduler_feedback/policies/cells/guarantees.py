@@ -16,7 +16,7 @@ from msgspec import structs
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.state import Backfilling
 from scheduler_feedback.policies.cells.cell_text import fits_empty
-from scheduler_feedback.policies.cells.ground import Ground
+from scheduler_feedback.policies.cells.slot_use import SlotUse
 from scheduler_feedback.policies.cells.virtual_cluster import VirtualCluster, owner_of
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.runtime_estimate import Release, job_releases, left_ns
@@ -34,7 +34,7 @@ class Members:
 
     guaranteed: list[Job] = field(default_factory=list)
     """Jobs with slots in the cells."""
-    asking: list[tuple[tuple[object, ...], Job]] = field(default_factory=list)
+    pending: list[tuple[tuple[object, ...], Job]] = field(default_factory=list)
     """Jobs without, in the policy's order, each with its sort key."""
 
 
@@ -58,7 +58,10 @@ def members_of(context: CycleContext, clusters: dict[str, VirtualCluster]) -> di
         if job.cell_slots:
             found[name].guaranteed.append(job)
         elif paused(state, job, context.now_ns) is None and not at_limit(index, job):
-            found[name].asking.append((key, job))
+            found[name].pending.append((key, job))
+    for job in state.jobs.values():
+        if job.cell_slots and job.state is JobState.PENDING and job.job_id not in index.line and not job.claim:
+            guarantee(context, job, ())  # it cannot start: its queue's limit, an array's limit or a dependency
     for job_id in sorted({*index.held, *index.claimants}):
         job = state.jobs[job_id]
         name = owner(job)
@@ -66,9 +69,14 @@ def members_of(context: CycleContext, clusters: dict[str, VirtualCluster]) -> di
             guarantee(context, job, ())
         if job.cell_slots:
             found[name].guaranteed.append(job)
-        elif job_id in index.held and job.spec.kind is JobKind.TRAINING and not (job.stop_reason or job.guest_of):
-            insort(found[name].asking, (order.key_of(state, job), job), key=lambda one: one[0])
+        elif job_id in index.held and _may_be_guaranteed(job):
+            insort(found[name].pending, (order.key_of(state, job), job), key=lambda one: one[0])
     return found
+
+
+def _may_be_guaranteed(job: Job) -> bool:
+    """Return whether a job that holds slots outside of its cells may get cells. An opportunistic job has none."""
+    return job.spec.kind is JobKind.TRAINING and not (job.stop_reason or job.guest_of or job.spec.opportunistic)
 
 
 def _may_start(context: CycleContext, cluster: VirtualCluster, job: Job) -> bool:
@@ -99,10 +107,10 @@ def guarantee(context: CycleContext, job: Job, slots: Sequence[Slot]) -> None:
     context.evaluated = True  # the journal records the cycle
 
 
-def fill(context: CycleContext, cluster: VirtualCluster, members: Members, ground: Ground) -> None:
+def fill(context: CycleContext, cluster: VirtualCluster, members: Members, slot_use: SlotUse) -> None:
     """Guarantee the jobs that a private cluster would start now."""
     index, state, policy = context.index, context.state, context.state.policy
-    if not members.asking or not cluster.empty.topology.names:
+    if not members.pending or not cluster.empty.topology.names:
         return
     topology = cluster.empty.topology
     if sum(len(job.cell_slots) for job in members.guaranteed) >= sum(topology.sizes):
@@ -114,7 +122,7 @@ def fill(context: CycleContext, cluster: VirtualCluster, members: Members, groun
     room: Backfill | None = None
     behind = False
     failed: dict[tuple[Shape, bool], bool] = {}
-    for _, job in members.asking:
+    for _, job in members.pending:
         if not any(inside[0] for inside in plan.free_in):
             break
         own = job.excluded_nodes or job.spec.constraint in index.plan.topology.refused
@@ -138,12 +146,12 @@ def fill(context: CycleContext, cluster: VirtualCluster, members: Members, groun
             )
             slots = None if found is None else found[0]
         if slots is not None:
-            home = _in_place(state.bound_cells, cluster, members, ground, job, slots)
-            if home is not None:
-                plan.give(slot for slot in slots if slot not in home)
+            slots_now = _in_place(state.bound_cells, cluster, members, slot_use, job, slots)
+            if slots_now is not None:
+                plan.give(slot for slot in slots if slot not in slots_now)
                 for one in (plan,) if room is None else (plan, room.unreserved):
-                    one.hold(home)
-            guarantee(context, job, home or slots)
+                    one.hold(slots_now)
+            guarantee(context, job, slots_now or slots)
             members.guaranteed.append(job)
             continue
         failed[kind] = True
@@ -180,7 +188,7 @@ def _in_place(
     bound: dict[str, Slot],
     cluster: VirtualCluster,
     members: Members,
-    ground: Ground,
+    slot_use: SlotUse,
     job: Job,
     slots: tuple[Slot, ...],
 ) -> tuple[Slot, ...] | None:
@@ -200,31 +208,31 @@ def _in_place(
     for node in dict.fromkeys(slot.node for slot in held) if free else ():
         mine = [slot.slot for slot in held if slot.node == node]
         cell = next((one for one in free if _count(slots, one) == len(mine) and one not in blocks), None)
-        if cell is None or (first := _block_at(ground, node, mine, cluster.size(cell))) is None:
+        if cell is None or (first := _block_at(slot_use, node, mine, cluster.size(cell))) is None:
             return None
         blocks[cell] = Slot(node, first)
-    home = _within(blocks, cluster, held)
-    if home is None or not taken.isdisjoint(home) or {slot.node for slot in home} != set(cells):
+    slots_now = _within(blocks, cluster, held)
+    if slots_now is None or not taken.isdisjoint(slots_now) or {slot.node for slot in slots_now} != set(cells):
         return None
     for cell, first_slot in blocks.items():
         if cell not in bound:
             bound[cell] = first_slot
-            ground.keep(first_slot, cluster.size(cell))
-    return home
+            slot_use.keep(first_slot, cluster.size(cell))
+    return slots_now
 
 
 def _count(slots: Collection[Slot], cell: str) -> int:
     return sum(slot.node == cell for slot in slots)
 
 
-def _block_at(ground: Ground, node: str, slots: list[int], size: int) -> int | None:
+def _block_at(slot_use: SlotUse, node: str, slots: list[int], size: int) -> int | None:
     """Return the first slot of the block of this size that contains the slots, if a cell can be bound there."""
     first = min(slots) - min(slots) % size
-    total = ground.state.nodes[node].slots
+    total = slot_use.state.nodes[node].slots
     mask = (1 << size) - 1 << first
     if max(slots) >= first + size or first + size > total:
         return None
-    if mask & (ground.bound.get(node, 0) | ground.blocked.get(node, 0)):
+    if mask & (slot_use.bound.get(node, 0) | slot_use.blocked.get(node, 0)):
         return None
     return first
 

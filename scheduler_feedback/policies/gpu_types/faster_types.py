@@ -11,15 +11,22 @@ w < p r, with p = `Policy.type_patience`. Expectations can be wrong, so the whol
 moment at which the job first declined a free type. After that it uses any type until its next start. So a wait costs a
 job at most as much as the faster type was expected to save, and no job waits forever.
 
+Time alone changes no choice. The comparison is made as of the last change of its inputs (`State.types_ns`): free slots,
+expected ends, the queue, expected run times, and jobs whose limit has passed. As of a later instant, types that are
+free but that the job cannot use, such as slots reserved for the head, would seem to be free later and later.
+
 The rule is off with one GPU type, and where a pass must not skip a job that could start: without backfill, and in
 preemption passes of the orders other than `fair`, which count all slots alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from msgspec import structs
+from msgspec.msgpack import encode
 
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job
@@ -56,27 +63,72 @@ class Choice:
     """Number of that free type; -1 if the job does not wait for a type although one is free."""
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the choice for one pending job depends on."""
+
+    job: Job
+    ranks: int
+    """Least number of ranks with which it starts."""
+    waits: bool
+    """Whether it may still wait for a type: its limit has not passed."""
+    run_ns: tuple[tuple[int, int], ...]
+    """(number of the type, expected run time there in ns), the fastest type first."""
+
+
 def choose_types(context: CycleContext) -> None:
-    """Decide which pending jobs decline free slots of a slower GPU type. Placement then leaves these types out."""
+    """Decide which pending jobs decline free slots of a slower GPU type. Placement then leaves these types out.
+
+    If the choice depends on nothing that has changed since it was last made, it stays.
+    """
     index, state = context.index, context.state
     plan = index.plan
-    plan.declined = {}
     if not _applies(state, index):
+        plan.declined, plan.typed_for = {}, b""
         return
-    index.grown = index.changed = True  # a job that declined a type before may accept it now
-    backlog = TypeBacklog(plan, index.ends, context.now_ns)
-    free = any(inside[0] for inside in plan.free_in)
-    for position, key in enumerate(index.line.order[: None if free else FULL_DEPTH]):
-        job = state.jobs[key[-1]]
-        if job.spec.pinned_node is not None or job.not_before_ns > context.now_ns or at_limit(index, job):
-            continue
-        found = choice(state, index, backlog, job, context.now_ns)
+    requests = _requests(state, index, context.now_ns)
+    inputs = _digest(TypeBacklog(plan, index.ends, 0), requests, state.policy)
+    if inputs != state.types_inputs:
+        state.types_inputs, state.types_ns = inputs, context.now_ns
+        context.evaluated = True
+    elif inputs == plan.typed_for:
+        return
+    before, plan.declined, plan.typed_for = plan.declined, {}, inputs
+    backlog = TypeBacklog(plan, index.ends, state.types_ns)
+    for position, request in enumerate(requests):
+        found = choice(backlog, request, state.policy.type_patience)
         if found is None:
             continue
         if position < DEPTH:
-            ranks = job.spec.min_ranks or job.spec.ranks
-            backlog.take(found.gpu_type, ranks, found.start_ns, found.end_ns)
-        _note(context, job, found)
+            backlog.take(found.gpu_type, request.ranks, found.start_ns, found.end_ns)
+        _note(context, request.job, found)
+    if plan.declined != {job_id: one for job_id, one in before.items() if job_id in index.line}:
+        index.evaluate_all()  # a job that declined a type before may accept it now
+
+
+def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request]:
+    """Return the pending jobs that may start now, in queue order; the first ones only while no slot is free."""
+    found = []
+    free = any(inside[0] for inside in index.plan.free_in)
+    for key in index.line.order[: None if free else FULL_DEPTH]:
+        job = state.jobs[key[-1]]
+        if job.spec.pinned_node is not None or job.not_before_ns > now_ns or at_limit(index, job):
+            continue
+        ranks = job.spec.min_ranks or job.spec.ranks
+        length_ns = index.line.places[job.job_id].length_ns
+        run_ns = tuple(
+            (number, _run_ns(state.policy, index, job, number, ranks, length_ns))
+            for number in types_for(index.plan, job, state.policy)
+            if _could_hold(index, job, number)
+        )
+        found.append(Request(job, ranks, not 0 < job.awaited_until_ns <= now_ns, run_ns))
+    return found
+
+
+def _digest(backlog: TypeBacklog, requests: Sequence[Request], policy: Policy) -> bytes:
+    """Return a digest of what the choice depends on. backlog: with the free slots at time 0."""
+    jobs = [(one.job.job_id, one.ranks, one.waits, one.run_ns) for one in requests]
+    return blake2b(encode((backlog.free_ns, jobs, policy.type_patience)), digest_size=8).digest()
 
 
 def _applies(state: State, index: SchedulingIndex) -> bool:
@@ -90,32 +142,26 @@ def _applies(state: State, index: SchedulingIndex) -> bool:
     return any(state.jobs[key[-1]].spec.throughput for key in index.line.order)
 
 
-def choice(state: State, index: SchedulingIndex, backlog: TypeBacklog, job: Job, now_ns: int) -> Choice | None:
+def choice(backlog: TypeBacklog, request: Request, patience: float) -> Choice | None:
     """Return the GPU type on which the job is expected to end first, and which types it declines for that.
 
-    None if no type has enough slots. The faster of two types with the same end is chosen.
+    None if no type has enough slots. The faster of two types with the same end is chosen. patience: `type_patience`.
     """
-    ranks = job.spec.min_ranks or job.spec.ranks
-    length_ns = index.line.places[job.job_id].length_ns
-    ends: list[tuple[int, int, int, int]] = []
-    for number in types_for(index.plan, job, state.policy):
-        start_ns = backlog.start_ns(number, ranks)
-        if start_ns is None or not _could_hold(index, job, number):
-            continue
-        takes_ns = _run_ns(state.policy, index, job, number, ranks, length_ns)
-        ends.append((start_ns + takes_ns, start_ns, number, takes_ns))
+    ranks, ends = request.ranks, []
+    for number, takes_ns in request.run_ns:
+        if (start_ns := backlog.start_ns(number, ranks)) is not None:
+            ends.append((start_ns + takes_ns, start_ns, number, takes_ns))
     if not ends:
         return None
     end_ns, start_ns, best, best_ns = min(ends, key=lambda one: one[0])
-    if job.awaited_until_ns and job.awaited_until_ns <= now_ns:
+    if not request.waits:
         return Choice(best, start_ns, end_ns, 0, 0, -1)
-    patience = state.policy.type_patience
     declined, saved_ns, instead = 0, 0, -1
     for _, earlier_ns, number, takes_ns in ends:  # the fastest first
         if number == best or start_ns - earlier_ns >= patience * (takes_ns - best_ns):
             continue
         declined |= 1 << number
-        if instead < 0 and start_ns > now_ns and backlog.is_free(number, ranks):
+        if instead < 0 and not backlog.is_free(best, ranks) and backlog.is_free(number, ranks):
             instead, saved_ns = number, takes_ns - best_ns
     return Choice(best, start_ns, end_ns, declined, saved_ns, instead)
 
@@ -154,7 +200,7 @@ def _note(context: CycleContext, job: Job, found: Choice) -> None:
             context.evaluated = True
         return
     job.expected_start_ns = found.start_ns
-    now_ns, until_ns = context.now_ns, job.awaited_until_ns
+    now_ns, until_ns = context.state.types_ns, job.awaited_until_ns
     wanted, free = names[found.gpu_type], names[found.instead]
     if not until_ns:
         until_ns = now_ns + round(min(context.state.policy.type_patience * found.saved_ns, LONGEST_NS))

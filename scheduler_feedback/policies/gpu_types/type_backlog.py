@@ -16,13 +16,13 @@ class TypeBacklog:
     It counts slots only, without those of spare nodes: placement decides whether a gang fits on the nodes.
     """
 
-    __slots__ = ("_free_ns", "_now_ns")
+    __slots__ = ("_now_ns", "free_ns")
 
     def __init__(self, plan: Plan, releases: Iterable[Release], now_ns: int) -> None:
         """Read the free slots of healthy nodes from the plan. releases: expected ends, the earliest first."""
         topology = plan.topology
         self._now_ns = now_ns
-        self._free_ns = [
+        self.free_ns: list[list[int]] = [
             [now_ns] * plan.free_in[number * TIERS + Tier.HEALTHY][0] for number in range(len(topology.type_names))
         ]
         for release in releases:
@@ -30,11 +30,11 @@ class TypeBacklog:
                 number = topology.number.get(slot.node, NOWHERE)
                 pool = plan.pool[number] if number != NOWHERE else NOWHERE
                 if pool != NOWHERE and pool % TIERS != Tier.SPARE:
-                    self._free_ns[topology.types[number]].append(max(release.at_ns, now_ns))
+                    self.free_ns[topology.types[number]].append(max(release.at_ns, now_ns))
 
     def start_ns(self, gpu_type: int, ranks: int) -> int | None:
         """Return when this many slots of the type are free at once; None if it has fewer slots."""
-        free_ns = self._free_ns[gpu_type]
+        free_ns = self.free_ns[gpu_type]
         return free_ns[ranks - 1] if ranks <= len(free_ns) else None
 
     def is_free(self, gpu_type: int, ranks: int) -> bool:
@@ -43,7 +43,7 @@ class TypeBacklog:
 
     def take(self, gpu_type: int, ranks: int, from_ns: int, until_ns: int) -> None:
         """Use `ranks` slots of the type from from_ns to until_ns: the slots that become free last before from_ns."""
-        free_ns = self._free_ns[gpu_type]
+        free_ns = self.free_ns[gpu_type]
         free = bisect_right(free_ns, from_ns)
         del free_ns[free - ranks : free]
         position = bisect_left(free_ns, until_ns)

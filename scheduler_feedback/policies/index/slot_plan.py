@@ -53,7 +53,7 @@ class Plan:
     crossing: number of gangs that use the uplinks of a domain; each gang costs uplink_slowdown.
     congested: slowdown, minus 1, that interference verdicts report for the uplinks of a domain.
     declined: pending jobs that wait for a faster GPU type: by job id, (numbers of the types that the job does not use
-    now, as a bit mask; expected start in ns).
+    now, as a bit mask; expected start in ns). typed_for: digest of what this depends on (``faster_types``).
     learnt: learnt speeds of jobs, which order the GPU types; None: given speeds do.
     unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
     """
@@ -72,6 +72,7 @@ class Plan:
         "slots_in",
         "slowdown",
         "topology",
+        "typed_for",
         "unreported",
         "uplink_slowdown",
         "with_free",
@@ -93,6 +94,7 @@ class Plan:
         self.congested: dict[int, float] = {}
         self.uplink_slowdown = 0.0
         self.declined: dict[str, tuple[int, int]] = {}
+        self.typed_for = b""
         self.learnt: LearntSpeeds | None = None
         self.unreported: dict[int, dict[str, tuple[int, Requests]]] = {}
         for node in nodes:
@@ -163,7 +165,7 @@ class Plan:
         other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
         other.crossing, other.congested = self.crossing, self.congested
         other.uplink_slowdown = self.uplink_slowdown
-        other.declined, other.learnt = self.declined, self.learnt
+        other.declined, other.typed_for, other.learnt = self.declined, self.typed_for, self.learnt
         other.unreported = self.unreported  # shared: a start counts in both
         return other
 

@@ -38,7 +38,7 @@ from scheduler_feedback.policies.remediation.gang_moves import (
     wait_seconds,
     waits_since_ns,
 )
-from scheduler_feedback.policies.remediation.move_cost import moving_seconds
+from scheduler_feedback.policies.remediation.move_cost import resizing_seconds
 from scheduler_feedback.policies.speeds.learnt_speeds import WORTH
 
 
@@ -82,7 +82,7 @@ def grow(context: CycleContext) -> None:
             continue
         lasts = min(-left, index.idle_seconds(), state.policy.resize_horizon_seconds)
         gain = lasts * (1 - _speed(state, index, job, job.ranks) / _speed(state, index, job, slots))
-        cost = _resizing_seconds(state, job, now_ns)
+        cost = resizing_seconds(state, job, now_ns)
         if gain <= (1 + state.policy.migration_margin) * cost:
             continue
         text = f"continue with {len(slots)} ranks instead of {len(job.ranks)}: no pending job needs the idle slots"
@@ -147,7 +147,7 @@ def make_room(context: CycleContext) -> bool:
     if (first := first_in_line(index, now_ns)) is None:
         return False
     ample = [
-        (_resizing_seconds(state, job, now_ns) * len(job.ranks) / _surplus(job), job.job_id)
+        (resizing_seconds(state, job, now_ns) * len(job.ranks) / _surplus(job), job.job_id)
         for job_id in index.elastic
         if _surplus(job := state.jobs[job_id]) > 0 and may_be_moved(state, job, now_ns)
     ]
@@ -157,7 +157,7 @@ def make_room(context: CycleContext) -> bool:
     if found is None:
         return False
     slots, kept = found
-    cost = sum(_resizing_seconds(state, job, now_ns) * len(job.ranks) for job, _ in kept)
+    cost = sum(resizing_seconds(state, job, now_ns) * len(job.ranks) for job, _ in kept)
     wait = wait_seconds(state, index, first, now_ns)
     freed = sum(len(job.ranks) - len(stay) for job, stay in kept)
     wanted = _wanted(state, index, freed + len(slots))
@@ -184,10 +184,6 @@ def make_room(context: CycleContext) -> bool:
         first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} to free slots for it", detail
     )
     return True
-
-
-def _resizing_seconds(state: State, job: Job, now_ns: int) -> float:
-    return moving_seconds(state, job, now_ns) + job.spec.reshard_seconds
 
 
 def _ranks(count: int) -> str:

@@ -214,6 +214,23 @@ def moving_seconds(state: State, job: Job, now_ns: int) -> float:
     return unsaved_seconds(job, now_ns) + moving
 
 
+def resizing_seconds(state: State, job: Job, now_ns: int) -> float:
+    """Return the seconds that a stop and a restart with another number of ranks cost the gang."""
+    return moving_seconds(state, job, now_ns) + job.spec.reshard_seconds
+
+
+def recall_slot_seconds(state: State, job: Job) -> float:
+    """Return the slot time in seconds that the gang is expected to lose if it is stopped at any time and starts again.
+
+    It does not depend on the present time: half of a checkpoint interval counts as lost work.
+    """
+    measured = measured_seconds(state, job)
+    lost = save_seconds(job) + job.spec.restart_cost_seconds if measured is None else measured
+    if job.spec.checkpoint_interval_seconds and not job.spec.checkpoint_command:
+        lost += job.spec.checkpoint_interval_seconds / 2
+    return lost * len(job.ranks)
+
+
 def measured_seconds(state: State, job: Job) -> float | None:
     """Return the seconds of the gang's last move, from the decision to the first step; None if it was never moved."""
     measured = [

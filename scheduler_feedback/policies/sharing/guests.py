@@ -49,7 +49,7 @@ def openings_of(index: SchedulingIndex) -> Openings:
     if len(news := news_of(index.state)) > MOST_NEWS:
         news.clear()
         found = None  # it has read a part of the list
-    if not isinstance(found, Openings):
+    if found is None:
         rule = index.state.policy.sharing
         timed = rule is Sharing.SJF_BSBF
         possible = sjf_bsbf.possible if timed else RULES[rule]

@@ -177,16 +177,15 @@ class Openings:
             for job_id in touched:
                 job = jobs.get(job_id)
                 runs = job is not None and job_id in index.running
+                self._note_alone(job_id, job, runs)
                 if job is not None and runs and may_host(index, job):
                     self.hosts[job_id] = job
                     self._by_workload.setdefault(workload_of(job.spec), set()).add(job_id)
                 elif (old := self.hosts.pop(job_id, None)) is not None:
                     self._by_workload[workload_of(old.spec)].discard(job_id)
                 else:
-                    self._note_alone(job_id, job, runs)
                     continue
                 changes.append((job_id, None))
-                self._note_alone(job_id, job, runs)
         news = news_of(index.state)
         if self._news < len(news):
             fresh, self._news = news[self._news :], len(news)

@@ -24,7 +24,7 @@ from scheduler_feedback.policies.index.slot_plan import TIERS
 from scheduler_feedback.policies.queue.placement import place, where
 from scheduler_feedback.policies.queue.starting import start
 from scheduler_feedback.policies.remediation.gang_moves import at_limit, may_be_moved, proposed
-from scheduler_feedback.policies.remediation.move_cost import moving_seconds
+from scheduler_feedback.policies.remediation.move_cost import moving_seconds, resizing_seconds
 from scheduler_feedback.policies.sizes.choosing import choose
 from scheduler_feedback.policies.sizes.options import Option, options_of
 from scheduler_feedback.policies.sizes.value import reduced, valued
@@ -125,7 +125,7 @@ def _options(state: State, index: SchedulingIndex, job: Job, now_ns: int) -> lis
     if not job.state.holds_slots:
         return found
     ahead = min(max(left_ns(policy, job, now_ns) / 1e9, 1.0), policy.resize_horizon_seconds)
-    moving = moving_seconds(state, job, now_ns) + job.spec.reshard_seconds
+    moving = resizing_seconds(state, job, now_ns)
     share = 1 - (1 + policy.migration_margin) * moving / ahead
     kept = [one for one in found if _is_now(index, job, one)]
     if share <= 0 and kept:
@@ -221,7 +221,7 @@ def _resize(context: CycleContext, job: Job, option: Option, slots: tuple[Slot, 
     how = "measured speeds of its class give" if learnt else "without measurements, proportional speed gives"
     text = f"continue with {_ranks(option.ranks)} instead of {ranks}{on}, {_aim(state.policy.sizes)}"
     text += f": {how} {faster:.2f} times its speed"
-    cost = moving_seconds(state, job, context.now_ns) + (job.spec.reshard_seconds if option.ranks != ranks else 0.0)
+    cost = (moving_seconds if option.ranks == ranks else resizing_seconds)(state, job, context.now_ns)
     detail = (
         ("ranks", f"{ranks} -> {option.ranks}"),
         ("gpu_type", after),

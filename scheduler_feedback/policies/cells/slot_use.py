@@ -1,9 +1,10 @@
-"""Ground: the slots of the cluster during one pass, by what holds them, and the choice of slots for cells.
+"""Slot use: the slots of the cluster during one pass, by what holds them, and the choice of slots for cells.
 
 A cell is bound to slots while a guaranteed job runs in it. Slots for another cell are chosen as a buddy allocator
 does: first in a node, or rack, that is already divided. Thus the unbound cells of all queues always fit, if they fitted
-into the empty cluster and no node failed (HiveD, Zhao et al., OSDI'20, section 3.3). Among equal choices, the one with
-the fewest slots of jobs to stop is first.
+into the empty cluster and no node failed (HiveD, Zhao et al., OSDI'20, section 3.3). Among equal choices, the one whose
+jobs lose the least slot time is first (Lyra, Li et al., EuroSys'23, section 4, reclaims the servers with the least
+preemption cost). A gang loses it whole, also if it holds only some of the slots.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from scheduler_feedback.core.cluster import Node, Tier, tier_of
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cells.virtual_cluster import VirtualCluster, node_size, rack_of, rack_size
+from scheduler_feedback.policies.remediation.move_cost import recall_slot_seconds
 
 _TIERS = (Tier.HEALTHY, Tier.SUSPECT)
 """Tiers of nodes on which cells may be bound."""
 
 
 @dataclass(slots=True)
-class Ground:
+class SlotUse:
     """Slots of all nodes. Every mask has one bit per slot of a node."""
 
     state: State
@@ -32,6 +34,10 @@ class Ground:
     """Slots outside of their cells that cannot be freed: by jobs that may not be stopped, and reserved ones."""
     movable: dict[str, int] = field(default_factory=dict)
     """Slots of jobs that leave when the owner of the cell needs it."""
+    leaving: dict[Slot, list[str]] = field(default_factory=dict)
+    """Ids of the jobs on each of these slots."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Slot time in seconds that each of these jobs loses when it leaves; none for a job that is being stopped."""
     splits_racks: bool = False
     """Whether a queue has rack cells, so that other cells must use racks that are already divided."""
 
@@ -59,11 +65,23 @@ class Ground:
         """Record that a cell with this first slot is bound."""
         self.bound[first.node] = self.bound.get(first.node, 0) | mask_of(first.slot, size)
 
+    def loss(self, slots: Iterable[Slot]) -> float:
+        """Return the slot time in seconds that is lost if all jobs leave that hold one of these slots."""
+        if not self.losses:
+            return 0.0
+        jobs = {job_id for slot in slots for job_id in self.leaving.get(slot, ())}
+        return sum(self.losses.get(job_id, 0.0) for job_id in sorted(jobs))
+
+    def unbind(self, cluster: VirtualCluster, found: Mapping[str, Slot]) -> None:
+        """Undo a choice of slots for cells. found: first slot of each cell, as ``bind`` returned it."""
+        for cell, first in found.items():
+            self.bound[first.node] &= ~mask_of(first.slot, cluster.size(cell))
+
     def _block(self, cell: str, size: int, barred: Collection[str]) -> dict[str, Slot] | None:
         nodes = self.state.nodes
         whole = node_size(node for node in nodes.values() if node.present and not node.spare)
         divided = {rack_of(nodes[name]) for name, mask in self.bound.items() if mask and name in nodes}
-        best: tuple[tuple[int, ...], str, int] | None = None
+        best: tuple[tuple[float, ...], str, int] | None = None
         for name in sorted(nodes):
             node = nodes[name]
             if name in barred or tier_of(node) not in _TIERS or (size == whole and node.slots != whole):
@@ -76,6 +94,7 @@ class Ground:
                     int(tier_of(node) or 0),
                     int(self.splits_racks and rack_of(node) not in divided),
                     self._undivided(node, first, size),
+                    self.loss([Slot(name, slot) for slot in range(first, first + size)]),
                     (self.movable.get(name, 0) & mask).bit_count(),
                 )
                 if best is None or cost < best[0]:
@@ -101,7 +120,7 @@ class Ground:
         for name in sorted(nodes):
             if nodes[name].rack:
                 racks.setdefault(rack_of(nodes[name]), []).append(name)
-        found: list[tuple[int, list[str]]] = []
+        found: list[tuple[float, int, list[str]]] = []
         for names in racks.values():
             if any(self.bound.get(name) for name in names):
                 continue
@@ -114,12 +133,18 @@ class Ground:
                 and not self.blocked.get(name)
             ]
             if len(usable) >= len(group):
-                usable.sort(key=lambda name: self.movable.get(name, 0).bit_count())
+                many = {name: self.movable.get(name, 0).bit_count() for name in usable}
+                usable.sort(key=lambda name: (self.loss(_slots_of(nodes[name])), many[name]))
                 chosen = usable[: len(group)]
-                found.append((sum(self.movable.get(name, 0).bit_count() for name in chosen), sorted(chosen)))
+                loss = self.loss([slot for name in chosen for slot in _slots_of(nodes[name])])
+                found.append((loss, sum(many[name] for name in chosen), sorted(chosen)))
         if not found:
             return None
-        return {cell: Slot(name, 0) for cell, name in zip(group, min(found)[1], strict=True)}
+        return {cell: Slot(name, 0) for cell, name in zip(group, min(found)[2], strict=True)}
+
+
+def _slots_of(node: Node) -> list[Slot]:
+    return [Slot(node.name, slot) for slot in range(node.slots)]
 
 
 def mask_of(first: int, size: int) -> int:
@@ -127,7 +152,7 @@ def mask_of(first: int, size: int) -> int:
     return (1 << size) - 1 << first
 
 
-def places(bound: Mapping[str, Slot], cell_slots: Iterable[Slot]) -> tuple[Slot, ...] | None:
+def bound_slots(bound: Mapping[str, Slot], cell_slots: Iterable[Slot]) -> tuple[Slot, ...] | None:
     """Return the slots of the cluster to which these slots of cells are bound; None if one of the cells is not."""
     found: list[Slot] = []
     for slot in cell_slots:
@@ -137,12 +162,12 @@ def places(bound: Mapping[str, Slot], cell_slots: Iterable[Slot]) -> tuple[Slot,
     return tuple(found)
 
 
-def at_home(bound: Mapping[str, Slot], job: Job) -> bool:
+def in_own_cells(bound: Mapping[str, Slot], job: Job) -> bool:
     """Return whether the job holds, or has reserved, exactly its slots within the cells of its queue."""
     if not job.cell_slots:
         return False
-    home = places(bound, job.cell_slots)
-    return home is not None and home == (tuple(job.claim) or tuple(rank.slot for rank in job.ranks))
+    own = bound_slots(bound, job.cell_slots)
+    return own is not None and own == (tuple(job.claim) or tuple(rank.slot for rank in job.ranks))
 
 
 def may_leave(job: Job) -> bool:
@@ -150,32 +175,38 @@ def may_leave(job: Job) -> bool:
     return job.spec.preemptible and job.spec.restartable
 
 
-def survey(state: State, clusters: Mapping[str, VirtualCluster], active: Iterable[str]) -> Ground:
-    """Return the ground. It also unbinds the cells in which no guaranteed job is. active: ids of the jobs that hold or
-    have reserved slots."""
+def slot_use_of(state: State, clusters: Mapping[str, VirtualCluster], active: Iterable[str]) -> SlotUse:
+    """Return the present use of all slots. It also unbinds the cells in which no guaranteed job is.
+
+    active: ids of the jobs that hold or have reserved slots.
+    """
     jobs, bound = state.jobs, state.bound_cells
-    ground = Ground(state, splits_racks=any(cluster.groups for cluster in clusters.values()) and _racks(state) > 0)
+    slot_use = SlotUse(state, splits_racks=any(cluster.groups for cluster in clusters.values()) and _racks(state) > 0)
     groups = {cell: group for cluster in clusters.values() for cell, group in cluster.groups.items()}
     used: set[str] = set()
     for job_id in active:
         job = jobs[job_id]
-        if at_home(bound, job):
+        if in_own_cells(bound, job):
             for cell in {slot.node for slot in job.cell_slots}:
                 used.update(groups.get(cell, (cell,)))
             continue
         leaves = job.stop_reason is not None or (may_leave(job) and not job.guest_of)
-        held = ground.movable if leaves else ground.blocked
+        held = slot_use.movable if leaves else slot_use.blocked
         for slot in [rank.slot for rank in job.ranks] if job.state.holds_slots else ():
             held[slot.node] = held.get(slot.node, 0) | 1 << slot.slot
+            if leaves:
+                slot_use.leaving.setdefault(slot, []).append(job_id)
+        if leaves and job.stop_reason is None:
+            slot_use.losses[job_id] = recall_slot_seconds(state, job)
         for slot in job.claim:
-            ground.blocked[slot.node] = ground.blocked.get(slot.node, 0) | 1 << slot.slot
+            slot_use.blocked[slot.node] = slot_use.blocked.get(slot.node, 0) | 1 << slot.slot
     for cell in [cell for cell in bound if cell not in used]:
         del bound[cell]
     for cluster in clusters.values():
         for cell in cluster.empty.topology.names:
             if cell in bound:
-                ground.keep(bound[cell], cluster.size(cell))
-    return ground
+                slot_use.keep(bound[cell], cluster.size(cell))
+    return slot_use
 
 
 def _racks(state: State) -> int:
