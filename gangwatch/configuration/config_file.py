@@ -310,7 +310,7 @@ def _policy_value(key: str, value: object, name: str) -> Any:
     default = _POLICY_DEFAULTS[key]
     if key == "queues" and isinstance(value, list):
         _check_queue_keys(value, name)
-    if isinstance(default, bool) or not isinstance(default, int | float):
+    if isinstance(default, bool) or not (isinstance(default, int | float) or key == "start_timeout_seconds"):
         try:
             return msgspec.convert(value, _POLICY_TYPES[key], strict=True)
         except msgspec.ValidationError as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.core.actions import Action
 from scheduler_feedback.core.events import Event, NodeSeen
-from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.state import START_SECONDS, Policy, State
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 from scheduler_feedback.part_failures import PartFailures
@@ -52,6 +53,9 @@ class Backend(ABC):
     The cycle's thread then calls ``nodes``, ``apply`` and ``observe``. No call may block for long, except ``start``.
     """
 
+    start_seconds: float = START_SECONDS
+    """Time limit of a start if ``policy.start_timeout_seconds`` is not set."""
+
     submit_with: str = ""
     """How users submit jobs if another scheduler starts them; '' if the controller accepts jobs."""
 
@@ -69,7 +73,13 @@ class Backend(ABC):
 
     def effective_policy(self, configured: Policy) -> Policy:
         """Return the configured policy with the parts that the system itself defines, such as its queues."""
-        return configured
+        return self._with_start_timeout(configured)
+
+    def _with_start_timeout(self, configured: Policy) -> Policy:
+        """Return the policy with the backend's own time limit of a start, unless the configuration sets one."""
+        if configured.start_timeout_seconds is not None:
+            return configured
+        return replace(configured, start_timeout_seconds=self.start_seconds)
 
     def rebuild_state(self, policy: Policy, now_ns: int) -> State | None:
         """Return the state read from the system, if the journal may be out of date; None to continue the journal."""

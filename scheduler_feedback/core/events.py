@@ -30,6 +30,8 @@ class Submitted(msgspec.Struct, frozen=True):
     """Index of the job in its job array, from 0."""
     by: str = ""
     """User who submitted the job for its owner; '' if the owner submitted it."""
+    attempt: int = 0
+    """Number of the last attempt that an earlier controller began; 0 for none. The next attempt has the next number."""
 
 
 class CancelRequested(msgspec.Struct, frozen=True):

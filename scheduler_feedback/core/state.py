@@ -102,6 +102,10 @@ class Queue:
     them."""
 
 
+START_SECONDS = 60.0
+"""Time limit of a start if neither the policy nor the backend sets one: enough to start processes on a machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Settings of the cycle. They are journalled, so that a replay uses the settings that were in force."""
@@ -133,8 +137,9 @@ class Policy:
     """A slow node stays in use while jobs wait for slots if its slowdown is below this value."""
     probation_seconds: float = 600.0
     """Length of a node's probation, in seconds."""
-    start_timeout_seconds: float = 60.0
-    """An attempt fails if not all of its ranks have been seen running within this time."""
+    start_timeout_seconds: float | None = None
+    """An attempt fails if not all of its ranks have been seen running within this time. None: the backend's limit,
+    which it sets before the cycle gets the policy (60 s; 900 s on Kubernetes). 0: no limit."""
     retry_backoff_seconds: float = 5.0
     """Delay between the backend's refusal of an action and the cycle's next decision about the action."""
     probe_command: tuple[str, ...] = ("gangwatch-probe",)
@@ -222,6 +227,11 @@ class Policy:
     pair_speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Speeds that are known beforehand: workload -> other workload on the same slot -> speed of the first, relative to
     its speed alone. Measured speeds replace them."""
+
+    @property
+    def start_seconds(self) -> float:
+        """Time limit of a start, in seconds; 0 for none."""
+        return START_SECONDS if self.start_timeout_seconds is None else self.start_timeout_seconds
 
 
 FAIR_POLICY = Policy(

@@ -379,6 +379,17 @@ def test_a_job_too_large_for_its_queue_is_refused_with_a_reason(site: Site) -> N
     assert site.get("/api/jobs") == []
 
 
+def test_a_job_of_a_queue_that_does_not_exist_is_refused_with_the_queues(site: Site) -> None:
+    assert site.ask("POST", "/api/jobs", JOB | {"queue": "nigth"}).status == 201, "no queue is configured"
+    site.reloads.append(Policy(queues=(Queue("night"), Queue("day"))))
+    site.post("/api/reload")
+    answer = site.ask("POST", "/api/jobs", JOB | {"queue": "nigth"})
+    assert answer.status == 422
+    assert "queue nigth does not exist (did you mean night?); this cluster has the queues day, night" in answer.error
+    for queue in ("night", "default"):
+        assert site.ask("POST", "/api/jobs", JOB | {"queue": queue}).status == 201
+
+
 def test_a_full_store_gives_507_and_not_ready(site: Site) -> None:
     database = site.controller.store._connection
 

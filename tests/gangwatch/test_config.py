@@ -44,6 +44,7 @@ def write(folder: Path, text: str) -> Path:
         ("[policy]\nquarantine_seconds = 'soon'", "policy.quarantine_seconds: 'soon' is not a duration"),
         ("[policy]\nminimum_confidence = 1.5", "policy.minimum_confidence: expected a number between 0 and 1, not 1.5"),
         ("[policy]\nmigration_margin = -1", "policy.migration_margin: expected a number >= 0, not -1"),
+        ("[policy]\nstart_timeout_seconds = 0", "policy.start_timeout_seconds: expected a number >= 1, not 0"),
         ("[policy]\nmigration_margin = nan", "policy.migration_margin: expected a finite number, not nan"),
         ("[policy]\nmigration_margin = true", "policy.migration_margin: expected a number, not True"),
         ("[policy]\nquarantine_seconds = '2d'", "policy.quarantine_max_seconds: 86400 s is less than"),

@@ -67,7 +67,8 @@ def test_nodes_are_probed_only_with_an_image(tmp_path: Path) -> None:
 def test_a_start_has_time_to_pull_images_unless_the_user_sets_another_limit(tmp_path: Path) -> None:
     backend = backend_of(tmp_path)
     assert backend.effective_policy(Policy()).start_timeout_seconds == START_SECONDS
-    assert backend.effective_policy(Policy(start_timeout_seconds=30.0)).start_timeout_seconds == 30.0
+    for seconds in (30.0, 60.0, 900.0):
+        assert backend.effective_policy(Policy(start_timeout_seconds=seconds)).start_timeout_seconds == seconds
 
 
 def test_a_change_of_the_queues_is_sent_once_and_again_after_a_failure(tmp_path: Path) -> None:

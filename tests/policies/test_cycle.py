@@ -76,6 +76,18 @@ def test_a_submission_is_idempotent_and_a_malformed_one_fails_at_once() -> None:
     assert world.state.jobs["j-2"].end_reason == "the command is empty"
 
 
+def test_a_submitted_job_continues_the_count_of_attempts_of_an_earlier_controller() -> None:
+    world = World({"n0": 2})
+    world.cycle(Submitted("j-1", JobSpec("a", ("x",), 1), attempt=3))
+    assert world.state.jobs["j-1"].state is JobState.STARTING
+    assert world.state.jobs["j-1"].attempt == 4
+
+
+def test_without_a_configured_start_timeout_a_start_has_a_minute() -> None:
+    assert Policy().start_seconds == 60.0
+    assert Policy(start_timeout_seconds=0.0).start_seconds == 0.0, "no limit"
+
+
 def test_a_job_too_large_for_the_available_nodes_waits_with_a_reason_and_blocks_no_other() -> None:
     world = World({"n0": 2, "n1": 2})
     world.cycle(NodeSeen("n1", 2, present=False))

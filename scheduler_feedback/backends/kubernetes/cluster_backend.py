@@ -34,8 +34,8 @@ from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 from scheduler_feedback.part_failures import PartFailures
 
 START_SECONDS = 900.0
-"""Time limit of a start, in place of the default of policy.start_timeout_seconds. A node pulls the image first: 20 GB
-at 1 Gbit/s take three minutes, and several pods may share the link."""
+"""Time limit of a start if policy.start_timeout_seconds is not set. A node pulls the image first: 20 GB at 1 Gbit/s
+take three minutes, and several pods may share the link."""
 
 LEADS = "gangwatch_leads"
 """Metric: 1 on the leading controller, 0 on a standby. The Prometheus target of a standby is up, so no alert fires."""
@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 class ClusterBackend(Backend):
     """Base class of the Kubernetes backends."""
 
+    start_seconds = START_SECONDS
+
     def __init__(self, folder: Path, settings: KubernetesSettings, scheduler: str) -> None:
         self.cache = InformerCache(scheduler, settings.labels)
         self._settings = settings
@@ -60,6 +62,7 @@ class ClusterBackend(Backend):
         self._agents = AgentFiles(folder / "agents", settings.agents)
         self._configured = Policy()
         self._queues_version = -1
+        self._queue_names: frozenset[str] = frozenset()  # queues that the cycle has
         self._detached = threading.Event()
         self._follower: threading.Thread | None = None
         self._publishing: list[Future[None]] = []
@@ -107,12 +110,16 @@ class ClusterBackend(Backend):
         """Return the policy with the cluster's queues and time for images, and without probes if nodes cannot be
         measured.
         """
+        policy = self._policy_of(configured)
+        self._queue_names = frozenset(queue.name for queue in policy.queues)
+        return policy
+
+    def _policy_of(self, configured: Policy) -> Policy:
         self._configured = configured
         with self.cache.lock:
             self._queues_version = self.cache.queues_version
             policy = with_queues(configured, self.cache.queues.values())
-        if policy.start_timeout_seconds == Policy().start_timeout_seconds:
-            policy = replace(policy, start_timeout_seconds=START_SECONDS)
+        policy = self._with_start_timeout(policy)
         probes = self._settings.probes
         return policy if probes is not None and probes.image else replace(policy, probe_command=())
 
@@ -165,12 +172,14 @@ class ClusterBackend(Backend):
         followed = self._queues_version
         if self.cache.queues_version == followed:
             return
-        policy = self.effective_policy(self._configured)
+        policy = self._policy_of(self._configured)
         try:
             cycle.request(lambda _: PolicySet(policy, "the cluster's queues")).result(REQUEST_SECONDS)
         except (GangwatchError, TimeoutError) as error:
             self._queues_version = followed
             _log.error("could not apply the cluster's queues: %s", error)
+        else:
+            self._queue_names = frozenset(queue.name for queue in policy.queues)
 
     # --- telemetry ---------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ API server.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Phase,
     adopt,
     continues,
+    last_attempt,
     place_of,
     rejected,
     renumbered,
@@ -58,6 +60,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import JobKind
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.intake.job_admission import unknown_queue
 
 PATHS = {
     "nodes": "/api/v1/nodes",
@@ -94,6 +97,8 @@ class KubernetesBackend(ClusterBackend):
         self._events: list[Event] = []
         self._changed: set[tuple[str, int]] = set()  # attempts to scan
         self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
+        self._without_queue: set[str] = set()  # keys of gangs that are not submitted, because their queue is unknown
+        self._queues_checked: frozenset[str] = frozenset()  # the queues when these gangs were last checked
         self._lifecycle = AttemptLifecycle(
             self._connection, self.cache, self._may_act, self._emit, self._queue_scan, self._last_pods
         )
@@ -242,7 +247,8 @@ class KubernetesBackend(ClusterBackend):
     def _scan_gangs(self) -> list[Event]:
         """Submit new gangs and cancel deleted ones."""
         events: list[Event] = []
-        dirty = [key for key in sorted(self.cache.take_dirty(), reverse=True) if not self._is_of_group(key)]
+        marked = self.cache.take_dirty() | self._take_without_queue()
+        dirty = [key for key in sorted(marked, reverse=True) if not self._is_of_group(key)]
         while dirty:
             key = dirty.pop()
             if key in self._by_gang:
@@ -258,7 +264,13 @@ class KubernetesBackend(ClusterBackend):
                     self._last_pods.pop(submitted, None)
                     events.append(CancelRequested(submitted, _DELETED))
             if gang is None:
+                self._without_queue.discard(key)
                 continue
+            if gang.spec is not None and key not in self._submitted and (why := self._unknown_queue(gang.spec.queue)):
+                self._without_queue.add(key)
+                if gang.spec.queue in self.cache.queues:
+                    continue  # a new queue, which the cycle gets first: it may have a limit
+                gang = replace(gang, spec=None, refused=why)
             self._gangs[key], self._keys[gang.job_id] = gang, key
             dirty += [pod.metadata.key for pod in gang.beyond if pod.metadata.key not in self._gangs]
             if gang.constraint is not None:
@@ -267,8 +279,21 @@ class KubernetesBackend(ClusterBackend):
                 self._last_pods[gang.job_id] = list(gang.pods)
                 if key not in self._submitted:
                     self._submitted[key] = gang.job_id
-                    events.append(Submitted(gang.job_id, gang.spec, gang.array_of, gang.array_index))
+                    number = last_attempt(self.cache.groups.get(key), self.cache.pods_of(key), gang.job_id)
+                    events.append(Submitted(gang.job_id, gang.spec, gang.array_of, gang.array_index, attempt=number))
         return events
+
+    def _unknown_queue(self, queue: str) -> str | None:
+        """Return why a new gang cannot have this queue; None if it can. The policy has the queues of the cluster."""
+        return unknown_queue(self._queue_names, queue)
+
+    def _take_without_queue(self) -> set[str]:
+        """Return the gangs whose queue did not exist, if the queues have changed since; else nothing."""
+        if self._queues_checked == self._queue_names:
+            return set()
+        self._queues_checked = self._queue_names
+        waiting, self._without_queue = self._without_queue, set()
+        return waiting
 
     def _ended_before(self, key: str) -> list[Event]:
         """Return the end of a deleted gang's attempt if all of its pods have ended by themselves.

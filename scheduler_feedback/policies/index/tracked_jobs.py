@@ -238,8 +238,8 @@ class TrackedJobs(HeldSlots):
                 heappush(self.timeouts, (at_ns, job.job_id))
         if job.attempt_started_ns is not None:
             policy = self.policy
-            if job.state is JobState.STARTING and policy.start_timeout_seconds:
-                at_ns = job.attempt_started_ns + nanoseconds(policy.start_timeout_seconds)
+            if job.state is JobState.STARTING and policy.start_seconds:
+                at_ns = job.attempt_started_ns + nanoseconds(policy.start_seconds)
                 heappush(self.timeouts, (at_ns, job.job_id))
             elif job.state is JobState.RUNNING and job.spec.kind is JobKind.PROBE:
                 at_ns = job.attempt_started_ns + nanoseconds(policy.probe_timeout_seconds)

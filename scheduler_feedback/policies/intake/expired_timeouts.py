@@ -24,13 +24,14 @@ def expire_timeouts(context: CycleContext) -> None:
     if index.doubtful:
         expire_node_states(context)
     policy = state.policy
+    start_seconds = policy.start_seconds
     for job_id in index.due(context.now_ns):
         late = state.jobs.get(job_id)
         if late is None or late.attempt_started_ns is None or late.stop_reason is not None:
             continue
         age_ns = context.now_ns - late.attempt_started_ns
-        if _is_late_start(late, age_ns, policy.start_timeout_seconds):
-            why = f"not all of its ranks started within {span(policy.start_timeout_seconds)}"
+        if _is_late_start(late, age_ns, start_seconds):
+            why = f"not all of its ranks started within {span(start_seconds)}"
             context.record(late.job_id, "start-failed", why)
             index.stop(late, StopReason.START_FAILED, why)
         elif _is_late_probe(late, age_ns, policy.probe_timeout_seconds):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import signal
+from collections.abc import Collection
 
 from scheduler_feedback.core.job import JobKind, JobSpec
 from scheduler_feedback.core.state import Policy, Sharing, State
@@ -14,6 +16,12 @@ from scheduler_feedback.policies.index.queue_shares import Shares
 _UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
 _SIGNALS = frozenset(known.name for known in signal.Signals)
 
+DEFAULT_QUEUE = "default"
+"""Queue of jobs that name none."""
+
+MOST_NAMES = 20
+"""Maximum number of queues that an error message lists."""
+
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that no command, variable or path may contain, because execve(2) cannot take them."""
 
@@ -22,7 +30,27 @@ def admit_check(state: State, spec: JobSpec) -> str | None:
     """Return why this cluster rejects the job, as a sentence for its user; None if it accepts the job."""
     if spec.kind is not JobKind.TRAINING:
         return f"users cannot submit jobs of kind {spec.kind.value}"
-    return malformed(spec) or oversized(state, spec) or over_limit(state.policy, spec)
+    names = [queue.name for queue in state.policy.queues]
+    return (
+        malformed(spec) or unknown_queue(names, spec.queue) or oversized(state, spec) or over_limit(state.policy, spec)
+    )
+
+
+def unknown_queue(known: Collection[str], queue: str) -> str | None:
+    """Return why a job cannot be submitted to this queue, if the cluster has queues and none has this name; else None.
+
+    Without queues, a queue's name is only a label. Jobs that name no queue are in `default`, which need not be defined.
+    """
+    if not known or queue in known or queue == DEFAULT_QUEUE:
+        return None
+    near = difflib.get_close_matches(queue, [*known, DEFAULT_QUEUE], n=1)
+    names = sorted(known)
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    plural = "" if len(names) == 1 else "s"
+    return (
+        f"queue {queue} does not exist{guess}; this cluster has the queue{plural} {', '.join(names[:MOST_NAMES])}{more}"
+    )
 
 
 def malformed(spec: JobSpec) -> str | None:

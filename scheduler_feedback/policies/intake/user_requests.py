@@ -34,7 +34,7 @@ def submitted(context: CycleContext, event: Submitted) -> None:
         return
     array, number = event.array_of, event.array_index
     state = JobState.PENDING if wrong is None else JobState.FAILED
-    job = Job(event.job_id, spec, state, context.now_ns, array_of=array, array_index=number)
+    job = Job(event.job_id, spec, state, context.now_ns, attempt=event.attempt, array_of=array, array_index=number)
     limit = "no time limit" if spec.time_limit_seconds is None else f"time limit {spec.time_limit_seconds:g} s"
     ranks = f"{spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
     context.record(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}{_for(event)}")

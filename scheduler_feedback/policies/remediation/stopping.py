@@ -23,7 +23,7 @@ def ask_for_stops(context: CycleContext) -> None:
         repeated = job.state is JobState.STOPPING
         # A gang that has not started has nothing to save. A gang that does not resume needs no checkpoint.
         command = spec.checkpoint_command if why in _GOES_ON and job.state is not JobState.STARTING else ()
-        again_ns = context.after(spec.stop_seconds + context.state.policy.start_timeout_seconds)
+        again_ns = context.after(spec.stop_seconds + context.state.policy.start_seconds)
         index.request_stop(job, context.action_id(), again_ns)
         reason = job.failure or why.value
         context.actions.append(

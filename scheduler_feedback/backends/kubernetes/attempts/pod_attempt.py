@@ -276,6 +276,12 @@ def adopt(job_id: str, number: int, key: str, pods: Sequence[Pod], group: PodGro
     return attempt
 
 
+def last_attempt(group: PodGroup | None, pods: Iterable[Pod], job_id: str) -> int:
+    """Return the number of the job's last attempt, from its group and its pods; 0 if it has begun none."""
+    own = (pod for pod in pods if is_of_job(pod, job_id, group))
+    return max([placement_of(group, job_id)[0], *map(attempt_of, own)])
+
+
 def inherited_attempt(pods: Sequence[Pod]) -> int:
     """Return the attempt of an earlier gang of the same name whose pods, `pods`, all still run; 0 if there is none."""
     numbers = {attempt_of(pod) for pod in pods}

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
-from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import adopt, inherited_attempt, placement_of
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import adopt, inherited_attempt, last_attempt
 from scheduler_feedback.backends.kubernetes.objects.objects import Node, Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import Gang, attempt_of, is_of_job, wall_ns
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang, attempt_of, wall_ns
 from scheduler_feedback.backends.kubernetes.published.marks import remembered
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.events import NodeSeen
@@ -94,8 +94,7 @@ def _job(cache: InformerCache, gang: Gang, now_ns: int) -> Job | None:
     """
     pods = cache.pods_of(gang.key)
     group = cache.groups.get(gang.key)
-    own = [pod for pod in pods if is_of_job(pod, gang.job_id, group)]
-    number = max([placement_of(group, gang.job_id)[0], *map(attempt_of, own)])
+    number = last_attempt(group, pods, gang.job_id)
     if not number and not any(pod.spec.node_name and pod not in gang.pods for pod in pods):
         number = inherited_attempt(gang.pods)
     if not number or gang.spec is None:
