@@ -1268,8 +1268,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.verdict_building:not_yet_sure",
-        "if judgement.counters or not own_work",
-        "if not own_work",
+        "own_work = routed or (own_work and not judgement.counters)",
+        "own_work = routed or own_work",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
