@@ -19,6 +19,7 @@ from agent.collectors.host.nfs import NfsCollector
 from agent.collectors.host.owners import OwnerCollector
 from agent.collectors.host.pcie import PcieCollector
 from agent.collectors.host.pod_labels import PodLabelCollector
+from agent.collectors.host.rank_network import RankNetworkCollector
 from agent.collectors.host.rank_processes import ProcessCollector
 from agent.collectors.rdma.rdma import RdmaCollector
 from agent.collectors.steps.step_collector import StepCollector
@@ -139,6 +140,7 @@ COLLECTORS: dict[str, Callable[[Machine], Collector]] = {
     "host": lambda machine: HostCollector(machine.proc_root, machine.interval_seconds),
     "host-devices": lambda machine: HostDeviceCollector(machine.proc_root, machine.sys_root),
     "process": lambda machine: ProcessCollector(machine.attribution, machine.proc_root, machine.interval_seconds / 2),
+    "rank-network": lambda machine: RankNetworkCollector(machine.attribution, machine.proc_root, machine.sys_root),
     "steps": _steps,
     "nvml": _nvml,
     "xid": _xid,

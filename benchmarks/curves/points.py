@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.curves.rules import Accusation, Trace
 
@@ -68,8 +68,4 @@ def by_rule(jobs: Sequence[tuple[Trace, bool, list[Accusation]]], threshold: flo
     """Return the point of a rule at a threshold. jobs: (trace, whether its fault must be found, accusations)."""
     marked = [Judged(counts, [(1.0, right) for right in first_of_each_rank(trace, found, threshold)])
               for trace, counts, found in jobs]  # fmt: skip
-    return Point(threshold, *_numbers(point(marked, 1.0)))
-
-
-def _numbers(one: Point) -> tuple[int, int, int, int]:
-    return one.right, one.accusations, one.found, one.faults
+    return replace(point(marked, 1.0), threshold=threshold)

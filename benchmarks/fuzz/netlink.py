@@ -1,4 +1,5 @@
-"""Fuzz targets: responses of the kernel: RDMA netlink messages, and drivers' statistics by ioctl and in a text file."""
+"""Fuzz targets: responses of the kernel: netlink messages about RDMA, TCP connections and transmit queues, and drivers'
+statistics by ioctl and in a text file."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import struct
 from typing import cast
 
 from agent.schema.errors import SourceError
+from agent.sources.network import sockets
 from agent.sources.rdma import ethtool, netlink
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
@@ -221,7 +223,104 @@ def _parse_recorded(data: bytes) -> str:
     return ACCEPTED if found else REFUSED_FIRST
 
 
+# --- TCP connections and transmit queues ------------------------------------------------------------------------------
+
+
+def _connection(chance: random.Random) -> bytes:
+    family, length = chance.choice(((socket.AF_INET, 4), (socket.AF_INET6, 16), (0, 16)))
+    addresses = [chance.randbytes(length), chance.randbytes(length), b"\x7f\0\0\1" + bytes(length - 4)]
+    source, peer = chance.choice(addresses), chance.choice(addresses)
+    head = struct.pack(
+        "=BBBBHH16s16sI8xIIIII", family, 1, 0, 0, 1, 2, source, peer, 0, 0, 0, 0, 0, chance.getrandbits(32)
+    )
+    information = chance.randbytes(chance.choice((0, 104, 192, 216, 232, 248)))
+    return head + _attribute(chance, sockets.TCP_INFO, information)
+
+
+def _queue(chance: random.Random) -> bytes:
+    parent = chance.choice((sockets.ROOT, sockets.ROOT, 0, 0x10001))
+    inner = _attribute(chance, chance.choice((1, sockets.QUEUE)), chance.randbytes(chance.choice((0, 16, 20, 20))))
+    head = struct.pack("=BxHiIII", 0, 0, chance.randrange(1, 9), 1, parent, 0)
+    return head + _attribute(chance, 1, b"tbf\0") + _attribute(chance, sockets.STATISTICS | NESTED, inner)
+
+
+def _make_sockets(chance: random.Random) -> bytes:
+    """Return the parts of one response, each after its length in two bytes. The first byte says what is asked for."""
+    queues = chance.random() < 0.5
+    kind, make = (sockets.NEW_QDISC, _queue) if queues else (sockets.SOCK_DIAG_BY_FAMILY, _connection)
+    parts = []
+    for _ in range(chance.randrange(1, 4)):
+        part = b""
+        for _ in range(chance.randrange(4)):
+            payload = make(chance)
+            if chance.random() < 0.05:
+                payload = payload[: chance.randrange(len(payload))]
+            part += _message(chance, kind, netlink.MULTI, chance.choice((1, 1, 1, 1, 2)), payload)
+        parts.append(part)
+    if chance.random() < 0.1:
+        code = chance.choice((-1, -2, -22, 5))
+        parts.append(_message(chance, sockets.ERROR, 0, 1, struct.pack("=i", code)[: chance.choice((4, 4, 2))]))
+    parts += [_message(chance, sockets.DONE, netlink.MULTI, sequence, bytes(4)) for sequence in (1, 2)]
+    data = bytes([queues]) + b"".join(struct.pack("=H", len(part)) + part for part in parts)
+    return mutate.octets(chance, data) if chance.random() < 0.1 else data
+
+
+class _Answers:
+    """Kernel end of a socket that returns the parts of a response one by one."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def settimeout(self, seconds: float) -> None:
+        """Ignore the timeout."""
+
+    def send(self, data: bytes) -> None:
+        """Ignore the request."""
+
+    def recv_into(self, buffer: bytearray) -> int:
+        if len(self._data) < 2:
+            raise TimeoutError("timed out")
+        (length,) = struct.unpack_from("=H", self._data)
+        part, self._data = self._data[2 : 2 + length], self._data[2 + length :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _parse_sockets(data: bytes) -> str:
+    if not data:
+        return REFUSED_FIRST
+    kernel = _Answers(data[1:])
+    client = sockets.Netlink(lambda: cast(socket.socket, kernel))
+    try:
+        if data[0]:
+            queues = client.queues()
+            assert all(one.backlog_bytes >= 0 for one in queues)
+            return ACCEPTED if queues else REFUSED_FIRST
+        connections = client.connections()
+    except SourceError:
+        return REFUSED
+    assert all(one.busy_us >= 0 and one.inode >= 0 for one in connections)
+    return ACCEPTED if connections else REFUSED_FIRST
+
+
 TARGETS = (
+    Target(
+        "netlink-sockets",
+        _make_sockets,
+        _parse_sockets,
+        (
+            "agent.sources.network.sockets:parse_connection",
+            "agent.sources.network.sockets:parse_queue",
+            "agent.sources.network.sockets:attributes",
+            "agent.sources.network.sockets:Netlink._messages",
+            "agent.sources.network.sockets:Netlink._refused",
+            "agent.sources.network.sockets:Netlink.queues",
+            "agent.sources.network.sockets:Netlink.connections",
+        ),
+    ),
     Target(
         "netlink-rdma",
         _make_rdma,

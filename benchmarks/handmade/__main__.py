@@ -1,9 +1,13 @@
-"""``python -m benchmarks.handmade --seed S --json``: `gangwatch detect` on traces written by hand, misses first."""
+"""``python -m benchmarks.handmade --seed S --json``: `gangwatch detect` on traces written by hand, misses first.
+
+Progress is on standard error.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -76,7 +80,9 @@ def judge(case: Case, path: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Judge all cases, and print what is wrong before what is right."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.handmade", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.handmade", description=(__doc__ or "").partition("\n\n")[0]
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of the noise (default 1)")
     parser.add_argument("--only", help="names of cases, separated by commas (default: all)")
     parser.add_argument("--without-waits", action="store_true", help="ranks report no waits")
@@ -96,6 +102,7 @@ def main() -> None:
             target = options.write or Path(folder)
             target.mkdir(parents=True, exist_ok=True)
             path = target / f"{make.__name__}.jsonl"
+            print(f"{names.index(make.__name__) + 1} of {len(names)}: {make.__name__}", file=sys.stderr)
             write(case, path, not options.without_waits)
             if not options.write:
                 found[make.__name__] = {"case": (make.__doc__ or "").strip()} | judge(case, path)

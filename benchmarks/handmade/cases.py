@@ -81,8 +81,11 @@ def _slow(own: Array, who: tuple[int, ...], factor: float, first: int, last: int
     return sick
 
 
-def _fault(own: Array, who: tuple[int, ...], factor: float, first: int, **other: object) -> Case:
-    return Case(_slow(own, who, factor, first), culprits=who, healthy=own, **other)  # type: ignore[arg-type]
+def _fault(
+    own: Array, who: tuple[int, ...], factor: float, first: int, stages: int = 1, per_node: int = 8, layout: bool = True
+) -> Case:
+    sick = _slow(own, who, factor, first)
+    return Case(sick, stages=stages, per_node=per_node, culprits=who, healthy=own, layout=layout)
 
 
 def two_ranks(rng: Generator) -> Case:

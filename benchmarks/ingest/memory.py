@@ -114,6 +114,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if min(arguments.nodes, arguments.seconds, arguments.period) < 1 or arguments.nodes_a_leaf < 0:
         parser.error("--nodes, --seconds and --period must be at least 1, and --nodes-a-leaf at least 0")
+    if arguments.period > arguments.seconds:
+        parser.error(
+            f"--period {arguments.period} is longer than --seconds {arguments.seconds}: no period would end; "
+            "use a shorter period or more seconds"
+        )
     found = measure(arguments.nodes, arguments.seconds, arguments.seed, arguments.period, arguments.nodes_a_leaf)
     print(json.dumps(found, indent=2) if arguments.json else found)
     return 0

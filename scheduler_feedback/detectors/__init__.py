@@ -13,6 +13,7 @@ from scheduler_feedback.detectors.detection import Detection, Detector
 from scheduler_feedback.detectors.hang.hang import HangDetector
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.interference.interference import InterferenceDetector
+from scheduler_feedback.detectors.links.slow_link import LinkDetector
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 
@@ -31,6 +32,7 @@ DETECTORS: tuple[Maker, ...] = (
     HangDetector,
     HealthDetector,
     InterferenceDetector,
+    LinkDetector,
     WorkloadDetector,
 )
 """Classes of all detectors. Their order does not matter."""

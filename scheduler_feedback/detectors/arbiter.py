@@ -35,7 +35,7 @@ RESTORED_NS = 600_000_000_000
 """Time in ns after a restart (600 s) for which a restored verdict is kept, although its job does not report or its
 detector has not reported the verdict again."""
 
-LEARNS_AGAIN = frozenset({"hang", "interference", "workload"})
+LEARNS_AGAIN = frozenset({"hang", "interference", "link", "workload"})
 """Detectors that must detect their verdicts again after a restart, because their snapshots do not contain them. The
 health detector is not included: its verdicts last until the part is replaced or the attempt ends."""
 

@@ -34,6 +34,7 @@ CPU = "gangwatch_rank_cpu_seconds_total"
 WAIT = "gangwatch_rank_runqueue_wait_seconds_total"
 STOPPED = "gangwatch_rank_stopped_samples_total"
 SAMPLES = "gangwatch_rank_samples_total"
+FAULTS = "gangwatch_rank_major_page_faults_total"
 WRITTEN = "gangwatch_rank_written_bytes_total"
 LABELS = {"attempt": "1", "gang": "j-000001", "rank": "0"}
 
@@ -207,9 +208,22 @@ def test_bytes_of_a_child_are_counted_once(rank: Rank, collector: ProcessCollect
     assert seen <= value(collector, WRITTEN) == kernel
 
 
+def test_page_faults_that_read_from_the_disk_are_counted(
+    rank: Rank, collector: ProcessCollector, tmp_path: Path
+) -> None:
+    path = tmp_path / "mapped"
+    path.write_bytes(os.urandom(4 << 20))
+    before = value(collector, FAULTS)
+    rank.do(f"[file := open('{path}', 'rb'), os.fsync(file.fileno()), os.posix_fadvise(file.fileno(), 0, 0, 4)]")
+    mapped = "__import__('mmap').mmap(file.fileno(), 0, prot=1)"
+    rank.do(f"[view := {mapped}, view.madvise(1), sum(view[at] for at in range(0, len(view), 4096))]")
+    kernel = int(Path(f"/proc/{rank.process.pid}/stat").read_text().rpartition(")")[2].split()[9])
+    assert before < value(collector, FAULTS) == kernel
+
+
 def test_an_ended_rank_is_removed(rank: Rank, collector: ProcessCollector) -> None:
     first = collector.collect()
-    assert len(first.counter_columns) == 7
+    assert len(first.counter_columns) == 8
     rank.process.kill()
     rank.process.wait()
     gone = collector.collect()

@@ -25,7 +25,7 @@ def test_every_feature_uses_metrics_of_the_catalogue() -> None:
             assert metric in BY_NAME, feature.name
             assert {name for name, _ in feature.labels} <= set(BY_NAME[metric].labels)
             assert (BY_NAME[metric].kind == "counter") is feature.rate
-    assert len(FEATURE) == len(FEATURES) == 24
+    assert len(FEATURE) == len(FEATURES) == 27
 
 
 def layout() -> Layout:

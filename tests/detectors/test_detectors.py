@@ -98,7 +98,10 @@ class Job:
         return JobTelemetry(self.shape, table, None, collectives)
 
     def values(self, second: float, random: np.random.Generator) -> np.ndarray:
-        values = np.abs(random.normal(1.0, 0.01, (len(FEATURES), len(self.shape))))
+        values = np.ones((len(FEATURES), len(self.shape)))
+        first = FEATURE["tcp_bytes"]  # the job has no traffic over TCP
+        values[:first] = np.abs(random.normal(1.0, 0.01, (first, len(self.shape))))
+        values[first:] = np.nan
         values[[FEATURE[f.name] for f in FEATURES if f.unit == "1/s"]] = 0.0
         for name in ("thermal_throttle", "power_throttle", "cpu_waiting", "io_waiting", "runqueue_wait"):
             values[FEATURE[name]] = 0.0

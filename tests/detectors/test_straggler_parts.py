@@ -160,14 +160,14 @@ def test_a_collective_is_attributed_only_to_a_single_stopped_node(stopped: list[
 # --- attribution ------------------------------------------------------------------------------------------------------
 
 USUAL = np.full(4, 0.1)
-HEALTHY = HealthyState(USUAL, np.tile([0.1, 0.0, 0.0], (4, 1)))
+HEALTHY = HealthyState(USUAL, np.tile([0.1, 0.0, 0.0], (4, 1)), np.zeros(4))
 
 
 def cause_of(
     extra: tuple[float, float, float], total: float, *, stopped_again: bool = False, on_device: bool = False
 ) -> Cause:
     """Return the cause for a rank that needs `total` more seconds a step, of which counters explain `extra`."""
-    compute, parts = USUAL.copy(), np.tile([0.1, 0.0, 0.0, 0.0, 1.0], (4, 1))
+    compute, parts = USUAL.copy(), np.tile([0.1, 0.0, 0.0, 0.0, 1.0, 0.0], (4, 1))
     compute[1] += total
     parts[1, :3] += extra
     samples = np.array([[5.0 * stopped_again, 10.0]] * 4)
@@ -213,8 +213,35 @@ def test_a_process_that_waits_for_a_slow_gpu_is_not_called_suspended(
     assert cause_of(extra, 0.1, stopped_again=stopped_again, on_device=True) is cause
 
 
+@pytest.mark.parametrize(
+    ("extra", "faults", "usual", "cause"),
+    [
+        ((0.03, 0.02, 0.0), 1500.0, 0.0, Cause.MEMORY_PRESSURE),
+        ((0.01, 0.01, 0.0), 20.0, 0.0, Cause.MEMORY_PRESSURE),
+        ((0.0, 0.0, 0.08), 20.0, 0.0, Cause.MEMORY_PRESSURE),
+        ((0.0, 0.0, 0.08), 0.0, 0.0, Cause.STORAGE),
+        ((0.0, 0.0, 0.08), 1500.0, 1500.0, Cause.STORAGE),
+        ((0.03, 0.02, 0.0), 20.0, 0.0, Cause.UNKNOWN),
+        ((0.01, 0.01, 0.0), 2.0, 0.0, Cause.SUSPENDED),
+        ((0.01, 0.01, 0.0), np.nan, 0.0, Cause.SUSPENDED),
+        ((0.0, 0.08, 0.0), 1500.0, 0.0, Cause.CPU_CONTENTION),
+    ],
+    ids=["many, fast disk", "fewer, slow disk", "the kernel counts waits", "none", "its peers have them too",
+         "too few", "very few", "unknown", "waits for a processor"],
+)  # fmt: skip
+def test_page_faults_that_explain_the_excess_are_memory_pressure(
+    extra: tuple[float, float, float], faults: float, usual: float, cause: Cause
+) -> None:
+    compute, parts = USUAL.copy(), np.tile([0.1, 0.0, 0.0, 0.0, 1.0, usual], (4, 1))
+    compute[1] += 0.1
+    parts[1, :3] += extra
+    parts[1, 5] = faults
+    split = attribute(1, AlarmInterval(compute, parts, np.ones((4, 2)), 0.15, False), HEALTHY)
+    assert split.cause is cause
+
+
 def test_growth_shared_with_peers_is_not_excess() -> None:
-    compute, parts = USUAL + 0.05, np.tile([0.15, 0.0, 0.0, 0.0, 1.0], (4, 1))
+    compute, parts = USUAL + 0.05, np.tile([0.15, 0.0, 0.0, 0.0, 1.0, 0.0], (4, 1))
     compute[1] += 0.1
     split = attribute(1, AlarmInterval(compute, parts, np.ones((4, 2)), 0.3, False), HEALTHY)
     assert split.excess == pytest.approx(0.1)
@@ -223,17 +250,17 @@ def test_growth_shared_with_peers_is_not_excess() -> None:
 
 
 def test_missing_counters_give_no_cause() -> None:
-    compute, parts = USUAL.copy(), np.full((4, 5), np.nan)
+    compute, parts = USUAL.copy(), np.full((4, 6), np.nan)
     compute[1] += 0.1
     split = attribute(1, AlarmInterval(compute, parts, np.full((4, 2), np.nan), 0.2, False), HEALTHY)
     assert (split.cause, split.known, split.may_be_chance_load) == (Cause.UNKNOWN, False, True)
 
 
 def test_a_missing_disk_counter_alone_does_not_hide_the_rest() -> None:
-    compute, parts = USUAL.copy(), np.tile([0.1, 0.0, np.nan, 0.0, 1.0], (4, 1))
+    compute, parts = USUAL.copy(), np.tile([0.1, 0.0, np.nan, 0.0, 1.0, 0.0], (4, 1))
     compute[1] += 0.1
     parts[1, 0] += 0.1
-    healthy = HealthyState(USUAL, np.tile([0.1, 0.0, np.nan], (4, 1)))
+    healthy = HealthyState(USUAL, np.tile([0.1, 0.0, np.nan], (4, 1)), np.zeros(4))
     assert attribute(1, AlarmInterval(compute, parts, np.ones((4, 2)), 0.2, False), healthy).cause is Cause.COMPUTE
 
 

@@ -1,4 +1,4 @@
-"""Collector of the ranks' processes: CPU time, run-queue wait, storage, memory, and stopped states.
+"""Collector of the ranks' processes: CPU time, run-queue wait, storage, memory, page faults, and stopped states.
 
 A rank consists of its main process and all descendants of this process. When a thread or child ends, the kernel
 drops its values (schedstat) or adds them to the parent that waited for it (io). Therefore the collector adds up the
@@ -26,6 +26,7 @@ COUNTERS = (
     "gangwatch_rank_samples_total",
     "gangwatch_rank_read_bytes_total",
     "gangwatch_rank_written_bytes_total",
+    "gangwatch_rank_major_page_faults_total",
 )
 GAUGES = ("gangwatch_rank_memory_resident_bytes", "gangwatch_rank_threads", "gangwatch_rank_process_state")
 
@@ -92,6 +93,7 @@ class _Rank:
         "block_io_ns",
         "io_readable",
         "main",
+        "major_faults",
         "processes",
         "read",
         "resident_bytes",
@@ -111,7 +113,7 @@ class _Rank:
         self.run_ns = self.wait_ns = self.block_io_ns = 0
         self.read = StorageBytes()
         self.written = StorageBytes()
-        self.samples = self.stopped_samples = 0
+        self.samples = self.stopped_samples = self.major_faults = 0
         self.resident_bytes = self.threads = 0
         self.schedstat_readable = self.io_readable = False
         self.state = ProcessState.RUNNING
@@ -150,6 +152,8 @@ class _Rank:
             self.threads += stat.threads
             self.block_io_ns += max(0, stat.block_io_ticks - process.block_io_ticks) * TICK_NS
             process.block_io_ticks = stat.block_io_ticks
+            self.major_faults += max(0, stat.major_faults - process.major_faults)
+            process.major_faults = stat.major_faults
             ran, waited, readable = process.advance_threads(stat.threads)
             self.run_ns += ran
             self.wait_ns += waited
@@ -320,3 +324,4 @@ class ProcessCollector:
             if rank.io_readable:
                 block.set_counter(at + 5, rank.read.total)
                 block.set_counter(at + 6, rank.written.total)
+            block.set_counter(at + 7, rank.major_faults)

@@ -61,4 +61,36 @@ PROCESS: tuple[Metric, ...] = (
         MEMBER,
         "/proc/PID/io write_bytes",
     ),
+    Metric(
+        "gangwatch_rank_major_page_faults_total",
+        "counter",
+        "Page faults of the rank's processes for which a page was read from storage: a file or swap.",
+        "",
+        MEMBER,
+        "/proc/PID/stat majflt",
+    ),
+    bytes_counter(
+        "gangwatch_rank_tcp_sent_bytes_total",
+        "Bytes that the rank's processes sent over TCP to other hosts, including bytes sent again.",
+        MEMBER,
+        "sock_diag tcpi_bytes_sent",
+    ),
+    bytes_counter(
+        "gangwatch_rank_tcp_retransmitted_bytes_total",
+        "Bytes that the rank's processes sent again over TCP to other hosts.",
+        MEMBER,
+        "sock_diag tcpi_bytes_retrans",
+    ),
+    seconds_counter(
+        "gangwatch_rank_tcp_busy_seconds_total",
+        "Time in which sent data was unacknowledged, without that of a full receive window; sum over TCP connections.",
+        MEMBER,
+        "sock_diag tcpi_busy_time, tcpi_rwnd_limited",
+    ),
+    seconds_counter(
+        "gangwatch_rank_transmit_queue_seconds_total",
+        "Time in which packets waited in a transmit queue of the rank's interfaces; sampled while it sends over TCP.",
+        MEMBER,
+        "rtnetlink RTM_GETQDISC",
+    ),
 )

@@ -13,6 +13,7 @@ class Cause(StrEnum):
     CPU_CONTENTION = "cpu-contention"
     COMPUTE = "compute"
     STORAGE = "storage"
+    MEMORY_PRESSURE = "memory-pressure"
     THERMAL = "thermal"
     POWER = "power"
     GPU = "gpu"
@@ -78,6 +79,13 @@ CAUSES: dict[Cause, CauseRow] = {
         "waiting for storage",
         "The process waits for block I/O.",
         "The mount and its server, the local disk.",
+    ),
+    Cause.MEMORY_PRESSURE: CauseRow(
+        "memory pressure",
+        "too little memory: it reads pages from the disk again and again",
+        "The process waits for pages that the kernel dropped or swapped out (major page faults).",
+        "The memory limit of its cgroup (`memory.max`, `memory.limit_in_bytes`) and its working set, other processes "
+        "in the group, swap (`/proc/PID/status`).",
     ),
     Cause.THERMAL: CauseRow(
         "thermal throttling",

@@ -143,6 +143,7 @@ class ProcessStat(NamedTuple):
     threads: int
     start_time: int
     block_io_ticks: int
+    major_faults: int
 
 
 def parse_process_stat(data: bytes) -> ProcessStat:
@@ -161,6 +162,7 @@ def parse_process_stat(data: bytes) -> ProcessStat:
             threads=whole(words[17]),
             start_time=whole(words[19]),
             block_io_ticks=whole(words[39]),
+            major_faults=whole(words[9]),
         )
     except (ValueError, IndexError):
         raise SourceError(f"/proc/PID/stat: {data[:80]!r}") from None

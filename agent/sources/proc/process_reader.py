@@ -81,6 +81,7 @@ class KeptProcess:
         "_stat",
         "_statm",
         "block_io_ticks",
+        "major_faults",
         "pid",
         "proc_root",
         "read_bytes",
@@ -92,7 +93,7 @@ class KeptProcess:
         """Open the files of the process. Raise OSError if the process has ended."""
         self.proc_root = proc_root
         self.pid = pid
-        self.block_io_ticks = 0
+        self.block_io_ticks = self.major_faults = 0
         self.read_bytes = 0
         self.written_bytes = 0
         self.threads: dict[str, KeptThread] = {}

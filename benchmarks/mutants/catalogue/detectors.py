@@ -5,6 +5,7 @@ from benchmarks.mutants.mutant import Mutant
 _D = "tests/detectors/test_detectors.py::test_"
 _S = "tests/detectors/test_straggler.py::test_"
 _P = "tests/detectors/test_straggler_parts.py::test_"
+_L = "tests/detectors/test_slow_link.py::test_"
 
 _ATTRIBUTION = (
     _P + "a_cause_explains_most_of_the_excess",
@@ -589,6 +590,31 @@ MUTANTS = (
         "if one.gang and one.gang not in jobs]",
         "if one.gang not in jobs]",
         ("tests/detectors/test_health_parts.py",),
+    ),
+    # --- links ---
+    Mutant(
+        "detectors.links.slow_link:slow_links",
+        "(share <= MOST_TRAFFIC)",
+        "True",
+        (_L + "a_node_that_sends_more_of_the_jobs_traffic_is_not_accused",),
+    ),
+    Mutant(
+        "detectors.links.slow_link:slow_links",
+        "queues.mean(axis=0) - paths.usual_queue",
+        "queues.mean(axis=0)",
+        (_L + "a_node_that_always_has_a_queue_is_not_accused",),
+    ),
+    Mutant(
+        "detectors.links.path_history:Paths.take",
+        "if not counts.all():\n            return",
+        "",
+        (_L + "windows_without_values_of_all_nodes_or_with_little_traffic_do_not_count",),
+    ),
+    Mutant(
+        "detectors.links.path_history:Paths.take",
+        "if (found[0] < LEAST_BYTES).any():\n            return",
+        "",
+        (_L + "windows_without_values_of_all_nodes_or_with_little_traffic_do_not_count",),
     ),
     # --- health_counters ---
     Mutant(
@@ -1242,8 +1268,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.verdict_building:not_yet_sure",
-        "if judgement.counters or not own_work",
-        "if not own_work",
+        "own_work = routed or (own_work and not judgement.counters)",
+        "own_work = routed or own_work",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(

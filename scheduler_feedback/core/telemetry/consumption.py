@@ -46,7 +46,7 @@ _Queued = tuple[Group, Gang, npt.NDArray[np.intp], Frame, bool]
 class Places:
     """Positions of the counters of m ranks in a frame, and their last values in all groups with these positions.
 
-    index: [m, 5], position of each counter of CONSUMED; -1 for none. widths: [m, 5], bits of each counter.
+    index: [m, 6], position of each counter of CONSUMED; -1 for none. widths: [m, 6], bits of each counter.
     tier: index of the tier (collector with its interval) of all these counters. key: key of these positions in
     Consumption.
     trails: samples of consumption of all gangs. failed: receives (node, error) of frames that could not be processed.

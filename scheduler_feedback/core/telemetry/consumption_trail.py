@@ -20,11 +20,12 @@ CONSUMED = (
     "gangwatch_rank_block_io_seconds_total",
     "gangwatch_rank_stopped_samples_total",
     "gangwatch_rank_samples_total",
+    "gangwatch_rank_major_page_faults_total",
 )
-"""Counters of each rank's processes, in the order of an array's last axis: three times in nanoseconds, then two
+"""Counters of each rank's processes, in the order of an array's last axis: three times in nanoseconds, then three
 counts."""
 
-CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES = range(len(CONSUMED))
+CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES, MAJOR_FAULTS = range(len(CONSUMED))
 
 TRAIL = 16
 """Number of samples of the consumed counters that are kept per rank: with TRAIL_SPACING_NS, at least eight seconds."""
@@ -41,7 +42,7 @@ class Consumed:
     """Cumulative counters of n ranks at requested times."""
 
     values: FloatArray
-    """float64 [n, 5]: counters in the order of CONSUMED; NaN if unknown."""
+    """float64 [n, 6]: counters in the order of CONSUMED; NaN if unknown."""
     at_ns: IntArray
     """int64 [n]: time of each value: the requested time, or the nearest sample if that time is outside the kept
     range."""
@@ -86,7 +87,7 @@ class Trails:
     def consume(self, slots: IndexArray, advance: FloatArray, at_ns: int | IntArray) -> None:
         """Add the consumption of m ranks up to `at_ns` (host clock; one time for all ranks, or [m]).
 
-        advance: [m, 5], increase of each counter of CONSUMED; NaN if unknown.
+        advance: [m, 6], increase of each counter of CONSUMED; NaN if unknown.
         """
         total = self._total[slots] + advance
         newest = self._newest[slots]

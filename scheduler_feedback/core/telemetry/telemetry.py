@@ -96,6 +96,9 @@ FEATURES: tuple[Feature, ...] = (
     Feature("io_waiting", "ratio", "host", True, (_PRESSURE,), (("resource", ("io",)),)),
     Feature("runqueue_wait", "ratio", "rank", True, ("gangwatch_rank_runqueue_wait_seconds_total",)),
     Feature("processor", "ratio", "rank", True, ("gangwatch_rank_cpu_seconds_total",)),
+    Feature("tcp_bytes", "bytes/s", "rank", True, ("gangwatch_rank_tcp_sent_bytes_total",)),
+    Feature("tcp_busy", "ratio", "rank", True, ("gangwatch_rank_tcp_busy_seconds_total",)),
+    Feature("transmit_queue", "ratio", "rank", True, ("gangwatch_rank_transmit_queue_seconds_total",)),
 )  # fmt: skip
 """All features, in the order of the rows of Counters.values. The rate of a counter of seconds is a share: seconds per
 second."""

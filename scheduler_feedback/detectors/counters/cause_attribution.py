@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.consumption_trail import SAMPLES, STOPPED
+from scheduler_feedback.core.telemetry.consumption_trail import MAJOR_FAULTS, SAMPLES, STOPPED
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.stats.medians import median_of_the_others
@@ -26,6 +26,15 @@ STOPPED_SECONDS_SHARE = 0.05
 OFF_PROCESSOR_SHARE = 0.8
 """A process that was never found stopped is called suspended only if it spends at least this share of the extra time
 off the CPU, without waiting for a CPU or disk. The limit is high because a sleeping process looks the same."""
+
+LEAST_FAULTS = 1.0
+"""Memory pressure is reported as the cause only if the rank has at least this many more major page faults in each
+step."""
+
+FAULT_SECONDS, FLASH_FAULT_SECONDS = 0.01, 50e-6
+"""Time of a major page fault, a read of one page: from a rotating or network disk, and from a fast flash disk. Faults
+that could not explain CAUSE_SHARE of the excess on the former are not its cause. If they explain it on the latter, they
+are, also if the kernel needs processor time for them and the process waits for a processor after each read."""
 
 CONTESTED_SHARE = 0.5
 """Other load on the machine counts as a possible cause if it could explain at least this share of the extra time. Such
@@ -56,6 +65,8 @@ class Attribution:
     """Whether samples found the rank stopped in more than one of its slow periods."""
     on_device: bool = False
     """Whether the rank computes on a GPU."""
+    faults: float = np.nan
+    """Extra major page faults of the rank in each step; NaN if unknown."""
 
     def share(self, part: float) -> float:
         """Return this part of the excess as a share of the whole excess; 0 if it is unknown."""
@@ -89,6 +100,8 @@ class HealthyState:
     """Compute time of each rank in seconds a step: float64 [n]."""
     parts: FloatArray
     """CPU time, wait for a CPU and wait for disks of each rank, in seconds a step: float64 [n, 3]."""
+    faults: FloatArray
+    """Major page faults of each rank in each step: float64 [n]; NaN if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,7 @@ class AlarmInterval:
     compute: FloatArray
     """Compute time of each rank in seconds a step: float64 [n]."""
     per_step: FloatArray
-    """Increase of each rank's process counters per step, in the order of CONSUMED: float64 [n, 5]. The first three are
+    """Increase of each rank's process counters per step, in the order of CONSUMED: float64 [n, 6]. The first three are
     in seconds."""
     samples: FloatArray
     """For each rank, the number of samples that found it stopped, and the number of all samples: float64 [n, 2]."""
@@ -116,7 +129,7 @@ def attribute(rank: int, interval: AlarmInterval, healthy: HealthyState | None, 
     compute, parts = interval.compute, interval.per_step[:, :3]
     samples, stopped_again = interval.samples, interval.stopped_again
     if healthy is None:
-        healthy = HealthyState(np.zeros_like(compute), np.zeros_like(parts))
+        healthy = HealthyState(np.zeros_like(compute), np.zeros_like(parts), np.zeros_like(compute))
     shift = compute - healthy.compute
     excess = float(shift[rank] - median_of_the_others(shift, rank))
     grown = parts - healthy.parts
@@ -127,6 +140,13 @@ def attribute(rank: int, interval: AlarmInterval, healthy: HealthyState | None, 
         for i in range(3)
     )
     rest = excess - processor - queue - storage
+    more_faults = interval.per_step[:, MAJOR_FAULTS] - healthy.faults
+    known = bool(np.isfinite(more_faults).all())
+    faults = float(more_faults[rank] - median_of_the_others(more_faults, rank)) if known else np.nan
+    paged = faults >= LEAST_FAULTS and (
+        faults * FLASH_FAULT_SECONDS >= CAUSE_SHARE * excess
+        or (faults * FAULT_SECONDS >= CAUSE_SHARE * excess and rest + storage >= CAUSE_SHARE * excess)
+    )
     taken = float(samples[rank, SAMPLES - STOPPED])
     stopped = float(samples[rank, 0]) / taken if taken > 0 else np.nan
     cause = Cause.UNKNOWN
@@ -134,6 +154,8 @@ def attribute(rank: int, interval: AlarmInterval, healthy: HealthyState | None, 
         cause = Cause.SUSPENDED
     elif queue >= CAUSE_SHARE * excess:
         cause = Cause.CPU_CONTENTION
+    elif paged:
+        cause = Cause.MEMORY_PRESSURE  # page faults wait for a disk, whether or not the kernel counts these waits
     elif storage >= CAUSE_SHARE * excess:
         cause = Cause.STORAGE
     elif on_device:
@@ -142,4 +164,4 @@ def attribute(rank: int, interval: AlarmInterval, healthy: HealthyState | None, 
         cause = Cause.COMPUTE
     elif rest >= OFF_PROCESSOR_SHARE * excess:
         cause = Cause.SUSPENDED
-    return Attribution(cause, True, excess, processor, queue, storage, rest, stopped, stopped_again, on_device)
+    return Attribution(cause, True, excess, processor, queue, storage, rest, stopped, stopped_again, on_device, faults)

@@ -60,7 +60,7 @@ for _column, _cause in enumerate(CAUSES):
 
 OF_NIC = frozenset({Cause.NIC, Cause.LINK, Cause.CONGESTION})
 OF_GPU = frozenset({Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.XID})
-OF_HOST = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.SUSPENDED, Cause.PCIE})
+OF_HOST = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.SUSPENDED, Cause.PCIE, Cause.MEMORY_PRESSURE})
 
 EVIDENT = np.float32(2.0)
 """A counter is evidence for a cause only if it deviates from its usual value by more than this number of standard

@@ -46,6 +46,9 @@ _SCALES: dict[str, _Scale] = {
     "io_waiting": _Scale("share", 1, 0.03),
     "runqueue_wait": _Scale("share", 1, 0.03),
     "processor": _Scale("log", 0, 0.05),
+    "tcp_bytes": _Scale("log", 0, 0.05),
+    "tcp_busy": _Scale("share", 0, 0.03),
+    "transmit_queue": _Scale("share", 0, 0.03),
 }
 """Scale of each feature, by name. The last number is the smallest relevant deviation: for example, clocks change in
 steps of 15 MHz of 2 GHz."""

@@ -3,7 +3,7 @@ memory, and a Python call for each value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -111,7 +111,7 @@ class BlockHistory:
         self.loads = LoadHistory(kept)
         self._ends_ns: IntArray = np.zeros(kept, np.int64)
         self._windows = windows
-        self._of: Mapping[Resource, Mapping[str, IntArray]] = {}
+        self._of: Resources = {}
         self._sums: FloatArray = np.zeros(0)
         self._counts: FloatArray = np.zeros(0)
         self._taken = 0

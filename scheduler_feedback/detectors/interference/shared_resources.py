@@ -95,6 +95,9 @@ class Sharing:
         if not len(self._counts):
             return np.zeros(0)
         samples = values[self._rows, self._places].astype(np.float64)
+        # Traffic over Ethernet counts where a rank has no RDMA device.
+        ethernet = np.isnan(samples) & (self._rows == FEATURE["nic_transmit_bytes"])
+        samples[ethernet] = values[FEATURE["tcp_bytes"], self._places[ethernet]]
         known = ~np.isnan(samples)
         starts = np.cumsum(self._counts) - self._counts
         sums = np.add.reduceat(np.where(known, samples, 0.0), starts)

@@ -110,20 +110,19 @@ class Steps:
         sent: load in each window or block, newest last. ends_ns: time at which each of these ended. long_ns: length of
         one window or block in ns.
         """
-        levels = sent
-        ends_ns = ends_ns[len(ends_ns) - len(levels) :]
+        ends_ns = ends_ns[len(ends_ns) - len(sent) :]
         begin = np.fromiter(self.begin_ns, np.int64, len(self.begin_ns))
         end = np.fromiter(self.end_ns, np.int64, len(self.end_ns))
-        known = np.flatnonzero(np.isfinite(levels))
+        known = np.flatnonzero(np.isfinite(sent))
         if not len(known):
             return np.full(len(end), np.nan)
-        levels, ends_ns = levels[known[0] :], ends_ns[known[0] :]
+        sent, ends_ns = sent[known[0] :], ends_ns[known[0] :]
         first = int(ends_ns[0]) - long_ns
         at = np.concatenate([[0.0], (ends_ns - first) * 1e-9])
         # The newest step ends within an incomplete block: use the known part of the step.
         until = (np.minimum(end, int(ends_ns[-1])) - first) * 1e-9
         since = (begin - first) * 1e-9
-        summed = np.concatenate([[0.0], np.cumsum(np.nan_to_num(levels) * np.diff(at))])
+        summed = np.concatenate([[0.0], np.cumsum(np.nan_to_num(sent) * np.diff(at))])
         length = until - since
         with np.errstate(invalid="ignore", divide="ignore"):
             means = (np.interp(until, at, summed) - np.interp(since, at, summed)) / length

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, MAJOR_FAULTS
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.detectors.stats.medians import median_of_others
 from scheduler_feedback.detectors.stats.spread import spread
@@ -121,6 +122,8 @@ class Baseline:
     parts: FloatArray
     """Time of each rank on a CPU, waiting for a CPU, and waiting for disks, in seconds a step: float64 [n, 3], NaN if
     unknown."""
+    faults: FloatArray
+    """Major page faults of each rank per step: float64 [n]; NaN if unknown."""
     parts_compute: FloatArray
     """Compute time of each rank over the windows in which the process counters of `parts` were known, in seconds a
     step: float64 [n]."""
@@ -148,7 +151,7 @@ def log_compute(compute: FloatArray, step_seconds: float) -> FloatArray:
 
 
 def per_step(windows: Sequence[Window]) -> FloatArray:
-    """Return the increase of each rank's process counters per step: [n, 5], NaN if unknown.
+    """Return the increase of each rank's process counters per step: [n, 6], NaN if unknown.
 
     The increase is measured from the start of the first window to the start of the last one. The end of the last window
     is not used, because samples after it may not have arrived. Elapsed time is taken from the counters, not from the
@@ -187,6 +190,7 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
         own = np.maximum(_without_stalls(residual), max(SPREAD_FLOOR, spread(residual)))
         from_start, reference = _slow_from_start(usual_log, own, role, where)
     known = len(windows) > 1
+    consumed = per_step(windows) if known else np.full((count, len(CONSUMED)), np.nan)
     return Baseline(
         steps=sum(window.steps for window in windows),
         step_seconds=step_seconds,
@@ -194,7 +198,8 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
         compute=usual,
         wait=wait,
         own_spread=own,
-        parts=per_step(windows)[:, :3] if known else np.full((count, 3), np.nan),
+        parts=consumed[:, :3],
+        faults=consumed[:, MAJOR_FAULTS],
         parts_compute=join(windows[:-1], "compute") if known else usual,
         from_start=from_start,
         reference=reference,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.consumption_trail import STOPPED
+from scheduler_feedback.core.telemetry.consumption_trail import SAMPLES, STOPPED
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
@@ -298,9 +298,11 @@ def _attribute(case: Case, from_start: bool) -> Attribution:
     interval = AlarmInterval(
         compute=join(windows[:-1], "compute"),
         per_step=per_step(windows),
-        samples=windows[-1].began.values[:, STOPPED:] - windows[0].began.values[:, STOPPED:],
+        samples=(windows[-1].began.values - windows[0].began.values)[:, STOPPED : SAMPLES + 1],
         step_seconds=float(join(windows, "step_seconds")),
         stopped_again=stopped_again(case.interval, case.rank),
     )
-    healthy = None if from_start else HealthyState(case.baseline.parts_compute, case.baseline.parts)
+    healthy = (
+        None if from_start else HealthyState(case.baseline.parts_compute, case.baseline.parts, case.baseline.faults)
+    )
     return attribute(case.rank, interval, healthy, case.on_device)

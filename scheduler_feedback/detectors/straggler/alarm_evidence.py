@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_feedback.core.verdict import Evidence
-from scheduler_feedback.detectors.counters.cause_attribution import CAUSE_SHARE
+from scheduler_feedback.detectors.counters.cause_attribution import CAUSE_SHARE, LEAST_FAULTS, Attribution
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.straggler.alarm_case import Case, Measured
 
@@ -107,6 +107,7 @@ def _of_counters(measured: Measured, shared_machine: bool) -> list[Evidence]:
             "ratio",
             "processes that are not stopped",
         ),
+        *_of_faults(split),
         Evidence(
             "largest_part_of_excess",
             max(split.share(part) for _, part in parts),
@@ -116,3 +117,11 @@ def _of_counters(measured: Measured, shared_machine: bool) -> list[Evidence]:
             ratio,
         ),
     ]
+
+
+def _of_faults(split: Attribution) -> tuple[Evidence, ...]:
+    """Return the rank's extra major page faults; nothing if they are few or unknown."""
+    if not split.faults >= LEAST_FAULTS:
+        return ()
+    against = "the least number of extra major page faults that can be a cause"
+    return (Evidence("major_page_faults_a_step", split.faults, LEAST_FAULTS, "", against),)

@@ -45,6 +45,7 @@ from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judg
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
 from scheduler_feedback.detectors.straggler.lasting_set import lasting_set
 from scheduler_feedback.detectors.straggler.persistence import doubt, doubt_of_sleep, extend, is_own_work
+from scheduler_feedback.detectors.straggler.popular_experts import may_be_popular
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler.verdict_building import (
@@ -253,7 +254,8 @@ class StragglerDetector:
                 if why:
                     windows, mates = watched.spells[rank][-1].windows, mates_of(watched, rank)
                     own_work = is_own_work(watched, case, job.shape)
-                    judgement = not_yet_sure(judgement, why, windows, mates, own_work)
+                    routed = may_be_popular(watched, case, job.shape)
+                    judgement = not_yet_sure(judgement, why, windows, mates, own_work, routed)
             if not judgement.refusal:
                 watched.refused[rank] = 0
                 findings += verdict(name, watched, judgement, job)

@@ -291,18 +291,25 @@ def _before(watched: GangState, interval: int) -> float:
 
 
 def not_yet_sure(
-    judgement: Judgement, reason: str, windows: int, mates: tuple[int, ...], own_work: bool = False
+    judgement: Judgement,
+    reason: str,
+    windows: int,
+    mates: tuple[int, ...],
+    own_work: bool = False,
+    routed: bool = False,
 ) -> Judgement:
     """Return the judgement of a rank that may still be healthy for this reason, with a lower confidence.
 
     The confidence is then too low for actions on a running job. If the job's own work is likely and no counters are
-    known, it is too low for a verdict.
+    known, it is too low for a verdict. So it is for an expert that may be popular, whatever counters are known: none of
+    them shows how many tokens an expert gets.
 
     windows: windows for which the rank has been slow. mates: indices of the other alarmed ranks of its node. own_work:
-    whether the job's own work is more likely than a fault.
+    whether the job's own work is more likely than a fault. routed: whether the rank may compute a popular expert.
     """
     why = Evidence("windows_of_slowness", float(windows), float(LEAST_WINDOWS), "windows", reason, 0.0)
-    unsure = UNSURE_CONFIDENCE if judgement.counters or not own_work else OWN_WORK_CONFIDENCE
+    own_work = routed or (own_work and not judgement.counters)
+    unsure = OWN_WORK_CONFIDENCE if own_work else UNSURE_CONFIDENCE
     confidence = min(judgement.confidence, unsure)
     refusal = reason if confidence < LEAST_CONFIDENCE else ""
     return replace(judgement, confidence=confidence, evidence=(*judgement.evidence, why), refusal=refusal, about=mates)

@@ -1,0 +1,1 @@
+"""Readers of the kernel's network state: TCP connections and the queues in front of network interfaces."""

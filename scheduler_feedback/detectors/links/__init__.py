@@ -1,0 +1,1 @@
+"""The detector of slow network links that have no counters of errors."""
