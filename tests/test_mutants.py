@@ -23,7 +23,6 @@ WITHOUT_LOGIC = {
     "backends.slurm.section": "a struct",
     "core.actions": "structs",
     "core.explanation": "dataclasses",
-    "core.state": "enums and dataclasses",
     "core.verdict": "enums, dataclasses and constants",
     "detectors.context": "dataclasses",
     "detectors.health.suspicion": "a dataclass",

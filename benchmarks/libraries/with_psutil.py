@@ -15,7 +15,7 @@ class PsutilProcess:
     def __init__(self, proc_root: str, pid: int, budget: object) -> None:
         """Raise OSError if the process has ended."""
         self.proc_root, self.pid = proc_root, pid
-        self.block_io_ticks = self.read_bytes = self.written_bytes = 0
+        self.block_io_ticks = self.major_faults = self.read_bytes = self.written_bytes = 0
         self._run_ns: dict[int, int] = {}
         try:
             self._process = psutil.Process(pid)
@@ -32,6 +32,7 @@ class PsutilProcess:
                     self._process.num_threads(),
                     round(self._process._proc.create_time(monotonic=True) * CLOCK_TICKS_PER_SECOND),
                     round(self._process.cpu_times().iowait * CLOCK_TICKS_PER_SECOND),
+                    0,  # psutil does not have the major page faults of a process
                 )
         except psutil.Error:
             return None

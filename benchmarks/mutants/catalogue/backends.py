@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant("backends.backend:Backend.configured", "cls(folder, settings)", "cls(folder, ())", _COMPOSITION),
     Mutant(
         "backends.backend:Backend.effective_policy",
-        "return configured",
-        "return Policy()",
+        "self._with_start_timeout(configured)",
+        "Policy()",
         ("tests/controller/test_controller.py",),
     ),
     Mutant(

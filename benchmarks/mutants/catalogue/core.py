@@ -32,7 +32,17 @@ _OCCURRENCES = tuple(
 )
 """Tests of occurrences, except the test that starts an agent."""
 
+_START_LIMIT = ("tests/policies/test_cycle.py",)
+
 MUTANTS = (
+    # --- state ---
+    Mutant("core.state:Policy.start_seconds", "START_SECONDS if", "0.0 if", _START_LIMIT),
+    Mutant(
+        "core.state:Policy.start_seconds",
+        "self.start_timeout_seconds is None else",
+        "not self.start_timeout_seconds else",
+        _START_LIMIT,
+    ),
     # --- disclosure ---
     Mutant("core.disclosure:rule_of", "WITHHELD)", "NAME)", _TABLE),
     Mutant("core.disclosure:hide", "**empty, ", "", _TABLE),
