@@ -43,7 +43,7 @@ MUTANTS = (
         _BACKEND,
     ),
     Mutant(
-        "backends.kubernetes.cluster_backend:ClusterBackend.effective_policy",
+        "backends.kubernetes.cluster_backend:ClusterBackend._policy_of",
         "probes is not None and probes.image",
         "probes is not None",
         _CLUSTER,
