@@ -47,7 +47,8 @@ class Paths:
 
     def __post_init__(self) -> None:
         self.names = tuple(dict.fromkeys(self.shape.nodes))
-        self.of = np.array([self.names.index(node) for node in self.shape.nodes], np.intp)
+        index = {name: number for number, name in enumerate(self.names)}
+        self.of = np.array([index[node] for node in self.shape.nodes], np.intp)
 
     def take(self, values: Float32Array, end_ns: int) -> None:
         """Add one window.

@@ -24,7 +24,7 @@ from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext, PartFault, Proposal
 from scheduler_feedback.detectors.health.job_speed import Speed
-from scheduler_feedback.detectors.links.path_history import RECENT_WINDOWS, Paths
+from scheduler_feedback.detectors.links.path_history import BYTES, RECENT_WINDOWS, Paths
 from scheduler_feedback.detectors.stats import log_odds
 
 LEAST_SLOWDOWN = 1.07
@@ -130,7 +130,8 @@ class LinkDetector:
         if not self._timed:
             return []
         self._forget(context)
-        if not len(telemetry.counters.at_ns):
+        # Most clusters have no rank that sends over TCP: then no job needs to be looked at.
+        if not np.isfinite(telemetry.counters.values[BYTES]).any():
             return []
         found: list[Proposal] = []
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
