@@ -293,6 +293,7 @@ def test_load_on_a_resource_is_extrapolated_from_known_ranks() -> None:
     values = np.full((len(FEATURES), 7), 100.0, np.float32)
     values[FEATURE["nic_transmit_bytes"]] = [9, 1, np.nan, 7, 4, 5, 6]
     values[FEATURE["processor"]] = [9, 9, 9, 9, 0.5, 0.25, np.nan]
+    values[FEATURE["tcp_bytes"]] = np.nan
     assert [(key, list(members)) for key, members in found.items()] == [
         (("uplink", "u"), ["a", "b"]), (("host", "h"), ["b", "c"]),
     ]  # fmt: skip

@@ -50,6 +50,11 @@ LEAST_CORRELATION = 0.35
 """A verdict needs at least this correlation. A correlation of a third explains only a tenth of the variance of the
 victim's loss."""
 
+LEAST_LEAD = 0.05
+"""A neighbour explains a loss better than another one only if its correlation is higher by this much. The test is
+repeated with each window. Of two neighbours with equal loads, whose samples differ only by noise, one would otherwise
+be better by chance at some time."""
+
 
 class Means:
     """Mean of the values in each window. Contains the newest KEPT_WINDOWS windows, newest last."""
@@ -144,7 +149,8 @@ def correlate(
 
 
 def explains_better(victim: FloatArray, one: FloatArray, other: FloatArray, late: int = LATE) -> bool:
-    """Return whether the load `one` explains the victim's loss better than the load `other`, beyond chance.
+    """Return whether the load `one` explains the victim's loss better than the load `other`: by LEAST_LEAD, and beyond
+    chance.
 
     The loss is correlated with the difference of both loads, each in standard deviations and at the delay at which it
     correlates best. Chance is measured by circular shifts. All series have one value for each window, newest last; NaN
@@ -162,7 +168,8 @@ def explains_better(victim: FloatArray, one: FloatArray, other: FloatArray, late
     shifted = np.fft.irfft(np.fft.rfft(loss) * np.conj(np.fft.rfft(best - rival)), len(loss))
     guard = max(2, round(GUARD_SHARE * len(loss)))
     null = shifted[guard : len(loss) - guard]
-    return bool(shifted[0] > 0.0) and float((1 + np.sum(null >= shifted[0])) / (1 + len(null))) < CHANCE
+    lead = float(shifted[0]) / len(loss)
+    return lead >= LEAST_LEAD and float((1 + np.sum(null >= shifted[0])) / (1 + len(null))) < CHANCE
 
 
 def pauses(sent: FloatArray) -> tuple[int, int]:
