@@ -170,9 +170,9 @@ def test_layout_change_with_queued_frames_of_the_old_layout() -> None:
         for machine in (changing, steady):
             frame = machine.frame(second * SECOND)
             assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
-            machine.advance(machine.owners[0], [1, 20, 300, 4000, 50_000])
-    assert used(fleet, ("job-0", 0)) == [4, 80, 1200, 16_000, 200_000]
-    assert used(fleet, ("job-1", 0)) == [4, 80, 1200, 16_000, 200_000]
+            machine.advance(machine.owners[0], [1, 20, 300, 4000, 50_000, 600_000])
+    assert used(fleet, ("job-0", 0)) == [4, 80, 1200, 16_000, 200_000, 2_400_000]
+    assert used(fleet, ("job-1", 0)) == [4, 80, 1200, 16_000, 200_000, 2_400_000]
 
 
 def test_joining_and_leaving_jobs_do_not_affect_other_jobs_on_the_node() -> None:

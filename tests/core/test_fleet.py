@@ -474,8 +474,9 @@ def test_stale_gangs_are_forgotten() -> None:
 
 
 def consumed(seconds: int, *, io: int | None = 0) -> list[int | None]:
-    """Return counters at a second: 0.5 s of CPU and 0.25 s of run-queue delay per second, then pressure."""
-    return [seconds * SECOND // 2, seconds * SECOND // 4, io, 0, seconds, seconds * SECOND // 10]
+    """Return counters at a second: 0.5 s of CPU and 0.25 s of run-queue delay per second, no page faults, then
+    pressure."""
+    return [seconds * SECOND // 2, seconds * SECOND // 4, io, 0, seconds, 0, seconds * SECOND // 10]
 
 
 @pytest.mark.parametrize("together_at_most", [256, 3, 1])

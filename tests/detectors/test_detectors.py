@@ -564,7 +564,7 @@ def test_healthy_jobs_have_no_findings(seed: int) -> None:
 
 
 def test_detectors_accept_empty_telemetry() -> None:
-    nothing = Counters(np.zeros(0, np.int64), 1.0, np.zeros((24, 0, 0), np.float32))
+    nothing = Counters(np.zeros(0, np.int64), 1.0, np.zeros((len(FEATURES), 0, 0), np.float32))
     assert make_detection().tick(Telemetry(1, (), nothing)) == []
 
 

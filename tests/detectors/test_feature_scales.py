@@ -41,7 +41,7 @@ def test_less_clock_link_and_traffic_is_bad_and_more_errors_and_waits_are() -> N
         "sm_clock", "pcie_link", "nvlink_bytes", "nic_transmit_bytes", "nic_receive_bytes",
     }  # fmt: skip
     assert {name for name, side in bad.items() if not side} == {
-        "sm_active", "tensor_active", "dram_active", "power", "processor",
+        "sm_active", "tensor_active", "dram_active", "power", "processor", "tcp_bytes", "tcp_busy", "transmit_queue",
     }, "the direction of these has no meaning"  # fmt: skip
     assert all(bad[feature.name] > 0 for feature in FEATURES if feature.unit == "1/s")
     assert (FLOOR > 0).all()

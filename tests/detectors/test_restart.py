@@ -67,7 +67,7 @@ def test_release_0_1_0_refuses_the_health_snapshot_alone() -> None:
         first = decoded.get("version") if isinstance(decoded, dict) else decoded
         versions[name] = first[0] if isinstance(first, list) else first
     assert versions.pop(SHARED) == 2
-    assert versions == {"straggler": 2, "hang": 2, "health": 3, "interference": 1, "workload": 1}
+    assert versions == {"straggler": 2, "hang": 2, "health": 3, "interference": 1, "workload": 1, "link": 1}
 
 
 def test_the_thread_of_the_controller_starts_without_an_unreadable_snapshot(caplog: pytest.LogCaptureFixture) -> None:
