@@ -175,6 +175,7 @@ TARGETS = (
             f"{_KUBERNETES}.published.rebuild",
             f"{_KUBERNETES}.attempts.pod_attempt:placement_of",
             f"{_KUBERNETES}.attempts.pod_attempt:adopt",
+            f"{_KUBERNETES}.attempts.pod_attempt:last_attempt",
             f"{_KUBERNETES}.published.marks:remembered",
         ),
     ),

@@ -338,15 +338,16 @@ def test_a_recorded_start_is_kept_if_a_replay_lacks_it(tmp_path: Path, world: Wo
 
 
 def test_settings_are_journalled_when_they_change(tmp_path: Path, world: World) -> None:
-    with controlling(tmp_path, MemoryBackend(world), POLICY) as controller:
-        until(lambda: controller.cycle.ask(lambda state: state.policy).result(20) == POLICY)
-    other = replace(POLICY, migration_margin=0.7)
+    first = replace(POLICY, start_timeout_seconds=30.0)
+    with controlling(tmp_path, MemoryBackend(world), first) as controller:
+        until(lambda: controller.cycle.ask(lambda state: state.policy).result(20) == first)
+    other = replace(first, migration_margin=0.7)
     wrong = ConfigError("gangwatch.toml: policy.migration_margin: expected a number")
 
     def reload() -> Policy:
         if wrong is not None:
             raise wrong
-        return replace(POLICY, migration_margin=0.9)
+        return replace(first, migration_margin=0.9)
 
     with controlling(tmp_path, MemoryBackend(world), other, reload=reload) as controller:
         until(lambda: controller.cycle.ask(lambda state: state.policy).result(20) == other)
