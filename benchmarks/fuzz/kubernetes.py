@@ -89,8 +89,12 @@ def _parse_objects(data: bytes) -> str:
         gang = cache.gang(key)
         if gang is not None:
             refused |= bool(gang.refused)
-            for pod in gang.pods if gang.spec is not None else ():
-                constraint = constraint_of(pod)
+            for pod in gang.pods:
+                try:
+                    constraint = constraint_of(pod)
+                except BackendError:  # then the gang is refused, too
+                    assert gang.spec is None
+                    continue
                 for node in cache.nodes:
                     cache.why_not(constraint, node)
     policy = with_queues(Policy(), cache.queues.values())
