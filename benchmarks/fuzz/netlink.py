@@ -11,6 +11,7 @@ from typing import cast
 
 from agent.schema.errors import SourceError
 from agent.sources.network import sockets
+from agent.sources.network.netlink import HEADER
 from agent.sources.rdma import ethtool, netlink
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
@@ -68,12 +69,12 @@ def _payload(chance: random.Random, kind: int) -> bytes:
 
 
 def _message(chance: random.Random, kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
-    length = netlink.HEADER.size + len(payload)
+    length = HEADER.size + len(payload)
     if chance.random() < 0.03:
         length = chance.choice((0, 15, 16, length - 4, length + 4, 2**32 - 1))
     if chance.random() < 0.03:
         kind = chance.choice((netlink.DONE, 0, 7, netlink.DEVICE_GET))
-    raw = netlink.HEADER.pack(max(length, 0), kind, flags, sequence, 7) + payload
+    raw = HEADER.pack(max(length, 0), kind, flags, sequence, 7) + payload
     return raw + bytes(-len(raw) % 4)
 
 
@@ -314,7 +315,7 @@ TARGETS = (
         (
             "agent.sources.network.sockets:parse_connection",
             "agent.sources.network.sockets:parse_queue",
-            "agent.sources.network.sockets:attributes",
+            "agent.sources.network.netlink:attributes",
             "agent.sources.network.sockets:Netlink._messages",
             "agent.sources.network.sockets:Netlink._refused",
             "agent.sources.network.sockets:Netlink.queues",
@@ -326,8 +327,8 @@ TARGETS = (
         _make_rdma,
         _parse_rdma,
         (
-            "agent.sources.rdma.netlink:messages",
-            "agent.sources.rdma.netlink:attributes",
+            "agent.sources.network.netlink:messages",
+            "agent.sources.network.netlink:attributes",
             "agent.sources.rdma.netlink:parse_device",
             "agent.sources.rdma.netlink:parse_namespace_mode",
             "agent.sources.rdma.netlink:parse_statistics",

@@ -310,7 +310,8 @@ def _policy_value(key: str, value: object, name: str) -> Any:
     default = _POLICY_DEFAULTS[key]
     if key == "queues" and isinstance(value, list):
         _check_queue_keys(value, name)
-    if isinstance(default, bool) or not (isinstance(default, int | float) or key == "start_timeout_seconds"):
+    is_number = isinstance(default, int | float) or _POLICY_TYPES[key] == float | None
+    if isinstance(default, bool) or not is_number:
         try:
             return msgspec.convert(value, _POLICY_TYPES[key], strict=True)
         except msgspec.ValidationError as error:

@@ -17,8 +17,8 @@ from agent.node import Node
 from agent.rank_attribution import Attribution
 from agent.schema.errors import GangwatchError
 from agent.schema.frame import Frame, Layout
+from agent.sources.network.namespaces import inside, net_namespaces
 from agent.sources.rdma.netlink import RdmaNetlink
-from agent.sources.rdma.network_namespaces import inside, net_namespaces
 from agent.sources.sysfs.sysfs import is_kernel_tree
 from gangwatch.configuration.sections import AgentSection
 from gangwatch.health.machine import Finding

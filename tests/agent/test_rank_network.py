@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.collectors.host import rank_network
 from agent.collectors.host.rank_network import QueueSampler, RankNetworkCollector
 from agent.rank_attribution import RankFile
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.sources.network import sockets
-from agent.sources.network.sockets import Netlink, connect
+from agent.sources.network.netlink import HEADER, connect
+from agent.sources.network.sockets import Netlink
 from agent.sources.proc.proc import read_process_stat
 from tests import needs
 from tests.agent.catalogued import assert_catalogued, counter
@@ -157,6 +159,25 @@ def test_a_connection_within_the_host_does_not_count() -> None:
                 collector.close()
 
 
+def test_a_job_cannot_make_the_agent_search_any_number_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_network, "MOST_DESCRIPTORS", 40)
+    searched: list[str] = []
+    readlink = os.readlink
+
+    def record(path: str) -> str:
+        searched.append(path)
+        return readlink(path)
+
+    with contextlib.ExitStack() as opened:
+        for _ in range(100):
+            opened.enter_context(Path("/dev/null").open())
+        monkeypatch.setattr(os, "readlink", record)
+        collector = RankNetworkCollector(Ranks(os.getpid()))
+        collector.collect()
+        collector.close()
+    assert len([path for path in searched if "/fd/" in path]) == 40
+
+
 def test_the_series_of_an_ended_rank_are_removed_and_its_sockets_closed() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     ranks = Ranks(os.getpid())
@@ -271,7 +292,7 @@ class Kernel:
 
 
 def message(kind: int, payload: bytes, sequence: int = 1) -> bytes:
-    raw = sockets.HEADER.pack(16 + len(payload), kind, 2, sequence, 0) + payload
+    raw = HEADER.pack(16 + len(payload), kind, 2, sequence, 0) + payload
     return raw + bytes(-len(raw) % 4)
 
 
@@ -288,7 +309,7 @@ def test_a_dump_may_have_several_parts_and_late_messages_of_an_earlier_request()
     ("answer", "words"),
     [
         (b"", "response of only 0 bytes"),
-        (sockets.HEADER.pack(400, sockets.NEW_QDISC, 2, 1, 0), "message of 400 bytes with only 16 bytes left"),
+        (HEADER.pack(400, sockets.NEW_QDISC, 2, 1, 0), "message of 400 bytes with only 16 bytes left"),
         (message(sockets.ERROR, struct.pack("=i", -1)), "Operation not permitted"),
     ],
 )

@@ -14,8 +14,8 @@ import pytest
 from agent.collectors.rdma.rdma import RdmaCollector
 from agent.collectors.rdma.rdma_namespaces import ForeignDevices
 from agent.schema.errors import SourceError
+from agent.sources.network.namespaces import inside, net_namespaces
 from agent.sources.rdma.netlink import RdmaNetlink
-from agent.sources.rdma.network_namespaces import inside, net_namespaces
 from tests import needs
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.netlink import FakeRdma

@@ -16,15 +16,17 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from agent.collectors.block import Block, Collector
 from agent.collectors.host.rank_processes import Ranks
 from agent.rank_attribution import RankFile
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
-from agent.sources.network.sockets import NETLINK_ROUTE, NETLINK_SOCK_DIAG, Connection, Netlink, connect
+from agent.sources.network import namespaces
+from agent.sources.network.netlink import connect
+from agent.sources.network.sockets import NETLINK_ROUTE, NETLINK_SOCK_DIAG, Connection, Netlink
 from agent.sources.proc.proc import children_by_parent, children_of, threads_of
-from agent.sources.rdma import network_namespaces
 
 COUNTERS = (
     "gangwatch_rank_tcp_sent_bytes_total",
@@ -47,6 +49,9 @@ MOST_APART = 3
 """A sample counts for the time since the last one, but at most for this number of intervals of samples."""
 MOST_NAMESPACES = 64
 """Maximum number of network namespaces that are read."""
+MOST_PROCESSES, MOST_DESCRIPTORS = 1024, 1 << 14
+"""Maximum numbers of processes and of their descriptors that are searched for each rank: a job that opens a million
+files must not use the agent's processor time. A training rank has some hundred descriptors."""
 
 Enter = Callable[[str, int, Callable[[], socket.socket]], socket.socket]
 
@@ -111,7 +116,7 @@ class RankNetworkCollector:
         proc_root: str = "/proc",
         sys_root: str = "/sys",
         interval_seconds: float = INTERVAL_SECONDS,
-        enter: Enter = network_namespaces.inside,
+        enter: Enter = namespaces.inside,
     ) -> None:
         self.interval_seconds = interval_seconds
         self._source = ranks
@@ -161,12 +166,9 @@ class RankNetworkCollector:
         alive = {(main.pid, main.start_time): main for main in self._source.ranks()}
         if alive.keys() == self._ranks.keys():
             return any(not one.known and one.searches < MOST_SEARCHES for one in self._ranks.values())
-        self._ranks = {key: self._ranks.get(key) or self._new(main) for key, main in alive.items()}
+        self._ranks = {key: self._ranks.get(key) or _Rank(main, 0) for key, main in alive.items()}
         self._make_block()
         return True
-
-    def _new(self, main: RankFile) -> _Rank:
-        return _Rank(main, 0)
 
     def _discover(self) -> None:
         """Find the descriptors and the namespace of each rank. Both can change: a launcher becomes the training."""
@@ -175,9 +177,12 @@ class RankNetworkCollector:
         for rank in self._ranks.values():
             inodes: set[int] = set()
             queue, seen, namespace = [rank.main.pid], {rank.main.pid}, 0
-            while queue:
+            processes, left = 0, MOST_DESCRIPTORS
+            while queue and processes < MOST_PROCESSES:
                 pid = queue.pop()
-                found = _sockets(f"{self._proc_root}/{pid}/fd")
+                processes += 1
+                found, searched = _sockets(f"{self._proc_root}/{pid}/fd", left)
+                left -= searched
                 inodes |= found
                 if found or not namespace:
                     namespace = _inode(f"{self._proc_root}/{pid}/ns/net") or namespace
@@ -297,19 +302,21 @@ def _inode(path: str) -> int:
         return 0
 
 
-def _sockets(folder: str) -> set[int]:
-    """Return the inodes of the sockets among a process's descriptors; empty if they can't be read."""
+def _sockets(folder: str, most: int) -> tuple[set[int], int]:
+    """Return the inodes of the sockets among a process's first `most` descriptors, and the number of these descriptors.
+
+    There are none if they can't be read.
+    """
     found: set[int] = set()
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return found
-    for name in names:
-        with contextlib.suppress(OSError, ValueError):
-            target = os.readlink(f"{folder}/{name}")
-            if target.startswith("socket:["):
-                found.add(int(target[8:-1]))
-    return found
+    searched = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in islice(entries, most):
+            searched += 1
+            with contextlib.suppress(OSError, ValueError):
+                target = os.readlink(entry.path)
+                if target.startswith("socket:["):
+                    found.add(int(target[8:-1]))
+    return found, searched
 
 
 def _hardware_interfaces(sys_root: str) -> frozenset[int]:

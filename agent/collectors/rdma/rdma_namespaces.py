@@ -16,7 +16,7 @@ from agent.collectors.block import Block
 from agent.collectors.rdma.rdma_netlink import NetlinkCounters
 from agent.collectors.rdma.rdma_series import Naming
 from agent.schema.errors import SourceError
-from agent.sources.rdma import network_namespaces
+from agent.sources.network import namespaces
 from agent.sources.rdma.infiniband import Port, RdmaDevice
 from agent.sources.rdma.netlink import NetlinkDevice, RdmaNetlink, connect
 
@@ -59,8 +59,8 @@ class ForeignDevices:
 
     def __init__(
         self,
-        find: Callable[[], dict[int, str]] = network_namespaces.net_namespaces,
-        enter: Enter = network_namespaces.inside,
+        find: Callable[[], dict[int, str]] = namespaces.net_namespaces,
+        enter: Enter = namespaces.inside,
         connector: Callable[[], socket.socket] = connect,
     ) -> None:
         self._find, self._enter, self._connector = find, enter, connector

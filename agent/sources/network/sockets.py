@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from agent.schema.errors import SourceError, UnsupportedError
+from agent.sources.network.netlink import HEADER, attributes, messages
 
 NETLINK_ROUTE, NETLINK_SOCK_DIAG = 0, 4
 SOCK_DIAG_BY_FAMILY = 20
@@ -32,8 +33,6 @@ ROOT = 0xFFFFFFFF
 CONNECTED = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
 """Mask of the TCP states in which data may be sent or still wait: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT."""
 
-HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
-_ATTRIBUTE = struct.Struct("=HH")
 _INT = struct.Struct("=i")
 _DIAG_REQUEST = struct.Struct("=BBBBI48x")  # inet_diag_req_v2: family, protocol, extensions, padding, states
 _DIAG = struct.Struct("=BBBBHH16s16sI8xIIIII")  # inet_diag_msg
@@ -108,16 +107,6 @@ def parse_queue(data: bytes | bytearray, begin: int, end: int) -> Queue | None:
     return None
 
 
-def attributes(data: bytes | bytearray, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (type, begin of payload, end of payload) of each attribute. Raise SourceError if one exceeds the data."""
-    while end - begin >= _ATTRIBUTE.size:
-        size, kind = _ATTRIBUTE.unpack_from(data, begin)
-        if size < _ATTRIBUTE.size or size > end - begin:
-            raise SourceError(f"netlink: attribute of {size} bytes with only {end - begin} bytes left")
-        yield kind & 0x3FFF, begin + _ATTRIBUTE.size, begin + size
-        begin += (size + 3) & ~3
-
-
 class Netlink:
     """Client of one netlink protocol in the namespace in which its socket was opened. It makes one request at a time.
 
@@ -172,21 +161,17 @@ class Netlink:
         self._socket.send(HEADER.pack(HEADER.size + len(body), kind, DUMP_REQUEST, self._sequence, 0) + body)
         for _ in range(MOST_MESSAGES):
             length = self._socket.recv_into(self._buffer)
-            at = 0
-            while length - at >= HEADER.size:
-                size, found, _, sequence, _ = HEADER.unpack_from(self._buffer, at)
-                if size < HEADER.size or size > length - at:
-                    raise SourceError(f"netlink: message of {size} bytes with only {length - at} bytes left")
-                if sequence == self._sequence:
-                    if found == DONE:
-                        return
-                    if found == ERROR:
-                        self._refused(at + HEADER.size, at + size)
-                    if found == expected:
-                        yield at + HEADER.size, at + size
-                at += (size + 3) & ~3
-            if at == 0:
+            if length < HEADER.size:
                 raise SourceError(f"netlink: response of only {length} bytes")
+            for message in messages(self._buffer, length):
+                if message.sequence != self._sequence:
+                    continue
+                if message.kind == DONE:
+                    return
+                if message.kind == ERROR:
+                    self._refused(message.begin, message.end)
+                if message.kind == expected:
+                    yield message.begin, message.end
         raise SourceError(f"netlink: more than {MOST_MESSAGES} messages in one response")
 
     def _refused(self, begin: int, end: int) -> None:
@@ -195,16 +180,3 @@ class Netlink:
         if code in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL):
             raise UnsupportedError(f"{text}; the kernel lacks tcp_diag or the queueing disciplines")
         raise SourceError(text)
-
-
-def connect(protocol: int) -> socket.socket:
-    """Open a netlink socket in the calling thread's network namespace.
-
-    Raise UnsupportedError if the kernel has no such protocol.
-    """
-    try:
-        opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-    except OSError as error:
-        raise UnsupportedError(f"netlink: {error.strerror}") from None
-    opened.bind((0, 0))
-    return opened

@@ -12,10 +12,13 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from agent.schema.errors import SourceError, UnsupportedError
+from agent.sources.network import netlink
+from agent.sources.network.netlink import ATTRIBUTE, HEADER, Message
 
 NETLINK_RDMA = 20
 _CLIENT = 5 << 10  # RDMA_NL_NLDEV; the operation is in the lower ten bits
@@ -39,11 +42,6 @@ MULTI = 2
 ERROR = 2
 DONE = 3
 
-_TYPE_MASK = 0x3FFF
-"""Mask of the type of a netlink attribute. The two higher bits are the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
-
-HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
-_ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
 _VALUE = struct.Struct("=Q")
 _U32 = struct.Struct("=I")
 _INT = struct.Struct("=i")
@@ -57,47 +55,17 @@ _MOST_STRAY = 64
 """Maximum number of late responses to earlier requests that are skipped before the read fails."""
 
 
+WHAT = "RDMA netlink"
+messages, attributes = partial(netlink.messages, what=WHAT), partial(netlink.attributes, what=WHAT)
+
+
 # --- codec -----------------------------------------------------------------------------------------------------------
-
-
-class Message(NamedTuple):
-    """Header of one netlink message. begin, end: offsets of the message's payload in the buffer."""
-
-    kind: int
-    flags: int
-    sequence: int
-    begin: int
-    end: int
 
 
 def request(kind: int, flags: int, sequence: int, *attributes: tuple[int, int]) -> bytes:
     """Return an encoded netlink request. attributes: (type, 32-bit value) pairs."""
-    body = b"".join(_ATTRIBUTE.pack(8, name) + _U32.pack(value) for name, value in attributes)
+    body = b"".join(ATTRIBUTE.pack(8, name) + _U32.pack(value) for name, value in attributes)
     return HEADER.pack(HEADER.size + len(body), kind, flags | REQUEST, sequence, 0) + body
-
-
-def messages(data: bytes | bytearray | memoryview, length: int) -> Iterator[Message]:
-    """Yield the messages in the first `length` bytes. Raise SourceError if a message exceeds these bytes."""
-    at = 0
-    while length - at >= HEADER.size:
-        size, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
-        if size < HEADER.size or size > length - at:
-            raise SourceError(f"RDMA netlink: message of {size} bytes with only {length - at} bytes left")
-        yield Message(kind, flags, sequence, at + HEADER.size, at + size)
-        at += (size + 3) & ~3
-
-
-def attributes(data: bytes | bytearray | memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (type, begin of payload, end of payload) of each attribute.
-
-    Raise SourceError if an attribute is longer than the data left.
-    """
-    while end - begin >= _ATTRIBUTE.size:
-        size, kind = _ATTRIBUTE.unpack_from(data, begin)
-        if size < _ATTRIBUTE.size or size > end - begin:
-            raise SourceError(f"RDMA netlink: attribute of {size} bytes with only {end - begin} bytes left")
-        yield kind & _TYPE_MASK, begin + _ATTRIBUTE.size, begin + size
-        begin += (size + 3) & ~3
 
 
 def _text(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
@@ -201,12 +169,7 @@ def connect() -> socket.socket:
 
     Raise UnsupportedError if the kernel has no RDMA subsystem.
     """
-    try:
-        opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_RDMA)
-    except OSError as error:
-        raise UnsupportedError(f"RDMA netlink: {error.strerror}") from None
-    opened.bind((0, 0))
-    return opened
+    return netlink.connect(NETLINK_RDMA, WHAT)
 
 
 class RdmaNetlink:

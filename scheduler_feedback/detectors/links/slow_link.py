@@ -24,7 +24,7 @@ from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext, PartFault, Proposal
 from scheduler_feedback.detectors.health.job_speed import Speed
-from scheduler_feedback.detectors.links.path_history import BYTES, RECENT_WINDOWS, Paths
+from scheduler_feedback.detectors.links.path_history import BYTES, Paths
 from scheduler_feedback.detectors.stats import log_odds
 
 LEAST_SLOWDOWN = 1.07
@@ -243,6 +243,3 @@ def _verdict(
         last_step=speed.step,
         detected_step=before.detected_step if before else speed.step,
     )
-
-
-__all__ = ["RECENT_WINDOWS", "LinkDetector", "SlowLink", "slow_links"]
