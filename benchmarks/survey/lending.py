@@ -4,7 +4,8 @@ Lyra (Li et al., EuroSys'23) lends idle inference servers to training jobs and t
 traces are not public. Input, from its description: the load of the inference cluster is 42 % of its nodes before dawn
 and 95 % at the peak, with noise; servers are lent and taken back every five minutes, with 2 % of headroom; 443 training
 and 520 inference servers of eight GPUs, here 44 and 52. The training jobs are pieces of the Philly trace, all
-restartable. Both queues have their nodes as cells, so any lent node is taken back at once.
+restartable. Both queues have their nodes as cells, so any lent node is taken back at once. The figures of the
+description are from memory and were not checked against the paper.
 
 A replica of the deployment is one node. It is requested for the highest load of the two next intervals. The latency
 objective is kept in a minute in which as many replicas run as the load needs.
@@ -34,16 +35,16 @@ TRAINING_NODES, SERVING_NODES = 44, 52
 """A tenth of Lyra's training and inference servers."""
 
 LOW, HIGH = 0.42, 0.95
-"""Share of the inference nodes that the load needs before dawn and at the peak (Lyra, section 2)."""
+"""Share of the inference nodes that the load needs before dawn and at the peak (Lyra, not checked)."""
 
 NOISE = 0.02
 """Standard deviation of the load around its daily course, as a share of the nodes: our choice."""
 
 INTERVAL_SECONDS = 300
-"""Time between two decisions of how many nodes to lend (Lyra, section 7)."""
+"""Time between two decisions of how many nodes to lend (Lyra, not checked)."""
 
 HEADROOM = 0.02
-"""Share of the inference nodes that is never lent (Lyra, section 7)."""
+"""Share of the inference nodes that is never lent (Lyra, not checked)."""
 
 READY_SECONDS = 60
 """Time from the start of a replica until it serves: our choice."""

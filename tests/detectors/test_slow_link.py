@@ -185,7 +185,7 @@ def test_windows_without_values_of_all_nodes_or_with_little_traffic_do_not_count
 # --- the detector ----------------------------------------------------------------------------------------------------
 
 
-def told(
+def results_of(
     detector: LinkDetector, windows: FloatArray, slower: float, published: Published | None = None
 ) -> list[Proposal]:
     """Return the results for these windows of a job whose steps take `slower` times their best time."""
@@ -202,7 +202,7 @@ def told(
 
 
 def test_a_verdict_names_the_ranks_of_the_node_and_its_evidence() -> None:
-    verdict, part = told(LinkDetector(), recorded()[:LAST], 1.8)
+    verdict, part = results_of(LinkDetector(), recorded()[:LAST], 1.8)
     assert isinstance(verdict, Verdict) and isinstance(part, PartFault)
     assert (verdict.kind, verdict.cause, verdict.node, verdict.rank, verdict.ranks) == (
         Kind.STRAGGLER, Cause.LINK, "n1", 2, (2, 3),
@@ -213,22 +213,22 @@ def test_a_verdict_names_the_ranks_of_the_node_and_its_evidence() -> None:
 
 
 def test_a_job_that_is_not_slower_gets_no_verdict() -> None:
-    assert not told(LinkDetector(), recorded()[:LAST], 1.05)
+    assert not results_of(LinkDetector(), recorded()[:LAST], 1.05)
 
 
 def test_a_verdict_is_reported_once_and_cleared_when_the_job_is_fast_again() -> None:
     detector = LinkDetector()
-    assert len(told(detector, recorded()[:LAST], 1.8)) == 2
-    assert not told(detector, recorded()[LAST - 1 : LAST], 1.8)
-    (over,) = told(detector, recorded()[-1:], 1.02)
+    assert len(results_of(detector, recorded()[:LAST], 1.8)) == 2
+    assert not results_of(detector, recorded()[LAST - 1 : LAST], 1.8)
+    (over,) = results_of(detector, recorded()[-1:], 1.02)
     assert isinstance(over, Cleared)
 
 
 def test_a_refused_verdict_may_be_proposed_again() -> None:
     detector = LinkDetector()
-    (verdict, _) = told(detector, recorded()[:LAST], 1.8)
+    (verdict, _) = results_of(detector, recorded()[:LAST], 1.8)
     assert isinstance(verdict, Verdict)
-    again = told(detector, recorded()[LAST - 1 : LAST], 1.8, Published(refused=frozenset({verdict.verdict_id})))
+    again = results_of(detector, recorded()[LAST - 1 : LAST], 1.8, Published(refused=frozenset({verdict.verdict_id})))
     assert len(again) == 2
 
 
@@ -237,4 +237,4 @@ def test_a_restart_learns_the_network_again() -> None:
     detector.restore(LinkDetector().snapshot())
     with pytest.raises(ValueError, match="link snapshot of 3 bytes"):
         detector.restore(b"abc")
-    assert not told(detector, recorded()[:9], 1.8)
+    assert not results_of(detector, recorded()[:9], 1.8)
