@@ -10,7 +10,9 @@ listens on loopback only, and rejects requests whose Host is another name. This 
 
 from __future__ import annotations
 
+import re
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -19,7 +21,7 @@ from urllib.parse import parse_qs
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import FrameError
-from agent.schema.frame import Frame, Layout, Selection
+from agent.schema.frame import EventRecord, Frame, Layout, Record, Selection
 from agent.schema.peer_quota import NoPlaceError, Places
 from agent.schema.record_table import wants_table
 from agent.schema.wire import encode_frame, encode_layout, with_length
@@ -45,9 +47,9 @@ OLD_SECONDS = 10.0
 """The agent counts as unhealthy only if its latest frame is older than this number of seconds, and also older than
 OLD_INTERVALS sampling intervals."""
 
-STREAM_FRAMES = 16
-"""Maximum number of frames queued for a slow reader of /frames. If there are more, the oldest are dropped, which leaves
-a gap in ``seq``."""
+STREAM_LAYOUTS = 16
+"""Maximum number of frames of different layouts queued for a slow reader of /frames. If there are more, the oldest are
+dropped with their records."""
 
 MOST_STREAMS, MOST_STREAMS_EACH = 64, 16
 """Maximum number of readers of /frames, in total and per peer: a controller, its standby, people."""
@@ -64,6 +66,15 @@ UNKNOWN_HEADER = "Gangwatch-Unknown-Metrics"
 """Header of /frames responses. It lists the requested metrics that are not in this build's catalogue; another build may
 have them."""
 
+EVERY_HEADER = "Gangwatch-Every"
+"""Header of /frames responses. It says that the reader may send lines like ``every 2`` during the response, and gives
+the largest such number. From then on, the stream has only each second frame, with the records of both."""
+
+MOST_EVERY = 100
+
+_EVERY = re.compile(rb"every ([1-9][0-9]{0,2})")
+_MOST_LINE_BYTES = 64
+
 _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 
 
@@ -71,7 +82,12 @@ _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 
 
 class FrameStream:
-    """Queue of one reader of /frames: the latest frame, then all later ones. A layout is sent before its frames."""
+    """Queue of one reader of /frames: the latest frame, then all later ones. A layout is sent before its frames.
+
+    While the reader is slower than the frames, each frame replaces the one before it in the queue and takes over its
+    records. So a reader that is late gets fewer frames, which leaves a gap in ``seq``, but all records and recent
+    counters. A reader may also ask for fewer frames (EVERY_HEADER). Events and layouts are sent at once nevertheless.
+    """
 
     def __init__(
         self, patterns: tuple[str, ...], closed: Callable[[FrameStream], None], as_table: bool = False
@@ -79,12 +95,16 @@ class FrameStream:
         self._patterns = patterns
         self._as_table = as_table
         self._closed = closed
-        self._frames: deque[tuple[Layout, Frame]] = deque(maxlen=STREAM_FRAMES)
+        self._frames: deque[tuple[Layout, Frame]] = deque(maxlen=STREAM_LAYOUTS)
         self._condition = threading.Condition()
         self._newest_seq = 0
         self._ended = False
         self._selection: Selection | None = None
         self._source_id = ""
+        self._every = 1
+        self._due = False
+        self._put_id = ""
+        self._heard = b""
 
     def put(self, layout: Layout, frame: Frame) -> None:
         """Queue a frame. Called from any thread; never waits for the reader."""
@@ -92,8 +112,24 @@ class FrameStream:
             # A frame made while the stream is opened arrives twice: as the latest and from the listener.
             if frame.seq > self._newest_seq:
                 self._newest_seq = frame.seq
+                if self._frames and self._frames[-1][0].layout_id == layout.layout_id:
+                    frame = frame.with_records_of(self._frames.pop()[1])
                 self._frames.append((layout, frame))
-                self._condition.notify()
+                # By the agent's id, so that agents which are asked at once do not all send in the same second.
+                turn = frame.seq % self._every == zlib.crc32(frame.agent_id.encode()) % self._every
+                if turn or layout.layout_id != self._put_id or any(map(_is_event, frame.records)):
+                    self._due, self._put_id = True, layout.layout_id
+                    self._condition.notify()
+
+    def hear(self, data: bytes) -> bool:
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            found = _EVERY.fullmatch(line)
+            if found is None or int(found[1]) > MOST_EVERY:
+                return False
+            with self._condition:
+                self._every = int(found[1])
+        return len(self._heard) <= _MOST_LINE_BYTES
 
     def end(self) -> None:
         """End the stream after the queued frames."""
@@ -103,11 +139,14 @@ class FrameStream:
 
     def next(self, timeout_seconds: float) -> bytes | None:
         with self._condition:
-            if not self._frames and not self._ended:
+            if not self._due and not self._ended:
                 self._condition.wait(timeout_seconds)
+            if not self._due and not self._ended:
+                return b""
             if not self._frames:
-                return None if self._ended else b""
+                return None
             layout, frame = self._frames.popleft()
+            self._due = bool(self._frames)
         body = b""
         if self._selection is None or layout.layout_id != self._source_id:
             self._selection, self._source_id = selection(layout, self._patterns), layout.layout_id
@@ -116,6 +155,10 @@ class FrameStream:
 
     def close(self) -> None:
         self._closed(self)
+
+
+def _is_event(record: Record) -> bool:
+    return isinstance(record, EventRecord)
 
 
 # --- the agent's app -------------------------------------------------------------------------------------------------
@@ -259,7 +302,7 @@ class AgentApp:
             patterns, unknown = _patterns(request.query)
         except ValueError as error:
             return text_answer(400, str(error))
-        headers = ((UNKNOWN_HEADER, ", ".join(unknown)),) if unknown else ()
+        headers = ((EVERY_HEADER, f"{MOST_EVERY}"), *([(UNKNOWN_HEADER, ", ".join(unknown))] if unknown else ()))
         as_table = wants_table(request.headers.get("accept", ""))
         stream = FrameStream(patterns, self._close_stream, as_table)
         if request.method == "HEAD":

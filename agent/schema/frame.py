@@ -228,6 +228,16 @@ class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):
     table: RecordTable | None = None
     """The records as a table, if the reader requested it. `records` is then empty."""
 
+    def with_records_of(self, earlier: Frame) -> Frame:
+        """Return this frame with the records of an earlier frame of the same agent before its own.
+
+        If there are more than MAX_RECORDS, the oldest are dropped, which leaves a gap in ``record_seq``.
+        """
+        records = earlier.records + self.records
+        kept = records[-MAX_RECORDS:]
+        first = self.record_seq + len(self.records) - len(kept)
+        return msgspec.structs.replace(self, record_seq=first, records=kept)
+
 
 def check_fits(layout: AnyLayout, frame: Frame) -> None:
     """Raise FrameError unless the frame names this layout and its arrays have the lengths that the layout requires."""

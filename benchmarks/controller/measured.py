@@ -75,9 +75,10 @@ class Observers:
             setattr(owner, name, observed)
 
     def save(self, file: str) -> None:
-        """Write the recorded times to the file, and the number of each node's frames that were not received."""
+        """Write the recorded times to the file, and the numbers of frames that agents left out and of records that
+        were not received."""
         fleet = None if self._detection is None else self._detection._fleet
-        missed = 0 if fleet is None else sum(node.frames_missed for node in fleet.nodes.values())
+        nodes = [] if fleet is None else list(fleet.nodes.values())
         np.savez(
             file,
             ticks=np.array(self._ticks, np.int64).reshape(-1, 4),
@@ -86,7 +87,8 @@ class Observers:
             made_ns=np.concatenate([np.zeros(0, np.int64), *(made for _, made in self._judged)]),
             verdict_ns=np.array([at for at, _ in self._verdicts], np.int64),
             verdict_gang=np.array([gang for _, gang in self._verdicts], np.str_),
-            missed=np.array(missed),
+            left_out=np.array(sum(node.frames_missed for node in nodes)),
+            records_missed=np.array(sum(node.records_missed for node in nodes)),
         )
 
 

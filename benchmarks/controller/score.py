@@ -63,7 +63,8 @@ def score(recorded: Mapping[str, Array], window: Window) -> Figures:
         "tick_ms_p50": quantile(tick_ms, 0.5, 1),
         "tick_ms_p99": quantile(tick_ms, 0.99, 1),
         "cycle_ms_p99": quantile(cycle_ms, 0.99, 1),
-        "lost_frames": int(recorded["missed"]),
+        "left_out_frames": int(recorded["left_out"]),
+        "lost_records": int(recorded["records_missed"]),
     }
 
 

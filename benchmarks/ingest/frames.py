@@ -7,7 +7,7 @@ requests. Jobs of many sizes run on the nodes, and their ranks report steps.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -245,6 +245,7 @@ class Agents:
         self._reported: list[tuple[int, int, bool]] = [(0, 0, False)] * len(placed)
         self._records = [_encode(()) for _ in placed]
         self._counts = np.zeros(len(placed), np.uint64)
+        self._held = [0] * len(placed)
 
     def layout(self, index: int) -> Layout:
         """Return the layout of the series that the controller requests from this node's agent."""
@@ -267,16 +268,23 @@ class Agents:
         """Return the encoded layout of a node, without its length prefix."""
         return with_length(encode_layout(self.layout(index)))
 
-    def advance(self, nodes: slice, wall_ns: int, monotonic_ns: int) -> None:
-        """Update the frames of these nodes for this time."""
+    def advance(self, nodes: slice, wall_ns: int, monotonic_ns: int, held: Collection[int] = ()) -> None:
+        """Update the frames of these nodes for this time.
+
+        held: nodes whose frame is not sent, because the reader is late. Their next frame has its records too, as those
+        of real agents have (exporter/server.py).
+        """
         frames = self._frames[nodes]
         frames["seq"] += 1
         frames["wall_ns"], frames["monotonic_ns"] = wall_ns, monotonic_ns
         frames["tier_ns"] = monotonic_ns // self._intervals_ns * self._intervals_ns
         frames["gauges"] = self._usual * (1.0 + self._sway * (monotonic_ns // 1_000_000_000 % 7))
         frames["counters"] += self._advance
-        frames["record_seq"] += self._counts[nodes]
-        for index in range(*nodes.indices(len(self.names))):
+        for index in held:
+            self._held[index] += 1
+        sent = [index for index in range(*nodes.indices(len(self.names))) if index not in held]
+        self._frames["record_seq"][sent] += self._counts[sent]
+        for index in sent:
             self._write_records(index, monotonic_ns)
 
     def frame_message(self, index: int) -> bytes:
@@ -303,19 +311,27 @@ class Agents:
         computes_ns = [job.computes_ns(job.first_rank + gpu, length_ns) for gpu in range(GPUS)]
         waiting = sum(now_ns - begun_ns > one for one in computes_ns)
         before, self._reported[index] = self._reported[index], (step, waiting, False)
-        if before == (step, waiting, False):
+        held, self._held[index] = self._held[index], 0
+        if before == (step, waiting, False) and not held:
             return  # the records are the same as in the last frame
         found: list[Record] = []
-        for gpu in range(GPUS):
-            member = Member(job.name, 1, job.first_rank + gpu)
-            if before[0] and step > before[0]:
-                _, last_ns, last_length_ns = job.step_at(begun_ns - 1)
-                wait_ns = last_length_ns - job.computes_ns(member.rank, last_length_ns)
-                found.append(StepRecord(member, step - 1, last_ns, last_length_ns, wait_ns, 8192, 40))
-                self._reported[index] = (step, waiting, True)  # reported once: the next frame has other records
-            found.append(OpenRecord(member, "step", step, begun_ns))
-            if now_ns - begun_ns > computes_ns[gpu]:
-                found.append(OpenRecord(member, "collective", step * 40, begun_ns + computes_ns[gpu]))
+        ended: list[tuple[int, int, int]] = []  # steps that ended since the last frame: number, start, length
+        at_ns = begun_ns
+        while before[0] and len(ended) < step - before[0]:
+            number, at_ns, last_length_ns = job.step_at(at_ns - 1)
+            ended.insert(0, (number, at_ns, last_length_ns))
+        if ended or held:
+            self._reported[index] = (step, waiting, True)  # reported once: the next frame has other records
+        # Each frame that was not sent had the open steps, too.
+        for part in range(held + 1):
+            for gpu in range(GPUS):
+                member = Member(job.name, 1, job.first_rank + gpu)
+                for number, last_ns, last_length_ns in ended if part == held else ():
+                    wait_ns = last_length_ns - job.computes_ns(member.rank, last_length_ns)
+                    found.append(StepRecord(member, number, last_ns, last_length_ns, wait_ns, 8192, 40))
+                found.append(OpenRecord(member, "step", step, begun_ns))
+                if now_ns - begun_ns > computes_ns[gpu]:
+                    found.append(OpenRecord(member, "collective", step * 40, begun_ns + computes_ns[gpu]))
         self._records[index], self._counts[index] = encode_records(tuple(found), self.as_tables), len(found)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from agent.schema.wire import with_length
 from benchmarks.ingest.frames import Agents, Job, jobs
 from benchmarks.ingest.timeline import Plan, Timeline
+from exporter.serving.agent_http import UNSENT_BYTES
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 
 SLOTS = 50
@@ -32,7 +33,10 @@ agents do their handshakes on their own machines."""
 
 RECORD_BYTES = 16384
 MISBEHAVIOURS = ("slow", "silent", "malformed", "flooding")
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.gangwatch.frame\r\nTransfer-Encoding: chunked\r\n\r\n"
+HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.gangwatch.frame\r\nGangwatch-Every: 100\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
 
 
 def chunk(message: bytes) -> bytes:
@@ -52,6 +56,12 @@ class Connection:
     shaken: bool = False
     waits: bool = False
     unsent: bytes = field(default=b"", repr=False)
+    every: int = 1
+    """The agent sends each `every`-th frame, as the reader has requested (exporter/server.py)."""
+
+    def has_turn(self, second: int) -> bool:
+        """Return whether the agent sends the frame of this second."""
+        return second % self.every == self.node % self.every
 
 
 class Generator:
@@ -113,7 +123,7 @@ class Generator:
             if slot < int(time.monotonic() * SLOTS):
                 slot += 1
                 self._change_jobs()
-                self._send_frames(slot % self._slots)
+                self._send_frames(slot)
 
     def _change_jobs(self) -> None:
         """Send the layouts of the nodes on which another job has started."""
@@ -139,6 +149,7 @@ class Generator:
             except BlockingIOError:
                 return
             accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)  # as a real agent
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             tls = self._context.wrap_bio(incoming, outgoing, server_side=True)
             self._connections[accepted.fileno()] = Connection(accepted, tls, incoming, outgoing)
@@ -167,6 +178,9 @@ class Generator:
             connection.asked += connection.tls.read(RECORD_BYTES)
         except ssl.SSLWantReadError:
             pass
+        if connection.node >= 0 and connection.asked.endswith(b"\n"):
+            connection.every = int(connection.asked.split()[-1])
+            connection.asked = b""
         if connection.node < 0 and connection.asked.endswith(b"\r\n\r\n"):
             node = connection.asked.split(b"/", 2)[1].decode()
             connection.node = self._place[node]
@@ -179,17 +193,23 @@ class Generator:
                 self._send(connection, self._agents.layout_message(connection.node))
         self._flush(connection)
 
-    def _send_frames(self, slot: int) -> None:
-        """Send the next frame of every agent that sends at this time slot within the second."""
+    def _send_frames(self, total: int) -> None:
+        """Send the next frame of every agent that sends at this time slot within the second. total: time slots since
+        the clock's start."""
+        second, slot = divmod(total, self._slots)
         nodes = slice(slot * self._count // self._slots, (slot + 1) * self._count // self._slots)
-        self._agents.advance(nodes, time.time_ns(), time.monotonic_ns())
+        held = {
+            index
+            for index in range(nodes.start, nodes.stop)
+            if (connection := self._speaking.get(index)) is not None
+            and (connection.unsent or not connection.has_turn(second))
+        }
+        self._agents.advance(nodes, time.time_ns(), time.monotonic_ns(), held)
         for index in range(nodes.start, nodes.stop):
             connection = self._speaking.get(index)
-            if connection is None:
+            if connection is None or index in held:
                 continue
             try:
-                if connection.unsent:
-                    continue  # if the reader is blocked, the frame is dropped, as by a real agent
                 self._say(connection, self._misbehaves.get(index, ""))
             except OSError:
                 self._close(connection)

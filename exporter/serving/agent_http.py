@@ -62,6 +62,15 @@ REQUEST_SECONDS = 10.0
 SEND_SECONDS = 10.0
 """Time after which a client that reads nothing of its response is disconnected."""
 
+STREAM_SEND_SECONDS = 60.0
+"""Time after which a reader of a stream that reads nothing is disconnected. It is longer than SEND_SECONDS, because a
+controller that stood still for half a minute would otherwise have to open thousands of streams again."""
+
+UNSENT_BYTES = 4096
+"""A stream's next message waits until fewer bytes than these wait to be sent (TCP_NOTSENT_LOWAT of tcp(7)). Otherwise
+the kernel would queue megabytes of old frames for a late reader. No message is shorter for it: the kernel takes a whole
+frame if it takes the first byte."""
+
 STREAM_POLL_SECONDS = 1.0
 """Interval at which an idle stream checks whether its reader is still connected."""
 
@@ -368,7 +377,8 @@ class HttpServer:
         stream = answer.body
         assert not isinstance(stream, bytes)
         try:
-            connection.socket.settimeout(SEND_SECONDS)
+            connection.socket.settimeout(STREAM_SEND_SECONDS)
+            connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             keep = keep and not request.old
             framing = None if request.old else ("Transfer-Encoding", "chunked")
             connection.socket.sendall(self._head(answer, keep, framing))
@@ -377,7 +387,11 @@ class HttpServer:
             while (part := stream.next(STREAM_POLL_SECONDS)) is not None:
                 if part:
                     connection.socket.sendall(part if request.old else b"%x\r\n%b\r\n" % (len(part), part))
-                elif connection.has_gone():
+                said = connection.heard()
+                if said is None:
+                    return False
+                if said and not stream.hear(said):
+                    self.refused["stream request"] += 1
                     return False
             if not request.old:
                 connection.socket.sendall(b"0\r\n\r\n")

@@ -13,6 +13,9 @@ from exporter.serving.http_messages import Request
 if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs
 
+HEARD_BYTES = 256
+"""Bytes read at a time of what a reader sends during a response."""
+
 
 @dataclass(eq=False, slots=True)
 class ClientConnection:
@@ -53,11 +56,31 @@ class ClientConnection:
         except (OSError, ValueError):
             pass
 
-    def has_gone(self) -> bool:
-        """Return whether the reader of a stream has closed the connection, or has sent data during the response."""
+    def heard(self) -> bytes | None:
+        """Return what the reader of a stream has sent during the response, without waiting; None if it has closed the
+        connection."""
         try:
             poll = select.poll()  # not select(2), which is limited to descriptors below 1,024
             poll.register(self.socket, select.POLLIN | select.POLLHUP)
-            return bool(poll.poll(0))
+            if not poll.poll(0):
+                return b""
+            timeout_seconds = self.socket.gettimeout()
+            self.socket.settimeout(0.0)
+            try:
+                return self.socket.recv(HEARD_BYTES) or None
+            except BlockingIOError:
+                return b""
+            except OSError as error:
+                return b"" if self._waits(error) else None
+            finally:
+                self.socket.settimeout(timeout_seconds)
         except (OSError, ValueError):
-            return True
+            return None
+
+    def _waits(self, error: OSError) -> bool:
+        """Return whether TLS needs more bytes from the peer before it has data for the application."""
+        if self.context is None:
+            return False
+        import ssl  # loaded already: the connection uses TLS
+
+        return isinstance(error, ssl.SSLWantReadError)

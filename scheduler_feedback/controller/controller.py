@@ -255,7 +255,8 @@ class Controller:
     def _make_feed(self) -> Feed:
         return Feed(
             self.folder / "agents", self._take, WANTED, self._clock, self._settings.credentials,
-            self._detection.between, self.failures.report, self._placements.reached,
+            self._detection.between, self.failures.report, self._placements.reached, self._detection.suspected_nodes,
+            lambda: self._detection.ticks_ns,
         )  # fmt: skip
 
     def end_streams(self) -> None:

@@ -44,7 +44,7 @@ def agent_statuses(streams: Iterable[Stream], monotonic_ns: int, wall_ns: int) -
             found[stream.node] = AgentStatus(None, None, waited_seconds > NEVER_SECONDS)
             continue
         age_ns = max(0, monotonic_ns - stream.received_ns)
-        limit_seconds = max(SILENT_LEAST_SECONDS, SILENT_INTERVALS * stream.interval_seconds)
+        limit_seconds = max(SILENT_LEAST_SECONDS, SILENT_INTERVALS * stream.interval_seconds * stream.every)
         found[stream.node] = AgentStatus(age_ns / 1e9, wall_ns - age_ns, age_ns / 1e9 > limit_seconds)
     return found
 

@@ -16,7 +16,7 @@ import resource
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +27,7 @@ from agent.schema.identity import Certificate
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.feed.agent_records import AgentRecord, Agents
 from scheduler_feedback.feed.credentials import Credentials, CurrentCredentials
+from scheduler_feedback.feed.frame_rate import FrameRate, every_of
 from scheduler_feedback.feed.frames_response import RefusedError
 from scheduler_feedback.feed.handshake_slots import HandshakeSlots
 from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, HostAddresses, literal
@@ -73,6 +74,9 @@ MOST_FRAMES_A_SECOND = 64
 """Maximum number of frames a second that are accepted from one agent. An agent sends at most 20 a second
 (agent.interval_seconds >= 0.05)."""
 
+ASKED_A_TURN = 2048
+"""Maximum number of agents that are asked for another rate in a second. Each takes some ten microseconds."""
+
 NEVER_NS = 1 << 62
 
 MOST_FRAMES_AT_ONCE = 2048
@@ -99,7 +103,9 @@ class Feed:
     wanted: metric names (or prefixes ending in ``*``) to request from the agents; none requests all. credentials: for
     agents with TLS. between: called on the feed's thread between two reads; returns the seconds until it must be called
     again. failed: called with the agent and the exception if one agent's stream triggers a bug; the stream is opened
-    again after the longest pause. reached: called with each agent's node and the address of its stream.
+    again after the longest pause. reached: called with each agent's node and the address of its stream. watched: called
+    on the feed's thread; returns the nodes that must send every frame even while others leave some out. ticks_ns:
+    returns how long the ticks of detection took that `between` has run so far, in nanoseconds.
     """
 
     def __init__(
@@ -112,6 +118,8 @@ class Feed:
         between: Callable[[], float] | None = None,
         failed: Callable[[str, Exception, str], None] | None = None,
         reached: Callable[[str, str], None] | None = None,
+        watched: Callable[[], Collection[str]] | None = None,
+        ticks_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         """Read the credentials. Raises ConfigError if they are unusable."""
         self._credentials = CurrentCredentials(credentials)
@@ -119,6 +127,8 @@ class Feed:
         self._between = between
         self._failed = failed
         self._reached = reached
+        self._watched = watched
+        self._rate, self._ticks_ns = FrameRate(), ticks_ns
         self._wanted = tuple(wanted)
         self._clock = clock
         self._agents = Agents(folder)
@@ -131,6 +141,7 @@ class Feed:
         self._handshakes: HandshakeSlots[Follower] = HandshakeSlots()
         self._buffers = SharedBuffers()
         self._stopping = False
+        self._idle_ns = 0
         self._asked_ns = self._polled_ns = self._swept_ns = self._away_ns = self._read_frames = self._credentials_ns = 0
         self._unopened = 0
         self.streams: dict[str, Stream] = {}
@@ -170,6 +181,7 @@ class Feed:
     def measures(self) -> Iterator[Sample]:
         """Yield the feed's metrics. May be called from any thread."""
         now_ns = self._clock.monotonic_ns()
+        yield "gangwatch_feed_every", (), float(self._rate.every)
         if (ends := self._credentials.ends) is not None:
             yield "gangwatch_certificate_expiry_seconds", (("use", "feed"),), ends
         for stream in list(self.streams.values()):
@@ -219,11 +231,15 @@ class Feed:
             passed_seconds = (self._clock.monotonic_ns() - self._polled_ns) / 1e9
             together_seconds = min(wait_seconds, max(0.0, longest - passed_seconds))
             if together_seconds > 0.0:
+                begun_ns = self._clock.monotonic_ns()
                 time.sleep(together_seconds)
                 wait_seconds -= together_seconds
+                self._idle_ns += self._clock.monotonic_ns() - begun_ns
         asked_ns = self._listened_ns()
+        begun_ns = self._clock.monotonic_ns()
         ready = self._epoll.poll(wait_seconds, len(self._open) + 64)
         self._polled_ns = self._clock.monotonic_ns()
+        self._idle_ns += self._polled_ns - begun_ns
         for descriptor, mask in ready:
             follower = self._open.get(descriptor)
             if follower is not None and follower.poll is self._epoll:
@@ -271,6 +287,34 @@ class Feed:
                 connecting = follower.connection is not None and follower.connection.writes
                 self._lost(follower, "no connection in time" if connecting else "it has fallen silent")
             follower.burst = max(0.0, follower.burst - allowed)
+        self._ask_for_rate(now_ns)
+
+    def _ask_for_rate(self, now_ns: int) -> None:
+        """Ask agents for fewer frames while this thread has too little time, and for all frames again later."""
+        before, every = self._rate.every, self._rate.take(now_ns, self._idle_ns, self._ticks_ns())
+        if every != before:
+            what = "every frame" if every == 1 else f"one of {every} frames"
+            _log.info("agents are asked for %s, because the feed is %s", what, "busy" if every > before else "idle")
+        watched: Collection[str] = () if every == 1 or self._watched is None else self._watched()
+        left = ASKED_A_TURN
+        for follower in list(self._open.values()):
+            stream, connection = follower.stream, follower.connection
+            if not stream.connected or connection is None or follower.deadline_ns == NEVER_NS:
+                continue
+            wanted = 1 if stream.node in watched else every_of(every, stream.interval_seconds)
+            if (wanted := min(wanted, connection.most_every)) == stream.every:
+                continue
+            try:
+                connection.ask_every(wanted)
+            except OSError as error:
+                self._lost(follower, reason_of(error))
+                continue
+            stream.every = wanted
+            if connection.writes:
+                follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+            left -= 1
+            if not left:
+                return
 
     def _match(self, now_ns: int) -> None:
         """Begin to follow newly announced agents, and stop following agents whose announcement is gone."""
@@ -371,7 +415,7 @@ class Feed:
 
     def _connect(self, follower: Follower, addresses: list[Address]) -> None:
         follower.tries += 1
-        follower.layout, follower.frames_before = None, follower.stream.frames
+        follower.layout, follower.frames_before, follower.stream.every = None, follower.stream.frames, 1
         family, address = addresses[follower.tries % len(addresses)]
         try:
             url = follower.record.url

@@ -19,8 +19,11 @@ MOST_MESSAGE_BYTES = 4 * 1024 * 1024
 """Maximum size of one message. A layout has 75 bytes per column and a frame 8, so even a node with every column stays
 far below the limit. The wire format allows more, but a controller cannot buffer that much for 10,000 agents."""
 
+EVERY_HEADER = b"gangwatch-every"
+
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([\t -~\x80-\xff]*))?")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
+_EVERY = re.compile(rb"[1-9][0-9]{0,2}")
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
 _MOST_CHUNK_LINE = 10
 
@@ -30,9 +33,13 @@ class RefusedError(GangwatchError):
 
 
 class Response:
-    """A parser of one response. ``ended``: whether the body is complete."""
+    """A parser of one response.
 
-    __slots__ = ("_chunked", "_head", "_left", "_line", "_splitter", "ended")
+    ended: whether the body is complete. most_every: the largest N for which the agent accepts ``every N`` during the
+    response; 1 if it does not accept that, as agents of earlier releases.
+    """
+
+    __slots__ = ("_chunked", "_head", "_left", "_line", "_splitter", "ended", "most_every")
 
     def __init__(self) -> None:
         self._head: bytes | None = b""
@@ -41,6 +48,7 @@ class Response:
         self._line = b""  # received part of a chunk's first line
         self._splitter = MessageSplitter(MOST_MESSAGE_BYTES)
         self.ended = False
+        self.most_every = 1
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Return all messages that `data` completes, in order. Keeps only copies of `data`.
@@ -97,6 +105,8 @@ class Response:
             raise FrameError("its response is encoded in a way that was not requested")
         if b"content-length" in headers:
             raise FrameError("its response has a length, so it is not a stream")
+        every = headers.get(EVERY_HEADER, b"")
+        self.most_every = int(every) if _EVERY.fullmatch(every) else 1
         self._chunked = bool(encoding)
         return rest
 

@@ -122,6 +122,20 @@ class Connection:
         """
         return self._connecting or bool(self._unsent)
 
+    @property
+    def most_every(self) -> int:
+        """The largest N for which the agent accepts ``every N``; 1 if it sends all frames."""
+        return self._response.most_every
+
+    def ask_every(self, every: int) -> None:
+        """Ask the agent for each `every`-th frame only; 1 for all frames."""
+        line = b"every %d\n" % every
+        if self._tls is None:
+            self._unsent += line
+        else:
+            self._tls.write(line)
+        self._flush()
+
     def push(self) -> None:
         """Continue connecting or sending, because the socket accepts bytes."""
         if self._connecting:

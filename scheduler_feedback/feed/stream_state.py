@@ -31,6 +31,8 @@ class Stream:
     """Monotonic time of the newest frame; None before the first."""
     interval_seconds: float = 1.0
     """Interval of frames, from the agent's layout."""
+    every: int = 1
+    """The agent sends each `every`-th frame, as requested (frame_rate.py)."""
     known_ns: int = 0
     """Monotonic time at which the feed began to follow the agent."""
     identity_refused: int = 0

@@ -30,7 +30,8 @@ def recorded() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
         "cycles": nanoseconds((9.0, 9.9), (10.0, 10.25), (19.9, 20.5)),
         "verdict_ns": np.array([11, 16, 17], np.int64) * SECOND,
         "verdict_gang": np.array(["slurm-1.0", "slurm-2", "slurm-2"]),
-        "missed": np.array(3),
+        "left_out": np.array(3),
+        "records_missed": np.array(2),
     }
 
 
@@ -41,7 +42,7 @@ def test_only_the_window_counts() -> None:
     assert (found["tick_ms_p50"], found["tick_ms_p99"]) == (200.0, 298.0)
     assert found["cycle_ms_p99"] == 250.0
     assert found["feed_cpu_cores"] == 0.5, "3.5 s of CPU time in the 7 s between the two ticks"
-    assert found["lost_frames"] == 3
+    assert (found["left_out_frames"], found["lost_records"]) == (3, 2)
 
 
 def test_ticks_of_another_thread_count_by_its_own_cpu_time() -> None:
@@ -92,7 +93,7 @@ def test_a_small_run_measures_the_whole_controller() -> None:
     component("openssl", "openssl")
     settings = Settings(20, warm_seconds=20.0, seconds=25.0, lifetime_seconds=60.0, seed=1, step_seconds=(1.0, 1.3))
     found = measure(settings)
-    assert found["lost_frames"] == 0 and found["failed_responses"] == 0
+    assert found["lost_records"] == 0 and found["failed_responses"] == 0
     assert float(found["frames_a_second"] or 0) > 0
     for name in ("frame_age_seconds_p99", "tick_ms_p99", "cycle_ms_p99", "api_ms_p99", "cpu_cores", "rss_mib"):
         assert (found[name] or 0) > 0, name

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent.schema.frame import Frame, Member, OpenRecord, Record, RecordTable, StepRecord, make_layout
+from agent.schema.frame import MAX_RECORDS, Frame, Member, OpenRecord, Record, RecordTable, StepRecord, make_layout
 from agent.schema.record_table import ROW, tabulate
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.placements import Placed, Placements, Refusal
@@ -229,3 +230,42 @@ def test_ranks_are_checked_again_if_another_node_has_taken_one() -> None:
     take("n0", 2, 7, 7)
     gang = fleet.gangs["j-1"]
     assert gang.nodes == ("n0", "n0") and gang.open_steps()[:, 0].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("as_tables", [False, True])
+def test_a_frame_with_the_records_of_those_before_it_has_their_effect(as_tables: bool) -> None:
+    """An agent joins the frames that a late controller does not read."""
+    made = [
+        ("n0", (what, "j-1", number, 0, SECOND, 1), 1, 0, False, "a")
+        for number, what in enumerate((2, 2, 3, 2, 3, 3, 0, 3, 2))
+    ]
+    every = frames(made, as_tables=False)
+    joined = every[2]
+    for frame in every[3:7]:
+        joined = frame.with_records_of(joined)
+    assert len(joined.records) == sum(len(frame.records) for frame in every[2:7])
+    states = []
+    for sent in (every, [*every[:2], joined, *every[7:]]):
+        fleet = Fleet(Placements(attest))
+        for frame in sent:
+            if as_tables:
+                table = tabulate(frame.records)
+                assert table is not None
+                frame = msgspec.structs.replace(frame, records=(), table=table)
+            fleet.observe(LAYOUTS["n0"], frame, 10_020 * SECOND)
+        states.append(state_of(fleet))
+    assert states[0] == states[1]
+    assert states[0][0][0][4][3] is not None, "steps were finished"
+
+
+def test_the_oldest_of_too_many_records_are_counted_as_missed() -> None:
+    records = tuple(OpenRecord(Member("j-1", 1, 0), "step", number, 1) for number in range(MAX_RECORDS))
+    first, second, third = frames([("n0", [*records[:5]], 1, 0, False, "a")] * 3, as_tables=False)
+    second = msgspec.structs.replace(second, records=records, record_seq=first.record_seq + 5)
+    third = msgspec.structs.replace(third, record_seq=second.record_seq + MAX_RECORDS)
+    joined = third.with_records_of(second)
+    assert joined.records == (*records[5:], *records[:5])
+    fleet = Fleet(Placements(attest))
+    for frame in (first, joined):
+        fleet.observe(LAYOUTS["n0"], frame, 10_020 * SECOND)
+    assert fleet.nodes["n0"].records_missed == 5

@@ -5,16 +5,18 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from agent.schema.clock import ManualClock
 from agent.schema.errors import ConfigError
-from agent.schema.frame import Frame, Layout, check_fits
+from agent.schema.frame import EventRecord, Frame, Layout, check_fits
 from agent.schema.wire import MessageSplitter, decode
 from exporter.frame_formats import FRAME_TYPE
 from exporter.prometheus.exposition import Exposition, expose
@@ -22,10 +24,10 @@ from exporter.prometheus.line_cache import Lines
 from exporter.prometheus.text_format import OPEN_METRICS_TYPE, TEXT_TYPE
 from exporter.security.loopback import is_loopback
 from exporter.server import (
+    EVERY_HEADER,
     HABIT_FRAMES,
     LEAST_STREAM_SECONDS,
     MOST_STREAMS_EACH,
-    STREAM_FRAMES,
     UNKNOWN_HEADER,
     AgentApp,
     FrameStream,
@@ -34,6 +36,7 @@ from exporter.server import (
     listen,
     url_of,
 )
+from scheduler_feedback.feed.stream_connection import Connection, SharedBuffers, frames_request
 from tests.exporter.sample_frames import small_frame, small_layout
 
 
@@ -55,7 +58,9 @@ class Source:
 
     def make(self) -> Frame:
         self.seq += 1
-        frame = small_frame(self.layout, self.seq)
+        return self.put(small_frame(self.layout, self.seq))
+
+    def put(self, frame: Frame) -> Frame:
         self.made = (self.layout, frame)
         for listener in list(self.listeners):
             listener(self.layout, frame)
@@ -399,24 +404,104 @@ def test_stopping_ends_streams_cleanly_and_at_once(app: AgentApp, source: Source
     assert source.listeners == []
 
 
-def test_a_slow_reader_loses_the_oldest_frames_and_delays_no_other(source: Source) -> None:
-    """Use no sockets, because their buffers would hide the lost frames."""
+def test_a_slow_reader_gets_the_newest_frame_with_all_records(source: Source) -> None:
+    """Use no sockets, because their buffers would hide the frames that are left out."""
     closed: list[FrameStream] = []
     stream = FrameStream((), closed.append)
-    stream.put(source.layout, source.make())
+    made = [msgspec.structs.replace(source.make(), record_seq=8 + 2 * place) for place in range(101)]
+    stream.put(source.layout, made[0])
     first = stream.next(0.0)
     assert first is not None
-    for _ in range(100):
-        stream.put(source.layout, source.make())
+    for frame in made[1:]:
+        stream.put(source.layout, frame)
     stream.end()
     parts = [first]
     while (part := stream.next(0.0)) is not None:
         parts.append(part)
     messages = [decode(one) for one in MessageSplitter().feed(b"".join(parts))]
-    assert [one.seq for one in messages if isinstance(one, Frame)] == [1, *range(102 - STREAM_FRAMES, 102)]
+    frames = [one for one in messages if isinstance(one, Frame)]
+    assert [one.seq for one in frames] == [1, 101]
+    assert frames[1].records == sum((one.records for one in made[1:]), ())
+    assert frames[1].record_seq == made[1].record_seq
+    assert frames[1].counters.tolist() == made[-1].counters.tolist()
     assert sum(isinstance(one, Layout) for one in messages) == 1
     stream.close()
     assert closed == [stream]
+
+
+def test_frames_of_a_controller_that_reads_nothing_do_not_fill_the_kernels_buffers(
+    server: ThreadedServer, source: Source
+) -> None:
+    """The kernel would queue megabytes of old frames. Of the later ones, the controller gets all records."""
+    made: list[Frame] = []
+
+    def make() -> None:
+        frame = small_frame(source.layout, len(made) + 1)
+        made.append(source.put(msgspec.structs.replace(frame, record_seq=8 + 2 * len(made))))
+        time.sleep(0.0005)
+
+    make()
+    buffers = SharedBuffers()
+    request = frames_request(server.url, (), {})
+    address = ("127.0.0.1", urlsplit(server.url).port or 0)
+    connection = Connection(socket.AF_INET, address, "127.0.0.1", request, buffers, None)
+    select.select([], [connection], [], 30)
+    connection.push()
+    wait_until(lambda: source.listeners != [])
+    for _ in range(1800):
+        make()
+    messages: list[Layout | Frame] = []
+    while not messages or not isinstance(messages[-1], Frame) or messages[-1].seq < len(made):
+        select.select([connection], [], [], 30)
+        messages += map(decode, connection.take())
+    connection.close()
+    frames = [one for one in messages if isinstance(one, Frame)]
+    assert len(frames) < 1400, "the others are joined"
+    numbers = [number for one in frames for number in range(one.record_seq, one.record_seq + len(one.table or ()))]
+    assert numbers == list(range(8, 8 + 2 * len(made)))
+
+
+def test_a_reader_may_ask_for_fewer_frames(server: ThreadedServer, source: Source) -> None:
+    """Records come with the next frame; a layout or an event does not wait."""
+    source.make()
+    reader = Reader(server)
+    assert reader.answer.headers[EVERY_HEADER] == "100"
+    reader.next()
+    assert isinstance(reader.next(), Frame)
+    assert reader.connection.sock is not None
+    reader.connection.sock.sendall(b"ev")
+    reader.connection.sock.sendall(b"ery 4\n")
+    got: list[Frame] = []
+    deadline = time.monotonic() + 30
+    while len(got) < 2 or got[-1].seq - got[-2].seq != 4:
+        assert time.monotonic() < deadline
+        source.make()
+        time.sleep(0.002)
+        if select.select([reader.connection.sock], [], [], 0)[0]:
+            found = reader.next()
+            assert isinstance(found, Frame)
+            got.append(found)
+    assert len(got[-1].records) == 4 * len(got[0].records)
+    event = EventRecord("gpu-xid", "GPU-0", 5_000_000_000)
+    source.put(msgspec.structs.replace(small_frame(source.layout, source.seq + 1), records=(event,)))
+    found = reader.next()
+    assert isinstance(found, Frame) and found.records[-1] == event
+    reader.close()
+
+
+@pytest.mark.parametrize("said", [b"every 0\n", b"every 101\n", b"every two\n", b"GET / HTTP/1.1\r\n", b"x" * 65])
+def test_a_reader_that_says_anything_else_is_disconnected(
+    server: ThreadedServer, source: Source, app: AgentApp, said: bytes
+) -> None:
+    source.make()
+    reader = Reader(server)
+    reader.next()
+    reader.next()
+    assert reader.connection.sock is not None
+    reader.connection.sock.sendall(said)
+    source.make()
+    wait_until(lambda: source.listeners == [])
+    reader.close()
 
 
 def test_metrics_of_another_release_are_left_out_and_listed(server: ThreadedServer, source: Source) -> None:

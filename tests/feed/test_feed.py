@@ -29,6 +29,7 @@ from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed import stream_state as streams_module
+from scheduler_feedback.feed.frame_rate import FrameRate
 from scheduler_feedback.feed.handshake_slots import HandshakeSlots
 from scheduler_feedback.feed.stream_state import Backoff
 
@@ -299,6 +300,31 @@ def test_slow_silent_malformed_and_flooding_agents_do_not_affect_others(
             received = [seq for node, seq in got if node == "good"]
             assert received == list(range(1, len(received) + 1)) and len(received) > 10
             assert len(agents["good"].asked) == 1, "its stream was not opened again"
+
+    asyncio.run(scene())
+
+
+def test_an_agent_of_an_earlier_release_sends_every_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would close a stream whose reader says something."""
+
+    class Busy(FrameRate):
+        def take(self, now_ns: int, idle_ns: int, ticks_ns: int) -> int:
+            return 4
+
+    monkeypatch.setattr(feed_module, "FrameRate", Busy)
+
+    async def steady(send: Send) -> None:
+        await send(stream_of("n0"))
+        for number in range(1, 40):
+            await send(stream_of("n0", number)[len(stream_of("n0")) :])
+            await asyncio.sleep(0.01)
+
+    async def scene() -> None:
+        agent = Agent(steady)
+        async with agent.listening(tmp_path, "n0"), feeding(tmp_path) as (feed, got):
+            await until(lambda: len(got) == 39)
+            assert feed.streams["n0"].every == 1
+            assert len(agent.asked) == 1
 
     asyncio.run(scene())
 

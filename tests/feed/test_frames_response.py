@@ -92,3 +92,13 @@ def test_another_status_is_reported(head: bytes, reason: str) -> None:
 def test_an_invalid_response_is_refused(wire: bytes, complaint: str, bytewise: bool) -> None:
     with pytest.raises(FrameError, match=complaint):
         parsed([bytes([byte]) for byte in wire] if bytewise else [wire])
+
+
+@pytest.mark.parametrize(
+    ("header", "most"),
+    [(b"", 1), (b"Gangwatch-Every: 100\r\n", 100), (b"Gangwatch-Every: 0\r\n", 1), (b"gangwatch-every: x\r\n", 1)],
+)
+def test_the_head_says_how_many_frames_may_be_left_out(header: bytes, most: int) -> None:
+    response = Response()
+    response.feed(HEAD.replace(b"\r\n", b"\r\n" + header, 1))
+    assert response.most_every == most

@@ -93,6 +93,12 @@ class StragglerDetector:
         self._watched: dict[str, GangState] = {}
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
 
+    def suspected(self) -> Iterator[str]:
+        """Yield the gangs with an active verdict, or with a rank that is on its way to an alarm."""
+        for name, gang in self._watched.items():
+            if gang.active or (gang.score.size and float(gang.score.max()) >= UNEASY_SCORE):
+                yield name
+
     def tick(self, context: DetectionContext) -> list[Proposal]:
         """Process the steps completed since the last tick, and return the new results."""
         findings: list[Proposal] = []

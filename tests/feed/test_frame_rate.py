@@ -1,0 +1,165 @@
+"""Fewer frames while the feed has too little time: the decision, and agents that are asked for them, with and without
+TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agent.schema.clock import SystemClock
+from agent.schema.frame import Frame, Layout
+from exporter.security.security import Security
+from exporter.server import ThreadedServer, agent_app
+from scheduler_feedback.feed import Feed
+from scheduler_feedback.feed import feed as feed_module
+from scheduler_feedback.feed.credentials import Credentials
+from scheduler_feedback.feed.frame_rate import CALM_SECONDS, LEAST_SECONDS, MOST_EVERY, FrameRate, every_of
+from tests.exporter.certificates import Authority
+from tests.exporter.sample_frames import small_frame, small_layout
+
+STEP_NS = int(LEAST_SECONDS * 1e9)
+
+
+def run(shares: list[float]) -> list[int]:
+    """Return the decision after each period in which reading had this share of the time beside ticks."""
+    rate, now_ns, idle_ns, ticks_ns, found = FrameRate(), 7 * STEP_NS, 3, 5, []
+    assert rate.take(now_ns, idle_ns, ticks_ns) == 1
+    for share in shares:
+        assert rate.take(now_ns + STEP_NS // 2, idle_ns, ticks_ns) == rate.every, "half a period decides nothing"
+        now_ns, ticks_ns = now_ns + STEP_NS, ticks_ns + STEP_NS // 3
+        idle_ns += int((1.0 - share) * (STEP_NS - STEP_NS // 3))
+        found.append(rate.take(now_ns, idle_ns, ticks_ns))
+    return found
+
+
+def test_the_rate_follows_the_load() -> None:
+    calm = int(CALM_SECONDS / LEAST_SECONDS)
+    assert run([0.5, 0.9, 0.9, 1.0]) == [1, 2, 4, MOST_EVERY]
+    assert run([0.9, *[0.2] * calm]) == [2, *[2] * (calm - 1), 1]
+    assert run([0.9, 0.9, *[0.2] * 2 * calm]) == [2, 4, *[4] * (calm - 1), *[2] * calm, 1]
+    assert run([0.9, *[0.2] * (calm - 1), 0.5, *[0.2] * (calm - 1), 0.2]) == [2, *[2] * (2 * calm - 1), 1]
+
+
+def test_a_load_that_fits_at_half_the_rate_does_not_make_it_change_to_and_fro() -> None:
+    for load in (0.8, 1.0, 1.3):
+        rate, idle_ns, changes = FrameRate(), 0, []
+        for period in range(200):
+            before = rate.every
+            idle_ns += int(max(0.0, 1.0 - load / before) * STEP_NS)
+            if rate.take((period + 1) * STEP_NS, idle_ns, 0) != before:
+                changes.append(rate.every)
+        assert changes in ([2], [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("every", "interval_seconds", "found"),
+    [(1, 1.0, 1), (4, 1.0, 4), (4, 2.0, 2), (4, 5.0, 1), (4, 60.0, 1), (4, 0.05, 4), (2, 0.0, 2)],
+)
+def test_streams_do_not_seem_silent(every: int, interval_seconds: float, found: int) -> None:
+    assert every_of(every, interval_seconds) == found
+
+
+@contextmanager
+def agent(node: str, security: Security | None = None) -> Iterator[str]:
+    """Serve an agent that makes 200 frames a second. Yield its URL."""
+    layout = structs.replace(small_layout(), node=node)
+    newest: list[tuple[Layout, Frame]] = []
+    listeners: list[Callable[[Layout, Frame], None]] = []
+    stopped = threading.Event()
+
+    def add_listener(listener: Callable[[Layout, Frame], None]) -> Callable[[], None]:
+        listeners.append(listener)
+        return lambda: listeners.remove(listener)
+
+    def make() -> None:
+        seq = 0
+        while not stopped.wait(0.005):
+            seq += 1
+            frame = structs.replace(small_frame(layout, seq), node=node, record_seq=2 * seq)
+            newest[:] = [(layout, frame)]
+            for listener in list(listeners):
+                listener(layout, frame)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    app = agent_app(lambda: newest[0] if newest else None, add_listener)
+    try:
+        with ThreadedServer(app, security=security) as server:
+            yield server.url
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def follow(
+    folder: Path, urls: dict[str, str], credentials: Credentials | None, watched: set[str]
+) -> tuple[Feed, dict[str, list[Frame]]]:
+    """Read each agent's frames until one has sent 30 that are four apart."""
+    got: dict[str, list[Frame]] = {node: [] for node in urls}
+    for node, url in urls.items():
+        (folder / f"{node}.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": node, "url": url}))
+
+    def deliver(_layout: object, frame: Frame, _received_ns: int) -> None:
+        got[frame.node].append(frame)
+
+    feed = Feed(folder, deliver, (), SystemClock(), credentials, watched=lambda: watched)
+
+    async def read() -> None:
+        running = asyncio.ensure_future(feed.run())
+        end = time.monotonic() + 30
+        while sum(gap == 4 for gap in gaps(got["n0"])) < 30 or any(len(one) < 60 for one in got.values()):
+            assert time.monotonic() < end, (feed.streams, {node: len(one) for node, one in got.items()})
+            await asyncio.sleep(0.02)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(read())
+    return feed, got
+
+
+def gaps(frames: list[Frame]) -> list[int]:
+    numbers = [frame.seq for frame in frames]
+    return [after - before for before, after in pairwise(numbers)]
+
+
+@pytest.fixture(autouse=True)
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(FrameRate):
+        def take(self, now_ns: int, idle_ns: int, ticks_ns: int) -> int:
+            self.every = 4
+            return 4
+
+    monkeypatch.setattr(feed_module, "FrameRate", Busy)
+    monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.02)
+
+
+def test_agents_leave_out_frames_but_no_records(tmp_path: Path) -> None:
+    with agent("n0") as one, agent("n1") as watched:
+        feed, got = follow(tmp_path, {"n0": one, "n1": watched}, None, {"n1"})
+    assert (feed.streams["n0"].every, feed.streams["n1"].every) == (4, 1)
+    for frames in got.values():
+        for before, after in pairwise(frames):
+            count = len(before.table or before.records)
+            assert before.record_seq + count == after.record_seq
+    assert gaps(got["n1"]).count(4) < 5, "a node of a suspected gang sends every frame"
+    assert ("gangwatch_feed_every", (), 4.0) in list(feed.measures())
+
+
+def test_agents_with_tls_are_asked_too(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("server", "DNS:n0.node.gangwatch.internal,DNS:localhost,IP:127.0.0.1")
+    file, agents = tmp_path / "web.yml", tmp_path / "agents"
+    agents.mkdir()
+    file.write_text(f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\n")
+    with agent("n0", Security(file)) as url:
+        feed, _ = follow(agents, {"n0": url}, Credentials(ca_file=authority.certificate), set())
+    assert feed.streams["n0"].every == 4
