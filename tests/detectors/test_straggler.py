@@ -470,3 +470,32 @@ def test_memory_is_bounded_and_ended_jobs_are_dropped() -> None:
     now = 1_900_000_000_000_000_000
     assert detector.tick(Look(fleet).next(now)) == []
     assert list(detector.measures()) == []
+
+
+# --- frames of agents that leave some out -----------------------------------------------------------------------------
+
+
+def test_a_straggler_is_suspected_before_its_verdict_and_a_healthy_gang_is_not() -> None:
+    detector = alone(StragglerDetector())
+    course(Gang(), 60.0, JUDGING[0], detector)
+    assert list(detector.suspected()) == []
+    slow = Gang(stops={1: stopped_by(0.3, 0.7, ONSET, 100.0)})
+    history, found = happen(slow, 46.0, JUDGING[0]), []
+    for until in range(31, 46):
+        detector = alone(StragglerDetector())
+        reports = watch(detector, [frames(slow, history, JUDGING[0], until=float(until))])
+        if list(detector.suspected()) == ["j-000001"]:
+            found.append((until, bool(verdicts(reports))))
+    assert found[0][1] is False and found[-1] == (45, True)
+
+
+@pytest.mark.parametrize("seed", [91001, 91007, 91010])
+def test_half_of_the_frames_suffice_to_know_which_rank_saves(seed: int) -> None:
+    """With a quarter of the frames, these were accused."""
+    gang = Gang(ranks=8, disk=delays.saving(8, 40, 0.5, [0]))
+    history = happen(gang, 75.0, seed)
+    assert not verdicts(watch(alone(StragglerDetector()), [frames(gang, history, seed, until=75.0)], every=2))
+    gang = replace(gang, stops={3: stopped_by(0.3, 0.7, ONSET, 100.0)})
+    history = happen(gang, 45.0, seed)
+    at, verdict = first_verdict(watch(alone(StragglerDetector()), [frames(gang, history, seed, until=45.0)], every=2))
+    assert verdict.rank == 3 and at - ONSET <= 15.0
