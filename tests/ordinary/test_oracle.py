@@ -248,7 +248,8 @@ def test_old_and_new_values_are_accepted_for_a_concurrent_change(history: Histor
         "queue small is limited to 2 slots and uses 2",
         "needs 2 slots; the available nodes have 4 slots in total",
         "its reserved slots on node-1:0,1 are not free yet",
-        "cannot start with the present queue limits: asks for 2 ranks; queue x may hold at most 0 slots: use another",
+        "cannot start with the present configuration: it asks for 2 ranks; queue x may hold at most 0 slots: use "
+        "another",
         "it is written in the stars",
         "",
     ],
@@ -285,7 +286,7 @@ def test_a_closed_queue_is_a_valid_reason_and_an_open_one_is_not(history: Histor
     history.facts.queues = {"guest": {"name": "guest", "limit": 0}}
     history.submit("j-000005", 2, queue="guest")
     limit = "asks for 2 ranks; queue guest may hold at most 0 slots: use another"
-    never = f"cannot start with the present queue limits: {limit}"
+    never = f"cannot start with the present configuration: it {limit}"
     history.wait("j-000005", never)
     assert history.judge(last=60.0) == []
     history.facts.queues["guest"]["limit"] = 4

@@ -168,3 +168,10 @@ def test_progress_counts_all_jobs(jobs: Path) -> None:
     seen: list[tuple[int, int]] = []
     compared("x", Simulation(trace, grid(1, 4)), lambda ended, of_all: seen.append((ended, of_all)))
     assert seen[0] == (0, 4) and seen[-1] == (4, 4)
+
+
+def test_a_trace_without_its_option_is_answered_with_the_option() -> None:
+    done = CliRunner().invoke(cli, ["simulate", "jobs.csv"])
+    assert done.exit_code == 2
+    assert "'jobs.csv' is not a command. To simulate the jobs of a file: --jobs jobs.csv" in done.output
+    assert "Did you mean 'compare'?" in CliRunner().invoke(cli, ["simulate", "compar"]).output

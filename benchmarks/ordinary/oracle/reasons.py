@@ -226,7 +226,7 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
     (re.compile(r"needs (\d+ to )?(?P<ranks>\d+) slots?.*; the available nodes have (?P<slots>\d+) slots? in total.*"),
      _too_large),
     (re.compile(r"queue (?P<queue>\S+) is limited to (?P<most>\d+) slots? and uses (?P<holds>\d+)"), _limit),
-    (re.compile(r"cannot start with the present queue limits: asks for \d+ ranks?; "
+    (re.compile(r"cannot start with the present configuration: it asks for \d+ ranks?; "
                 r"queue (?P<queue>\S+) may hold at most (?P<most>\d+) slots?: .*"), _never),
     (re.compile(r"enough slots are free, but jobs ahead of it in the queue go first"), _before),
     (re.compile(r"first in the queue; needs (\d+ to )?(?P<ranks>\d+) slots?, (?P<free>\d+) available now; "

@@ -133,7 +133,21 @@ class Options:
         return trace
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[compare ...]")
+class _Simulate(click.Group):
+    """The command, with a hint for who gives the trace as an argument."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and ("/" in args[0] or "." in args[0]):
+            raise click.UsageError(
+                f"{args[0]!r} is not a command. To simulate the jobs of a file: --jobs {args[0]} --format FORMAT",
+                context,
+            )
+        return super().resolve_command(context, args)
+
+
+@click.group(invoke_without_command=True, cls=_Simulate, subcommand_metavar="[compare ...]")
 @click.pass_context
 @trace_options(required=False)
 @click.option("--order", type=click.Choice([one.value for one in Order]), default="fair", show_default=True)

@@ -88,7 +88,7 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if not queued and not index.capacity.could_hold(job):
         return "capacity", unholdable(index.capacity, job)
     if (why_never := over_limit(state.policy, job.spec)) is not None:
-        return "limit", f"cannot start with the present queue limits: {why_never}"
+        return "limit", f"cannot start with the present configuration: it {why_never}"
     if (limit := index.shares.room(job.spec.queue, ranks)) is not None:
         return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {index.shares.held[limit[0]]}"
     if uses_cells(state.policy):
