@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.kubernetes.peers import VOLCANO_QUEUE
 from benchmarks.kubernetes.watching import until
+from gangwatch.logs import TO_STANDARD_ERROR
 from tests.kubernetes.bed import ControlPlane, assets
 from tests.kubernetes.harness import Api
 from tests.ports import held_port
@@ -26,7 +27,7 @@ Kubelets renew every 10 s, which alone would use most of two processors."""
 
 
 def _began(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # as the image sets it (Dockerfile)
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1", TO_STANDARD_ERROR: "1"}  # as the image sets it (Dockerfile)
     with log.open("ab") as stream:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
 

@@ -25,7 +25,7 @@ from benchmarks.kubernetes.peers import (
     hyper_nodes,
     queue_sizes,
 )
-from benchmarks.kubernetes.watching import Load, Seen, until
+from benchmarks.kubernetes.watching import Load, NotInTimeError, Seen, until
 from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
 from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS
 from tests.kubernetes.bed import ControlPlane
@@ -168,18 +168,18 @@ class Bed:
 
     def gangs(self, peer: Peer, process: subprocess.Popen[bytes]) -> Figures:
         gangs = {f"gang-{number}": 3 for number in range(min(GANGS, self.count * GPUS // 3))}
-        last, first, processor = self._run(peer, gangs, process.pid)
+        last, first, processor = self._run(peer, gangs, process)
         return {"gang_ms": last * 1000 / len(gangs), "gang_all_ms": first * 1000 / len(gangs), **_of("gang", processor)}
 
     def gang512(self, peer: Peer, process: subprocess.Popen[bytes]) -> Figures:
-        last, first, processor = self._run(peer, {"wide": 512}, process.pid, one_spine=True)
+        last, first, processor = self._run(peer, {"wide": 512}, process, one_spine=True)
         figures = {"gang512_seconds": last, "gang512_all_seconds": first, "gang512_spines": self.spines}
         return {**figures, **_of("gang512", processor)}
 
     def queue(self, peer: Peer, process: subprocess.Popen[bytes]) -> Figures:
         sizes = queue_sizes(self.count * GPUS, QUEUED_GANGS)
         gangs = {f"queued-{number}": size for number, size in enumerate(sizes)}
-        last, first, processor = self._run(peer, gangs, process.pid)
+        last, first, processor = self._run(peer, gangs, process)
         figures = {
             "queue_seconds": last,
             "queue_all_seconds": first,
@@ -189,23 +189,24 @@ class Bed:
         return {**figures, **_of("queue", processor)}
 
     def _run(
-        self, peer: Peer, gangs: Mapping[str, int], pid: int, *, one_spine: bool = False
+        self, peer: Peer, gangs: Mapping[str, int], process: subprocess.Popen[bytes], *, one_spine: bool = False
     ) -> tuple[float, float, Figures]:
         """Create gangs, and wait until all of their pods are bound.
 
-        gangs: number of pods of each gang. pid: process id of the scheduler. Return the seconds since the request that
-        created the last pod and since the one that created the first, and the processor seconds of the scheduler and of
-        the API server since then. A time from the response, or from the return of `create_pods`, would be too short: a
+        gangs: number of pods of each gang. process: the scheduler. Return the seconds since the request that created
+        the last pod and since the one that created the first, and the processor seconds of the scheduler and of the
+        API server since then. Raises NotInTimeError with the number of bound pods if they are not bound in time, or if
+        the scheduler has ended. A time from the response, or from the return of `create_pods`, would be too short: a
         fast scheduler binds a pod before.
         """
         self.load.create(peer.groups, [peer.group(name, size, one_spine=one_spine) for name, size in gangs.items()])
         bodies = [peer.pod(f"{name}-{rank}", name) for name, size in gangs.items() for rank in range(size)]
-        processes = {"scheduler": pid, "server": self.plane.process_id("kube-apiserver")}
+        processes = {"scheduler": process.pid, "server": self.plane.process_id("kube-apiserver")}
         before = {name: processor_seconds(one) for name, one in processes.items()}
         began = time.monotonic()
         try:
             sent = self.create_pods(bodies)
-            until("all are bound", lambda: len(self.seen.bound) == len(bodies))
+            self._until_bound(len(bodies), process)
             self.spines = len({spine_of(node) for node in self.seen.bound.values()})
             ended = self.seen.last
             used = {name: processor_seconds(one) - before[name] for name, one in processes.items()}
@@ -213,6 +214,16 @@ class Bed:
             self.clear()
             self.delete_groups(peer, gangs)
         return ended - sent, ended - began, used
+
+    def _until_bound(self, pods: int, process: subprocess.Popen[bytes]) -> None:
+        try:
+            until("all are bound", lambda: len(self.seen.bound) == pods or process.poll() is not None)
+        except NotInTimeError as error:
+            raise NotInTimeError(f"{error}: {len(self.seen.bound)} of {pods}") from error
+        if len(self.seen.bound) != pods:
+            raise NotInTimeError(
+                f"the scheduler ended with code {process.poll()}: {len(self.seen.bound)} of {pods} bound"
+            )
 
     def unschedulable(self, peer: Peer, _process: subprocess.Popen[bytes]) -> Figures:
         seconds = sorted(self._unschedulable_seconds(peer) for _ in range(UNSCHEDULABLE_GANGS))
