@@ -15,8 +15,10 @@ from typing import Any
 from benchmarks.kubernetes import contenders
 from benchmarks.kubernetes.contenders import memory_mib, processor_seconds
 from benchmarks.kubernetes.peers import (
+    KUEUE_WORKLOADS,
     OUR_GROUPS,
     OURS,
+    POOL,
     SPINE,
     UPSTREAM,
     UPSTREAM_GROUPS,
@@ -76,10 +78,15 @@ class Bed:
         """volcano: folder of Volcano's definitions, to be installed; None if it does not run."""
         self.plane, self.folder, self.count, self.say, self.volcano = plane, folder, count, say, volcano
         self.load = Load(plane.access())
-        groups = ("scheduling.x-k8s.io/v1alpha1", UPSTREAM, *((VOLCANO_API,) if volcano else ()))
+        groups = [f"/apis/{group}/podgroups" for group in ("scheduling.x-k8s.io/v1alpha1", UPSTREAM)]
+        groups += [f"/apis/{VOLCANO_API}/podgroups"] if volcano else []
         self.seen = Seen(plane.access(), groups)
         self.spines = 0
         """Number of spines that contain the pods of the last gangs."""
+        self.others: Mapping[str, int] = {}
+        """Process ids of further programs of the measured scheduler, by name."""
+        self.finalized = False
+        """Whether the measured scheduler adds finalizers to pods."""
         self._pods: list[str] = []
 
     def prepare(self) -> None:
@@ -98,6 +105,7 @@ class Bed:
             labels: dict[str, Any] = {
                 SPINE: spine_of(name_of(number)),
                 "topology.gangwatch.io/rack": f"r{number // 16}",
+                POOL: "all",
             }
             bodies.append(node_body(name_of(number), GPUS, **labels))
         self.load.create("/api/v1/nodes", bodies)  # a node may be created with its status
@@ -109,15 +117,19 @@ class Bed:
         return self.load.create(PODS, bodies)
 
     def delete_groups(self, peer: Peer, names: Iterable[str]) -> None:
-        """Delete groups. No controller runs that removes the finalizer of Kubernetes' own PodGroups."""
+        """Delete groups. No controller runs that removes the finalizer of Kubernetes' own PodGroups, and Kueue keeps
+        its own."""
         paths = [f"{peer.groups}/{name}" for name in names]
-        if peer.groups == UPSTREAM_GROUPS:
+        if peer.groups in (UPSTREAM_GROUPS, KUEUE_WORKLOADS):
             self.load.patch(paths, {"metadata": {"finalizers": None}})
         self.load.delete(paths)
 
     def clear(self) -> None:
         """Delete all pods."""
-        self.load.delete([f"{PODS}/{name}" for name in self._pods])
+        paths = [f"{PODS}/{name}" for name in self._pods]
+        if self.finalized:
+            self.load.patch(paths, {"metadata": {"finalizers": None}})
+        self.load.delete(paths)
         self._pods = []
         until("no pod is bound", lambda: not self.seen.bound)
 
@@ -199,9 +211,14 @@ class Bed:
         the scheduler has ended. A time from the response, or from the return of `create_pods`, would be too short: a
         fast scheduler binds a pod before.
         """
-        self.load.create(peer.groups, [peer.group(name, size, one_spine=one_spine) for name, size in gangs.items()])
-        bodies = [peer.pod(f"{name}-{rank}", name) for name, size in gangs.items() for rank in range(size)]
-        processes = {"scheduler": process.pid, "server": self.plane.process_id("kube-apiserver")}
+        if not peer.makes_groups:
+            self.load.create(peer.groups, [peer.group(name, size, one_spine=one_spine) for name, size in gangs.items()])
+        bodies = [
+            peer.pod(f"{name}-{rank}", name, size, one_spine=one_spine)
+            for name, size in gangs.items()
+            for rank in range(size)
+        ]
+        processes = {"scheduler": process.pid, "server": self.plane.process_id("kube-apiserver"), **self.others}
         before = {name: processor_seconds(one) for name, one in processes.items()}
         began = time.monotonic()
         try:
@@ -230,13 +247,14 @@ class Bed:
         return {"unschedulable_seconds": statistics.median(seconds), "unschedulable_most_seconds": seconds[-1]}
 
     def _unschedulable_seconds(self, peer: Peer) -> float:
-        self.load.create(peer.groups, [peer.group("never", 10)])
+        if not peer.makes_groups:
+            self.load.create(peer.groups, [peer.group("never", 10)])
         names = [f"never-{number}" for number in range(10)]
         pods = {f"default/{name}" for name in names}
         keys = {"default/never"} if peer.group_condition else pods
         seen = self.seen
         try:
-            sent = self.create_pods([peer.pod(name, "never", nodeSelector={"pool": "none"}) for name in names])
+            sent = self.create_pods([peer.pod(name, "never", 10, nodeSelector={"pool": "none"}) for name in names])
             until("the condition is set", lambda: keys <= seen.unschedulable.keys() and pods <= seen.added.keys())
             seconds = max(seen.unschedulable[key] for key in keys) - sent
         finally:

@@ -832,7 +832,11 @@ def test_a_refused_reason_of_a_new_gang_is_tried_again_after_growing_pauses() ->
     api.fails.clear()
     clock.seconds = 70.0
     assert published.once(102, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
-    assert not published.publisher._back_off.pauses(published.gangs[0].job_id)
+    api.fails[("PATCH", f"{PODS}/a/status")] = [refused(403)]
+    clock.seconds = 200.0
+    assert published.once(300, a=GangStatus(False, "Capacity", "too big")) == [("PATCH", f"{PODS}/a/status")]
+    clock.seconds = 200.0 + FIRST_SECONDS
+    assert published.once(301, a=GangStatus(False, "Capacity", "too big")), "the pauses begin again"
 
 
 def test_marks_of_a_node_are_tried_again_after_growing_pauses() -> None:
