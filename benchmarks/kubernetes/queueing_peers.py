@@ -110,7 +110,11 @@ def kueue(plane: ControlPlane, folder: Path, program: Path, source: Path, count:
     )
     hooks = [hook for hook in _webhooks(source, certificates / "tls.crt", port) if hook["webhooks"]]
     environment = {"KUBECONFIG": str(plane.kubeconfig())}
-    process = contenders.began([str(program), f"--config={settings}"], folder / "kueue.log", environment)
+    process = contenders.began(
+        [str(program), f"--config={settings}", "--feature-gates=VisibilityOnDemand=false"],
+        folder / "kueue.log",
+        environment,
+    )
     try:
         until("Kueue is up", _listens(port, process))
         for hook in hooks:

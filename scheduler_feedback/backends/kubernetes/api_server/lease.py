@@ -44,7 +44,7 @@ requests are slow. Renewals are counted instead of seconds, because a process th
 RETRY_SECONDS = 0.2
 """Seconds between a failed renewal and the next: time for two attempts remains before the holder must stop acting."""
 
-RIGHTS_SECONDS = 60.0
+RIGHTS_SECONDS = 30.0
 """Seconds between two checks of a controller's rights; RENEW_SECONDS while rights are missing."""
 
 _REVIEW_SECONDS = 15.0
