@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agent.schema.errors import BackendError
 from tests.kubernetes.real_kubelets import NAMESPACE
 from tests.kubernetes.real_site import NODES, Site
 
@@ -29,6 +30,9 @@ more seconds (defaultTolerationSeconds)."""
 EVICTED_SECONDS = (370.0, 430.0)
 """Shortest and longest cut of a network during which Kubernetes also deletes the node's pods: 50 s and 300 s, and some
 seconds for the controllers."""
+STOPPED_SECONDS = (4.0, 40.0)
+"""Shortest and longest time for which the API server is stopped. The leader renews its Lease late after 5 to 8 s, and
+gives up after more."""
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gangwatch"
 
 
@@ -73,6 +77,25 @@ def _of_pod(process: Path, uid: str) -> bool:
 def kill_api_server(site: Site, _draw: random.Random) -> Fault:
     ended = site.kill("control", "kube-apiserver")
     return "kube-apiserver", lambda: site.pid_of("control", "kube-apiserver") not in (0, ended)
+
+
+def stop_api_server(site: Site, draw: random.Random) -> Fault:
+    """Stop the API server without ending it for some seconds. In half of the rounds a renewal of the Lease is late."""
+    seconds = draw.choice((draw.uniform(5.0, 8.0), draw.uniform(*STOPPED_SECONDS)))
+    server = site.pid_of("control", "kube-apiserver")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        time.sleep(seconds)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    return f"kube-apiserver for {seconds:.0f} s", lambda: _answers(site)
+
+
+def _answers(site: Site) -> bool:
+    try:
+        return bool(site.api.get(LEASE))
+    except BackendError:
+        return False
 
 
 def kill_etcd(site: Site, draw: random.Random) -> Fault:
@@ -125,6 +148,7 @@ FAULTS: dict[str, Callable[[Site, random.Random], Fault]] = {
     "containerd": kill_containerd,
     "leader": kill_leader,
     "api-server": kill_api_server,
+    "api-stopped": stop_api_server,
     "etcd": kill_etcd,
     "network": cut_network,
     "node-lost": lose_node,
