@@ -126,9 +126,14 @@ class Seen:
 
 
 def _unschedulable(some: _PartialObject) -> bool:
-    """Return whether a condition says that it cannot be scheduled. Volcano's is true, and those of others are false."""
+    """Return whether a condition says that it cannot be scheduled. Volcano's is true, and those of others are false.
+
+    Kueue's PodsReady is false at first and says nothing about that.
+    """
     return any(
-        one.status == ("True" if one.type == "Unschedulable" else "False") for one in some.status.conditions or ()
+        one.status == ("True" if one.type == "Unschedulable" else "False")
+        for one in some.status.conditions or ()
+        if one.type != "PodsReady"
     )
 
 
