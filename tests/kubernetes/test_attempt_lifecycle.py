@@ -254,6 +254,17 @@ def test_a_start_whose_placement_cannot_be_stored_has_failed() -> None:
     assert (scene.cache.free_of("n1")[GPU], scene.cache.free_of("n2")[GPU]) == (8, 8)
 
 
+def test_a_start_that_meets_a_bug_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object) -> list[Member]:
+        raise KeyError("n1")
+
+    monkeypatch.setattr(attempt_lifecycle, "assign", broken)
+    scene = Scene(pod("a", 1))
+    scene.do(lambda carrier: carrier.start(attempt_of(), start(*slots("n1", 0))))
+    assert scene.said == [ActionFailed("act", "j", "'n1'")]
+    assert "this is a bug" in caplog.text and "KeyError" in caplog.text
+
+
 def test_refused_deletions_of_bound_pods_are_repeated_and_block_no_other_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -355,7 +355,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.start",
-        "except BackendError as error:",
+        "except Exception as error:",
         "except KeyError as error:",
         _LIFECYCLE,
     ),

@@ -105,9 +105,11 @@ class AttemptLifecycle:
         """Bind all pods of the gang to the nodes in the action. If one pod cannot be bound, the start fails."""
         try:
             await self._start(attempt, action)
-        except BackendError as error:  # the server refuses to store the placement, for example
+        except Exception as error:  # the server refuses to store the placement, for example
+            if not isinstance(error, BackendError):
+                _log.error("%s: this is a bug, please report it", attempt.job_id, exc_info=error)
             self._unplan(attempt)
-            await self._fail(attempt, [str(error)])
+            await self._fail(attempt, [str(error) or type(error).__name__])
 
     async def _start(self, attempt: Attempt, action: StartGang) -> None:
         gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
