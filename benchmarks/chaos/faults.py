@@ -12,10 +12,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
 from tests.kubernetes.real_kubelets import NAMESPACE
 from tests.kubernetes.real_site import NODES, Site
 
@@ -160,11 +162,18 @@ USUAL = tuple(name for name in FAULTS if name not in ("node-lost", "pods-evicted
 """Faults of a campaign unless it names others. Rounds with a lost node take several minutes."""
 
 
+def _renewed(at: str) -> bool:
+    """Return whether a Lease that was renewed at this time (RFC 3339) still holds: its holder may have ended."""
+    age_seconds = datetime.now(UTC).timestamp() - datetime.fromisoformat(at).timestamp()
+    return age_seconds < LEASE_SECONDS / 2
+
+
 def is_healthy(site: Site, gpus: str) -> bool:
     """Return whether every part runs: nodes ready with this number of GPUs, three members of etcd, a leader."""
     lease: dict[str, Any] = site.api.get(LEASE)["spec"]
     return (
         bool(lease.get("holderIdentity"))
+        and _renewed(lease["renewTime"])
         and len(site.pids_of("control", "etcd")) == MEMBERS
         and all(site.is_ready(node) and site.allocatable(node) == gpus for node in NODES)
     )
