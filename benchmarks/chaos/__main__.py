@@ -7,6 +7,7 @@ round starts a gang of two, so that all GPUs are in use, and breaks one part at 
     kubelet, containerd   killed on one node, which starts it again
     leader                the processes of the controller that holds the Lease are killed
     api-server, etcd      kube-apiserver, or one of etcd's three members, is killed and started again
+    api-stopped           kube-apiserver does not respond for 4 to 40 s, and continues
     network               one node is cut off for 5 to 50 s; its pods run on
     node-lost             one node is cut off for 70 to 130 s: Kubernetes reports it as lost (only with --faults)
     pods-evicted          one node is cut off for 370 to 430 s: Kubernetes also deletes its pods (only with --faults)

@@ -12,9 +12,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
 from tests.kubernetes.real_kubelets import NAMESPACE
 from tests.kubernetes.real_site import NODES, Site
 
@@ -29,6 +32,9 @@ more seconds (defaultTolerationSeconds)."""
 EVICTED_SECONDS = (370.0, 430.0)
 """Shortest and longest cut of a network during which Kubernetes also deletes the node's pods: 50 s and 300 s, and some
 seconds for the controllers."""
+STOPPED_SECONDS = (4.0, 40.0)
+"""Shortest and longest time for which the API server is stopped. The leader renews its Lease late after 5 to 8 s, and
+gives up after more."""
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gangwatch"
 
 
@@ -73,6 +79,25 @@ def _of_pod(process: Path, uid: str) -> bool:
 def kill_api_server(site: Site, _draw: random.Random) -> Fault:
     ended = site.kill("control", "kube-apiserver")
     return "kube-apiserver", lambda: site.pid_of("control", "kube-apiserver") not in (0, ended)
+
+
+def stop_api_server(site: Site, draw: random.Random) -> Fault:
+    """Stop the API server without ending it for some seconds. In half of the rounds a renewal of the Lease is late."""
+    seconds = draw.choice((draw.uniform(5.0, 8.0), draw.uniform(*STOPPED_SECONDS)))
+    server = site.pid_of("control", "kube-apiserver")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        time.sleep(seconds)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    return f"kube-apiserver for {seconds:.0f} s", lambda: _answers(site)
+
+
+def _answers(site: Site) -> bool:
+    try:
+        return bool(site.api.get(LEASE))
+    except BackendError:
+        return False
 
 
 def kill_etcd(site: Site, draw: random.Random) -> Fault:
@@ -125,6 +150,7 @@ FAULTS: dict[str, Callable[[Site, random.Random], Fault]] = {
     "containerd": kill_containerd,
     "leader": kill_leader,
     "api-server": kill_api_server,
+    "api-stopped": stop_api_server,
     "etcd": kill_etcd,
     "network": cut_network,
     "node-lost": lose_node,
@@ -136,11 +162,18 @@ USUAL = tuple(name for name in FAULTS if name not in ("node-lost", "pods-evicted
 """Faults of a campaign unless it names others. Rounds with a lost node take several minutes."""
 
 
+def _renewed(at: str) -> bool:
+    """Return whether a Lease that was renewed at this time (RFC 3339) still holds: its holder may have ended."""
+    age_seconds = datetime.now(UTC).timestamp() - datetime.fromisoformat(at).timestamp()
+    return age_seconds < LEASE_SECONDS / 2
+
+
 def is_healthy(site: Site, gpus: str) -> bool:
     """Return whether every part runs: nodes ready with this number of GPUs, three members of etcd, a leader."""
     lease: dict[str, Any] = site.api.get(LEASE)["spec"]
     return (
         bool(lease.get("holderIdentity"))
+        and _renewed(lease["renewTime"])
         and len(site.pids_of("control", "etcd")) == MEMBERS
         and all(site.is_ready(node) and site.allocatable(node) == gpus for node in NODES)
     )

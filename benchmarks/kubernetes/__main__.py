@@ -3,9 +3,9 @@
 For each number of nodes, starts a control plane on loopback (etcd on disk, kube-apiserver, no audit log) and creates
 node objects without kubelets, or with `--hollow` nodes that KWOK runs. Then runs several schedulers, one after the
 other, on the same pods: a loop that only binds pods, as the upper limit of the API server; kube-scheduler without
-gangs; kube-scheduler with Kubernetes' own gangs; coscheduling of sigs.k8s.io/scheduler-plugins and Volcano, if
-`--coscheduling` and `--volcano` name their programs; and our controller with its journal on disk. Results come from a
-watch of the API server; `load` is the load of the machine at the end.
+gangs; kube-scheduler with Kubernetes' own gangs; coscheduling of sigs.k8s.io/scheduler-plugins, Volcano, Kueue and
+KAI, if `--coscheduling`, `--volcano`, `--kueue` and `--kai` name their programs; and our controller with its journal
+on disk. Results come from a watch of the API server; `load` is the load of the machine at the end.
 
     binds_per_second      single pods that all fit at once, bound per second. Our controller is frozen while they are
                           created, and time runs from its thaw; the others are started after the creation, and time
@@ -20,14 +20,16 @@ watch of the API server; `load` is the load of the machine at the end.
                           gangs, and unschedulable_most_seconds, the longest
     queue_seconds         200 gangs of 2 to 16 pods that all fit: from the request that creates the last pod to all
                           bound; queue_all_seconds from the first's
-    PART_*_processor_seconds  of the scheduler and of the API server, from the first creation to all bound
+    PART_*_processor_seconds  of the scheduler, its other programs and the API server, from the first creation to all
+                          bound
     PART_not_in_seconds   the part did not end within this limit
     cordon_nodes_per_second  500 nodes reported as broken by verdicts: from the verdicts to the taint on the last node
     rss_mib               a controller that takes over a cluster with ten pods a node, eight of them ours in running
                           gangs of eight: resident once it has settled and has written a snapshot; rss_most_mib: at most
     *_processor_ms        processor time of a bind, by process
 
-`kube_scheduler`, `kube_scheduler_gangs`, `coscheduling`, `volcano` and `server` contain the same keys for the others.
+`kube_scheduler`, `kube_scheduler_gangs`, `coscheduling`, `volcano`, `kueue`, `kai` and `server` contain the same keys
+for the others.
 """
 
 from __future__ import annotations
@@ -44,16 +46,28 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-from benchmarks.kubernetes import contenders
+from benchmarks.kubernetes import contenders, queueing_peers
 from benchmarks.kubernetes.measurements import GPUS, Bed, Figures, Start
-from benchmarks.kubernetes.peers import COSCHEDULING, GANGS, GATES, OURS, PLAIN, SERVER_OPTIONS, VOLCANO, Peer
+from benchmarks.kubernetes.peers import (
+    COSCHEDULING,
+    GANGS,
+    GATES,
+    KAI,
+    KUEUE,
+    KUEUE_API,
+    OURS,
+    PLAIN,
+    SERVER_OPTIONS,
+    VOLCANO,
+    Peer,
+)
 from benchmarks.kubernetes.watching import LIMIT_SECONDS, NotInTimeError
 from tests.kubernetes.bed import ControlPlane
 
 PARTS = ("binds", "gangs", "gang512", "unschedulable", "queue", "cordon", "memory")
 WITH_GANGS = ("gangs", "gang512", "unschedulable", "queue")
 """Parts that every scheduler of gangs runs."""
-WHO = ("server", "kube-scheduler", "kube-scheduler-gangs", "coscheduling", "volcano", "gangwatch")
+WHO = ("server", "kube-scheduler", "kube-scheduler-gangs", "coscheduling", "volcano", "kueue", "kai", "gangwatch")
 Say = Callable[[str], None]
 
 
@@ -131,6 +145,21 @@ def _measure_one(who: str, run: Run, folder: Path, arguments: argparse.Namespace
         if arguments.volcano is not None:
             with contenders.volcano(bed.plane, folder / "volcano", arguments.volcano[0]) as process:
                 run.of_gangs(VOLCANO, process)
+    elif who == "kueue":
+        if arguments.kueue is not None:
+            program, source = arguments.kueue
+            started = queueing_peers.kueue(bed.plane, folder / "kueue", program, source, bed.count, GPUS)
+            with started as (process, others):
+                bed.seen.follow(f"/apis/{KUEUE_API}/workloads")
+                bed.others, bed.finalized = others, True
+                run.of_gangs(KUEUE, process)
+            bed.others, bed.finalized = {}, False
+    elif who == "kai":
+        if arguments.kai is not None:
+            with queueing_peers.kai(bed.plane, folder / "kai", *arguments.kai) as (process, others):
+                bed.others = others
+                run.of_gangs(KAI, process)
+            bed.others = {}
     else:
         _measure_ours(run, folder / "ours" / "state")
 
@@ -162,6 +191,20 @@ def main() -> None:
         nargs=2,
         metavar=("PROGRAM", "CRDS"),
         help="Volcano's scheduler, and the folder of its definitions",
+    )
+    parser.add_argument(
+        "--kueue",
+        type=Path,
+        nargs=2,
+        metavar=("PROGRAM", "CONFIG"),
+        help="Kueue, and the folder config/components of its repository",
+    )
+    parser.add_argument(
+        "--kai",
+        type=Path,
+        nargs=2,
+        metavar=("PROGRAMS", "CRDS"),
+        help="folder of KAI's scheduler and binder, and the folder of KAI's definitions",
     )
     parser.add_argument(
         "--hollow",

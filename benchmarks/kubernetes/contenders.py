@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.kubernetes.peers import VOLCANO_QUEUE
 from benchmarks.kubernetes.watching import until
+from gangwatch.logs import TO_STANDARD_ERROR
 from tests.kubernetes.bed import ControlPlane, assets
 from tests.kubernetes.harness import Api
 from tests.ports import held_port
@@ -25,13 +26,16 @@ LEASE_SECONDS = 200
 Kubelets renew every 10 s, which alone would use most of two processors."""
 
 
-def _began(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # as the image sets it (Dockerfile)
+def began(command: list[str], log: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a program that writes its output into a log. more: environment variables."""
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1", TO_STANDARD_ERROR: "1"}  # as the image sets it (Dockerfile)
+    environment.update(more or {})
     with log.open("ab") as stream:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a program, at the latest after _ENDING_SECONDS."""
     process.terminate()
     try:
         process.wait(_ENDING_SECONDS)
@@ -45,15 +49,13 @@ def controller(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[b
     """Run our controller in a separate process as leader. `folder` is its state folder, which contains the journal."""
     command = [sys.executable, "-P", "-m", "gangwatch", "kubernetes", "controller", "--state", str(folder)]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    process = _began(
-        [*command, "--kubeconfig", str(plane.kubeconfig()), "--port", "0"], folder.parent / "gangwatch.log"
-    )
+    process = began([*command, "--kubeconfig", str(plane.kubeconfig()), "--port", "0"], folder.parent / "gangwatch.log")
     try:
         until("the controller is up", lambda: (folder / "controller.json").exists() or process.poll() is not None)
         assert process.poll() is None, (folder.parent / "gangwatch.log").read_text()[-3000:]
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
 def ask(state: Path, path: str, body: bytes = b"{}") -> None:
@@ -107,7 +109,7 @@ def volcano(plane: ControlPlane, folder: Path, program: Path) -> Iterator[subpro
     command = [str(program), f"--kubeconfig={plane.kubeconfig()}", f"--scheduler-conf={settings}"]
     command += ["--leader-elect=false", "--kube-api-qps=5000", "--kube-api-burst=10000", "--schedule-period=100ms"]
     command += [f"--listen-address=127.0.0.1:{held_port()}", f"--cache-dump-dir={folder}", "--csi-storage=false"]
-    process = _began(command, folder / "volcano.log")
+    process = began(command, folder / "volcano.log")
     try:
         api = Api(plane.access())
         until("Volcano has made its queue", lambda: api.find(VOLCANO_QUEUE))
@@ -115,7 +117,7 @@ def volcano(plane: ControlPlane, folder: Path, program: Path) -> Iterator[subpro
         api.close()
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
 @contextmanager
@@ -131,11 +133,11 @@ def _scheduler(
     )
     port = held_port()
     command = [str(program), f"--config={settings}", "--bind-address=127.0.0.1", *options]
-    process = _began([*command, f"--secure-port={port}", f"--cert-dir={folder}/tls"], folder / "kube-scheduler.log")
+    process = began([*command, f"--secure-port={port}", f"--cert-dir={folder}/tls"], folder / "kube-scheduler.log")
     try:
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
 @contextmanager
@@ -146,11 +148,11 @@ def hollow_nodes(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen
         raise SystemExit(f"{program} is absent: packaging/kubernetes/kwok/build.sh builds it")
     folder.mkdir(parents=True, exist_ok=True)
     command = [str(program), f"--kubeconfig={plane.kubeconfig()}", f"--config={stages}", "--manage-all-nodes"]
-    process = _began([*command, f"--node-lease-duration-seconds={LEASE_SECONDS}"], folder / "kwok.log")
+    process = began([*command, f"--node-lease-duration-seconds={LEASE_SECONDS}"], folder / "kwok.log")
     try:
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
 @contextmanager
@@ -165,7 +167,7 @@ def verdicts(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[byt
         assert process.stdout.readline() == b"ready\n", (folder.parent / "verdicts.log").read_text()[-3000:]
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
 @contextmanager
@@ -174,11 +176,11 @@ def bare(plane: ControlPlane, folder: Path, nodes: int, gpus: int) -> Iterator[s
     client."""
     command = [sys.executable, "-m", "benchmarks.kubernetes.bare", str(plane.kubeconfig()), str(nodes), str(gpus)]
     folder.mkdir(parents=True, exist_ok=True)
-    process = _began(command, folder / "bare.log")
+    process = began(command, folder / "bare.log")
     try:
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
 def processor_seconds(pid: int) -> float:

@@ -15,8 +15,10 @@ from typing import Any
 from benchmarks.kubernetes import contenders
 from benchmarks.kubernetes.contenders import memory_mib, processor_seconds
 from benchmarks.kubernetes.peers import (
+    KUEUE_WORKLOADS,
     OUR_GROUPS,
     OURS,
+    POOL,
     SPINE,
     UPSTREAM,
     UPSTREAM_GROUPS,
@@ -25,7 +27,7 @@ from benchmarks.kubernetes.peers import (
     hyper_nodes,
     queue_sizes,
 )
-from benchmarks.kubernetes.watching import Load, Seen, until
+from benchmarks.kubernetes.watching import Load, NotInTimeError, Seen, until
 from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
 from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS
 from tests.kubernetes.bed import ControlPlane
@@ -76,10 +78,15 @@ class Bed:
         """volcano: folder of Volcano's definitions, to be installed; None if it does not run."""
         self.plane, self.folder, self.count, self.say, self.volcano = plane, folder, count, say, volcano
         self.load = Load(plane.access())
-        groups = ("scheduling.x-k8s.io/v1alpha1", UPSTREAM, *((VOLCANO_API,) if volcano else ()))
+        groups = [f"/apis/{group}/podgroups" for group in ("scheduling.x-k8s.io/v1alpha1", UPSTREAM)]
+        groups += [f"/apis/{VOLCANO_API}/podgroups"] if volcano else []
         self.seen = Seen(plane.access(), groups)
         self.spines = 0
         """Number of spines that contain the pods of the last gangs."""
+        self.others: Mapping[str, int] = {}
+        """Process ids of further programs of the measured scheduler, by name."""
+        self.finalized = False
+        """Whether the measured scheduler adds finalizers to pods."""
         self._pods: list[str] = []
 
     def prepare(self) -> None:
@@ -98,6 +105,7 @@ class Bed:
             labels: dict[str, Any] = {
                 SPINE: spine_of(name_of(number)),
                 "topology.gangwatch.io/rack": f"r{number // 16}",
+                POOL: "all",
             }
             bodies.append(node_body(name_of(number), GPUS, **labels))
         self.load.create("/api/v1/nodes", bodies)  # a node may be created with its status
@@ -109,15 +117,19 @@ class Bed:
         return self.load.create(PODS, bodies)
 
     def delete_groups(self, peer: Peer, names: Iterable[str]) -> None:
-        """Delete groups. No controller runs that removes the finalizer of Kubernetes' own PodGroups."""
+        """Delete groups. No controller runs that removes the finalizer of Kubernetes' own PodGroups, and Kueue keeps
+        its own."""
         paths = [f"{peer.groups}/{name}" for name in names]
-        if peer.groups == UPSTREAM_GROUPS:
+        if peer.groups in (UPSTREAM_GROUPS, KUEUE_WORKLOADS):
             self.load.patch(paths, {"metadata": {"finalizers": None}})
         self.load.delete(paths)
 
     def clear(self) -> None:
         """Delete all pods."""
-        self.load.delete([f"{PODS}/{name}" for name in self._pods])
+        paths = [f"{PODS}/{name}" for name in self._pods]
+        if self.finalized:
+            self.load.patch(paths, {"metadata": {"finalizers": None}})
+        self.load.delete(paths)
         self._pods = []
         until("no pod is bound", lambda: not self.seen.bound)
 
@@ -168,18 +180,18 @@ class Bed:
 
     def gangs(self, peer: Peer, process: subprocess.Popen[bytes]) -> Figures:
         gangs = {f"gang-{number}": 3 for number in range(min(GANGS, self.count * GPUS // 3))}
-        last, first, processor = self._run(peer, gangs, process.pid)
+        last, first, processor = self._run(peer, gangs, process)
         return {"gang_ms": last * 1000 / len(gangs), "gang_all_ms": first * 1000 / len(gangs), **_of("gang", processor)}
 
     def gang512(self, peer: Peer, process: subprocess.Popen[bytes]) -> Figures:
-        last, first, processor = self._run(peer, {"wide": 512}, process.pid, one_spine=True)
+        last, first, processor = self._run(peer, {"wide": 512}, process, one_spine=True)
         figures = {"gang512_seconds": last, "gang512_all_seconds": first, "gang512_spines": self.spines}
         return {**figures, **_of("gang512", processor)}
 
     def queue(self, peer: Peer, process: subprocess.Popen[bytes]) -> Figures:
         sizes = queue_sizes(self.count * GPUS, QUEUED_GANGS)
         gangs = {f"queued-{number}": size for number, size in enumerate(sizes)}
-        last, first, processor = self._run(peer, gangs, process.pid)
+        last, first, processor = self._run(peer, gangs, process)
         figures = {
             "queue_seconds": last,
             "queue_all_seconds": first,
@@ -189,23 +201,29 @@ class Bed:
         return {**figures, **_of("queue", processor)}
 
     def _run(
-        self, peer: Peer, gangs: Mapping[str, int], pid: int, *, one_spine: bool = False
+        self, peer: Peer, gangs: Mapping[str, int], process: subprocess.Popen[bytes], *, one_spine: bool = False
     ) -> tuple[float, float, Figures]:
         """Create gangs, and wait until all of their pods are bound.
 
-        gangs: number of pods of each gang. pid: process id of the scheduler. Return the seconds since the request that
-        created the last pod and since the one that created the first, and the processor seconds of the scheduler and of
-        the API server since then. A time from the response, or from the return of `create_pods`, would be too short: a
+        gangs: number of pods of each gang. process: the scheduler. Return the seconds since the request that created
+        the last pod and since the one that created the first, and the processor seconds of the scheduler and of the
+        API server since then. Raises NotInTimeError with the number of bound pods if they are not bound in time, or if
+        the scheduler has ended. A time from the response, or from the return of `create_pods`, would be too short: a
         fast scheduler binds a pod before.
         """
-        self.load.create(peer.groups, [peer.group(name, size, one_spine=one_spine) for name, size in gangs.items()])
-        bodies = [peer.pod(f"{name}-{rank}", name) for name, size in gangs.items() for rank in range(size)]
-        processes = {"scheduler": pid, "server": self.plane.process_id("kube-apiserver")}
+        if not peer.makes_groups:
+            self.load.create(peer.groups, [peer.group(name, size, one_spine=one_spine) for name, size in gangs.items()])
+        bodies = [
+            peer.pod(f"{name}-{rank}", name, size, one_spine=one_spine)
+            for name, size in gangs.items()
+            for rank in range(size)
+        ]
+        processes = {"scheduler": process.pid, "server": self.plane.process_id("kube-apiserver"), **self.others}
         before = {name: processor_seconds(one) for name, one in processes.items()}
         began = time.monotonic()
         try:
             sent = self.create_pods(bodies)
-            until("all are bound", lambda: len(self.seen.bound) == len(bodies))
+            self._until_bound(len(bodies), process)
             self.spines = len({spine_of(node) for node in self.seen.bound.values()})
             ended = self.seen.last
             used = {name: processor_seconds(one) - before[name] for name, one in processes.items()}
@@ -214,18 +232,29 @@ class Bed:
             self.delete_groups(peer, gangs)
         return ended - sent, ended - began, used
 
+    def _until_bound(self, pods: int, process: subprocess.Popen[bytes]) -> None:
+        try:
+            until("all are bound", lambda: len(self.seen.bound) == pods or process.poll() is not None)
+        except NotInTimeError as error:
+            raise NotInTimeError(f"{error}: {len(self.seen.bound)} of {pods}") from error
+        if len(self.seen.bound) != pods:
+            raise NotInTimeError(
+                f"the scheduler ended with code {process.poll()}: {len(self.seen.bound)} of {pods} bound"
+            )
+
     def unschedulable(self, peer: Peer, _process: subprocess.Popen[bytes]) -> Figures:
         seconds = sorted(self._unschedulable_seconds(peer) for _ in range(UNSCHEDULABLE_GANGS))
         return {"unschedulable_seconds": statistics.median(seconds), "unschedulable_most_seconds": seconds[-1]}
 
     def _unschedulable_seconds(self, peer: Peer) -> float:
-        self.load.create(peer.groups, [peer.group("never", 10)])
+        if not peer.makes_groups:
+            self.load.create(peer.groups, [peer.group("never", 10)])
         names = [f"never-{number}" for number in range(10)]
         pods = {f"default/{name}" for name in names}
         keys = {"default/never"} if peer.group_condition else pods
         seen = self.seen
         try:
-            sent = self.create_pods([peer.pod(name, "never", nodeSelector={"pool": "none"}) for name in names])
+            sent = self.create_pods([peer.pod(name, "never", 10, nodeSelector={"pool": "none"}) for name in names])
             until("the condition is set", lambda: keys <= seen.unschedulable.keys() and pods <= seen.added.keys())
             seconds = max(seen.unschedulable[key] for key in keys) - sent
         finally:

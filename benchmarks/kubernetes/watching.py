@@ -42,7 +42,7 @@ class Seen:
     """
 
     def __init__(self, access: Access, groups: Sequence[str]) -> None:
-        """groups: API groups and versions of the PodGroups to watch."""
+        """groups: API paths of the groups to watch."""
         self.bound: dict[str, str] = {}  # pods, and the node of each
         self.tainted: set[str] = set()
         self.added: dict[str, float] = {}  # pods, and when each was first seen
@@ -51,6 +51,8 @@ class Seen:
         self.last = 0.0
         self._access, self._groups = access, groups
         self._ready = threading.Event()
+        self._client: Client | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._live()), daemon=True)
@@ -69,14 +71,26 @@ class Seen:
         """Reset the time of the first bound pod."""
         self.first = None
 
+    def follow(self, groups: str) -> None:
+        """Also watch the groups at this API path, whose definition was created after the start."""
+        asyncio.run_coroutine_threadsafe(self._follow(groups), self._loop).result(60)
+
+    async def _follow(self, groups: str) -> None:
+        assert self._client is not None, "it was started"
+        watch: Watch[Any] = Watch(self._client, groups, _PartialObject, self._group)
+        self._tasks.append(asyncio.create_task(watch.run()))
+        await watch.synced.wait()
+
     async def _live(self) -> None:
         async with Client(self._access, agent="benchmark-watch") as client:
             watches: list[Watch[Any]] = [
                 Watch(client, "/api/v1/pods", _PartialObject, self._pod),
                 Watch(client, "/api/v1/nodes", Node, self._node),
-                *(Watch(client, f"/apis/{group}/podgroups", _PartialObject, self._group) for group in self._groups),
+                *(Watch(client, group, _PartialObject, self._group) for group in self._groups),
             ]
-            tasks = [asyncio.create_task(watch.run()) for watch in watches]
+            self._client = client
+            tasks = self._tasks
+            tasks += [asyncio.create_task(watch.run()) for watch in watches]
             for watch in watches:
                 await watch.synced.wait()
             self._ready.set()
@@ -112,9 +126,14 @@ class Seen:
 
 
 def _unschedulable(some: _PartialObject) -> bool:
-    """Return whether a condition says that it cannot be scheduled. Volcano's is true, and those of others are false."""
+    """Return whether a condition says that it cannot be scheduled. Volcano's is true, and those of others are false.
+
+    Kueue's PodsReady is false at first and says nothing about that.
+    """
     return any(
-        one.status == ("True" if one.type == "Unschedulable" else "False") for one in some.status.conditions or ()
+        one.status == ("True" if one.type == "Unschedulable" else "False")
+        for one in some.status.conditions or ()
+        if one.type != "PodsReady"
     )
 
 

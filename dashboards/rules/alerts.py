@@ -136,6 +136,15 @@ CONTROLLER = (
         "All its controllers are standbys. Running jobs continue, but no job starts. The Lease names its holder.",
     ),
     Alert(
+        "GangwatchRightsMissing",
+        "critical",
+        "gangwatch_missing_rights > 0",
+        "5m",
+        "Controller {{ $labels.instance }} of cluster {{ $labels.cluster }} lacks rights",
+        "The API server refuses requests that the scheduler needs. Running jobs continue, but jobs may not start or "
+        "stop. /readyz and the log of the controller name the rights.",
+    ),
+    Alert(
         "GangwatchCyclesStopped",
         "critical",
         "rate(gangwatch_cycles_total[2m]) == 0",

@@ -79,7 +79,12 @@ def run(
     try:
         if not _stand_by(config, leadership, stop):
             return
-        leading = replace(settings, may_act=leadership.may_act, rebuilds=leadership.before != identity)
+        leading = replace(
+            settings,
+            may_act=leadership.may_act,
+            missing_rights=leadership.missing_rights,
+            rebuilds=leadership.before != identity,
+        )
         _log.info("%s leads %s", identity, settings.access.url)
         with ControllerServer(state, config) as server:
             stop.pass_to(server)
@@ -90,7 +95,8 @@ def run(
                 gc.freeze()  # modules, state and informer cache, whose structs are in no reference cycle
                 gc.set_threshold(_CYCLES_AFTER)
 
-            server.run(controller, [signer.measures] if signer is not None else [], started)
+            measures = [leadership.measures] + ([signer.measures] if signer is not None else [])
+            server.run(controller, measures, started)
     finally:
         leadership.stop()
         if signer is not None:
@@ -119,7 +125,7 @@ def _stand_by(config: Config, leadership: Leadership, stop: StopRequest) -> bool
     """
     if leadership.wait(_WAIT_SECONDS):
         return True
-    with standing_by(config, leadership.obstacle) as url:
+    with standing_by(config, leadership.obstacle, leadership.measures) as url:
         _log.info("standby until this controller gets the lease; metrics at %s/metrics", url)
         while not leadership.wait(_WAIT_SECONDS):
             if stop.made:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from gangwatch.configuration.config_file import Config
 from scheduler_feedback.backends.kubernetes.cluster_backend import LEADS
+from scheduler_feedback.core.telemetry.fleet import Sample
 
 _STOP_SECONDS = 5.0
 
 
 @contextmanager
-def standing_by(config: Config, obstacle: Callable[[], str] = lambda: "") -> Iterator[str]:
+def standing_by(
+    config: Config,
+    obstacle: Callable[[], str] = lambda: "",
+    measures: Callable[[], Sequence[Sample]] = lambda: (),
+) -> Iterator[str]:
     """Serve a standby's /metrics at the controller's address inside the context, and yield the URL.
 
     obstacle: returns why this controller could not lead now, '' if it could; any thread may call it. /readyz returns
-    200 if it could, else 503 with the reason. /healthz returns 200, because a restart would not help. Other paths
-    return 503. The same access rules apply as to the leader's metrics. Raises ConfigError if the address is not usable.
+    200 if it could, else 503 with the reason. measures: returns further metrics; any thread may call it. /healthz
+    returns 200, because a restart would not help. Other paths return 503. The same access rules apply as to the
+    leader's metrics. Raises ConfigError if the address is not usable.
     """
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -32,7 +38,7 @@ def standing_by(config: Config, obstacle: Callable[[], str] = lambda: "") -> Ite
     from exporter.serving.listening import url_of
 
     def metrics(_request: Request) -> Response:
-        return Response(expose_samples([(LEADS, (), 0.0)]), media_type=TEXT_TYPE)
+        return Response(expose_samples([(LEADS, (), 0.0), *measures()]), media_type=TEXT_TYPE)
 
     def healthz(_request: Request) -> Response:
         return JSONResponse({"alive": True, "leads": False})

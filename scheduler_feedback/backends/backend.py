@@ -147,6 +147,13 @@ class Backend(ABC):
         """Return detector results with the cycle's names of gangs. Called by the detection thread."""
         return events
 
+    def obstacle(self) -> str:
+        """Return why the backend cannot carry out all actions, although it observes the system; '' if it can.
+
+        The controller is then not ready. Any thread may call this method.
+        """
+        return ""
+
     def measures(self) -> Iterable[Sample]:
         """Return samples of the backend's own metrics, which the catalogue of metrics must define. Any thread may call
         it.

@@ -27,6 +27,10 @@ class BackendCalls:
         self.responded = False
         self.failures = 0
 
+    def obstacle(self) -> str:
+        """Return why the backend does not work, or not completely; '' if it works. Any thread may call it."""
+        return self.trouble or self._backend.obstacle()
+
     def observe(self, state: State, queued: Iterable[Event], *, with_nodes: bool) -> list[Event]:
         """Return what happened to the attempts on the backend. with_nodes: also return changes of nodes.
 

@@ -140,7 +140,7 @@ class CycleThread:
 
     def ready(self) -> tuple[bool, str]:
         """Return whether cycles run, and if not, why."""
-        trouble = self._store_trouble or self._backend.trouble
+        trouble = self._store_trouble or self._backend.obstacle()
         if not self._inbox.open:
             return False, "the controller is stopping or has failed"
         if trouble or (trouble := self.progress.late()):

@@ -743,4 +743,5 @@ def test_every_metric_is_in_the_catalogue(tmp_path: Path, world: World) -> None:
         "gangwatch_feed_certificate_expiry_seconds",  # agents with TLS
         "gangwatch_certificates_signed_total",  # the signer on Kubernetes
         "gangwatch_leads",  # controllers with leader election, on Kubernetes
+        "gangwatch_missing_rights",
     }

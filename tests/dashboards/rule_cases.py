@@ -165,6 +165,13 @@ _ALERTS = (
         "6m",
         "8m",
     ),
+    Case(
+        {'gangwatch_missing_rights{cluster="c", instance="h:1"}': "0x20 1x200"},
+        "GangwatchRightsMissing",
+        {"cluster": "c", "instance": "h:1"},
+        "9m",
+        "11m",
+    ),
     Case({'gangwatch_cycles_total{cluster="c"}': "0+15x20 300x200"}, "GangwatchCyclesStopped", {}, "8m", "10m"),
     Case({'gangwatch_store_failures_total{cluster="c"}': "0x20 1x200"}, "GangwatchJournalFailing", {}, "5m", "6m"),
     Case({'gangwatch_backend_failures_total{cluster="c"}': "0x20 1+1x200"}, "GangwatchBackendFailing", {}, "9m", "12m"),

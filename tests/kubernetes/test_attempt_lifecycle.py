@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from scheduler_feedback.backends.kubernetes.api_server.client import UnreachableError
-from scheduler_feedback.backends.kubernetes.attempts import attempt_lifecycle, binding, gang_stop
+from scheduler_feedback.backends.kubernetes.attempts import attempt_lifecycle, binding, gang_stop, repetition
 from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import AttemptLifecycle
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member, Phase
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
@@ -36,7 +36,7 @@ LOST = UnreachableError("a request: no answer")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (binding, gang_stop):
+    for module in (binding, gang_stop, repetition):
         for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
             monkeypatch.setattr(module, name, 0.0)
     monkeypatch.setattr(attempt_lifecycle, "PODS_SECONDS", 0.2)
@@ -47,7 +47,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Scene:
     """AttemptLifecycle with two nodes of eight GPUs, and the events that it emits."""
 
-    def __init__(self, *pods: Pod, grouped: bool = False, may_act: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, *pods: Pod, grouped: bool = False) -> None:
         self.api = LittleApi(lists=(BUDGETS, PODS, "/apis/batch/v1/jobs"))
         self.cache = cache_of("n1", "n2")
         if grouped:
@@ -64,7 +64,6 @@ class Scene:
         self.make = lambda: AttemptLifecycle(
             connection,
             self.cache,
-            may_act,
             self.said.append,
             lambda one: self.scanned.append(one.number),
             self.last_pods,
@@ -244,12 +243,74 @@ def test_an_adopted_attempt_that_cannot_be_bound_completely_is_unknown_to_the_co
     assert scene.said == [], "the stop reports it"
 
 
-def test_a_controller_that_does_not_lead_binds_nothing() -> None:
-    scene = Scene(pod("a", 1), may_act=lambda: False)
-    attempt = attempt_of()
-    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
-    assert scene.api.done == []
+def test_a_start_whose_placement_cannot_be_stored_has_failed() -> None:
+    """Without a result, the cycle would wait for the start until its timeout."""
+    scene = Scene(pod("g-0", 1, "g"), pod("g-1", 1, "g"), grouped=True)
+    scene.api.fails[("PATCH", f"{GROUPS}/g")] = [refused(403, "Forbidden", "podgroups is forbidden")]
+    attempt = attempt_of("default/g")
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 3), *slots("n2", 5))))
+    assert scene.said == [ActionFailed("act", "j", "a request: podgroups is forbidden")]
+    assert (bindings(scene), attempt.phase) == ([], Phase.UNDOING)
+    assert (scene.cache.free_of("n1")[GPU], scene.cache.free_of("n2")[GPU]) == (8, 8)
+
+
+def test_a_start_that_meets_a_bug_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object) -> list[Member]:
+        raise KeyError("n1")
+
+    monkeypatch.setattr(attempt_lifecycle, "assign", broken)
+    scene = Scene(pod("a", 1))
+    scene.do(lambda carrier: carrier.start(attempt_of(), start(*slots("n1", 0))))
+    assert scene.said == [ActionFailed("act", "j", "'n1'")]
+    assert "this is a bug" in caplog.text and "KeyError" in caplog.text
+
+
+def test_refused_deletions_of_bound_pods_are_repeated_and_block_no_other_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attempt_lifecycle, "STARTS_AT_ONCE", 1)
+    scene = Scene(pod("g-0", 1, "g"), pod("g-1", 1, "g"), grouped=True)
+    add(scene.cache, pod("a", 1))
+    scene.api.fails[("POST", f"{PODS}/g-1/binding")] = [refused(409, "Conflict", "bound elsewhere")]
+    attempt, other = attempt_of("default/g"), attempt_of("default/a")
+
+    async def later(carrier: AttemptLifecycle) -> None:
+        await carrier.start(other, start(*slots("n1", 0)))
+        assert scene.said == [], "the first start is still being undone"
+
+    scene.api.fails[("DELETE", f"{PODS}/g-0")] = [refused(403, "Forbidden", "no right to delete")]
+
+    async def allow(_: AttemptLifecycle) -> None:
+        while other.phase is not Phase.BOUND:
+            await asyncio.sleep(0.005)
+        scene.api.fails[("DELETE", f"{PODS}/g-0")] = [None]
+
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 3), *slots("n2", 5))), later, allow)
+    assert ("DELETE", f"{PODS}/g-0") in scene.api.done and f"{PODS}/g-0" not in scene.api.objects
     assert [type(event) for event in scene.said] == [ActionFailed]
+    assert caplog.text.count("no right to delete") == 1, "each error is logged once"
+
+
+def test_a_suspension_without_a_response_is_repeated() -> None:
+    """Otherwise nobody would know that the Job is suspended, and nobody would resume it."""
+    scene = Scene()
+    path = f"{JOBS}/train"
+    scene.api.objects[path] = {"metadata": {"name": "train", "namespace": "default"}, "spec": {}}
+    scene.api.fails[("PATCH", path)] = [LOST, LOST, None]
+    asyncio.run(gang_stop._suspend(scene.api, path))
+    assert scene.api.done == [("PATCH", path)] * 3
+    assert scene.api.objects[path]["spec"] == {"suspend": True}
+
+
+def test_a_refused_resumption_is_repeated() -> None:
+    scene = Scene()
+    path = f"{JOBS}/train"
+    scene.api.objects[path] = {"metadata": {"name": "train", "namespace": "default"}, "spec": {"suspend": True}}
+    scene.api.fails[("PATCH", path)] = [refused(403), LOST, refused(403), None]
+    asyncio.run(gang_stop.resume(scene.api, path))
+    assert scene.api.objects[path]["spec"] == {"suspend": False}
+    del scene.api.objects[path]
+    asyncio.run(gang_stop.resume(scene.api, path))
 
 
 def test_a_replacement_pod_is_bound_or_leaves_a_hole_again() -> None:
@@ -453,8 +514,16 @@ def test_each_job_that_an_earlier_leader_left_suspended_is_resumed_independently
         job = {"metadata": {"name": name, "namespace": "default", "labels": labels}, "spec": {"suspend": True}}
         scene.api.objects[f"/apis/batch/v1/jobs/{name}"] = scene.api.objects[f"{JOBS}/{name}"] = job
     scene.api.fails[("PATCH", f"{JOBS}/a")] = [refused(403)]
-    scene.do(lambda carrier: carrier.resume_left())
-    assert scene.api.objects[f"{JOBS}/b"]["spec"]["suspend"] is False
+    scene.api.fails[("GET", "/apis/batch/v1/jobs")] = [LOST, None]
+
+    async def allow(_: AttemptLifecycle) -> None:
+        while scene.api.objects[f"{JOBS}/b"]["spec"]["suspend"]:
+            await asyncio.sleep(0.005)
+        assert scene.api.objects[f"{JOBS}/a"]["spec"]["suspend"]
+        scene.api.fails.clear()
+
+    scene.do(lambda carrier: carrier.resume_left(), allow)
+    assert scene.api.objects[f"{JOBS}/a"]["spec"]["suspend"] is False
 
 
 def test_a_stopped_start_releases_the_assumed_resources_of_its_pods() -> None:

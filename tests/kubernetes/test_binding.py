@@ -69,10 +69,10 @@ def pod(uid: str = "uid-1", node: str = "n1", number: str = "3", name: str = "tr
     return msgspec.convert({"metadata": metadata, "spec": {"nodeName": node}}, Pod)
 
 
-def bound(server: Server, may_act: Callable[[], bool] = lambda: True) -> tuple[str, bool]:
+def bound(server: Server, wanted: Callable[[], bool] = lambda: True) -> tuple[str, bool]:
     """Bind the pod. Return (failure, whether it counts as bound)."""
     one = member()
-    return asyncio.run(bind_one(server, attempt(3, one), one, may_act)), one.bound  # type: ignore[arg-type]
+    return asyncio.run(bind_one(server, attempt(3, one), one, wanted)), one.bound  # type: ignore[arg-type]
 
 
 def test_a_binding_names_pod_node_attempt_and_slots() -> None:
@@ -122,14 +122,14 @@ def test_a_request_is_repeated_until_there_is_a_response() -> None:
 
 
 @pytest.mark.parametrize(("found", "counts"), [(pod(), True), (pod(node="n2"), False), (pod(number="2"), False)])
-def test_a_former_leader_checks_a_binding_without_a_response(found: Pod, counts: bool) -> None:
-    leads = iter([True, False])
-    failure, is_bound = bound(Server([LOST], [found]), lambda: next(leads))
+def test_a_cancelled_start_checks_a_binding_without_a_response(found: Pod, counts: bool) -> None:
+    wanted = iter([True, False])
+    failure, is_bound = bound(Server([LOST], [found]), lambda: next(wanted))
     assert is_bound is counts
     assert failure == ("" if counts else "pod train-0: the binding was cancelled")
 
 
-def test_a_former_leader_sends_no_request() -> None:
+def test_a_cancelled_start_sends_no_request() -> None:
     server = Server([b""], [pod()])
     failure, is_bound = bound(server, lambda: False)
     assert (is_bound, server.asked) == (False, []), "no binding was requested, so no pod is read"

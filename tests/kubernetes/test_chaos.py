@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from benchmarks.chaos.__main__ import earlier, summary
 from benchmarks.chaos.checks import Member, twice, violations, whole
+from benchmarks.chaos.faults import _renewed
 
 RUNS = [Member(rank, f"node-{rank}", 1) for rank in range(3)]
 PROCESSES = [("a", rank) for rank in range(3)]
@@ -72,3 +74,10 @@ def test_the_summary_counts_rounds_and_names_every_violation() -> None:
     assert found["restarted"] == {"etcd": 1}
     assert found["whole_after_seconds"] == {"median": 1.0, "most": 2.0}
     assert summary([], 100)["violations"] == 0
+
+
+def test_a_lease_that_was_not_renewed_names_no_leader() -> None:
+    """Its holder has ended, and the next leader waits until it expires."""
+    now = datetime.now(UTC)
+    assert _renewed(now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+    assert not _renewed((now - timedelta(seconds=9)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"))

@@ -49,13 +49,13 @@ def status_of(server: LittleApi) -> dict[str, Any]:
     return found
 
 
-def reserve(server: LittleApi, allocation: Any = ALLOCATION, uid: str = "u-a", *, leads: bool = True) -> list[str]:
+def reserve(server: LittleApi, allocation: Any = ALLOCATION, uid: str = "u-a", *, still: bool = True) -> list[str]:
     wanted = [Reservation("default/c", uid[-1], uid, allocation)]
-    return asyncio.run(asyncio.wait_for(reserve_all(server, wanted, lambda: leads), 10))
+    return asyncio.run(asyncio.wait_for(reserve_all(server, wanted, lambda: still), 10))
 
 
 def release(server: LittleApi, *uids: str) -> list[str]:
-    return asyncio.run(asyncio.wait_for(release_all(server, [("default/c", uid) for uid in uids], lambda: True), 10))
+    return asyncio.run(asyncio.wait_for(release_all(server, [("default/c", uid) for uid in uids]), 10))
 
 
 def test_a_claim_gets_its_finalizer_then_devices_and_pod_in_one_update() -> None:
@@ -100,11 +100,11 @@ def test_a_claim_that_has_changed_is_not_written(status: dict[str, Any], allocat
     assert server.done == []
 
 
-def test_a_refusal_and_the_end_of_leadership_are_errors() -> None:
+def test_a_refusal_and_a_cancelled_start_are_errors() -> None:
     server = api()
     server.fails[("PATCH", f"{CLAIMS}/c/status")] = [refused(403, "Forbidden", "resourceclaims/binding")]
     assert reserve(server) == ["pod a: claim c: resourceclaims/binding"]
-    assert "no longer leads" in reserve(api(), leads=False)[0]
+    assert "the start was cancelled" in reserve(api(), still=False)[0]
     server.objects.clear()
     assert reserve(server) == ["pod a: claim c: NotFound"]
 

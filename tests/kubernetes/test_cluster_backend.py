@@ -17,6 +17,7 @@ from scheduler_feedback.backends.kubernetes.cluster_backend import START_SECONDS
 from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Queue, QueueSpec
+from scheduler_feedback.controller.backend_calls import BackendCalls
 from scheduler_feedback.core.events import Event, PolicySet
 from scheduler_feedback.core.state import Policy, State
 
@@ -100,3 +101,11 @@ def test_a_folder_that_was_used_last_keeps_its_journal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("leads", [True, False])
 def test_leadership_is_a_metric(tmp_path: Path, leads: bool) -> None:
     assert list(backend_of(tmp_path, may_act=lambda: leads).measures()) == [("gangwatch_leads", (), float(leads))]
+
+
+def test_a_leader_without_a_right_is_not_ready(tmp_path: Path) -> None:
+    missing = [""]
+    calls = BackendCalls(backend_of(tmp_path, missing_rights=lambda: missing[0]))
+    assert calls.obstacle() == ""
+    missing[0] = "its user may not create pods/binding"
+    assert calls.obstacle() == "its user may not create pods/binding"

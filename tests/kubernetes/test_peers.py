@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from benchmarks.kubernetes import watching
 from benchmarks.kubernetes.__main__ import Run
 from benchmarks.kubernetes.measurements import Bed
-from benchmarks.kubernetes.peers import COSCHEDULING, GANGS, OURS, PLAIN, SPINE, VOLCANO, hyper_nodes, queue_sizes
+from benchmarks.kubernetes.peers import (
+    COSCHEDULING,
+    GANGS,
+    KAI,
+    KUEUE,
+    KUEUE_QUEUE,
+    OURS,
+    PLAIN,
+    SPINE,
+    VOLCANO,
+    hyper_nodes,
+    queue_sizes,
+)
+from benchmarks.kubernetes.queueing_peers import kueue_objects
 from benchmarks.kubernetes.watching import LIMIT_SECONDS, Load, NotInTimeError
 from scheduler_feedback.backends.kubernetes.api_server.client import UnreachableError
 
@@ -36,16 +51,57 @@ def test_the_same_gang_in_the_words_of_each_scheduler() -> None:
 
 def test_pods_name_their_group_and_their_scheduler() -> None:
     for peer in (OURS, PLAIN, COSCHEDULING):
-        pod = peer.pod("g-0", "g")
+        pod = peer.pod("g-0", "g", 2)
         assert pod["metadata"]["labels"] == {"scheduling.x-k8s.io/pod-group": "g"}
         assert pod["spec"]["schedulerName"] == peer.scheduler
-    pod = GANGS.pod("g-0", "g", nodeSelector={"pool": "none"})
+    pod = GANGS.pod("g-0", "g", 2, nodeSelector={"pool": "none"})
     assert pod["spec"]["schedulingGroup"] == {"podGroupName": "g"}
     assert pod["spec"]["nodeSelector"] == {"pool": "none"}
     assert pod["metadata"]["labels"] == {}, "gangwatch and coscheduling do not take it as theirs"
-    pod = VOLCANO.pod("g-0", "g")
+    pod = VOLCANO.pod("g-0", "g", 2)
     assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "g"}
     assert (pod["spec"]["schedulerName"], pod["metadata"]["labels"]) == ("volcano", {})
+
+
+def test_kueue_and_kai_get_the_same_gang() -> None:
+    assert KUEUE.makes_groups and not KAI.makes_groups
+    pod = KUEUE.pod("g-0", "g", 512, one_spine=True)["metadata"]
+    assert pod["labels"] == {"kueue.x-k8s.io/queue-name": KUEUE_QUEUE, "kueue.x-k8s.io/pod-group-name": "g"}
+    assert pod["annotations"] == {
+        "kueue.x-k8s.io/pod-group-total-count": "512",
+        "kueue.x-k8s.io/podset-required-topology": SPINE,
+    }
+    assert set(KUEUE.pod("g-0", "g", 2)["metadata"]["annotations"]) == {"kueue.x-k8s.io/pod-group-total-count"}
+    queue = {path.rpartition("/")[2]: body["spec"] for path, body in kueue_objects(10, 8)}["clusterqueues"]
+    quotas = {one["name"]: one["nominalQuota"] for one in queue["resourceGroups"][0]["flavors"][0]["resources"]}
+    assert quotas == {"cpu": 640, "memory": "5120Gi", "nvidia.com/gpu": 80}, "the whole cluster"
+    group = KAI.group("g", 512, one_spine=True)["spec"]
+    assert (group["minMember"], group["topologyConstraint"]["requiredTopologyLevel"]) == (512, SPINE)
+    assert "topologyConstraint" not in KAI.group("g", 2)["spec"]
+    made = KAI.pod("g-0", "g", 2)
+    assert made["metadata"]["annotations"] == {"pod-group-name": "g"}
+    assert made["spec"]["schedulerName"] == "kai-scheduler"
+
+
+def test_only_conditions_about_scheduling_count() -> None:
+    def seen(kind: str, status: str) -> bool:
+        body = {"metadata": {"name": "g"}, "status": {"conditions": [{"type": kind, "status": status}]}}
+        return watching._unschedulable(msgspec.convert(body, watching._PartialObject))
+
+    assert seen("QuotaReserved", "False") and seen("Unschedulable", "True")
+    assert not seen("PodsReady", "False") and not seen("Scheduled", "True") and not seen("Unschedulable", "False")
+
+
+class EndedProcess:
+    def poll(self) -> int:
+        return 3
+
+
+def test_a_scheduler_that_ended_is_named_at_once() -> None:
+    bed = Bed.__new__(Bed)
+    bed.seen = SimpleNamespace(bound={"default/a": "n1"})  # type: ignore[assignment]
+    with pytest.raises(NotInTimeError, match="ended with code 3: 1 of 2 bound"):
+        bed._until_bound(2, EndedProcess())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("gpus", "most", "gangs"), [(4000, 200, 200), (1200, 200, 120), (4, 200, 1), (4000, 5, 5)])

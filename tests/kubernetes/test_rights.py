@@ -81,8 +81,13 @@ def test_an_unusable_response_is_an_error(response: bytes) -> None:
 
 
 def reviewed(leadership: Leadership, api: Reviewer) -> str:
-    asyncio.run(leadership._review(api))
-    return leadership._missing
+    async def review() -> None:
+        leadership._check_rights(api)
+        if leadership._review is not None:
+            await leadership._review
+
+    asyncio.run(review())
+    return leadership.missing_rights()
 
 
 def test_rights_are_reviewed_once_a_minute_and_at_once_while_one_is_missing() -> None:
@@ -95,9 +100,11 @@ def test_rights_are_reviewed_once_a_minute_and_at_once_while_one_is_missing() ->
     assert reviewed(leadership, api) == "its user may not create pods/binding"
     api.fails[SELF] = [refused(500)]
     assert reviewed(leadership, api) == "its user may not create pods/binding", "a failed review changes nothing"
+    assert leadership.measures() == [("gangwatch_missing_rights", (), 1.0)]
     del api.fails[SELF]
     api.denied.clear()
     assert reviewed(leadership, api) == ""
+    assert leadership.measures() == [("gangwatch_missing_rights", (), 0.0)]
 
 
 def test_a_server_that_refuses_reviews_does_not_make_a_standby_unready() -> None:

@@ -135,6 +135,16 @@ def test_an_interrupted_watch_continues_from_its_last_version(monkeypatch: pytes
     assert [one.get("resourceVersion") for one in fake.asked] == [None, "5", "7", "7", "7"]
 
 
+def test_a_refusal_is_logged_once_until_the_watch_works_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = refused(403, "Forbidden", "cannot list pods")
+    works = [page(5, a_pod("a", 1))]
+    fake = FakeWatch(monkeypatch, [refusal, refusal, refusal, *works], [[], refusal, refusal]).run()
+    assert fake.watch.lists == 1
+    assert caplog.text.count("cannot list pods") == 2
+
+
 def test_an_optional_kind_that_is_not_served_is_empty_and_listed_again_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ from scheduler_feedback.backends.kubernetes.api_server import lease
 from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, UnreachableError
 from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.api_server.lease import LAST_HOLDER, Leadership
-from scheduler_feedback.backends.kubernetes.attempts import gang_stop
+from scheduler_feedback.backends.kubernetes.attempts import gang_stop, repetition
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE, Probes, is_probe
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
@@ -34,6 +34,8 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
 from scheduler_feedback.backends.kubernetes.published import advice, publish, state_config_map, uninstall
 from scheduler_feedback.backends.kubernetes.published.advice import RULES, SLICES, Accusation, Advice, accusations_of
+from scheduler_feedback.backends.kubernetes.published.back_off import FIRST_SECONDS, BackOff
+from scheduler_feedback.backends.kubernetes.published.marks import Marks
 from scheduler_feedback.backends.kubernetes.published.publish import GangStatus, Publisher, StateView
 from scheduler_feedback.backends.kubernetes.published.state_config_map import StateWriter, kept_of, memory_name, read
 from scheduler_feedback.backends.kubernetes.published.uninstall import remove_all
@@ -61,6 +63,7 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
         monkeypatch.setattr(gang_stop, name, 0.0)
+        monkeypatch.setattr(repetition, name, 0.0)
 
 
 # --- leadership ------------------------------------------------------------------------------------------------------
@@ -163,6 +166,18 @@ def test_a_released_lease_is_acquired_at_once_and_a_lost_race_is_no_error() -> N
         tried(elector, api, 1.0)
 
 
+@pytest.mark.parametrize("holder", ["other", ""])
+def test_a_leader_after_whom_another_has_led_has_lost_its_lease(holder: str) -> None:
+    """The other may have released it already. Its decisions are not in our state."""
+    api = LittleApi({f"{LEASES}/main": a_lease("me")})
+    elector = leader(api)
+    assert tried(elector, api, 0.0)
+    elector._leading.set()
+    assert tried(elector, api, 2.0)
+    api.objects[f"{LEASES}/main"] = a_lease(holder) | {"metadata": {"name": "main", "resourceVersion": "9999"}}
+    assert not tried(elector, api, 8.0)
+
+
 def test_releasing_clears_only_our_own_lease() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("me")})
     elector = leader(api)
@@ -218,6 +233,48 @@ def test_a_leader_acts_for_seven_seconds_from_the_start_of_its_last_renewal(monk
     acts = led(monkeypatch, [False, True, LOST, LOST, LOST, True], ManualClock(), waits)
     assert acts == [False, True, True, True, "lost"], "nine seconds after the renewal it has ended"
     assert waits == [2.0, 2.0, 0.2, 0.2], "a failed renewal is repeated at once"
+
+
+def test_a_late_renewal_is_logged_with_the_time_without_a_leader(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    slow = [0.0, 8.5]
+    elector = Leadership(LittleApi().access, "ours", "main", "me", clock=clock)
+
+    async def try_(_client: object, _now_ns: int) -> bool:
+        clock.advance(slow.pop(0))
+        if not slow:
+            elector._ending.set()
+        return True
+
+    async def let_go(_client: object) -> None:
+        pass
+
+    monkeypatch.setattr(elector, "_try", try_)
+    monkeypatch.setattr(elector, "_let_go", let_go)
+    monkeypatch.setattr(elector._ending, "wait", lambda _: elector._ending.is_set())
+    asyncio.run(elector._live())
+    assert "lease ours/main was renewed late: writes waited for 1.5 s" in caplog.text
+
+
+def test_a_bug_in_periodic_work_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lease, "_BUG_SECONDS", 0.0)
+    calls = 0
+
+    async def once() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyError("a bug")
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(lease.while_leading(once, lambda: True, 0.0, "a test"))
+    assert calls == 2
+    assert "a test: this is a bug, please report it" in caplog.text and "KeyError" in caplog.text
 
 
 def test_a_leader_ends_at_once_if_another_leads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,9 +432,10 @@ def test_a_suspended_job_is_resumed_with_retries_and_a_deleted_one_is_ignored() 
     job = api.objects[f"{JOBS}/train"]
     assert job["spec"]["suspend"] is False and job["metadata"]["labels"] == {"app": "t"}
     asyncio.run(gang_stop.resume(api, f"{JOBS}/gone"))
-    api.fails[("PATCH", f"{JOBS}/train")] = [refused(403)]
-    with pytest.raises(BackendError):
-        asyncio.run(gang_stop.resume(api, f"{JOBS}/train"))
+    api.objects[f"{JOBS}/train"]["spec"]["suspend"] = True
+    api.fails[("PATCH", f"{JOBS}/train")] = [refused(403), refused(403), None]
+    asyncio.run(gang_stop.resume(api, f"{JOBS}/train"))
+    assert api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False
 
 
 def test_jobs_that_gangwatch_left_suspended_are_found_by_their_label() -> None:
@@ -566,6 +624,15 @@ def test_a_probe_uses_all_of_the_node_s_devices_and_ends_without_the_controller(
 GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
 
 
+class Clock:
+    """Monotonic clock that the test sets."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 class Published:
     """Publisher for these gangs, whose status in the core is set by the test."""
 
@@ -574,6 +641,8 @@ class Published:
         self.look = StateView({}, {}, 100 * SECOND)
         self.asked: list[list[str]] = []
         self.publisher = Publisher(api, cache, lambda: self.gangs, self._ask, lambda: True)
+        self.clock = Clock()
+        self.publisher._back_off = BackOff(self.clock)
 
     def _ask(self, question: Any) -> Future[StateView]:
         self.asked.append([])
@@ -742,7 +811,7 @@ def test_reasons_of_new_gangs_do_not_wait_for_the_next_pass(monkeypatch: pytest.
     assert published.once(100, waits=WAITS, next=WAITS, third=WAITS) == [("PATCH", f"{PODS}/third/status")]
 
 
-def test_a_refused_reason_of_a_new_gang_is_tried_again_once_a_second_only() -> None:
+def test_a_refused_reason_of_a_new_gang_is_tried_again_after_growing_pauses() -> None:
     one = pod("a", 1)
     api = LittleApi({f"{PODS}/a": msgspec.to_builtins(one)})
     api.fails[("PATCH", f"{PODS}/a/status")] = [refused(403)]
@@ -753,7 +822,36 @@ def test_a_refused_reason_of_a_new_gang_is_tried_again_once_a_second_only() -> N
     for _ in range(3):
         asyncio.run(published.publisher.publish_new())
     assert (published.publisher.refusals, published.publisher.writes) == (1, 0)
-    assert published.once(101, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
+    clock = published.clock
+    tried = []
+    for seconds in range(40):
+        clock.seconds = float(seconds)
+        if published.once(101, a=WAITS):
+            tried.append(seconds)
+    assert tried == [1, 3, 7, 15, 31]
+    api.fails.clear()
+    clock.seconds = 70.0
+    assert published.once(102, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
+    api.fails[("PATCH", f"{PODS}/a/status")] = [refused(403)]
+    clock.seconds = 200.0
+    assert published.once(300, a=GangStatus(False, "Capacity", "too big")) == [("PATCH", f"{PODS}/a/status")]
+    clock.seconds = 200.0 + FIRST_SECONDS
+    assert published.once(301, a=GangStatus(False, "Capacity", "too big")), "the pauses begin again"
+
+
+def test_marks_of_a_node_are_tried_again_after_growing_pauses() -> None:
+    cache = cache_of("n1")
+    api = LittleApi({"/api/v1/nodes/n1": {"metadata": {"name": "n1"}}})
+    api.fails[("PATCH", "/api/v1/nodes/n1")] = [refused(403)]
+    published = Published(api, cache)
+    tried = []
+    for seconds in range(10):
+        published.clock.seconds = float(seconds)
+        published.look = StateView({"n1": Marks(state="quarantine", score="0")}, {}, 100 * SECOND)
+        before = len(api.done)
+        asyncio.run(published.publisher.once())
+        tried += [seconds] * (len(api.done) > before)
+    assert tried == [0, 1, 3, 7]
 
 
 def test_the_reason_of_a_new_gang_is_published_within_the_period(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -783,6 +881,7 @@ def test_one_refused_write_is_counted_and_the_others_are_made() -> None:
     published = Published(api, cache_of(), *map(lone, pods))
     published.once(100, a=WAITS, b=WAITS)
     assert (published.publisher.refusals, published.publisher.writes) == (1, 1)
+    published.clock.seconds = FIRST_SECONDS
     assert published.once(101, a=WAITS, b=WAITS) == [("PATCH", f"{PODS}/a/status")], "it is tried again"
 
 

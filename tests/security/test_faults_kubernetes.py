@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, NotLeadingError, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server import client as client_module
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
 from scheduler_feedback.backends.kubernetes.attempts import gang_stop
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
-from scheduler_feedback.core.events import CancelRequested
+from scheduler_feedback.core.events import CancelRequested, FreezeSet
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
@@ -25,34 +28,76 @@ from tests.kubernetes.test_leadership import bound_once, controllers, holder, me
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
 
-def test_a_client_that_lost_the_lease_writes_nothing(cluster: Cluster, access: Access) -> None:
+def test_a_client_writes_nothing_while_it_does_not_lead(cluster: Cluster, access: Access) -> None:
+    """Its requests wait: a process that has lost its lease ends, and one that renews it late continues."""
     leads = [True]
-    node = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fenced"}, "data": {"by": "one"}}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fenced"}, "data": {"by": "one"}}
     path = "/api/v1/namespaces/default/configmaps"
 
-    async def write() -> list[str]:
-        refused: list[str] = []
+    async def write() -> None:
         async with Client(access, may_write=lambda: leads[0]) as client:
-            await client.create(path, node)
+            await client.create(path, body)
             leads[0] = False
-            for asked in (
-                client.create(path, {**node, "metadata": {"name": "other"}}),
-                client.patch(f"{path}/fenced", {"data": {"by": "two"}}),
-                client.replace(f"{path}/fenced", {**node, "data": {"by": "two"}}),
-                client.delete(f"{path}/fenced"),
-            ):
-                try:
-                    await asked
-                except NotLeadingError as error:
-                    refused.append(str(error))
-        return refused
+            asked = [
+                asyncio.create_task(client.create(path, {**body, "metadata": {"name": "other"}})),
+                asyncio.create_task(client.patch(f"{path}/fenced", {"data": {"by": "two"}})),
+                asyncio.create_task(client.replace(f"{path}/fenced", {**body, "data": {"by": "two"}})),
+                asyncio.create_task(client.delete(f"{path}/fenced")),
+            ]
+            done, _ = await asyncio.wait(asked, timeout=1)
+            assert not done
+            assert await client.get(f"{path}/fenced", msgspec.json.Decoder(Any)), "reads do not wait"
+            assert cluster.api.find(f"{path}/other") is None
+            assert cluster.api.find(f"{path}/fenced")["data"] == {"by": "one"}
+            for ended in asked[1:]:
+                ended.cancel()
+            leads[0] = True
+            await asyncio.wait_for(asked[0], 10)
 
-    refused = asyncio.run(write())
-    assert [words.split()[0] for words in refused] == ["POST", "PATCH", "PUT", "DELETE"]
-    assert all("no longer leads" in words for words in refused)
-    assert cluster.api.find(f"{path}/other") is None
-    assert cluster.api.find(f"{path}/fenced")["data"] == {"by": "one"}
+    asyncio.run(write())
+    assert cluster.api.find(f"{path}/other") is not None
     cluster.api.delete(f"{path}/fenced")
+    cluster.api.delete(f"{path}/other")
+
+
+def test_starts_in_progress_continue_after_a_late_renewal_of_the_lease(
+    cluster: Cluster,
+    access: Access,
+    folder: Path,
+    kubelet: FakeKubelet,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slow API server delays the renewal while a queue is bound. Requests in progress must wait until the renewal.
+
+    Before, their gangs kept their slots without being bound, until the start's timeout of 15 minutes.
+    """
+    monkeypatch.setattr(client_module, "_AT_ONCE", 1)  # so that requests wait for others
+    gangs = [f"g{number}" for number in range(12)]
+    cluster.add_nodes(*(f"n{number}" for number in range(24)))
+    left = [10**6]  # number of checks until the leader may not act
+    renewed = threading.Event()
+
+    def may_act() -> bool:
+        left[0] -= 1
+        return left[0] > 0 or renewed.is_set()
+
+    def bound() -> int:
+        return sum(cluster.bound(gang) for gang in gangs)
+
+    with running(access, folder, may_act=may_act) as it:
+        it.controller.cycle.request(lambda _: FreezeSet(True, "test")).result(30)
+        for gang in gangs:
+            cluster.add_gang(gang, 2)
+        wait_for("the cycle has all gangs", lambda: len(it.jobs()) == len(gangs))
+        left[0] = 40
+        it.controller.cycle.request(lambda _: FreezeSet(False, "test")).result(30)
+        wait_for("the leader may not act", lambda: left[0] <= 0)
+        time.sleep(1.0)
+        assert bound() < 2 * len(gangs), "requests wait"
+        renewed.set()
+        wait_for("all are bound", lambda: bound() == 2 * len(gangs), 60)
+        assert {job.attempt for job in it.jobs().values()} == {1}
+    assert bound_once(kubelet)
 
 
 def test_a_started_stop_is_not_finished_after_the_lease_is_lost(

@@ -99,13 +99,13 @@ MUTANTS = (
         _BACKEND,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.start",
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle._start",
         "and attempt.phase is Phase.BINDING",
         "",
         _LIFECYCLE,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.bind",
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle._fail",
         "await self.undo(attempt)",
         "pass",
         _LIFECYCLE,
@@ -286,7 +286,7 @@ MUTANTS = (
         "written = self._written",
         _WRITING,
     ),
-    Mutant("backends.kubernetes.api_server.lease:Leadership._review", "and not self._missing", "", _RIGHTS),
+    Mutant("backends.kubernetes.api_server.lease:Leadership._check_rights", "and not self._missing", "", _RIGHTS),
     Mutant(
         "backends.kubernetes.api_server.rights:missing_rights",
         "if not allowed:",
@@ -336,6 +336,33 @@ MUTANTS = (
         "not self.may_act()",
         _WRITING,
     ),
+    Mutant("backends.kubernetes.api_server.lease:Leadership._try", "if self._leading.is_set():", "if False:", _WRITING),
+    Mutant(
+        "backends.kubernetes.api_server.lease:while_leading",
+        "except Exception as error:",
+        "except OSError as error:",
+        _WRITING,
+    ),
+    Mutant("backends.kubernetes.attempts.repetition:until_done", "if str(error) != logged:", "if True:", _LIFECYCLE),
+    Mutant(
+        "backends.kubernetes.attempts.repetition:until_done",
+        "except BackendError as error:",
+        "except KeyError as error:",
+        _LIFECYCLE,
+    ),
+    Mutant(
+        "backends.kubernetes.attempts.gang_stop:_suspend", "except UnreachableError:", "except KeyError:", _LIFECYCLE
+    ),
+    Mutant(
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.start",
+        "except Exception as error:",
+        "except KeyError as error:",
+        _LIFECYCLE,
+    ),
+    Mutant(
+        "backends.kubernetes.published.back_off:BackOff.refused", "min(2 * before, LONGEST_SECONDS)", "before", _WRITING
+    ),
+    Mutant("backends.kubernetes.published.back_off:BackOff.accepted", "self._paused.pop(key, None)", "pass", _WRITING),
     Mutant(
         "backends.kubernetes.api_server.lease:Leadership._let_go",
         "if lease.spec.holder_identity == self._identity:",

@@ -189,5 +189,8 @@ class ClusterBackend(Backend):
     def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:  # noqa: ARG002
         return self.cache.attest(node, gang)
 
+    def obstacle(self) -> str:
+        return self._settings.missing_rights()
+
     def measures(self) -> Sequence[Sample]:
         return [(LEADS, (), float(self._settings.may_act()))]

@@ -99,9 +99,7 @@ class KubernetesBackend(ClusterBackend):
         self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
         self._without_queue: set[str] = set()  # keys of gangs that are not submitted, because their queue is unknown
         self._queues_checked: frozenset[str] = frozenset()  # the queues when these gangs were last checked
-        self._lifecycle = AttemptLifecycle(
-            self._connection, self.cache, self._may_act, self._emit, self._queue_scan, self._last_pods
-        )
+        self._lifecycle = AttemptLifecycle(self._connection, self.cache, self._emit, self._queue_scan, self._last_pods)
 
     @property
     def watches(self) -> Mapping[str, Watch[Any]]:
@@ -128,7 +126,7 @@ class KubernetesBackend(ClusterBackend):
         return watches
 
     def _once_synced(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._lifecycle.resume_left()] if self._may_act() else []
+        return [self._lifecycle.resume_left()]
 
     def _queue_scan(self, attempt: Attempt) -> None:
         with self.cache.lock:

@@ -21,6 +21,8 @@ class KubernetesSettings:
     labels: TopologyLabels = field(default_factory=TopologyLabels)
     may_act: Callable[[], bool] = lambda: True
     """Returns whether this process is the leader; called before each write. Any thread may call it."""
+    missing_rights: Callable[[], str] = lambda: ""
+    """Returns which rights in the cluster the leader lacks, as a sentence; '' if none. Any thread may call it."""
     rebuilds: bool = True
     """Whether to build the first state from the API's objects: another controller may have led since this folder was
     last used."""

@@ -151,6 +151,8 @@ class Connection:
             await work
         except BackendError as error:
             _log.error("%s, attempt %d: %s", *key, error)
+        except Exception as error:
+            _log.error("%s, attempt %d: this is a bug, please report it", *key, exc_info=error)
         finally:
             work.close()
             if self._tasks.get(key) is asyncio.current_task():

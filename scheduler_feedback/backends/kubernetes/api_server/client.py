@@ -35,6 +35,7 @@ _CLOSING_SECONDS = 0.25
 does not respond never closes them: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
 
 _CLOSING_LOOK_SECONDS = 0.005
+_LEAD_LOOK_SECONDS = 0.05
 
 _KEPT_ALIVE = {
     socket.TCP_KEEPIDLE: 10,
@@ -55,8 +56,8 @@ class UnreachableError(BackendError):
     """The server sent no response, or requested a later retry. It is unknown whether the request took effect."""
 
 
-class NotLeadingError(BackendError):
-    """The request was not sent: this process no longer leads, and another controller may be acting."""
+class _NotLeadingError(BackendError):
+    """The request was not sent, because this process does not lead now."""
 
 
 class RefusedError(BackendError):
@@ -141,7 +142,9 @@ class Client:
     """Requests to one API server. Open with ``async with``.
 
     may_write: returns whether this controller is the leader. Every request that changes something, and every retry,
-    checks it first and raises NotLeadingError if it is false: leadership may have been lost in the meantime.
+    checks it first and waits while it is false. A slow API server may delay the renewal of the lease until after the
+    time for which the leader may act; the work in progress then continues after the renewal. A process that has lost
+    its lease ends, and its work with it.
     """
 
     def __init__(
@@ -226,17 +229,22 @@ class Client:
         assert self._session is not None, "the client is open"
         data = None if body is None else msgspec.json.encode(body)
         what = f"{method} {path}"
-        try:
-            async with (
-                self._at_once,
-                self._response(method, path, kind, data=data, params=parameters or None) as response,
-            ):
-                answer = await response.read()
-                if response.status >= 300:
-                    raise _refused(what, response.status, answer)
-                return answer
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
+        while True:
+            while method != "GET" and not self._may_write():  # outside of `_at_once`: reads continue
+                await asyncio.sleep(_LEAD_LOOK_SECONDS)
+            try:
+                async with (
+                    self._at_once,
+                    self._response(method, path, kind, data=data, params=parameters or None) as response,
+                ):
+                    answer = await response.read()
+                    if response.status >= 300:
+                        raise _refused(what, response.status, answer)
+                    return answer
+            except _NotLeadingError:
+                continue
+            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
 
     @contextlib.asynccontextmanager
     async def lines(self, path: str, silence_seconds: float, **parameters: str) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -268,7 +276,7 @@ class Client:
         access, credential = self.access, await self._credential()
         for repeats in (True, False):
             if method != "GET" and not self._may_write():
-                raise NotLeadingError(f"{method} {path}: not sent, because this controller no longer leads")
+                raise _NotLeadingError(f"{method} {path}")
             async with self._session.request(
                 method,
                 access.url + path,
@@ -316,7 +324,7 @@ class Client:
     def _bearer(self) -> str:
         """Return the token. Its file is read again only if it has changed: the check costs a fifth of a read.
 
-        Raises BackendError if the file cannot be read.
+        Raises UnreachableError if the file cannot be read: the request was not sent, and can be repeated.
         """
         file = self.access.token_file
         if file is None:
@@ -324,10 +332,13 @@ class Client:
         try:
             status = file.stat()
         except OSError as error:
-            raise BackendError(f"{file}: {error}") from error
+            raise UnreachableError(f"{file}: {error}") from error
         identity = (status.st_ino, status.st_mtime_ns, status.st_size)
         if self._token is None or self._token[0] != identity:
-            self._token = identity, self.access.bearer()
+            try:
+                self._token = identity, self.access.bearer()
+            except BackendError as error:
+                raise UnreachableError(str(error)) from error
         return self._token[1]
 
     def _headers(self, kind: str, credential: Credential | None) -> dict[str, str]:

@@ -18,17 +18,21 @@ from typing import Any
 import msgspec
 
 from agent.schema.clock import Clock, SystemClock
-from agent.schema.errors import BackendError
+from agent.schema.errors import BackendError, GangwatchError
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.rights import Right, in_words, missing_rights
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import Lease
+from scheduler_feedback.core.telemetry.fleet import Sample
 
 LEASE_SECONDS = 10.0
 RENEW_SECONDS = 2.0
 ACTING_SECONDS = 7.0
 """Seconds for which the holder acts after the start of its last renewal. They are fewer than LEASE_SECONDS by more
 than the longest duration of a request."""
+
+MISSING_RIGHTS = "gangwatch_missing_rights"
+"""Metric: number of rights in the cluster that a leader needs and this controller does not have."""
 
 LAST_HOLDER = f"{OURS}last-holder"
 """Annotation of the lease: identity of its last holder. It remains after the holder releases the lease."""
@@ -40,10 +44,14 @@ requests are slow. Renewals are counted instead of seconds, because a process th
 RETRY_SECONDS = 0.2
 """Seconds between a failed renewal and the next: time for two attempts remains before the holder must stop acting."""
 
-RIGHTS_SECONDS = 60.0
-"""Seconds between two checks of a standby's rights; RENEW_SECONDS while rights are missing."""
+RIGHTS_SECONDS = 30.0
+"""Seconds between two checks of a controller's rights; RENEW_SECONDS while rights are missing."""
+
+_REVIEW_SECONDS = 15.0
+"""Time limit of such a check, which is about thirty requests."""
 
 _REQUEST_SECONDS = 3.0
+_BUG_SECONDS = 10.0
 _leases = msgspec.json.Decoder(Lease)
 _log = logging.getLogger(__name__)
 
@@ -53,15 +61,19 @@ async def while_leading(
 ) -> None:
     """Call `once` periodically while this controller leads, until cancelled.
 
-    Errors are logged; the next period retries.
+    Errors are logged; the next period retries. After an unexpected error the pause is at least _BUG_SECONDS.
     """
     while True:
+        pause_seconds = period_seconds
         if may_act():
             try:
                 await once()
-            except BackendError as error:
+            except GangwatchError as error:
                 _log.info("%s: %s", what, error)
-        await asyncio.sleep(period_seconds)
+            except Exception as error:
+                _log.error("%s: this is a bug, please report it", what, exc_info=error)
+                pause_seconds = max(period_seconds, _BUG_SECONDS)
+        await asyncio.sleep(pause_seconds)
 
 
 @dataclass(slots=True)
@@ -76,7 +88,7 @@ class Sighting:
 class Leadership:
     """Leader election in a separate thread.
 
-    identity: unique to this process. needs: rights that a leader needs; a standby checks that it has them.
+    identity: unique to this process. needs: rights that a leader needs. Leader and standby check that they have them.
     """
 
     def __init__(
@@ -105,8 +117,10 @@ class Leadership:
         self._seen_finished = self._idle = 0
         self._follows = False
         self._reported = ""  # the last error, until a request succeeds
-        self._missing = ""  # rights that a leader would need, in words
+        self._missing = ""  # rights that a leader needs and this controller lacks, in words
+        self._missing_count = 0
         self._reviewed_ns: int | None = None  # time of the last check of rights
+        self._review: asyncio.Task[None] | None = None
         self._tried = False
         self.before = ""  # the last holder before us (may be an earlier term of this process); '' if there was none
 
@@ -124,6 +138,17 @@ class Leadership:
         if not self._tried:
             return f"{self._lease} has not been read yet"
         return self._missing
+
+    def missing_rights(self) -> str:
+        """Return which rights of a leader this controller lacks, as a sentence; '' if none is known to be missing.
+
+        Any thread may call it.
+        """
+        return self._missing
+
+    def measures(self) -> list[Sample]:
+        """Return the number of rights that this controller lacks. Any thread may call it."""
+        return [(MISSING_RIGHTS, (), float(self._missing_count))]
 
     def start(self) -> None:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="lease", daemon=True)
@@ -162,7 +187,10 @@ class Leadership:
                 else:
                     self._reported, self._tried = "", True
                 if held:
+                    late_seconds = (self._clock.monotonic_ns() - self._until_ns) / 1e9
                     self._until_ns = began_ns + int(ACTING_SECONDS * 1e9)
+                    if self._leading.is_set() and late_seconds > 0:
+                        _log.warning("%s was renewed late: writes waited for %.1f s", self._lease, late_seconds)
                     if not self._leading.is_set():
                         _log.info("%s leads", self._identity)
                         self._leading.set()
@@ -171,10 +199,11 @@ class Leadership:
                     _log.error("%s no longer leads", self._identity)
                     self._lost()
                     return
-                if held is False:
-                    await self._review(client)
+                self._check_rights(client)
                 failed = held is None and self._leading.is_set()
                 await asyncio.to_thread(self._ending.wait, RETRY_SECONDS if failed else RENEW_SECONDS)
+            if self._review is not None:
+                self._review.cancel()
             if self._leading.is_set():
                 await self._let_go(client)
 
@@ -187,20 +216,31 @@ class Leadership:
             _log.warning("%s cannot be acquired or renewed: %s", self._lease, why)
         self._reported = why
 
-    async def _review(self, client: Client) -> None:
-        """Check that this standby has the rights of a leader. If the check fails, the last result remains."""
+    def _check_rights(self, client: Client) -> None:
+        """Begin a check of the rights if one is due. It must not delay the renewal of the lease."""
         now_ns, last_ns = self._clock.monotonic_ns(), self._reviewed_ns
-        if last_ns is not None and not self._missing and now_ns - last_ns < RIGHTS_SECONDS * 1e9:
-            return
+        recent = last_ns is not None and not self._missing and now_ns - last_ns < RIGHTS_SECONDS * 1e9
+        if not recent and (self._review is None or self._review.done()):
+            self._review = asyncio.create_task(self._review_rights(client, now_ns))
+
+    async def _review_rights(self, client: Client, now_ns: int) -> None:
+        """Check that this controller has the rights of a leader. If the check fails, the last result remains."""
         try:
-            missing = await asyncio.wait_for(missing_rights(client, self._needs), _REQUEST_SECONDS)
+            missing = await asyncio.wait_for(missing_rights(client, self._needs), _REVIEW_SECONDS)
         except (BackendError, TimeoutError):
             return
         self._reviewed_ns = now_ns
         words = f"its user may not {', '.join(in_words(missing))}" if missing else ""
         if words and words != self._missing:
-            _log.warning("this standby could not lead: %s; see the rights of the chart's ClusterRole", words)
-        self._missing = words
+            level, who = (
+                (logging.ERROR, "this leader cannot schedule completely")
+                if self._leading.is_set()
+                else (logging.WARNING, "this standby could not lead")
+            )
+            _log.log(level, "%s: %s; see the rights of the chart's ClusterRole", who, words)
+        elif self._missing and not words:
+            _log.info("this controller has all rights again")
+        self._missing, self._missing_count = words, len(missing)
 
     def _works(self) -> bool:
         """Return whether a cycle has finished during the last IDLE_RENEWALS renewals of the lease."""
@@ -228,6 +268,8 @@ class Leadership:
             self.before = lease.metadata.annotation(LAST_HOLDER)
         if holder == self._identity:
             return await self._write(client, lease, lease.spec.lease_transitions)
+        if self._leading.is_set():
+            return False  # another controller has acted since, and may have released the lease already
         if holder:
             version = lease.metadata.resource_version
             if self._sighting is None or self._sighting.version != version:

@@ -99,13 +99,13 @@ class Watch(Generic[_T]):
 
     async def run(self) -> None:
         """Run until cancelled. An optional kind that the server does not serve counts as empty and is retried."""
-        pause = _PAUSE_SECONDS
+        pause, refused = _PAUSE_SECONDS, ""
         while True:
             try:
                 if not self._version:
                     await self._list_all()
                 await self._follow()
-                pause = _PAUSE_SECONDS
+                pause, refused = _PAUSE_SECONDS, ""
             except RefusedError as error:
                 if error.code == GONE:
                     self._version = ""
@@ -117,7 +117,9 @@ class Watch(Generic[_T]):
                     self.synced.set()
                     await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
                     continue
-                _log.error("%s", error)
+                if str(error) != refused:  # it is tried every 5 s, maybe for hours
+                    refused = str(error)
+                    _log.error("%s", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             except BackendError as error:

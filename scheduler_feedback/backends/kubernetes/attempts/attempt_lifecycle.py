@@ -1,7 +1,8 @@
 """Start and stop of attempts: sequences of API requests in the event loop.
 
-Each method works on one attempt and ends by reporting the result to the cycle. To stop an attempt, set its phase; work
-in progress checks the phase and gives up.
+Each method works on one attempt and ends by reporting the result to the cycle, whatever the API server responds: an
+attempt without a result would keep its slots until the start's timeout. To stop an attempt, set its phase; work in
+progress checks the phase and gives up. Requests of a leader that may not act for a moment wait in the client.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     requests_by_node,
     scan_attempt,
 )
+from scheduler_feedback.backends.kubernetes.attempts.repetition import until_done
 from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import is_elastic
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.owner_kinds import kind_at
@@ -75,20 +77,19 @@ _log = logging.getLogger(__name__)
 class AttemptLifecycle:
     """Starts, stops and undoes attempts.
 
-    may_act: returns whether this controller is the leader. emit: sends an event to the cycle. queue_scan: queues the
-    attempt for the next scan. last_pods: the latest pods of each job, from which its owner is found.
+    emit: sends an event to the cycle. queue_scan: queues the attempt for the next scan. last_pods: the latest pods of
+    each job, from which its owner is found.
     """
 
     def __init__(
         self,
         connection: Connection,
         cache: InformerCache,
-        may_act: Callable[[], bool],
         emit: Callable[[Event], None],
         queue_scan: Callable[[Attempt], None],
         last_pods: Mapping[str, Sequence[Pod]],
     ) -> None:
-        self._connection, self._cache, self._may_act = connection, cache, may_act
+        self._connection, self._cache = connection, cache
         self._emit, self._queue_scan, self._last_pods = emit, queue_scan, last_pods
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
 
@@ -102,21 +103,28 @@ class AttemptLifecycle:
 
     async def start(self, attempt: Attempt, action: StartGang) -> None:
         """Bind all pods of the gang to the nodes in the action. If one pod cannot be bound, the start fails."""
+        try:
+            await self._start(attempt, action)
+        except Exception as error:  # the server refuses to store the placement, for example
+            if not isinstance(error, BackendError):
+                _log.error("%s: this is a bug, please report it", attempt.job_id, exc_info=error)
+            self._unplan(attempt)
+            await self._fail(attempt, [str(error) or type(error).__name__])
+
+    async def _start(self, attempt: Attempt, action: StartGang) -> None:
         gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
         if gang is not None and (group := self._elastic(attempt)) is not None:
-            try:
-                await resize(self._connection.client, group, gang.pods, len(action.placement) // slots_of(gang.pods[0]))
-            except BackendError as error:
-                self._unplan(attempt)
-                self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
-                return
+            await resize(self._connection.client, group, gang.pods, len(action.placement) // slots_of(gang.pods[0]))
             gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING, len(action.placement))
         if gang is not None:
             async with self._starting:
                 gang = await self._all_there(attempt, 0.0, Phase.BINDING)  # pods may have changed during the wait
-                if gang is not None and attempt.phase is Phase.BINDING:
-                    await self._assign_and_bind(attempt, action, gang)
-                    return
+                wanted = gang is not None and attempt.phase is Phase.BINDING
+                failures = await self._assign_and_bind(attempt, action, gang) if gang is not None and wanted else []
+            if wanted:
+                if failures:  # outside of `_starting`: pods may take long to end
+                    await self._fail(attempt, failures)
+                return
         self._unplan(attempt)
         if attempt.phase is Phase.BINDING:
             why = await owner_has_ended(self._connection.client, self._last_pods.get(attempt.job_id, []))
@@ -124,7 +132,8 @@ class AttemptLifecycle:
                 self._emit(CancelRequested(attempt.job_id, f"its owner, a Job that is {why.lower()}"))
             self._emit(ActionFailed(action.action_id, attempt.job_id, self._why_not_there(attempt)))
 
-    async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
+    async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> list[str]:
+        """Assign the pods to nodes and bind them; return the errors of pods that could not be bound."""
         until = asyncio.get_running_loop().time() + FREED_SECONDS
         while True:
             try:
@@ -135,7 +144,7 @@ class AttemptLifecycle:
                     self.hold(attempt)
                 break
             except DoesNotFitError as error:
-                if error.passing and asyncio.get_running_loop().time() < until and self._may_bind(attempt):
+                if error.passing and asyncio.get_running_loop().time() < until and _wanted(attempt):
                     with self._cache.lock:
                         key = (attempt.job_id, attempt.number)
                         self._cache.plan(key, requests_by_node(gang.pods, action.placement))
@@ -144,11 +153,11 @@ class AttemptLifecycle:
                 if error.node:
                     self._cache.bar(error.constraint, error.node)
                 self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
-                return
+                return []
         group = self._cache.groups.get(attempt.key)
         if gang.grouped and group is not None:
-            await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
-        await self.bind(attempt)
+            await write_placement(self._connection.client, group.path, attempt, lambda: _wanted(attempt))
+        return await self._bind(attempt)
 
     def _why_not_there(self, attempt: Attempt) -> str:
         """Return why a start found no complete gang of pods without nodes."""
@@ -172,7 +181,7 @@ class AttemptLifecycle:
         client = self._connection.client
         namespace = body["metadata"]["namespace"]
         try:
-            uid = await create_once(client, f"/api/v1/namespaces/{namespace}/pods", body, self._may_act)
+            uid = await create_once(client, f"/api/v1/namespaces/{namespace}/pods", body, lambda: _wanted(attempt))
         except BackendError as error:
             attempt.failure = str(error)
             self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
@@ -190,26 +199,35 @@ class AttemptLifecycle:
 
     async def delete_probe(self, pod: Pod) -> None:
         """Delete the pod of a probe that is no longer needed."""
-        await delete_all(self._connection.client, [Member(pod.metadata.key, pod.metadata.uid, "", range(0), ())])
+        member = Member(pod.metadata.key, pod.metadata.uid, "", range(0), ())
+        await until_done(lambda: delete_all(self._connection.client, [member]), f"{member.name}: the deletion")
 
     async def bind(self, attempt: Attempt) -> None:
         """Bind the gang's pods that are not bound yet; if one cannot be bound, undo the attempt."""
-        failures = await self._reserve_claims(attempt, attempt.members, lambda: self._may_bind(attempt))
+        if failures := await self._bind(attempt):
+            await self._fail(attempt, failures)
+
+    async def _bind(self, attempt: Attempt) -> list[str]:
+        failures = await self._reserve_claims(attempt, attempt.members)
         if not failures:
-            failures = await bind_all(self._connection.client, attempt, lambda: self._may_bind(attempt))
-        if failures:
-            attempt.failure = "; ".join(failures[:3])
-            if attempt.phase is Phase.BINDING:
-                attempt.phase = Phase.UNDOING
-                await self.undo(attempt)
-        elif attempt.phase is Phase.BINDING:
+            failures = await bind_all(self._connection.client, attempt, lambda: _wanted(attempt))
+        if not failures and attempt.phase is Phase.BINDING:
             attempt.phase = Phase.BOUND
             self._queue_scan(attempt)
+        return failures
+
+    async def _fail(self, attempt: Attempt, failures: Sequence[str]) -> None:
+        """Undo a start that failed; one that is being stopped is left to the stop."""
+        attempt.failure = "; ".join(failures[:3])
+        if attempt.phase is Phase.BINDING:
+            attempt.phase = Phase.UNDOING
+            await self.undo(attempt)
 
     async def bind_in_place(self, attempt: Attempt, member: Member) -> None:
         """Bind the replacement of a lost pod."""
-        failures = await self._reserve_claims(attempt, [member], self._may_act)
-        why = failures[0] if failures else await bind_one(self._connection.client, attempt, member, self._may_act)
+        client = self._connection.client
+        failures = await self._reserve_claims(attempt, [member])
+        why = failures[0] if failures else await bind_one(client, attempt, member, lambda: _wanted(attempt))
         if why:
             await self._release_claims([member])
             _log.warning("%s: %s", attempt.job_id, why)
@@ -218,9 +236,7 @@ class AttemptLifecycle:
                 member.uid = ""
         self._queue_scan(attempt)
 
-    async def _reserve_claims(
-        self, attempt: Attempt, members: Sequence[Member], may_act: Callable[[], bool]
-    ) -> list[str]:
+    async def _reserve_claims(self, attempt: Attempt, members: Sequence[Member]) -> list[str]:
         """Write the devices of these unbound pods into their claims, before any of them is bound. Return errors."""
         wanted: list[Reservation] = []
         with self._cache.lock:
@@ -233,14 +249,16 @@ class AttemptLifecycle:
         # An earlier attempt's devices of these pods may be on their way back (``release_abandoned``). A pod that is
         # bound before this is done would run without devices.
         keys = {claim.key for _, _, claims in claiming for claim in claims}
-        while may_act() and self._cache.is_releasing_any(keys):
+        while _wanted(attempt) and self._cache.is_releasing_any(keys):
             await asyncio.sleep(_LOOK_SECONDS)
         with self._cache.lock:
             for member, pod, claims in claiming:
                 for claim in claims:
                     allocation = self._cache.devices.assumed(claim.key)
                     wanted.append(Reservation(claim.key, pod.metadata.name, member.uid, allocation))
-        return await reserve_all(self._connection.client, wanted, may_act) if wanted else []
+        if not wanted:
+            return []
+        return await reserve_all(self._connection.client, wanted, lambda: _wanted(attempt))
 
     async def _release_claims(self, members: Iterable[Member]) -> None:
         """Remove these pods, which were not bound, from their claims, and free the devices of these claims."""
@@ -260,20 +278,20 @@ class AttemptLifecycle:
             free: list[tuple[str, str]] = []
             for key, uid in claims:
                 name = self._cache.key_of(uid)
-                if name and not await has_node(self._connection.client, name, uid):
+                if name and not await self._has_node(name, uid):
                     free.append((key, uid))
             if free:
                 await self.release_claims(free)
         finally:
             self._cache.claims_released(key for key, _ in claims)
 
+    async def _has_node(self, name: str, uid: str) -> bool:
+        return await until_done(lambda: has_node(self._connection.client, name, uid), f"{name}: the query for its node")
+
     async def release_claims(self, claims: Iterable[tuple[str, str]]) -> None:
         """Release these claims: (key of the claim, uid of a pod that was not bound)."""
-        for why in await release_all(self._connection.client, claims, self._may_act):
+        for why in await release_all(self._connection.client, claims):
             _log.warning("%s", why)
-
-    def _may_bind(self, attempt: Attempt) -> bool:
-        return self._may_act() and attempt.phase is not Phase.STOPPING
 
     async def _all_there(self, attempt: Attempt, seconds: float, phase: Phase, slots: int = 0) -> Gang | None:
         """Return the gang once all its pods exist and none is bound. slots: GPUs that its pods must request; 0: any.
@@ -321,7 +339,8 @@ class AttemptLifecycle:
                 self._cache.unassume(member.uid)
         suspended = await suspend_owners(client, living)
         of_jobs = {pod.metadata.uid for pod in living if pod.owner is not None and pod.owner.uid in suspended}
-        await delete_all(client, [member for uid, member in bound.items() if uid not in of_jobs])
+        deleted = [member for uid, member in bound.items() if uid not in of_jobs]
+        await until_done(lambda: delete_all(client, deleted), f"{attempt.job_id}: the deletion of its pods")
         if suspended:
             await self._gone(attempt)
             await self._removed(attempt, suspended.values())
@@ -387,9 +406,13 @@ class AttemptLifecycle:
 
     async def resume_left(self) -> None:
         """Resume Jobs and other owners that an earlier leader suspended."""
-        for path in await left_suspended(self._connection.client):
+        client = self._connection.client
+        paths = await until_done(lambda: left_suspended(client), "the search for suspended owners of gangs")
+        for path in paths:
             _log.info("%s was left suspended by an earlier leader; resuming it", path)
-            try:
-                await resume(self._connection.client, path)
-            except BackendError as error:
-                _log.error("%s", error)
+        await asyncio.gather(*(resume(client, path) for path in paths))
+
+
+def _wanted(attempt: Attempt) -> bool:
+    """Return whether the attempt is still to be started."""
+    return attempt.phase is not Phase.STOPPING

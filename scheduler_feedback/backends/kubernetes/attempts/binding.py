@@ -32,10 +32,13 @@ _LONGEST_PAUSE_SECONDS = 2.0
 _pods = msgspec.json.Decoder(Pod)
 
 
-async def write_placement(client: Client, path: str, attempt: Attempt, may_act: Callable[[], bool]) -> None:
-    """Write the places of the attempt's pods on the group at this path, before the first pod is bound."""
+async def write_placement(client: Client, path: str, attempt: Attempt, wanted: Callable[[], bool]) -> None:
+    """Write the places of the attempt's pods on the group at this path, before the first pod is bound.
+
+    wanted: returns whether the attempt is still to be started. Raises RefusedError if the server refuses the write.
+    """
     pause = _PAUSE_SECONDS
-    while may_act():
+    while wanted():
         try:
             await client.patch(path, {"metadata": {"annotations": {PLACEMENT: written(attempt)}}})
         except UnreachableError:
@@ -48,18 +51,18 @@ async def write_placement(client: Client, path: str, attempt: Attempt, may_act: 
         return
 
 
-async def bind_all(client: Client, attempt: Attempt, may_act: Callable[[], bool]) -> list[str]:
+async def bind_all(client: Client, attempt: Attempt, wanted: Callable[[], bool]) -> list[str]:
     """Bind every pod of the attempt that is not bound; return the error of each pod that could not be bound.
 
-    may_act: returns whether this controller is still the leader; if not, no further request is sent.
+    wanted: returns whether the attempt is still to be started; if not, no further request is sent.
     """
-    binding = [bind_one(client, attempt, member, may_act) for member in attempt.members if not member.bound]
+    binding = [bind_one(client, attempt, member, wanted) for member in attempt.members if not member.bound]
     # Most gangs are single pods; another task for each would cost a tenth of the binding.
     failures = await asyncio.gather(*binding) if len(binding) > 1 else [await one for one in binding]
     return [failure for failure in failures if failure]
 
 
-async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Callable[[], bool]) -> str:
+async def bind_one(client: Client, attempt: Attempt, member: Member, wanted: Callable[[], bool]) -> str:
     """Bind one pod; return '' if it is bound, else the error."""
     namespace, _, name = member.name.partition("/")
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
@@ -76,7 +79,7 @@ async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Ca
         "target": {"apiVersion": "v1", "kind": "Node", "name": member.node},
     }
     pause, unknown = _PAUSE_SECONDS, False
-    while may_act():
+    while wanted():
         try:
             await client.create(f"{path}/binding", body)
         except UnreachableError:
@@ -87,6 +90,8 @@ async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Ca
         except RefusedError as error:
             if not await _is_ours(client, path, attempt, member):
                 return f"pod {name}: {error.message or error.reason}"
+        except BackendError as error:
+            return f"pod {name}: {error}"
         member.bound = True
         return ""
     member.bound = unknown and await _is_ours(client, path, attempt, member)
@@ -101,7 +106,7 @@ async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) 
         except UnreachableError:
             await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
             continue
-        except RefusedError:
+        except BackendError:
             return False
         return (
             pod.metadata.uid == member.uid
@@ -123,13 +128,13 @@ async def has_node(client: Client, key: str, uid: str) -> bool:
     return pod.metadata.uid == uid and bool(pod.spec.node_name)
 
 
-async def create_once(client: Client, path: str, body: dict[str, Any], may_act: Callable[[], bool]) -> str:
+async def create_once(client: Client, path: str, body: dict[str, Any], wanted: Callable[[], bool]) -> str:
     """Create a pod and return its uid. An existing pod of that name comes from an earlier request that got no response.
 
-    Raises BackendError if the server refuses it, or if this controller is no longer the leader.
+    wanted: returns whether the pod is still needed. Raises BackendError if the server refuses it, or if it is not.
     """
     pause = _PAUSE_SECONDS
-    while may_act():
+    while wanted():
         try:
             answer = await client.create(path, body)
             return _pods.decode(answer).metadata.uid
@@ -140,7 +145,7 @@ async def create_once(client: Client, path: str, body: dict[str, Any], may_act: 
             if error.code != 409:
                 raise
             return (await client.get(f"{path}/{body['metadata']['name']}", _pods)).metadata.uid
-    raise BackendError(f"{body['metadata']['name']}: this controller no longer leads")
+    raise BackendError(f"{body['metadata']['name']}: its creation was cancelled")
 
 
 async def delete_all(client: Client, members: Iterable[Member]) -> None:

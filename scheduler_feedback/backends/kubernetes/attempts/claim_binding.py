@@ -37,22 +37,22 @@ class Reservation(msgspec.Struct, frozen=True):
     """Value of `status.allocation`; None if the claim must already have one."""
 
 
-async def reserve_all(client: Client, wanted: Iterable[Reservation], may_act: Callable[[], bool]) -> list[str]:
+async def reserve_all(client: Client, wanted: Iterable[Reservation], still_wanted: Callable[[], bool]) -> list[str]:
     """Write these allocations and reservations; return the error of each that could not be written.
 
-    Reservations of one claim are written one after the other. may_act: returns whether this controller is still the
-    leader.
+    Reservations of one claim are written one after the other. still_wanted: returns whether the pods are still to be
+    bound.
     """
     by_claim: dict[str, list[Reservation]] = {}
     for one in wanted:
         by_claim.setdefault(one.claim, []).append(one)
-    found = await asyncio.gather(*(_reserve_in_turn(client, ones, may_act) for ones in by_claim.values()))
+    found = await asyncio.gather(*(_reserve_in_turn(client, ones, still_wanted) for ones in by_claim.values()))
     return [why for why in found if why]
 
 
-async def _reserve_in_turn(client: Client, wanted: list[Reservation], may_act: Callable[[], bool]) -> str:
+async def _reserve_in_turn(client: Client, wanted: list[Reservation], still_wanted: Callable[[], bool]) -> str:
     for one in wanted:
-        if why := await _repeated(partial(_reserve, client, one), may_act):
+        if why := await _repeated(partial(_reserve, client, one), still_wanted):
             return f"pod {one.pod}: claim {one.claim.partition('/')[2]}: {why}"
     return ""
 
@@ -86,7 +86,7 @@ async def _protected(client: Client, path: str, claim: ResourceClaim) -> Resourc
     return _claims.decode(await client.patch(path, body))
 
 
-async def release_all(client: Client, claims: Iterable[tuple[str, str]], may_act: Callable[[], bool]) -> list[str]:
+async def release_all(client: Client, claims: Iterable[tuple[str, str]]) -> list[str]:
     """Remove each pod from its claim, and free the devices of a claim that no other consumer has.
 
     claims: (key of the claim, uid of the pod). Return the error of each claim that could not be released.
@@ -96,7 +96,7 @@ async def release_all(client: Client, claims: Iterable[tuple[str, str]], may_act
         by_claim.setdefault(key, []).append(uid)
 
     async def one(key: str, uids: list[str]) -> str:
-        why = await _repeated(partial(_release, client, key, uids), may_act)
+        why = await _repeated(partial(_release, client, key, uids), lambda: True)
         return f"claim {key}: {why}" if why else ""
 
     found = await asyncio.gather(*(one(key, uids) for key, uids in by_claim.items()))
@@ -119,10 +119,10 @@ async def _release(client: Client, key: str, uids: list[str]) -> str:
     return ""
 
 
-async def _repeated(work: Callable[[], Awaitable[str]], may_act: Callable[[], bool]) -> str:
+async def _repeated(work: Callable[[], Awaitable[str]], still_wanted: Callable[[], bool]) -> str:
     """Run the work until the server has responded without a conflict; return its result, or the server's refusal."""
     pause = _PAUSE_SECONDS
-    while may_act():
+    while still_wanted():
         try:
             return await work()
         except UnreachableError:
@@ -133,7 +133,7 @@ async def _repeated(work: Callable[[], Awaitable[str]], may_act: Callable[[], bo
                 return error.message or error.reason
         except BackendError as error:
             return str(error)
-    return "this controller no longer leads, or the start was cancelled"
+    return "the start was cancelled"
 
 
 def _version(claim: ResourceClaim) -> dict[str, str]:

@@ -21,6 +21,7 @@ import msgspec
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError, UnreachableError
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
+from scheduler_feedback.backends.kubernetes.attempts.repetition import until_done
 from scheduler_feedback.backends.kubernetes.attempts.suspension import suspendable
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, meets
 from scheduler_feedback.backends.kubernetes.objects.objects import (
@@ -180,15 +181,17 @@ async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -
         if why := forbidden(evicted, budgets.items):
             raise BackendError(why)
     paths = list(dict.fromkeys(suspended.values()))
-    for number, path in enumerate(paths):
-        try:
-            await _suspend(client, path)
-        except BackendError:
-            for done in paths[:number]:
-                await resume(client, done)
-            raise
     left_to_owner = {pod.metadata.uid for pod in pods if pod.owner is not None and pod.owner.uid in suspended}
-    await asyncio.gather(*(_evict_at_last(client, member) for member in living if member.uid not in left_to_owner))
+    done: list[str] = []
+    try:
+        for path in paths:
+            await _suspend(client, path)
+            done.append(path)
+        await asyncio.gather(*(_evict_at_last(client, member) for member in living if member.uid not in left_to_owner))
+    except BackendError:
+        for path in done:
+            await resume(client, path)
+        raise
     return paths
 
 
@@ -211,10 +214,19 @@ async def _suspend(client: Client, path: str) -> None:
     """Suspend the object at this path. Raises BackendError if its definition lacks the flag.
 
     The API server drops a field that an object's definition does not have. An operator of that version would never stop
-    the pods.
+    the pods. A request without a response may have taken effect, so it is repeated: an owner that nobody knows to be
+    suspended would never be resumed.
     """
-    kind = kind_at(path)
-    answer = await client.patch(path, {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": kind.suspend(True)})
+    kind, pause = kind_at(path), _PAUSE_SECONDS
+    body = {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": kind.suspend(True)}
+    while True:
+        try:
+            answer = await client.patch(path, body)
+        except UnreachableError:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        else:
+            break
     if not kind.is_suspended(_anything.decode(answer).get("spec") or {}):
         await resume(client, path)
         raise BackendError(f"{path} cannot be suspended: the installed version of its operator does not support it")
@@ -294,20 +306,19 @@ async def _evict_at_last(client: Client, member: Member) -> None:
 
 
 async def resume(client: Client, path: str) -> None:
-    """Resume an object that gangwatch suspended. Does nothing if it is gone."""
-    pause = _PAUSE_SECONDS
-    while True:
+    """Resume an object that gangwatch suspended. Does nothing if it is gone.
+
+    A refused request is repeated: the pods of an object that stays suspended never come back.
+    """
+
+    async def once() -> None:
         try:
-            body = {"metadata": {"labels": {SUSPENDED: None}}, "spec": kind_at(path).suspend(False)}
-            await client.patch(path, body)
-        except UnreachableError:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            continue
+            await client.patch(path, {"metadata": {"labels": {SUSPENDED: None}}, "spec": kind_at(path).suspend(False)})
         except RefusedError as error:
             if error.code != 404:
                 raise
-        return
+
+    await until_done(once, f"{path}: the resumption")
 
 
 async def left_suspended(client: Client) -> list[str]:

@@ -2,7 +2,8 @@
 
 Once a second the publisher queries the cycle and writes what differs, up to a limit a second. Between these passes, it
 publishes why new gangs are pending. Text that changes all the time is not rewritten each time: the reason of a wait is
-written again when its kind changes, when the expected start moves by more than a tenth, or once a minute.
+written again when its kind changes, when the expected start moves by more than a tenth, or once a minute. A write that
+the server refuses is repeated after a pause, which doubles up to a minute.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from scheduler_feedback.backends.kubernetes.objects.declared_keys import EXPECTE
 from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Metadata, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.translate import Gang
 from scheduler_feedback.backends.kubernetes.published.advice import Accusation, Advice, accusations_of
+from scheduler_feedback.backends.kubernetes.published.back_off import BackOff
 from scheduler_feedback.backends.kubernetes.published.incomplete import (
     Since,
     what_is_missing,
@@ -54,6 +56,12 @@ _WARNINGS = ("Refused", "Capacity", "Failed", "NoGroup", "NoEffect")
 
 _AGAIN_NS = 60_000_000_000
 _log = logging.getLogger(__name__)
+
+Write = tuple[str, Callable[[], Awaitable[None]]]
+"""A write: key of the object for pauses after refusals ('' for none), and the request. Nodes' keys have the prefix
+_NODE; other keys are job ids and uids of pods."""
+
+_NODE = "node "
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +158,7 @@ class Publisher:
         self._written: dict[str, tuple[GangStatus, int]] = {}
         self._evaluated: set[str] = set()  # gangs that a pass for new gangs has evaluated
         self._incomplete, self._without_group = Since(), Since()
+        self._back_off = BackOff()
         self._cursor = 0
         self._full_seconds = -PERIOD_SECONDS  # monotonic time of the last pass over all gangs and nodes
         self._left = 0  # number of writes until the next one
@@ -179,13 +188,15 @@ class Publisher:
             *self._pod_writes(found),
         ][:WRITES_A_PERIOD]
         if self._advice is not None:
-            writes += await self._advice.writes(found.accusations, WRITES_A_PERIOD - len(writes))
+            advice = await self._advice.writes(found.accusations, WRITES_A_PERIOD - len(writes))
+            writes += [("", write) for write in advice]
         self._left = WRITES_A_PERIOD - len(writes)
         await self._write(writes)
         known = {gang.job_id for gang in gangs} | self._without_group.keys()
         for job_id in [job_id for job_id in self._written if job_id not in known]:
             del self._written[job_id]
         self._evaluated &= known
+        self._back_off.keep(known | {f"{_NODE}{name}" for name in found.marks})
 
     async def publish_new(self) -> None:
         """Publish why gangs are pending or refused of which nothing has been published, within the limit of writes."""
@@ -200,16 +211,22 @@ class Publisher:
         self._left -= len(writes)
         await self._write(writes)
 
-    async def _write(self, writes: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    async def _write(self, writes: Sequence[Write]) -> None:
         """Run these writes at once. Raises the first error that is no refusal."""
-        for outcome in await asyncio.gather(*(write() for write in writes), return_exceptions=True):
+        outcomes = await asyncio.gather(*(write() for _, write in writes), return_exceptions=True)
+        errors: list[BaseException] = []
+        for (key, _), outcome in zip(writes, outcomes, strict=True):
             if isinstance(outcome, RefusedError):
                 self.refusals += 1
-                _log.info("publishing: %s", outcome)
+                seconds = self._back_off.refused(key) if key else 0.0
+                _log.info("publishing: %s%s", outcome, f"; next try in {seconds:g} s" if key else "")
             elif isinstance(outcome, BaseException):
-                raise outcome
+                errors.append(outcome)
             else:
                 self.writes += 1
+                self._back_off.accepted(key)
+        if errors:
+            raise errors[0]
 
     def _next(self, gangs: list[Gang]) -> list[Gang]:
         """Return the gangs to publish in this period of one second: new gangs first, then the others in rotation."""
@@ -223,13 +240,14 @@ class Publisher:
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
-    def _node_writes(self, found: StateView) -> list[Callable[[], Awaitable[None]]]:
-        writes: list[Callable[[], Awaitable[None]]] = []
+    def _node_writes(self, found: StateView) -> list[Write]:
+        writes: list[Write] = []
         with self._cache.lock:
             for name, node in self._cache.nodes.items():
                 body, status = changes(node, found.marks.get(name, Marks()))
-                if body is not None or status is not None:
-                    writes.append(partial(self._mark, name, body, status))
+                key = f"{_NODE}{name}"
+                if (body is not None or status is not None) and not self._back_off.pauses(key):
+                    writes.append((key, partial(self._mark, name, body, status)))
         return writes
 
     async def _mark(self, name: str, body: dict[str, Any] | None, status: dict[str, Any] | None) -> None:
@@ -243,21 +261,21 @@ class Publisher:
 
     # --- gangs -------------------------------------------------------------------------------------------------------
 
-    def _gang_writes(self, gangs: list[Gang], found: StateView) -> list[Callable[[], Awaitable[None]]]:
-        writes: list[Callable[[], Awaitable[None]]] = []
-        later: list[Callable[[], Awaitable[None]]] = []  # running gangs: the reasons of pending ones are more urgent
+    def _gang_writes(self, gangs: list[Gang], found: StateView) -> list[Write]:
+        writes: list[Write] = []
+        later: list[Write] = []  # running gangs: the reasons of pending ones are more urgent
         for gang in gangs:
             gang_status = found.statuses.get(gang.job_id)
             if gang.refused:
                 gang_status = GangStatus(False, "Refused", gang.refused)
-            if gang_status is None:
+            if gang_status is None or self._back_off.pauses(gang.job_id):
                 continue
             if gang_status.reason == STARTING and (why := why_not_running(self._cache.pods_of(gang.key))):
                 gang_status = replace(gang_status, message=why)
             before, written_ns = self._written.get(gang.job_id, (None, 0))
             if worth_writing(before, gang_status, written_ns, found.now_ns):
                 write = partial(self._write_status, gang, gang_status, before, found.now_ns)
-                (later if gang_status.scheduled else writes).append(write)
+                (later if gang_status.scheduled else writes).append((gang.job_id, write))
         return [*writes, *later]
 
     def _missing(self, gangs: list[Gang], found: StateView) -> dict[str, GangStatus]:
@@ -273,14 +291,15 @@ class Publisher:
         lasting = self._incomplete.lasting(missing, time.monotonic())
         return {job_id: GangStatus(False, "Incomplete", missing[job_id]) for job_id in lasting}
 
-    def _pod_writes(self, found: StateView) -> list[Callable[[], Awaitable[None]]]:
+    def _pod_writes(self, found: StateView) -> list[Write]:
         """Return the writes of the reason on pods whose group has been absent for a while, once on each pod."""
         pods = {pod.metadata.uid: (pod, why) for pod, why in without_group(self._cache)}
-        writes: list[Callable[[], Awaitable[None]]] = []
+        writes: list[Write] = []
         for uid in self._without_group.lasting(pods, time.monotonic()):
-            if uid not in self._written:
+            if uid not in self._written and not self._back_off.pauses(uid):
                 pod, why = pods[uid]
-                writes.append(partial(self._write_no_group, pod, GangStatus(False, "NoGroup", why), found.now_ns))
+                write = partial(self._write_no_group, pod, GangStatus(False, "NoGroup", why), found.now_ns)
+                writes.append((uid, write))
         return writes
 
     async def _write_no_group(self, pod: Pod, status: GangStatus, now_ns: int) -> None:
