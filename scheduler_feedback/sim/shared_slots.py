@@ -55,7 +55,7 @@ class SharedSlots:
         jobs = []
         for job in trace.jobs:
             drawn = chance.random() < self.opportunistic  # drawn for every job, so that all rules see the same ones
-            leftover = rule is Sharing.ANTMAN and (job.spec.opportunistic or drawn)
+            leftover = rule.opportunistic and (job.spec.opportunistic or drawn)
             changes: dict[str, bool] = {"opportunistic": leftover}
             if self.shareable or leftover:
                 changes |= {"shareable": True, "restartable": True, "preemptible": True}

@@ -12,7 +12,7 @@ from scheduler_feedback.core.cluster import Node, NodeState, Tier, tier_of
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.explanation import Blocker, Explanation, LearntSpeed, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
-from scheduler_feedback.core.state import Estimates, Policy, State
+from scheduler_feedback.core.state import Estimates, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cells import cell_text
@@ -94,10 +94,10 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if uses_cells(state.policy):
         return cell_text.waits_for_cells(state, index, job)
     if job.spec.opportunistic:
-        return (
-            "slots",
-            f"opportunistic: waits for {slots(ranks)} of shareable jobs, or that no other job needs",
-        )
+        of = "shareable jobs"
+        if state.policy.sharing is Sharing.MUXFLOW:
+            of = "a shareable service whose latency is far below its objective"
+        return "slots", f"opportunistic: waits for {slots(ranks)} of {of}, or that no other job needs"
     if job.awaited_type:
         return "type", _awaits_type(state, job)
     room = _shared_free(index.plan, job) >= ranks
