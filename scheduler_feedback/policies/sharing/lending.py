@@ -11,6 +11,10 @@ from scheduler_feedback.policies.sharing import pair_speeds
 from scheduler_feedback.policies.sharing.muxflow import LEND_BELOW, milliseconds, recall_seconds, request_seconds
 from scheduler_feedback.policies.sharing.separation import separate
 
+TRIAL_NS = 120 * 10**9
+"""Time from a guest's start in which a change of the service's requests is attributed to the guest, in ns. Later, the
+requests themselves may have changed."""
+
 LEAST_SPEED = 0.01
 """Lower bound of a learnt speed of a service beside a guest that has the whole slot."""
 
@@ -40,7 +44,8 @@ def latency_measured(context: CycleContext, event: LatencyMeasured) -> None:
 def _learn(context: CycleContext, service: Job, guest: Job) -> None:
     """Store how much longer the service takes for a request beside the guest."""
     alone, beside = service.alone_request_seconds, request_seconds(service)
-    if not alone or not beside or guest.state is not JobState.RUNNING:
+    since_ns = guest.attempt_started_ns or 0
+    if not alone or not beside or guest.state is not JobState.RUNNING or context.now_ns - since_ns > TRIAL_NS:
         return
     slower = 1 - min(alone / beside, 1.0)
     speed = max(1 - slower / (guest.slot_part or 1.0), LEAST_SPEED)  # as if the guest had the whole slot

@@ -26,6 +26,8 @@ def shared_speed(context: CycleContext, event: SharedSpeed) -> None:
     partners = index.partners(job.job_id)
     if tuple(partners) != event.partners or not partners:  # the measurement is of another group
         return
+    if job.spec.latency_objective_seconds and state.policy.sharing is Sharing.MUXFLOW:
+        return  # its requests are measured instead (``lending``)
     if len(partners) == 1:
         speed = min(event.speed / job.slot_part, 1.0) if job.slot_part else event.speed  # as if it had the whole slot
         pair_speeds.learn(state, job.spec, state.jobs[partners[0]].spec, speed)
