@@ -31,16 +31,16 @@ from scheduler_feedback.sim.services import DAY_SECONDS, Load, Services, latency
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
 
-NODES, SERVICES = 6, 32
+NODES, SERVICES = 3, 16
 """Nodes of eight GPUs, and services of one GPU: our choice."""
 
-JOBS, LONGEST_SECONDS = 150, 12 * 3600
+JOBS, LONGEST_SECONDS = 75, 12 * 3600
 """Number and longest run time of the offline jobs: our choice. Longer ones of the distribution are left out."""
 
 LOAD = 2.0
 """Work of the offline jobs while they arrive, as a multiple of what the GPUs without services can do."""
 
-DAYS = 6
+DAYS = 4
 """Run time of the services, longer than that of all offline jobs."""
 
 LOW, HIGH, NOISE = 0.1, 0.45, 0.02
