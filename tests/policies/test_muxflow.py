@@ -91,6 +91,19 @@ def test_a_service_recalls_its_slots_before_its_objective_is_broken() -> None:
     assert world.state.jobs[guest].guest_of == (service,)
 
 
+def test_explain_names_the_latency_and_what_the_guest_uses() -> None:
+    world, (service,) = world_of()
+    why = lambda job_id: (found := cycle.explain(world.state, job_id)) and found.why  # noqa: E731
+    assert why(service).endswith("; its latency is not measured yet")
+    guest = world.submit(1, 100.0, **OFFLINE)
+    measure(world, service, QUIET)
+    world.running()
+    assert why(service).endswith("; answers in 10 ms of 100 ms; lends its slots below 60 ms")
+    assert why(guest).endswith(
+        f"; uses up to 90% of the slots of {service}, until {service} answers in more than 80 ms"
+    )
+
+
 def test_in_observe_mode_and_while_frozen_no_slot_is_recalled() -> None:
     world, (service,) = world_of(policy=replace(MUXFLOW, mode=Mode.OBSERVE))
     guest = world.submit(1, 100.0, **OFFLINE)

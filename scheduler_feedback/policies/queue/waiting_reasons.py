@@ -24,6 +24,7 @@ from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
+from scheduler_feedback.policies.sharing import muxflow
 from scheduler_feedback.policies.speeds.learnt_speeds import LEVELS, learnt_of
 
 MOST_NAMED = 100
@@ -231,6 +232,8 @@ def _explain_present(state: State, job: Job) -> str:
     if job.claim:
         text += f"; slots on {where(job.claim)} are reserved for its restart"
     text += cell_text.present(state, index_of(state), job)
+    if state.policy.sharing is Sharing.MUXFLOW:
+        text += muxflow.present(state, job)
     for verdict in state.verdicts.values():
         if verdict.gang == job.job_id and verdict.kind is Kind.HANG:
             text += f"; {sentence(verdict)}"

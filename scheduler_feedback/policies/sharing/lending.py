@@ -15,6 +15,9 @@ TRIAL_NS = 120 * 10**9
 """Time from a guest's start in which a change of the service's requests is attributed to the guest, in ns. Later, the
 requests themselves may have changed."""
 
+LEAST_NEWS = 0.05
+"""Least change of a known speed that is stored: each one changes all predictions, and so all comparisons of jobs."""
+
 LEAST_SPEED = 0.01
 """Lower bound of a learnt speed of a service beside a guest that has the whole slot."""
 
@@ -49,6 +52,9 @@ def _learn(context: CycleContext, service: Job, guest: Job) -> None:
         return
     slower = 1 - min(alone / beside, 1.0)
     speed = max(1 - slower / (guest.slot_part or 1.0), LEAST_SPEED)  # as if the guest had the whole slot
+    before = pair_speeds.known(context.state, service.spec, guest.spec)
+    if before is not None and abs(speed - before) < LEAST_NEWS:
+        return
     pair_speeds.learn(context.state, service.spec, guest.spec, speed)
     context.index.regrouped |= {service.job_id, guest.job_id}
 

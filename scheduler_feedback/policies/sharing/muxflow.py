@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.sharing.case import LEAST_PART, Case, Chance
 from scheduler_feedback.policies.sharing.interference_model import predicted_speed
 
@@ -77,4 +78,20 @@ def chance(case: Case) -> Chance | None:
         f"{service.job_id} answers in {milliseconds(latency)} of {milliseconds(objective)}; the guest gets {part:.0%} "
         f"of each slot and is predicted to run at {mine:.2f} of its speed alone",
         part,
+    )
+
+
+def present(state: State, job: Job) -> str:
+    """Return what a running service lends, or what a guest uses of its slots, to append to the job's explanation."""
+    objective, latency = job.spec.latency_objective_seconds, job.latency_seconds
+    if objective and latency is None:
+        return "; its latency is not measured yet"
+    if objective and latency is not None:
+        text = f"; answers in {milliseconds(latency)} of {milliseconds(objective)}"
+        return f"{text}; lends its slots below {milliseconds(LEND_BELOW * objective)}" if job.spec.shareable else text
+    hosts = [state.jobs[one] for one in job.guest_of if one in state.jobs]
+    return "".join(
+        f"; uses up to {job.slot_part:.0%} of the slots of {host.job_id}, until {host.job_id} answers in more than "
+        f"{milliseconds(recall_seconds(host))}"
+        for host in hosts
     )
