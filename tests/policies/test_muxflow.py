@@ -99,9 +99,8 @@ def test_explain_names_the_latency_and_what_the_guest_uses() -> None:
     measure(world, service, QUIET)
     world.running()
     assert why(service).endswith("; answers in 10 ms of 100 ms; lends its slots below 60 ms")
-    assert why(guest).endswith(
-        f"; uses up to 90% of the slots of {service}, until {service} answers in more than 80 ms"
-    )
+    uses = f"; uses up to 90% of the slots of {service}, until {service} answers in more than 80 ms"
+    assert why(guest).endswith(uses)
 
 
 def test_in_observe_mode_and_while_frozen_no_slot_is_recalled() -> None:
