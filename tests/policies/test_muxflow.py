@@ -144,6 +144,14 @@ def test_a_guest_that_hardly_runs_leaves_and_does_not_return() -> None:
     assert world.job_state(guest) is JobState.PENDING
 
 
+def test_one_bad_pair_is_no_prediction_for_other_workloads() -> None:
+    policy = replace(MUXFLOW, pair_speeds={"s0": {"t": 0.1}, "t": {"s0": 0.1}})
+    world, (service,) = world_of(policy=policy)
+    guests = [world.submit(1, 100.0, **OFFLINE, workload=name) for name in ("t", "u")]
+    measure(world, service, QUIET)
+    assert [world.job_state(one) for one in guests] == [JobState.PENDING, JobState.STARTING]
+
+
 def test_guests_and_services_are_matched_by_the_sum_of_their_speeds() -> None:
     """Both prefer the first service. The one that loses most on the other gets it."""
     harmless = {"t0": 1.0, "t1": 1.0}

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 
-from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.job import Job, JobSpec
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.sharing.case import LEAST_PART, Case, Chance
-from scheduler_feedback.policies.sharing.interference_model import predicted_speed
+from scheduler_feedback.policies.sharing.interference_model import UNKNOWN, measured, predicted_speed
+from scheduler_feedback.policies.sharing.pair_speeds import known
 
 LEND_BELOW = 0.6
 """A service lends its slots while its expected latency is at most this part of its objective: our choice. MuxFlow's
@@ -69,8 +70,8 @@ def chance(case: Case) -> Chance | None:
     if not guest.opportunistic or not objective or latency is None or case.others:
         return None
     part = part_for(service)
-    speed = 1 - part * (1 - predicted_speed(case.state, service.spec, guest, LEAST_PART))
-    mine = part * predicted_speed(case.state, guest, service.spec, LEAST_PART)
+    speed = 1 - part * (1 - _speed(case.state, service.spec, guest))
+    mine = part * _speed(case.state, guest, service.spec)
     if latency_at(service, speed) > LEND_BELOW * objective or mine < LEAST_PART:
         return None
     return Chance(
@@ -79,6 +80,16 @@ def chance(case: Case) -> Chance | None:
         f"of each slot and is predicted to run at {mine:.2f} of its speed alone",
         part,
     )
+
+
+def _speed(state: State, spec: JobSpec, other: JobSpec) -> float:
+    """Return the known or predicted speed of the job beside the other one; UNKNOWN while one was never measured.
+
+    Otherwise the first bad pair would be the prediction for all others, and none would be tried.
+    """
+    if known(state, spec, other) is None and not (measured(state, spec) and measured(state, other)):
+        return UNKNOWN
+    return predicted_speed(state, spec, other, LEAST_PART)
 
 
 def present(state: State, job: Job) -> str:
