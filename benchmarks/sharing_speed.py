@@ -39,7 +39,7 @@ MOST = 3.0
 
 SLOTS = 8
 FIFO = Policy(order=Order.FIFO, backfill=Backfilling.EASY, estimates=Estimates.EXACT)
-RULES = {one.value: one for one in Sharing if one is not Sharing.NONE}
+RULES = {one.value: one for one in Sharing if one not in (Sharing.NONE, Sharing.MUXFLOW)}  # Philly has no services
 
 STAGES = ((1.0, 2.0, 6.0, 1.0), (3.0, 3.0, 3.0, 3.0), (1.0, 6.0, 2.0, 1.0), (0.5, 1.0, 4.0, 4.0), (4.0, 1.0, 3.0, 0.5))
 """Seconds of one iteration on storage, processors, GPU and network of five made-up models. An assumption."""

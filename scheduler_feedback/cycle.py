@@ -21,6 +21,7 @@ from scheduler_feedback.core.events import (
     FreezeSet,
     Hosted,
     HostWaits,
+    LatencyMeasured,
     NodeCommanded,
     NodeSeen,
     PolicySet,
@@ -56,7 +57,7 @@ from scheduler_feedback.policies.queue.starting import place_or_reserve, replan,
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
 from scheduler_feedback.policies.remediation.migration import judge_running_gangs
 from scheduler_feedback.policies.remediation.stopping import ask_for_stops
-from scheduler_feedback.policies.sharing import guests, separation
+from scheduler_feedback.policies.sharing import guests, lending, separation
 from scheduler_feedback.policies.sizes.reallocation import reallocate
 
 __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
@@ -177,6 +178,7 @@ REQUESTS_AND_OBSERVATIONS: _Handlers = {
     FirstStep: observations.first_step,
     Progressed: observations.progressed,
     SharedSpeed: separation.shared_speed,
+    LatencyMeasured: lending.latency_measured,
     SpeedMeasured: observations.speed_measured,
     RankFailed: observations.rank_failed,
     AttemptEnded: observations.attempt_ended,

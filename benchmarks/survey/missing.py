@@ -5,7 +5,6 @@ from __future__ import annotations
 from benchmarks.survey.replays import MURI
 from benchmarks.survey.row import Row
 
-NO_DEADLINES = "no tenants with a latency objective"
 NO_NOISE = "its goodput depends on gradient noise, which jobs do not report"
 
 MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
@@ -13,8 +12,6 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
      "first come, first served with its own placement of pairs; not rebuilt, see the other row"),
     ("Gandiva", "migration and time slicing", "utilisation gain", 0.26, "Xiao et al., OSDI'18",
      "jobs share slots, but a guest does not move to free slots, and jobs are not suspended in turns"),
-    ("MuxFlow", "online and training jobs share a GPU", "latency objective kept", None, "Zhao et al., 2023",
-     NO_DEADLINES),
     ("MIGER", "MIG reconfiguration and placement", "throughput", None, "survey", "no MIG profiles in requests"),
     ("SchedTune", "memory prediction", "jobs out of memory", None, "survey",
      "declared memory counts, but it is not predicted"),

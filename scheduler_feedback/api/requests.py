@@ -129,6 +129,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     slot_memory_mib: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
     slot_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     stages: Annotated[tuple[_Seconds, ...], Meta(max_length=16)] = ()
+    latency_objective_seconds: _Seconds = 0.0
 
     def spec(self) -> JobSpec:
         """Return the job specification. Raises RefusedError with the name of an invalid field."""

@@ -43,6 +43,7 @@ from scheduler_feedback.controller.cycle_thread import CycleThread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.hang_files import HangFile, HangFiles, what_hangs
+from scheduler_feedback.controller.latencies import Latencies
 from scheduler_feedback.controller.progress import STUCK_SECONDS
 from scheduler_feedback.controller.restarting_feed import RestartingFeed
 from scheduler_feedback.controller.shared_speeds import SharedSpeeds
@@ -170,7 +171,7 @@ class Controller:
             died=self._died,
             failed=self.failures.report,
             placed=self._placements.follow,
-            shared=SharedSpeeds(self._detection.step_seconds).measure,
+            shared=(SharedSpeeds(self._detection.step_seconds).measure, Latencies(self._detection.requests).measure),
         )
         return CycleThread(
             self.store, recovered, self.backend, self._freeze_switch, policy, self._clock, hooks,

@@ -32,5 +32,5 @@ class CycleHooks:
 
     placed: Callable[[Iterable[Job]], None] = lambda _jobs: None
     """Called with all jobs before actions are carried out, so that placements are known before a rank reports."""
-    shared: Callable[[State, int], Sequence[Event]] = lambda _state, _now_ns: ()
+    shared: Sequence[Callable[[State, int], Sequence[Event]]] = ()
     """Called once a second with the monotonic time; returns measured speeds of jobs that share slots."""

@@ -225,11 +225,12 @@ class CycleThread:
         self._observed += self._backend.observe(self._state, self._observed, with_nodes=with_nodes)
 
     def _measure_shared(self, now_ns: int) -> None:
-        """Add the measured speeds of jobs that share slots to the observations of the next cycle."""
-        try:
-            self._observed += self._hooks.shared(self._state, now_ns)
-        except Exception as error:
-            self._hooks.failed("speeds", error)
+        """Add measured speeds and latencies of jobs that share slots to the observations of the next cycle."""
+        for measure in self._hooks.shared:
+            try:
+                self._observed += measure(self._state, now_ns)
+            except Exception as error:
+                self._hooks.failed("speeds", error)
 
     # --- 3: the cycle -------------------------------------------------------------------------------------------------
 

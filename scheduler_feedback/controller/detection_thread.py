@@ -34,6 +34,7 @@ from scheduler_feedback.core.telemetry.fleet import Fleet, Sample
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Paces, Speed
 from scheduler_feedback.core.telemetry.placements import REFUSED, Placements, Refusal
 from scheduler_feedback.core.telemetry.speed_reports import SpeedReports
+from scheduler_feedback.core.telemetry.step_ring import Requests
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Finding
@@ -260,6 +261,15 @@ class DetectionThread:
             return None
         try:
             return self._fleet.gang_step_seconds(gang)
+        finally:
+            self._lock.release()
+
+    def requests(self, gang: str) -> Requests | None:
+        """Return the gang's newest steps as requests; None if it has none, or if detection is busy."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._fleet.gang_requests(gang)
         finally:
             self._lock.release()
 

@@ -48,7 +48,11 @@ class SharedSpeeds:
         if state.policy.sharing is Sharing.NONE:
             return []
         index = index_of(state)
-        running = {one: job for one in index.running if (job := state.jobs[one]).spec.shareable}
+        running = {
+            one: job
+            for one in index.running
+            if (job := state.jobs[one]).spec.shareable and not job.spec.latency_objective_seconds
+        }  # the steps of a service are requests: their rate is no speed (``latencies``)
         for gone in self._groups.keys() - running.keys():
             del self._groups[gone]
             self._measured.discard(gone)

@@ -131,6 +131,7 @@ RULES: dict[str, Rule] = {
     "AttemptUnknown.job_id": NAME,
     "FirstStep.job_id": NAME,
     "Progressed.job_id": NAME,
+    "LatencyMeasured.job_id": NAME,
     "SharedSpeed.job_id": NAME,
     "SharedSpeed.partners": NAME,
     "SpeedMeasured.job_id": NAME,

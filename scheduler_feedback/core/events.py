@@ -253,6 +253,17 @@ class SharedSpeed(msgspec.Struct, frozen=True):
     speed: float
 
 
+class LatencyMeasured(msgspec.Struct, frozen=True):
+    """Measured latency of a running job with a latency objective, over its newest requests."""
+
+    job_id: str
+    attempt: int
+    seconds: float
+    """Time in which 95 % of the requests were answered."""
+    busy: float
+    """Share (0 to 1) of the time in which the ranks answered requests."""
+
+
 class SpeedMeasured(msgspec.Struct, frozen=True):
     """Measured speed of a running attempt, over a time in which its speed was steady."""
 
@@ -295,6 +306,7 @@ Event = (
     | FirstStep
     | Progressed
     | SharedSpeed
+    | LatencyMeasured
     | SpeedMeasured
     | ActionFailed
     | Verdict

@@ -200,6 +200,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     slot_share: float = 0.0
     """Part (0 to 1) of a slot's computing power that each rank needs; 0: unknown. Declared parts add up to at most
     1."""
+    latency_objective_seconds: float = 0.0
+    """Longest time in which the job may answer requests, for 95 % of them; each step that it reports is one request. 0:
+    it serves no requests. If it is also shareable, it lends its slots to opportunistic jobs (`Sharing.MUXFLOW`)."""
     stages: tuple[float, ...] = ()
     """Seconds that one iteration spends on each resource in turn, such as storage, processors, GPU and network; empty:
     unknown. Jobs that share a slot can use different resources at the same time."""
@@ -365,9 +368,17 @@ class Job(msgspec.Struct):
     guest_of: tuple[str, ...] = ()
     """Ids of the jobs whose slots the newest attempt joined, and that still hold them; empty: it joined none, or they
     have left."""
+    slot_part: float = 0.0
+    """Part (0 to 1) of the computing power of each slot that the newest attempt may use; 0: not limited."""
     cell_slots: list[Slot] = []
     """Slots of the ranks within the cells of the job's queue, by rank; the node is the name of a cell. Empty: the job
     is not guaranteed to run."""
+    latency_seconds: float | None = None
+    """Newest measured time in which the running attempt answered 95 % of its requests; None: not measured yet."""
+    alone_request_seconds: float | None = None
+    """The latency without the wait for earlier requests, as last measured while no other job was on its slots."""
+    busy: float = 0.0
+    """Share (0 to 1) of the time in which it answered requests, as measured with latency_seconds."""
     overdue: bool = False
     """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
     Policy.starvation_share of the slots."""

@@ -66,6 +66,12 @@ class Sharing(StrEnum):
     SJF_BSBF = "sjf-bsbf"  # only if the mean completion time of both is expected to be shorter
     MURI = "muri"  # jobs whose stages use different resources at the same time
     IADEEP = "iadeep"  # beside the job with the least predicted interference
+    MUXFLOW = "muxflow"  # opportunistic jobs beside services, while these keep their latency objective
+
+    @property
+    def opportunistic(self) -> bool:
+        """Whether opportunistic jobs, and only these, join other jobs under this rule."""
+        return self in (Sharing.ANTMAN, Sharing.MUXFLOW)
 
 
 class Cell(StrEnum):

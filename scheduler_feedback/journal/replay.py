@@ -21,6 +21,7 @@ from scheduler_feedback.core.events import (
     CancelRequested,
     Event,
     FirstStep,
+    LatencyMeasured,
     RankFailed,
     SharedSpeed,
     SpeedMeasured,
@@ -49,6 +50,7 @@ def about(*job_ids: str) -> Callable[[Event], bool]:
                 | AttemptUnknown()
                 | FirstStep()
                 | SharedSpeed()
+                | LatencyMeasured()
                 | SpeedMeasured()
                 | ActionFailed()
             ):

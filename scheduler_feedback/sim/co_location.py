@@ -31,7 +31,8 @@ def of_pairs(table: TABLE) -> CoSpeed:
     """Return speeds from measured pairs. Speeds beside several jobs are multiplied; unknown pairs share time equally.
 
     Beside an opportunistic job, a job keeps at least LEAST_HOST_SPEED: the opportunistic one gets only the part of the
-    time at which that holds. Both speeds are interpolated between running alone and sharing freely.
+    time at which that holds. On the slots of a service, it gets the part that the scheduler has set. Both speeds are
+    interpolated between running alone and sharing freely.
     """
 
     def speed(job: JobSpec, others: tuple[JobSpec, ...], gpu_type: str) -> float:
@@ -39,6 +40,10 @@ def of_pairs(table: TABLE) -> CoSpeed:
         for other in others:
             mine = _free(table, job, other, gpu_type)
             if job.opportunistic != other.opportunistic:
+                guest, host = (job, other) if job.opportunistic else (other, job)
+                if host.latency_objective_seconds and guest.slot_share:  # it uses a fixed part of the slot
+                    found *= guest.slot_share * mine if guest is job else 1 - guest.slot_share * (1 - mine)
+                    continue
                 host_speed = _free(table, other, job, gpu_type) if job.opportunistic else mine
                 part = 1.0 if host_speed >= LEAST_HOST_SPEED else (1 - LEAST_HOST_SPEED) / (1 - host_speed)
                 mine = part * mine if job.opportunistic else 1 - part * (1 - mine)

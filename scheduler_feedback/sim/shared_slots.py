@@ -55,7 +55,7 @@ class SharedSlots:
         jobs = []
         for job in trace.jobs:
             drawn = chance.random() < self.opportunistic  # drawn for every job, so that all rules see the same ones
-            leftover = rule is Sharing.ANTMAN and (job.spec.opportunistic or drawn)
+            leftover = rule.opportunistic and (job.spec.opportunistic or drawn)
             changes: dict[str, bool] = {"opportunistic": leftover}
             if self.shareable or leftover:
                 changes |= {"shareable": True, "restartable": True, "preemptible": True}
@@ -70,7 +70,10 @@ class SharedSlots:
 
 
 def _noted(trace: Trace, rule: Sharing) -> Trace:
-    """Return the trace with a note if the rule has no effect, because no job may share slots."""
+    """Return the trace with a note if the rule has no effect, because no job may share slots or reports a latency."""
+    if rule is Sharing.MUXFLOW:
+        note = "the sharing rule muxflow has no effect: the jobs of a trace report no latency, so none lends its slots"
+        return replace(trace, notes=(*trace.notes, note))
     if rule is Sharing.NONE or any(job.spec.shareable for job in trace.jobs):
         return trace
     note = f"the sharing rule {rule.value} has no effect: no job of the trace may share slots (see --shareable)"

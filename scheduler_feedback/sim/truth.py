@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.durations import nanoseconds
@@ -82,6 +84,14 @@ class Gang:
     """GPU type of the slots."""
     beside: float = 1.0
     """Speed beside the jobs that share its slots, relative to running alone."""
+    slot_share: float = 0.0
+    """Part of each slot that the attempt uses; 0: not limited."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """Specification of the job, with the part of each slot that this attempt uses."""
+        spec = self.course.job.spec
+        return spec if spec.slot_share == self.slot_share else replace(spec, slot_share=self.slot_share)
 
     def advance(self, now_ns: int, lost_ns: int = 0) -> None:
         """Subtract the work done until now from left_ns. lost_ns: part of that time without progress."""
@@ -170,6 +180,7 @@ class Machines:
             full_speed / self.worst(ranks),
             placement=action.placement,
             gpu_type=nodes[action.placement[0].node].gpu_type,
+            slot_share=action.spec.slot_share,
         )
         for name in ranks:
             self.on_node.setdefault(name, {})[action.job_id] = gang
@@ -235,11 +246,11 @@ class Machines:
 
     def _beside(self, gang: Gang) -> float:
         """Return the gang's speed beside the jobs on its slots: that of its slowest rank."""
-        spec = gang.course.job.spec
+        spec = gang.spec
         groups = {tuple(sorted(job_id for job_id in self.on_slot.get(slot, {}))) for slot in gang.placement}
         known = self.partners(gang)
         return min(
-            self.co_speed(spec, tuple(known[one].course.job.spec for one in group if one in known), gang.gpu_type)
+            self.co_speed(spec, tuple(known[one].spec for one in group if one in known), gang.gpu_type)
             if len(group) > 1
             else 1.0
             for group in groups

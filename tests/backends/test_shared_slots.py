@@ -5,20 +5,24 @@ The jobs run on one processor and count their steps in a file. The test reads th
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode
+from scheduler_feedback.controller.latencies import Latencies
 from scheduler_feedback.controller.shared_speeds import TRIAL_NS, SharedSpeeds
 from scheduler_feedback.core.events import CancelRequested, Event, Submitted
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Policy, Sharing, State
+from scheduler_feedback.core.telemetry.step_ring import Requests
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.sharing.pair_speeds import workload_of
 from tests.backends.local_gangs import python
@@ -173,3 +177,52 @@ def test_an_opportunistic_job_hardly_slows_its_host(one_slot: Callable[[Policy],
     beside = world.rate("j-1", 4.0)
     # Equal shares would be 0.5, also with SCHED_IDLE alone if the kernel groups sessions. The rest is for other load.
     assert beside > 0.75 * alone, f"{beside:.1f} steps a second beside the opportunistic job, {alone:.1f} alone"
+
+
+SERVE = """
+import json, os, sys, time
+os.sched_setaffinity(0, {%(cpu)d})
+ends, seconds = [], []
+while True:
+    time.sleep(0.03)
+    begun = time.monotonic()
+    work = time.process_time()
+    while time.process_time() - work < (0.5 if os.path.exists(%(surge)r) else 0.004): pass
+    ends.append(time.monotonic_ns())
+    seconds.append(time.monotonic() - begun)
+    with open(%(path)r + ".new", "w") as file: json.dump([ends[-40:], seconds[-40:]], file)
+    os.replace(%(path)r + ".new", %(path)r)
+"""
+
+
+@pytest.mark.serial
+def test_a_service_lends_its_slot_and_recalls_it_in_a_surge(one_slot: Callable[[Policy], OneSlot]) -> None:
+    """Requests of 4 ms, with 30 ms between them, and an objective of one second. In the surge they take 500 ms."""
+    world = one_slot(Policy(sharing=Sharing.MUXFLOW))
+    path, surge = world.folder / "requests", world.folder / "surge"
+    program = SERVE % {"cpu": min(os.sched_getaffinity(0)), "path": str(path), "surge": str(surge)}
+    traits: dict[str, Any] = {"shareable": True, "grace_seconds": 5.0, "latency_objective_seconds": 1.0}
+    world.cycle(Submitted("j-1", JobSpec("service", python(program), 1, **traits)))
+    world.submit("j-2", busy=0.01, idle=0.0, opportunistic=True)
+
+    def newest(job_id: str) -> Requests | None:
+        if job_id != "j-1" or not path.exists():
+            return None
+        ends, seconds = json.loads(path.read_text())
+        return Requests(np.array(ends)[:, None], np.array(seconds)[:, None])
+
+    latencies, began_ns = Latencies(newest), time.monotonic_ns()
+
+    def measured(holds: Callable[[], bool]) -> bool:
+        """Report latencies as the controller does, ten times as often."""
+        world.cycle(*latencies.measure(world.state, 10 * (time.monotonic_ns() - began_ns)))
+        return holds()
+
+    world.until(lambda: measured(lambda: world.runs("j-1", "j-2") and world.steps("j-2") > 5), 90.0)
+    assert world.state.jobs["j-2"].guest_of == ("j-1",)
+    assert (world.scheduler_of("j-1"), world.scheduler_of("j-2")) == (os.SCHED_OTHER, os.SCHED_IDLE)
+    surge.touch()
+    world.until(lambda: measured(lambda: world.state.jobs["j-2"].state is JobState.PENDING))
+    assert world.runs("j-1")
+    why = cycle.why_waits(world.state, world.state.jobs["j-2"])
+    assert "whose latency is far below its objective" in why

@@ -64,6 +64,17 @@ def test_devices_follow_the_order_of_local_ranks_and_thread_settings_are_unchang
     assert "OMP_NUM_THREADS" not in environment
 
 
+def test_an_opportunistic_rank_uses_a_part_of_the_multiprocessors_of_its_device() -> None:
+    """The submitter's own limit stays. Without a device, or a part, there is none."""
+    name, guest = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", {"opportunistic": True, "slot_share": 0.65}
+    devices = ("GPU-0", "GPU-1")
+    assert rank_launch.rank_environment(plan({}, guest, devices), "a", 1)[name] == "65"
+    mine = guest | {"environment": {name: "30"}}
+    assert rank_launch.rank_environment(plan({}, mine, devices), "a", 1)[name] == "30"
+    for spec, of in ((guest, ()), ({"slot_share": 0.65}, devices), ({"opportunistic": True}, devices)):
+        assert name not in rank_launch.rank_environment(plan({}, spec, of), "a", 1)
+
+
 def test_ranks_start_where_submitted_else_at_home() -> None:
     assert rank_launch.working_directory(plan({}, {"working_directory": "/w"}), {"HOME": "/h"}) == "/w"
     assert rank_launch.working_directory(plan({}, {}), {"HOME": "/h"}) == "/h"

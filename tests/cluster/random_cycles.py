@@ -104,7 +104,7 @@ class Ordeal:
     codes: dict[str, int] = field(default_factory=dict)
     journal: list[tuple[int, list[Event], cycle.Outcome]] = field(default_factory=list)
     snapshot: bytes = b""
-    promised: tuple[str, int, int] | None = None
+    promised: tuple[str, int, int, int] | None = None
     submitted: int = 0
     cycles: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -380,8 +380,6 @@ class Ordeal:
         asked = any(job.stop_reason is not None for job in state.jobs.values())
         harmless = same_nodes and all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
         exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
-        # Jobs that share slots end earlier here than expected, so the head may start earlier on a slower GPU type.
-        exact = exact and (self.types == 1 or self.jobs_per_slot == 1)
         # An opportunistic job whose host has ended counts with its own end until the head needs its slots.
         exact = exact and not any(
             job.spec.opportunistic and job.state.holds_slots and not job.guest_of for job in state.jobs.values()
@@ -395,7 +393,7 @@ class Ordeal:
         self.promised = None
         # A verdict may have taken nodes after the reservation, so that the head no longer fits the cluster.
         if head is not None and state.reserved_from_ns is not None and head in index_of(state).line:
-            self.promised = (head, state.jobs[head].attempt, self._reserved_ns(head))
+            self.promised = (head, state.jobs[head].attempt, *self._reserved_ns(head))
         if before is None or not harmless or not exact or stopped or asked or overrun or overtaken or state.frozen:
             return
         job = state.jobs.get(before[0])
@@ -405,23 +403,26 @@ class Ordeal:
             return
         self.counts["promises"] = self.counts.get("promises", 0) + 1
         if head == before[0] and self.promised is not None:
-            assert self.promised[2] <= before[2], f"{head} is delayed by {(self.promised[2] - before[2]) / 1e9} s"
+            later = min(now - was for now, was in zip(self.promised[2:], before[2:], strict=True))
+            assert later <= 0, f"{head} is delayed by {later / 1e9} s"
         elif job.state is JobState.PENDING and index_of(state).line.order[0][-1] == before[0]:
             assert self.now_ns <= before[2], f"{before[0]} should have started, and waits"
 
-    def _reserved_ns(self, head: str) -> int:
-        """Return the head's reserved start; with several GPU types, its expected end instead.
+    def _reserved_ns(self, head: str) -> tuple[int, int]:
+        """Return the head's reserved start and its expected end; with one GPU type, the start twice.
 
-        The head may change to a type on which it starts later and ends earlier.
+        With several types, the head is delayed only if both are later. It may change to a type on which it starts later
+        and ends earlier, or, if a job ends earlier than expected, to one on which it starts earlier and ends later.
         """
         state = self.state
         assert state.reserved_from_ns is not None
         if self.types == 1:
-            return state.reserved_from_ns
+            return state.reserved_from_ns, state.reserved_from_ns
         gpu_type = state.nodes[state.reserved_slots[0].node].gpu_type
         length_ns = index_of(state).line.places[head].length_ns
         learnt = index_of(state).plan.learnt
-        return state.reserved_from_ns + round(length_ns / speed(state.policy, state.jobs[head], gpu_type, learnt))
+        takes_ns = round(length_ns / speed(state.policy, state.jobs[head], gpu_type, learnt))
+        return state.reserved_from_ns, state.reserved_from_ns + takes_ns
 
     def _has_overrun(self) -> bool:
         """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""

@@ -22,6 +22,7 @@ from scheduler_feedback.core.events import (
     Event,
     FirstStep,
     FreezeSet,
+    LatencyMeasured,
     NodeCommand,
     NodeCommanded,
     PolicySet,
@@ -75,7 +76,9 @@ POLICIES = st.builds(
     defragmentation_moves=st.sampled_from([0, 2, 4]),
     level_patience_seconds=st.sampled_from([0.0, 0.0, 20.0]),
     type_patience=st.sampled_from([0.0, 0.5, 1.0]),
-    sharing=st.sampled_from([*Sharing, Sharing.GANDIVA, Sharing.GANDIVA, Sharing.ANTMAN, Sharing.ANTMAN]),
+    sharing=st.sampled_from(
+        [*Sharing, Sharing.GANDIVA, Sharing.GANDIVA, Sharing.ANTMAN, Sharing.ANTMAN, Sharing.MUXFLOW]
+    ),
     pair_speeds=st.sampled_from([{}, {}, {"w": {"w": 0.8, "v": 0.3}, "v": {"w": 0.9}}]),
     learn_speeds=st.sampled_from([True, True, True, False]),
     sizes=st.sampled_from([Sizes.IDLE, *Sizes]),
@@ -116,6 +119,7 @@ TRAITS = st.fixed_dictionaries(
         "launcher": st.sampled_from([False, False, False, True]),
         "shareable": st.sampled_from([False, False, True]),
         "opportunistic": st.sampled_from([False, False, True]),
+        "serves": st.sampled_from([False, False, True]),
     }
 )
 
@@ -146,6 +150,7 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
     if traits["shareable"]:
         changes["shareable"] = True
         changes["opportunistic"] = traits["opportunistic"] and changes["preemptible"]
+        changes["latency_objective_seconds"] = 0.1 if traits["serves"] and not changes["opportunistic"] else 0.0
     elif traits["elastic"] and not traits["launcher"]:
         changes |= {"min_ranks": max(spec.ranks // 2, 1), "max_ranks": spec.ranks * traits["elastic"]}
         if traits["layouts"]:
@@ -298,6 +303,7 @@ class Invariants(RuleBasedStateMachine):
                     "plain", ("train",), ranks, queue="c", time_limit_seconds=float(length),
                     exact_seconds=float(length), grace_seconds=2.0, restartable=stops, preemptible=stops,
                     shareable=shares, opportunistic=shares and stops and leftovers and length % 3 == 0,
+                    latency_objective_seconds=0.1 if shares and length % 3 == 1 else 0.0,
                     slot_memory_mib=10 + length % 30, workload="vw"[length % 2], stages=(length % 5 + 1.0, 3.0, 1.0),
                 ),
                 float(length),
@@ -397,6 +403,46 @@ class Invariants(RuleBasedStateMachine):
             return
         partners = tuple(index_of(self.world.state).partners(job_id))
         self.world.cycle(SharedSpeed(job_id, self.world.state.jobs[job_id].attempt, partners, speed))
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, seconds=st.sampled_from([0.0, 0.01, 0.04, 0.07, 0.2]), busy=st.sampled_from([0.0, 0.3, 0.9]))
+    def latency(self, number: int, seconds: float, busy: float) -> None:
+        """Report the latency of a service; of other jobs, it is ignored."""
+        job_id = self._pick(self._services(), number)
+        if job_id is not None and self._lives(job_id):
+            self.world.cycle(LatencyMeasured(job_id, self.world.state.jobs[job_id].attempt, seconds, busy))
+
+    @precondition(lambda self: not self.calm and self.world.policy.sharing is Sharing.MUXFLOW)
+    @rule(
+        ranks=st.integers(1, 3),
+        guests=st.lists(st.integers(1, 2), min_size=1, max_size=3),
+        latencies=st.lists(st.sampled_from([0.01, 0.01, 0.03, 0.2]), min_size=1, max_size=4),
+        seconds=st.sampled_from([0.0, 1.0, 15.0]),
+    )
+    def lend(self, ranks: int, guests: list[int], latencies: list[float], seconds: float) -> None:
+        """Submit a service and opportunistic jobs, and let all services report the same latencies."""
+        Invariants.steps += 1 + len(guests) + len(latencies)
+        service = JobSpec(
+            "service", ("serve",), ranks, queue="c", time_limit_seconds=90.0, exact_seconds=90.0, grace_seconds=2.0,
+            shareable=True, latency_objective_seconds=0.1, slot_memory_mib=10, workload="v", priority=1,
+        )  # fmt: skip
+        self.world.submit((service, 90.0, 0))
+        for number in guests:
+            guest = JobSpec(
+                "guest", ("train",), number, queue="c", time_limit_seconds=40.0, exact_seconds=40.0, grace_seconds=2.0,
+                shareable=True, opportunistic=True, restartable=True, preemptible=True, slot_memory_mib=20,
+                workload="w",
+            )  # fmt: skip
+            self.world.submit((guest, 40.0, 0))
+        for latency in latencies:
+            self.world.seen()
+            for number in range(len(self._services())):
+                self.latency(number, latency, 0.2)
+            self.world.advance(seconds)
+
+    def _services(self) -> list[str]:
+        jobs = self.world.state.jobs.values()
+        return [one.job_id for one in jobs if one.spec.latency_objective_seconds and one.state.holds_slots]
 
     @rule(number=SMALL, share=st.floats(0.01, 20.0), seconds=st.sampled_from([0.0, 10.0, 600.0]))
     def speed(self, number: int, share: float, seconds: float) -> None:

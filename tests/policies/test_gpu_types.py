@@ -323,6 +323,21 @@ def test_a_gang_stays_if_a_job_is_submitted_in_the_same_cycle() -> None:
     assert not world.said("slow one", "faster-type")
 
 
+def test_a_head_starts_earlier_on_a_slower_type_if_a_job_there_ends_earlier_than_expected() -> None:
+    """It has slots on the fast type from second 60. The job on the slow type ends at 10 instead of 300."""
+    world = Cluster(type_patience=0.0)
+    world.submit("fast one", 60.0, 2, gpu_types=("fast",))
+    world.submit("slow one", 75.0, 1, gpu_types=("slow",))
+    world.submit("short one", 10.0, 1, gpu_types=("slow",))
+    world.submit("head", 50.0, 2)
+    state = world.state
+    assert (state.reserved_for, state.reserved_from_ns) == ("head", BEGIN_NS + 60 * SECOND)
+    assert state.reserved_nodes == {"fast": 2}
+    world.seconds = 10.0
+    world.end("slow one")
+    assert (state.reserved_from_ns, state.reserved_nodes) == (BEGIN_NS + 40 * SECOND, {"slow": 2})
+
+
 # --- backlog ---------------------------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,7 @@ def test_a_rule_without_shareable_jobs_says_that_it_has_no_effect(jobs: Path) ->
     assert word in invoke(jobs, "--order", "fifo", "--sharing", "gandiva").output
     assert word not in invoke(jobs, "--order", "fifo", "--sharing", "gandiva", "--shareable").output
     assert word not in invoke(jobs, "--order", "fifo").output
+    assert "muxflow has no effect" in invoke(jobs, "--order", "fifo", "--sharing", "muxflow", "--shareable").output
     given = ("simulate", "compare", "--jobs", jobs, "--format", "gangwatch", "--nodes", "1x4", "--json")
     done = CliRunner().invoke(cli, [*map(str, given), "fifo", "fifo+gandiva"])
     assert sum(word in note for note in json.loads(done.stdout)["notes"]) == 1

@@ -5,6 +5,9 @@ from benchmarks.mutants.mutant import Mutant
 _JOIN = ("tests/policies/test_sharing.py",)
 _RULES = ("tests/policies/test_sharing_rules.py",)
 _KEPT = ("tests/policies/test_openings.py",)
+_LENT = ("tests/policies/test_muxflow.py",)
+_LATENCIES = ("tests/controller/test_latencies.py",)
+_SERVICES = ("tests/sim/test_services.py",)
 _SPEEDS = ("tests/controller/test_shared_speeds.py",)
 
 MUTANTS = (
@@ -20,9 +23,23 @@ MUTANTS = (
         "chance.gain >= best[1].gain",
         (*_JOIN, *_RULES, *_KEPT, "tests/policies/test_sharing_chances.py"),
     ),
-    Mutant(
-        "policies.sharing.guests:refresh", "alone * max(beside, 0.01)", "alone", (*_JOIN, *_RULES)
-    ),
+    Mutant("policies.sharing.guests:refresh", "alone * max(beside * (job.slot_part or 1.0), 0.01)", "alone",
+           (*_JOIN, *_RULES)),
+    Mutant("policies.sharing.muxflow:chance", "mine < LEAST_PART", "False", _LENT),
+    Mutant("policies.sharing.muxflow:chance", "LEND_BELOW * objective", "objective", _LENT),
+    Mutant("policies.sharing.muxflow:part_for", "1 - service.busy", "1.0", _LENT),
+    Mutant("policies.sharing.lending:latency_measured", "event.seconds > recall_seconds(job)", "False", _LENT),
+    Mutant("policies.sharing.lending:latency_measured", "not state.frozen", "True", _LENT),
+    Mutant("policies.sharing.lending:_learn", "slower / (guest.slot_part or 1.0)", "slower", _LENT),
+    Mutant("policies.sharing.matching:_assign", "least[one] < delta", "least[one] > delta", _LENT),
+    Mutant("policies.sharing.matching:matched", "row[numbers[name]] = -gain", "row[numbers[name]] = gain", _LENT),
+    Mutant("controller.latencies:latency_of", "requests.seconds[0] * 1e9", "0", _LATENCIES),
+    Mutant("controller.latencies:Latencies.measure", "< LEAST_REQUESTS", "< 0", _LATENCIES),
+    Mutant("core.telemetry.latency_reports:LatencyReports.report", "abs(seconds - before) <= CHANGE * before", "False",
+           _LATENCIES),
+    Mutant("core.telemetry.latency_reports:LatencyReports.due", "known[0] != group", "False", _LATENCIES),
+    Mutant("sim.services:Load.at", "begin <= seconds", "False", _SERVICES),
+    Mutant("sim.services:Services._count", "> objective", "> 10 * objective", _SERVICES),
     Mutant("policies.sharing.case:pays", ">= LEAST_PART", ">= 0", _RULES),
     Mutant("policies.sharing.sjf_bsbf:saved_seconds", "min(wait, host)", "host", _RULES),
     Mutant("policies.sharing.separation:leave_with_host", "not in _LEAVES", "in _LEAVES", _JOIN),

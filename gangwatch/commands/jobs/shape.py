@@ -199,6 +199,14 @@ _OPTIONS = (
         help="Part of a slot's computing power that each rank needs, such as 0.5.",
     ),
     click.option(
+        "--latency-objective",
+        "latency_objective_seconds",
+        type=click.FloatRange(0, min_open=True),
+        metavar="SECONDS",
+        help="The job serves requests (its steps), 95 % of them within this time. With --shareable, it lends its slots "
+        "to opportunistic jobs while it is much faster (for the rule muxflow).",
+    ),
+    click.option(
         "--stages",
         callback=_stages,
         metavar="SECONDS,...",
@@ -231,7 +239,7 @@ def shape_options(command: _Command) -> _Command:
             "min_ranks", "max_ranks", "groups", "after", "gpu_types", "throughput", "checkpoint_interval_seconds",
             "checkpoint_cost_seconds", "checkpoint_command", "checkpoint_timeout_seconds", "priority",
             "min_run_seconds", "required_level", "preferred_level", "workload",
-            "slot_memory_mib", "slot_share", "stages", "sizes", "reshard_seconds",
+            "slot_memory_mib", "slot_share", "stages", "latency_objective_seconds", "sizes", "reshard_seconds",
         )  # fmt: skip
         given = {name: value for name in names if (value := rest.pop(name)) or value == 0}
         if sizes := given.get("sizes"):

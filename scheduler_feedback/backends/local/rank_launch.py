@@ -52,6 +52,9 @@ def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
     devices = plan["nodes"][node]["devices"]
     environment: dict[str, str] = {**plan["environment"], **plan["spec"]["environment"]}
     if devices:
+        spec = plan["spec"]
+        if spec.get("opportunistic") and spec.get("slot_share"):  # under MPS, a limit of the client's multiprocessors
+            environment.setdefault("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * spec['slot_share']:.0f}")
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[plan["placement"][each]["slot"]] for each in local)
     else:
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

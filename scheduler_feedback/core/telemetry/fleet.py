@@ -27,6 +27,7 @@ from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
 from scheduler_feedback.core.telemetry.record_checks import LARGEST, possible
+from scheduler_feedback.core.telemetry.step_ring import Requests
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
 """One sample of a metric: its name, labels and value."""
@@ -103,6 +104,11 @@ class Fleet:
         """Return the mean time of the gang's newest steps; None if the gang is unknown or has no steps."""
         known = self._attempts.gangs.get(gang)
         return None if known is None else known.step_seconds()
+
+    def gang_requests(self, gang: str) -> Requests | None:
+        """Return the gang's newest steps as requests; None if the gang is unknown or has no steps."""
+        known = self._attempts.gangs.get(gang)
+        return None if known is None else known.newest_requests()
 
     def shares_machine(self, node: str) -> bool:
         """Return whether another node is on the same machine, so that load on one node also affects the other.

@@ -15,7 +15,7 @@ from scheduler_feedback.core.telemetry.consumption_trail import (
     Consumed,
     Trails,
 )
-from scheduler_feedback.core.telemetry.step_ring import StepRing, Steps
+from scheduler_feedback.core.telemetry.step_ring import Requests, StepRing, Steps
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -158,6 +158,10 @@ class Gang:
     def completed(self, after: int = 0) -> Steps | None:
         """Return the steps that every known rank has completed since sequence `after`; None if there are none."""
         return self._steps.completed(self._by_rank(), after)
+
+    def newest_requests(self, newest: int = 256) -> Requests | None:
+        """Return the newest steps of each rank as requests; None before the first."""
+        return self._steps.requests(self._by_rank(), newest)
 
     def newest_steps(self) -> IntArray:
         """Return int64 [n], ordered by rank: number of the rank's last finished step; -1 for none."""

@@ -75,6 +75,16 @@ class Steps:
     """float64 [k, n]: sum of squared sequence lengths; NaN and None as in `tokens`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Newest requests of a job that reports each request as a step: k requests of each of n ranks."""
+
+    end_ns: IntArray
+    """int64 [k, n]: end of each request, on the monotonic clock of the rank's host."""
+    seconds: FloatArray
+    """float64 [k, n]: time in which it was answered, without reported waits and without the time before it."""
+
+
 class StepRing:
     """Finished steps of an attempt. The caller numbers the ranks (columns) in the order of their first reports."""
 
@@ -302,6 +312,16 @@ class StepRing:
             None if given is None else given[cells].astype(np.float64) for given in (self._tokens, self._squares)
         )
         return Steps(number, self._done[rows], end, seconds, self._wait[cells], tokens, squares)
+
+    def requests(self, columns: IndexArray, newest: int) -> Requests | None:
+        """Return the newest steps that every rank has completed, as requests; None if there are none."""
+        self._settle()
+        rows = np.flatnonzero(self._done > max(0, self._sequence - newest))
+        if not len(rows):
+            return None
+        cells = np.ix_(rows[np.argsort(self._done[rows])], columns)
+        waits = np.nan_to_num(self._wait[cells], nan=0.0)
+        return Requests(self._end[cells], np.maximum(self._duration[cells] - waits, 0.0))
 
     # --- growth -------------------------------------------------------------------------------------------------------
 

@@ -260,12 +260,18 @@ class SchedulingIndex(TrackedJobs):
     # --- jobs: attempts ----------------------------------------------------------------------------------------------
 
     def start(
-        self, job: Job, slots: Sequence[Slot], action_id: str, speed: float, guest_of: tuple[str, ...] = ()
+        self,
+        job: Job,
+        slots: Sequence[Slot],
+        action_id: str,
+        speed: float,
+        guest_of: tuple[str, ...] = (),
+        part: float = 0.0,
     ) -> None:
         """Start the job's next attempt, rank n on slots[n].
 
         speed: relative to the speed that the estimates assume. guest_of: ids of the jobs that hold these slots and
-        share them with the attempt.
+        share them with the attempt. part: see `Job.slot_part`.
         """
         job.state, job.attempt = JobState.STARTING, job.attempt + 1
         job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
@@ -276,7 +282,8 @@ class SchedulingIndex(TrackedJobs):
         job.expected_start_ns, job.appraise_ns = None, 0
         job.proposed, job.action_id, job.speed = "", action_id, speed
         job.awaited_type, job.awaited_until_ns, job.relaxed = "", 0, False
-        job.guest_of = guest_of
+        job.guest_of, job.slot_part = guest_of, part
+        job.latency_seconds, job.alone_request_seconds, job.busy = None, None, 0.0
         self._update(job)
 
     def share_again(self, job: Job, guest_of: tuple[str, ...], speed: float) -> None:

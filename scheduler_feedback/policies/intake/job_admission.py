@@ -137,6 +137,10 @@ def _invalid_sharing(spec: JobSpec) -> str | None:
         return "opportunistic needs shareable: such a job runs on slots of other jobs"
     if spec.opportunistic and not (spec.restartable and spec.preemptible):
         return "opportunistic needs preemptible: such a job leaves when another job needs its slots"
+    if not 0 <= spec.latency_objective_seconds < math.inf:
+        return f"its latency objective is {spec.latency_objective_seconds:g} s; it must be 0 s (none) or more"
+    if spec.opportunistic and spec.latency_objective_seconds:
+        return "an opportunistic job has no latency objective: it leaves when another job needs its slots"
     if spec.shareable and (spec.min_ranks is not None or spec.max_ranks is not None):
         return "a shareable job has a fixed number of ranks: leave out min_ranks and max_ranks"
     if spec.slot_memory_mib < 0:
@@ -187,10 +191,10 @@ def _invalid_text(spec: JobSpec) -> str | None:
 
 def over_limit(policy: Policy, spec: JobSpec) -> str | None:
     """Return why the job exceeds the limits of its queue even if that is empty, and what to do; None if it does not."""
-    if spec.opportunistic and policy.sharing is not Sharing.ANTMAN:
+    if spec.opportunistic and not policy.sharing.opportunistic:
         return (
             f"is opportunistic, but the rule for shared slots is {policy.sharing.value}: submit it without "
-            f"opportunistic, or have the operator set sharing to {Sharing.ANTMAN.value}"
+            f"opportunistic, or have the operator set sharing to {Sharing.ANTMAN.value} or {Sharing.MUXFLOW.value}"
         )
     least = spec.min_ranks or spec.ranks
     found = Shares(policy).never(spec.queue, least) if policy.queues else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, Slot, resized
@@ -137,18 +139,27 @@ def _keep(context: CycleContext, reservation: Reservation | None) -> Reservation
 
 
 def start(
-    context: CycleContext, job: Job, slots: tuple[Slot, ...], kind: str, why: str, guest_of: tuple[str, ...] = ()
+    context: CycleContext,
+    job: Job,
+    slots: tuple[Slot, ...],
+    kind: str,
+    why: str,
+    guest_of: tuple[str, ...] = (),
+    part: float = 0.0,
 ) -> None:
     """Start the gang's next attempt, rank n on slots[n], and log why.
 
-    kind: kind of the log entry. guest_of: ids of the jobs with which it shares the slots.
+    kind: kind of the log entry. guest_of: ids of the jobs with which it shares the slots. part: largest part of the
+    computing power of each slot that it may use; 0: not limited.
     """
     gpu_type = context.state.nodes[slots[0].node].gpu_type
     if job.awaited_until_ns and gpu_type:
         why += f"; it waited for a faster GPU type and starts on {gpu_type}"
     speed = attempt_speed(context.state.policy, job, gpu_type, len(slots), context.index.plan.learnt)
-    context.index.start(job, slots, context.action_id(), speed, guest_of)
+    context.index.start(job, slots, context.action_id(), speed, guest_of, part)
     spec = resized(job.spec, len(slots))
+    if part:
+        spec = structs.replace(spec, slot_share=part)
     context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
     waited = span((context.now_ns - job.submitted_ns) / 1e9)
     context.decide(

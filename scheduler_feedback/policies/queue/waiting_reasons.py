@@ -12,7 +12,7 @@ from scheduler_feedback.core.cluster import Node, NodeState, Tier, tier_of
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.explanation import Blocker, Explanation, LearntSpeed, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
-from scheduler_feedback.core.state import Estimates, Policy, State
+from scheduler_feedback.core.state import Estimates, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cells import cell_text
@@ -24,6 +24,7 @@ from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
+from scheduler_feedback.policies.sharing import muxflow
 from scheduler_feedback.policies.speeds.learnt_speeds import LEVELS, learnt_of
 
 MOST_NAMED = 100
@@ -94,10 +95,10 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if uses_cells(state.policy):
         return cell_text.waits_for_cells(state, index, job)
     if job.spec.opportunistic:
-        return (
-            "slots",
-            f"opportunistic: waits for {slots(ranks)} of shareable jobs, or that no other job needs",
-        )
+        of = "shareable jobs"
+        if state.policy.sharing is Sharing.MUXFLOW:
+            of = "a shareable service whose latency is far below its objective"
+        return "slots", f"opportunistic: waits for {slots(ranks)} of {of}, or that no other job needs"
     if job.awaited_type:
         return "type", _awaits_type(state, job)
     room = _shared_free(index.plan, job) >= ranks
@@ -231,6 +232,8 @@ def _explain_present(state: State, job: Job) -> str:
     if job.claim:
         text += f"; slots on {where(job.claim)} are reserved for its restart"
     text += cell_text.present(state, index_of(state), job)
+    if state.policy.sharing is Sharing.MUXFLOW:
+        text += muxflow.present(state, job)
     for verdict in state.verdicts.values():
         if verdict.gang == job.job_id and verdict.kind is Kind.HANG:
             text += f"; {sentence(verdict)}"

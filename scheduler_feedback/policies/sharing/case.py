@@ -36,6 +36,8 @@ class Chance:
     """How much the rule prefers this pairing; larger is better. Comparable within one rule."""
     why: str
     """Reason in words, for the log entry."""
+    part: float = 0.0
+    """Part of the computing power of each slot that the guest may use; 0: not limited."""
 
 
 LEAST_PART = 0.25

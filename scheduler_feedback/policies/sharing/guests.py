@@ -21,8 +21,9 @@ from scheduler_feedback.policies.queue.preemption import place_without, stop_for
 from scheduler_feedback.policies.queue.starting import release_reservation, start
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
-from scheduler_feedback.policies.sharing import antman, gandiva, iadeep, muri, pair_speeds, sjf_bsbf
+from scheduler_feedback.policies.sharing import antman, gandiva, iadeep, muri, muxflow, pair_speeds, sjf_bsbf
 from scheduler_feedback.policies.sharing.case import Case, Chance
+from scheduler_feedback.policies.sharing.matching import matched
 from scheduler_feedback.policies.sharing.openings import MOST_TRIED, Key, Kind, Openings, next_of
 from scheduler_feedback.policies.sharing.pair_speeds import news_of
 from scheduler_feedback.policies.sharing.room_on_slots import fitting
@@ -33,11 +34,18 @@ RULES: dict[Sharing, Callable[[Case], Chance | None]] = {
     Sharing.SJF_BSBF: sjf_bsbf.chance,
     Sharing.MURI: muri.chance,
     Sharing.IADEEP: iadeep.chance,
+    Sharing.MUXFLOW: muxflow.chance,
 }
 """Function of each rule."""
 
 GROUPED = frozenset({Sharing.GANDIVA, Sharing.ANTMAN, Sharing.SJF_BSBF, Sharing.IADEEP})
 """Rules whose lasting part depends only on the workloads and sizes of a pair."""
+
+MOST_MATCHED = 32
+"""Maximum number of jobs that are matched with hosts at once, so that a cycle stays short."""
+
+MOST_HOSTS = 16
+"""Maximum number of hosts of one job that the matching considers: those with the largest gain."""
 
 MOST_NEWS = 10_000
 """Maximum length of the list of changed speeds of pairs, so that it does not grow for ever."""
@@ -69,6 +77,8 @@ def start_guests(context: CycleContext) -> None:
         return
     if state.policy.sharing is Sharing.SJF_BSBF:
         _start_by_time(context, openings)
+    elif state.policy.sharing is Sharing.MUXFLOW:
+        _start_by_matching(context, openings)
     else:
         _start_by_kind(context, openings)
 
@@ -145,6 +155,62 @@ def _start_by_time(context: CycleContext, openings: Openings) -> None:
         ahead += job.spec.ranks
 
 
+def _start_by_matching(context: CycleContext, openings: Openings) -> None:
+    """Start guests on the hosts with which all of them together gain most. Repeat it while jobs start."""
+    while (mark := openings.mark()) != openings.settled:
+        jobs, options = _to_match(context, openings)
+        if not jobs:
+            openings.settled = mark
+            return
+        best = [dict(sorted(one.items(), key=lambda item: (-item[1].gain, item[0]))[:MOST_HOSTS]) for one in options]
+        pairs = matched([{name: chance.gain for name, chance in row.items()} for row in best])
+        started = False
+        for number, host_id in pairs.items():
+            job, host = jobs[number], context.state.jobs[host_id]
+            if (slots := fitting(context.index, job, host)) is not None and _may_start(context, job):
+                _start(context, job, host, slots, best[number][host_id])
+                started = True
+        if not started:
+            return
+        openings.update()
+
+
+def _to_match(context: CycleContext, openings: Openings) -> tuple[list[Job], list[dict[str, Chance]]]:
+    """Return the first pending jobs that may join others, and the chances of each with its hosts."""
+    state = context.state
+    jobs: list[Job] = []
+    options: list[dict[str, Chance]] = []
+    keys: list[tuple[Key, Kind]] = []
+    for _, number in openings.order[:MOST_TRIED]:
+        kind = openings.kinds[number]
+        line = openings.lines[kind]
+        if openings.chances(state.jobs[line[0][-1]], kind):
+            keys += [(key, kind) for key in line[:MOST_MATCHED]]
+    for key, kind in sorted(keys):
+        job = state.jobs[key[-1]]
+        if len(jobs) < MOST_MATCHED and _may_start(context, job):
+            chances = _usable(context, job, openings.chances(job, kind))
+            if chances:
+                jobs.append(job)
+                options.append(chances)
+    return jobs, options
+
+
+def _usable(context: CycleContext, job: Job, chances: Mapping[str, Chance | None]) -> dict[str, Chance]:
+    """Return the chances with hosts of a GPU type that the job may use, without those on reserved slots."""
+    state, index = context.state, context.index
+    names = index.plan.topology.type_names
+    allowed = {names[number] for number in types_for(index.plan, job, state.policy)}
+    reserved = frozenset(state.reserved_slots if state.reserved_for != job.job_id else ())
+    found = {}
+    for host_id in sorted(chances):
+        host, chance = state.jobs[host_id], chances[host_id]
+        free = not reserved or reserved.isdisjoint([rank.slot for rank in host.ranks])
+        if chance is not None and free and state.nodes[host.ranks[0].slot.node].gpu_type in allowed:
+            found[host_id] = chance
+    return found
+
+
 def _may_start(context: CycleContext, job: Job) -> bool:
     return paused(context.state, job, context.now_ns) is None and not at_limit(context.index, job)
 
@@ -197,11 +263,15 @@ def _best(
 def _start(context: CycleContext, job: Job, host: Job, slots: tuple[Slot, ...], chance: Chance) -> None:
     state, index = context.state, context.index
     here = sorted({one for slot in slots for one in index.sharers.get(slot, ())})
-    below = "its host becomes slower than 0.98" if job.spec.opportunistic else f"below {state.policy.separate_below:g}x"
+    below = f"below {state.policy.separate_below:g}x"
+    if state.policy.sharing is Sharing.MUXFLOW:
+        below = f"{host.job_id} answers in more than {muxflow.milliseconds(muxflow.recall_seconds(host))}"
+    elif job.spec.opportunistic:
+        below = "its host becomes slower than 0.98"
     named = ", ".join((host.job_id, *(one for one in here if one != host.job_id)))
     why = f"shares {where(slots)} with {named}: {chance.why}; separated if {below}"
     head = state.reserved_for == job.job_id
-    start(context, job, slots, "shares", why, tuple(here))
+    start(context, job, slots, "shares", why, tuple(here), chance.part)
     if head:
         release_reservation(context)
     for one in here:
@@ -230,7 +300,7 @@ def refresh(context: CycleContext) -> None:
         guest_of = tuple(one for one in job.guest_of if one in partners)
         if job.guest_of and not guest_of:
             context.record(job_id, "alone", f"{', '.join(job.guest_of)} left its slots: it runs alone")
-        speed = alone * max(beside, 0.01)
+        speed = alone * max(beside * (job.slot_part or 1.0), 0.01)
         if guest_of != job.guest_of or speed != job.speed:
             index.share_again(job, guest_of, speed)
 
@@ -253,7 +323,7 @@ def make_room(context: CycleContext) -> bool:
     It comes before backfill, which would give the other slots to later jobs and so delay the first one.
     """
     state, index = context.state, context.index
-    if state.policy.sharing is not Sharing.ANTMAN or state.frozen or state.reserved_for is None:
+    if not state.policy.sharing.opportunistic or state.frozen or state.reserved_for is None:
         return False
     head, alone = state.jobs[state.reserved_for], _alone(index)
     if not alone or paused(state, head, context.now_ns) is not None or at_limit(index, head):
@@ -291,7 +361,7 @@ def _displaced(context: CycleContext, job: Job, alone: list[Job]) -> list[Job]:
 def start_opportunistic(context: CycleContext) -> None:
     """Start opportunistic jobs on idle slots, and stop those that run alone on slots that another job needs."""
     state, index = context.state, context.index
-    if state.policy.sharing is not Sharing.ANTMAN:
+    if not state.policy.sharing.opportunistic:
         return
     alone = _alone(index)
     waiting = [state.jobs[key[-1]] for key in index.line.order]

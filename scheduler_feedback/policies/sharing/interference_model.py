@@ -44,11 +44,12 @@ class Model:
         return min(math.exp(self.mean + self.sensitivity.get(one, 0.0) + self.pressure.get(other, 0.0)), 1.0)
 
 
-def fit(table: Table) -> Model:
-    """Return the model that fits these speeds: workload -> other workload -> speed of the first."""
-    pairs = [
-        (one, other, math.log(max(speed, LEAST_SPEED))) for one, row in table.items() for other, speed in row.items()
-    ]
+def fit(table: Table, least: float = LEAST_SPEED) -> Model:
+    """Return the model that fits these speeds: workload -> other workload -> speed of the first.
+
+    least: lower bound of a speed before its logarithm is taken.
+    """
+    pairs = [(one, other, math.log(max(speed, least))) for one, row in table.items() for other, speed in row.items()]
     if not pairs:
         return Model()
     model = Model(mean=sum(value for _, _, value in pairs) / len(pairs))
@@ -69,12 +70,12 @@ def _effects(residuals: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: total / count for name, (total, count) in sums.items()}
 
 
-def predicted_speed(state: State, spec: JobSpec, other: JobSpec) -> float:
-    """Return the known speed of the job beside the other one, else the predicted speed."""
+def predicted_speed(state: State, spec: JobSpec, other: JobSpec, least: float = LEAST_SPEED) -> float:
+    """Return the known speed of the job beside the other one, else the predicted speed. least: see `fit`."""
     pair = known(state, spec, other)
     if pair is not None:
         return pair
-    return _model(state).speed(workload_of(spec), workload_of(other))
+    return _model(state, least).speed(workload_of(spec), workload_of(other))
 
 
 def measured(state: State, spec: JobSpec) -> bool:
@@ -83,14 +84,14 @@ def measured(state: State, spec: JobSpec) -> bool:
     return bool(state.pair_speeds.get(name) or state.policy.pair_speeds.get(name))
 
 
-def _model(state: State) -> Model:
+def _model(state: State, least: float) -> Model:
     """Return the model of the state's pairs. It is fitted again only if a pair was measured since."""
-    basis = (id(state.policy), id(state.pair_speeds), pair_changes(state))
+    basis = (id(state.policy), id(state.pair_speeds), pair_changes(state), least)
     kept = state.__dict__.get("interference")
     if kept is None or kept[0] != basis:
         table = {one: dict(row) for one, row in state.policy.pair_speeds.items()}
         for one, row in state.pair_speeds.items():
             table.setdefault(one, {}).update(row)
-        kept = state.__dict__["interference"] = (basis, fit(table))
+        kept = state.__dict__["interference"] = (basis, fit(table, least))
     model: Model = kept[1]
     return model

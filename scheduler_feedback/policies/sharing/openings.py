@@ -106,7 +106,7 @@ class Openings:
         self._by_workload: dict[str, set[str]] = {}
         self._news = len(news_of(index.state))
         index.touched = set(index.held)
-        self._opportunistic = index.state.policy.sharing is Sharing.ANTMAN
+        self._opportunistic = index.state.policy.sharing.opportunistic
         jobs = index.state.jobs
         for key in index.line.order:
             self.enter(jobs[key[-1]], key)
@@ -189,8 +189,8 @@ class Openings:
         news = news_of(index.state)
         if self._news < len(news):
             fresh, self._news = news[self._news :], len(news)
-            if index.state.policy.sharing is Sharing.IADEEP:  # one measurement changes all predictions
-                self._forget()
+            if index.state.policy.sharing in (Sharing.IADEEP, Sharing.MUXFLOW):
+                self._forget()  # one measurement changes all predictions
             else:
                 for mine, theirs in fresh:
                     changes += [(one, mine) for one in sorted(self._by_workload.get(theirs, ()))]

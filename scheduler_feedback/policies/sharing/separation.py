@@ -26,8 +26,11 @@ def shared_speed(context: CycleContext, event: SharedSpeed) -> None:
     partners = index.partners(job.job_id)
     if tuple(partners) != event.partners or not partners:  # the measurement is of another group
         return
+    if job.spec.latency_objective_seconds and state.policy.sharing is Sharing.MUXFLOW:
+        return  # its requests are measured instead (``lending``)
     if len(partners) == 1:
-        pair_speeds.learn(state, job.spec, state.jobs[partners[0]].spec, event.speed)
+        speed = min(event.speed / job.slot_part, 1.0) if job.slot_part else event.speed  # as if it had the whole slot
+        pair_speeds.learn(state, job.spec, state.jobs[partners[0]].spec, speed)
         index.regrouped |= {job.job_id, *partners}
         _judge(context, job, state.jobs[partners[0]])
 
@@ -40,6 +43,10 @@ def _judge(context: CycleContext, one: Job, other: Job) -> None:
         return
     mine = pair_speeds.speed_beside(state, guest.spec, (host.spec,))
     theirs = pair_speeds.speed_beside(state, host.spec, (guest.spec,))
+    if host.spec.latency_objective_seconds and state.policy.sharing is Sharing.MUXFLOW:  # its latency decides
+        if mine is not None and (speed := mine * (guest.slot_part or 1.0)) < LEAST_PART:
+            separate(context, guest, host, f"it runs at {speed:.2f} of its speed alone")
+        return
     if theirs is None:
         return
     if guest.spec.opportunistic:
