@@ -33,6 +33,7 @@ from benchmarks.survey import (
     resharding,
     shared_slots,
     shares,
+    traffic,
     virtual_clusters,
 )
 from benchmarks.survey.row import chosen, measured
@@ -55,6 +56,7 @@ ROWS = (
     *locality.rows(),
     *elastic.rows(),
     *distance.rows(),
+    *traffic.rows(),
     *missing.rows(),
 )
 

@@ -365,6 +365,8 @@ class Job(msgspec.Struct):
     guest_of: tuple[str, ...] = ()
     """Ids of the jobs whose slots the newest attempt joined, and that still hold them; empty: it joined none, or they
     have left."""
+    network_class: int = -1
+    """Priority class of the newest attempt's network traffic, from 0; -1: none."""
     cell_slots: list[Slot] = []
     """Slots of the ranks within the cells of the job's queue, by rank; the node is the name of a cell. Empty: the job
     is not guaranteed to run."""
