@@ -233,11 +233,8 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
         )
     if config.client.url and not config.client.url.startswith(("http://", "https://")):
         raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
-    if config.policy.network_classes > 1 and (backend := selected_backend(config)) != "local":
-        raise ConfigError(
-            f"{where}: policy.network_classes: the {backend} backend cannot set environment variables of ranks; "
-            "leave it out"
-        )
+    if config.policy.network_classes > 1 and config.slurm.enabled:
+        raise ConfigError(f"{where}: policy.network_classes: Slurm starts the jobs, without a class; leave it out")
     advised = config.slurm.enabled and config.slurm.mode == "advise"
     mode = Mode.OBSERVE if advised else Mode(config.controller.mode)
     return msgspec.structs.replace(config, policy=replace(config.policy, mode=mode))
