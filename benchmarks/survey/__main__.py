@@ -27,6 +27,7 @@ from benchmarks.survey import (
     gavel_rounds,
     lending,
     locality,
+    mig,
     missing,
     muri_groups,
     replays,
@@ -57,6 +58,7 @@ ROWS = (
     *elastic.rows(),
     *distance.rows(),
     *traffic.rows(),
+    *mig.rows(),
     *missing.rows(),
 )
 

@@ -15,7 +15,6 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
      "jobs share slots, but a guest does not move to free slots, and jobs are not suspended in turns"),
     ("MuxFlow", "online and training jobs share a GPU", "latency objective kept", None, "Zhao et al., 2023",
      NO_DEADLINES),
-    ("MIGER", "MIG reconfiguration and placement", "throughput", None, "survey", "no MIG profiles in requests"),
     ("SchedTune", "memory prediction", "jobs out of memory", None, "survey",
      "declared memory counts, but it is not predicted"),
     ("Gandiva_fair", "ticket trading between users and types", "total gain", None, "Chaudhary et al., EuroSys'20",
