@@ -22,6 +22,7 @@ from benchmarks.survey import (
     allox,
     distance,
     elastic,
+    energy,
     failures,
     gavel,
     gavel_rounds,
@@ -59,6 +60,7 @@ ROWS = (
     *distance.rows(),
     *traffic.rows(),
     *mig.rows(),
+    *energy.rows(),
     *missing.rows(),
 )
 

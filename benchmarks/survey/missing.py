@@ -22,7 +22,6 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", NO_NOISE),
     ("CASSINI", "time shifts of steps", "average JCT", None, "Rajasekaran et al., NSDI'24",
      "nothing delays a rank's step; priority classes move phases apart instead, see the row of Crux"),
-    ("PowerFlow", "energy budget and power caps", "JCT at equal energy", None, "survey", "no energy in the model"),
 )  # fmt: skip
 """(system, mechanism, measure, published, source, reason)."""
 
