@@ -22,11 +22,13 @@ from benchmarks.survey import (
     allox,
     distance,
     elastic,
+    energy,
     failures,
     gavel,
     gavel_rounds,
     lending,
     locality,
+    mig,
     missing,
     muri_groups,
     replays,
@@ -34,6 +36,7 @@ from benchmarks.survey import (
     services,
     shared_slots,
     shares,
+    traffic,
     virtual_clusters,
 )
 from benchmarks.survey.row import chosen, measured
@@ -57,6 +60,9 @@ ROWS = (
     *locality.rows(),
     *elastic.rows(),
     *distance.rows(),
+    *traffic.rows(),
+    *mig.rows(),
+    *energy.rows(),
     *missing.rows(),
 )
 

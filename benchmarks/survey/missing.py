@@ -12,15 +12,13 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
      "first come, first served with its own placement of pairs; not rebuilt, see the other row"),
     ("Gandiva", "migration and time slicing", "utilisation gain", 0.26, "Xiao et al., OSDI'18",
      "jobs share slots, but a guest does not move to free slots, and jobs are not suspended in turns"),
-    ("MIGER", "MIG reconfiguration and placement", "throughput", None, "survey", "no MIG profiles in requests"),
     ("SchedTune", "memory prediction", "jobs out of memory", None, "survey",
      "declared memory counts, but it is not predicted"),
     ("Gandiva_fair", "ticket trading between users and types", "total gain", None, "Chaudhary et al., EuroSys'20",
      "quotas count slots of all types alike"),
     ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", NO_NOISE),
-    ("Crux, CASSINI", "traffic-aware placement and time shifts", "utilisation gain", None, "survey",
-     "gangs in simulation do not slow each other down"),
-    ("PowerFlow", "energy budget and power caps", "JCT at equal energy", None, "survey", "no energy in the model"),
+    ("CASSINI", "time shifts of steps", "average JCT", None, "Rajasekaran et al., NSDI'24",
+     "nothing delays a rank's step; priority classes move phases apart instead, see the row of Crux"),
 )  # fmt: skip
 """(system, mechanism, measure, published, source, reason)."""
 

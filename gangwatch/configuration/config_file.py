@@ -78,6 +78,7 @@ from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.core.plain_text import misleading
 from scheduler_feedback.core.state import Backfilling, Mode, Policy, Queue, Sharing, Sizes
 from scheduler_feedback.policies.index.queue_shares import Shares
+from scheduler_feedback.policies.queue.network_class import MOST_NETWORK_CLASSES
 
 RELOADABLE = frozenset({"controller.mode", "policy", "slurm.mode"})
 """Keys and sections that a running controller can reload. A change of another key needs a restart."""
@@ -232,6 +233,8 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
         )
     if config.client.url and not config.client.url.startswith(("http://", "https://")):
         raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
+    if config.policy.network_classes > 1 and config.slurm.enabled:
+        raise ConfigError(f"{where}: policy.network_classes: Slurm starts the jobs, without a class; leave it out")
     advised = config.slurm.enabled and config.slurm.mode == "advise"
     mode = Mode.OBSERVE if advised else Mode(config.controller.mode)
     return msgspec.structs.replace(config, policy=replace(config.policy, mode=mode))
@@ -263,6 +266,16 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
     for queue in policy.queues:
         if (wrong := misleading("a queue's name", queue.name)) is not None:
             raise ConfigError(f"{where}: policy.queues: {wrong}")
+    if policy.network_classes > MOST_NETWORK_CLASSES:
+        raise ConfigError(
+            f"{where}: policy.network_classes: expected a whole number from 0 to {MOST_NETWORK_CLASSES}, not "
+            f"{policy.network_classes}"
+        )
+    if policy.network_classes > 1 and not policy.uplink_slowdown:
+        raise ConfigError(
+            f"{where}: policy.network_classes: has no effect without policy.uplink_slowdown; set that, too, "
+            "to 0.1 for example"
+        )
     if (wrong := _wrong_cells(policy)) is not None:
         raise ConfigError(f"{where}: policy.{wrong}")
     if policy.quarantine_max_seconds < policy.quarantine_seconds:

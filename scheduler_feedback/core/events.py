@@ -275,6 +275,9 @@ class SpeedMeasured(msgspec.Struct, frozen=True):
     """Time over which the speed was measured."""
     unit: str = ""
     """Unit of the work, such as tokens or steps. Speeds in another unit replace those of the class."""
+    wait_share: float | None = None
+    """Share (0 to 1) of that time for which all ranks wait in collectives, which is that of the rank that waits least
+    in each step; None if a rank does not report its waits."""
 
 
 class ActionFailed(msgspec.Struct, frozen=True):

@@ -370,6 +370,8 @@ class Job(msgspec.Struct):
     have left."""
     slot_part: float = 0.0
     """Part (0 to 1) of the computing power of each slot that the newest attempt may use; 0: not limited."""
+    network_class: int = -1
+    """Priority class of the newest attempt's network traffic, from 0; -1: none."""
     cell_slots: list[Slot] = []
     """Slots of the ranks within the cells of the job's queue, by rank; the node is the name of a cell. Empty: the job
     is not guaranteed to run."""

@@ -194,8 +194,12 @@ class Policy:
     defragmentation_moves: int = 4
     """Maximum number of gangs moved at once to free slots in one domain for another gang; 0: none."""
     uplink_slowdown: float = 0.0
-    """Expected slowdown of a gang, as a share of its speed, per other gang that crosses the same uplinks; 0: unknown,
-    and placement ignores uplinks."""
+    """Expected slowdown of a gang, as a share of its speed, per other gang that crosses the same uplinks, while their
+    traffic is unknown. Measured traffic replaces it. 0: placement ignores uplinks."""
+    network_classes: int = 0
+    """Number of priority classes of the network, at most 8. A gang that crosses uplinks gets the number of one in
+    GANGWATCH_NETWORK_CLASS; the highest number goes to the gang with most computation per time of communication. 0 or
+    1: none."""
     spare_nodes: int = 0
     """Minimum number of nodes kept in each domain of spare_level for gangs that leave a bad node. Preemptible jobs may
     use these nodes meanwhile."""
@@ -349,6 +353,15 @@ class MeasuredSpeed(msgspec.Struct):
     """Unit of the work."""
 
 
+class MeasuredTraffic(msgspec.Struct, frozen=True):
+    """Measured traffic of one job class, of its gangs on several nodes."""
+
+    share: float
+    """Mean share (0 to 1) of the time for which all ranks wait in collectives."""
+    weight: float
+    """Number of measurements of the mean, the older ones discounted."""
+
+
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
     """State of the cycle: all data on which its decisions depend. All times are the cycle's wall time, in nanoseconds
     since 1970.
@@ -439,6 +452,8 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """First slot of each cell that is in use: the cell's name, such as 'research/node-0' -> slot."""
     speeds: dict[str, list[MeasuredSpeed]] = {}
     """Measured speeds by job class, the class with the newest measurement last; see `policies/speeds`."""
+    traffic: dict[str, MeasuredTraffic] = {}
+    """Measured traffic by job class, the class with the newest measurement last; see `policies/speeds`."""
     sized_ns: int = 0
     """Time of the last joint choice of sizes."""
     types_ns: int = 0

@@ -64,6 +64,7 @@ def frozen(state: State, before: State | None = None) -> State:
         host_waits=state.host_waits,
         replan_owed=state.replan_owed,
         speeds=_shared(state.speeds, old.speeds, _speeds),
+        traffic=dict(state.traffic),
         sized_ns=state.sized_ns,
         types_ns=state.types_ns,
         types_inputs=state.types_inputs,

@@ -45,6 +45,7 @@ from scheduler_feedback.sim.job_trace import LATEST_NS, Trace, TraceJob
 from scheduler_feedback.sim.measured_speeds import MEASURED_SECONDS, MeasuredSpeeds, reported
 from scheduler_feedback.sim.occurrence import Occurrence
 from scheduler_feedback.sim.results import Account, Report, report
+from scheduler_feedback.sim.shared_links import SharedLinks
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
 
 ROUNDING_NS = 1000
@@ -77,7 +78,8 @@ def _report_speed(engine: Engine, now_ns: int, *, job_id: str, attempt: int) -> 
     if gang is None or gang.attempt != attempt or gang.stopping:
         return ()
     spec = gang.course.job.spec
-    return (reported(job_id, attempt, gang.speed * engine.machines.unit(spec), engine.seed),)
+    rate = gang.speed * engine.machines.unit(spec)
+    return (reported(job_id, attempt, rate, engine.seed, engine.machines.wait_share(gang)),)
 
 
 class Journal:
@@ -124,6 +126,8 @@ class Settings:
     """Returns the true speed of a job beside the jobs that share its slots."""
     speeds: MeasuredSpeeds | None = None
     """Real speeds of gangs, which they report after each start; None: proportional to their ranks, not reported."""
+    links: SharedLinks | None = None
+    """Uplinks that gangs share. With them, gangs report their speeds and waits; None: no gang slows another down."""
     seed: int = 0
     """Seed of the errors of reported speeds."""
     spans: bool = False
@@ -148,6 +152,7 @@ class Engine:
             apart_slowdown=settings.apart_slowdown,
             co_speed=settings.co_speed,
             speeds=settings.speeds,
+            links=settings.links,
             largest=max((node.slots for node in nodes), default=0),
         )
         self.account = Account({node.node: node.slots for node in nodes})
@@ -384,7 +389,10 @@ class Engine:
         occupied = self.machines.occupies(gang)
         self.account.give(occupied)
         self.account.doubled_slots -= gang.slots - sum(occupied.values())
+        others = self.machines.on_same_links(gang)
         self.machines.leave(job_id, gang)
+        others.pop(job_id, None)
+        self._share_links(others, now_ns)
         if partners:
             self._regroup(partners, now_ns)
         self.account.held_slot_ns += gang.slots * (now_ns - gang.began_ns)
@@ -451,7 +459,9 @@ class Engine:
         self.waiting -= 1
         self._start_events.append(AttemptRunning(action.job_id, action.attempt, ()))
         self.reschedule(action.job_id, gang)
-        if self._settings.speeds is not None:
+        if gang.flow is not None:
+            self._share_links(self.machines.on_same_links(gang), now_ns)
+        if self._settings.speeds is not None or self._settings.links is not None:
             at_ns = now_ns + gang.warm_ns + nanoseconds(MEASURED_SECONDS)
             self.later(Occurrence(at_ns, partial(_report_speed, job_id=action.job_id, attempt=action.attempt)))
         if self._disturbances is not None:
@@ -467,6 +477,11 @@ class Engine:
                 warm_ns = max(one.warm_ns for one in (gang, *partners.values()))
                 at_ns = now_ns + warm_ns + MEASURE_NS
                 self.later(Occurrence(at_ns, partial(_measured, job_id, gang, tuple(sorted(partners)))))
+
+    def _share_links(self, gangs: Mapping[str, Gang], now_ns: int) -> None:
+        """Apply the speeds of gangs after a start or an end of a gang on their uplinks."""
+        for job_id, gang in self.machines.share_links(gangs, now_ns) if gangs else ():
+            self.reschedule(job_id, gang)
 
     def reschedule(self, job_id: str, gang: Gang) -> None:
         """Update the expected end of a gang."""

@@ -120,7 +120,13 @@ def read_speeds(path: Path) -> MeasuredSpeeds:
     return measured_speeds((*key, rate) for key, rate in found.items())
 
 
-def reported(job_id: str, attempt: int, rate: float, seed: int) -> Event:
-    """Return the report of an attempt's speed, with a small error. rate: its real work per second."""
-    error = random.Random(f"{seed}/speed/{job_id}/{attempt}").gauss(0.0, NOISE)
-    return SpeedMeasured(job_id, attempt, rate * math.exp(error), MEASURED_SECONDS)
+def reported(job_id: str, attempt: int, rate: float, seed: int, wait_share: float | None = None) -> Event:
+    """Return the report of an attempt's speed, with a small error.
+
+    rate: its real work per second. wait_share: real share of its time in collectives; None if it does not report that.
+    """
+    chance = random.Random(f"{seed}/speed/{job_id}/{attempt}")
+    error = chance.gauss(0.0, NOISE)
+    if wait_share is not None:
+        wait_share = min(wait_share * math.exp(chance.gauss(0.0, NOISE)), 1.0)
+    return SpeedMeasured(job_id, attempt, rate * math.exp(error), MEASURED_SECONDS, "", wait_share)

@@ -20,6 +20,7 @@ from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds
 from scheduler_feedback.sim.presets import PRESETS
 from scheduler_feedback.sim.results import Report
+from scheduler_feedback.sim.shared_links import SharedLinks
 from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, DetectorModel, Feedback, Oracle
 from scheduler_feedback.sim.traces import TRACES
 
@@ -65,6 +66,8 @@ class Simulation:
     """True speed of a job beside the jobs that share its slots."""
     speeds: MeasuredSpeeds | None = None
     """Real speeds of gangs by workload; None: proportional to their ranks."""
+    links: SharedLinks | None = None
+    """Uplinks that gangs share; None: gangs do not slow each other down."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -78,6 +81,7 @@ class Simulation:
             apart_slowdown=self.apart_slowdown,
             co_speed=self.co_speed,
             speeds=self.speeds,
+            links=self.links,
             seed=self.seed,
             spans=self.spans,
         )

@@ -18,10 +18,12 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import JobSpec, Slot
+from scheduler_feedback.policies.queue.network_class import VARIABLE
 from scheduler_feedback.policies.speeds.learnt_speeds import level_of
 from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.job_trace import TraceJob
 from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds
+from scheduler_feedback.sim.shared_links import Flow, SharedLinks, loads
 
 
 @dataclass(slots=True)
@@ -84,6 +86,10 @@ class Gang:
     """GPU type of the slots."""
     beside: float = 1.0
     """Speed beside the jobs that share its slots, relative to running alone."""
+    linked: float = 1.0
+    """Speed beside the gangs that share its uplinks, relative to running alone."""
+    flow: Flow | None = None
+    """Its traffic on uplinks; None if it has none."""
     slot_share: float = 0.0
     """Part of each slot that the attempt uses; 0: not limited."""
 
@@ -126,6 +132,10 @@ class Machines:
     """Speeds of jobs that share slots."""
     speeds: MeasuredSpeeds | None = None
     """Real speeds by workload; None: proportional to the ranks, and to the given `throughput` of the job."""
+    links: SharedLinks | None = None
+    """Uplinks that gangs share; None: they do not slow each other down."""
+    crossing: dict[str, dict[str, Gang]] = field(default_factory=dict)
+    """Gangs that use the uplink of each rack, by rack and job id."""
     largest: int = 0
     """Largest number of slots of a node."""
     on_node: dict[str, dict[str, Gang]] = field(default_factory=dict)
@@ -144,7 +154,7 @@ class Machines:
         else:
             self.slowdown.pop(node, None)
         for job_id, gang in self.on_node.get(node, {}).items():
-            speed = gang.full_speed * gang.beside / self.worst(gang.nodes)
+            speed = self._speed(gang)
             if speed != gang.speed and not gang.stopping:
                 gang.advance(now_ns)
                 gang.speed = speed
@@ -187,6 +197,7 @@ class Machines:
         if spec.shareable:
             for slot in gang.placement:
                 self.on_slot.setdefault(slot, {})[action.job_id] = gang
+        self._join_links(action.job_id, gang, nodes, action.spec)
         course.starts += 1
         return gang
 
@@ -206,6 +217,8 @@ class Machines:
         """Remove the gang from its nodes."""
         for name in gang.nodes:
             self.on_node[name].pop(job_id, None)
+        for link, _ in gang.flow.loads if gang.flow is not None else ():
+            self.crossing[link].pop(job_id, None)
         if gang.course.job.spec.shareable:
             for slot in gang.placement:
                 gangs = self.on_slot[slot]
@@ -241,8 +254,59 @@ class Machines:
                 continue
             gang.advance(now_ns)
             gang.beside = self._beside(gang)
-            gang.speed = gang.full_speed * gang.beside / self.worst(gang.nodes)
+            gang.speed = self._speed(gang)
             yield job_id, gang
+
+    def _speed(self, gang: Gang) -> float:
+        return gang.full_speed * gang.beside * gang.linked / self.worst(gang.nodes)
+
+    def _join_links(self, job_id: str, gang: Gang, nodes: Mapping[str, Node], spec: JobSpec) -> None:
+        """Add the gang to the uplinks that it uses."""
+        if self.links is None or (profile := self.links.profile(spec.workload, gang.slots)) is None:
+            return
+        found = loads(gang.nodes, {name: nodes[name].rack for name in gang.nodes})
+        if not found:
+            return
+        gang.flow = Flow(profile, found, int(spec.environment.get(VARIABLE, "0")))
+        for link, _ in found:
+            self.crossing.setdefault(link, {})[job_id] = gang
+
+    def on_same_links(self, gang: Gang) -> dict[str, Gang]:
+        """Return the gangs whose speed depends on each other through shared uplinks, with this one, by job id."""
+        found: dict[str, Gang] = {}
+        links = [link for link, _ in gang.flow.loads] if gang.flow is not None else []
+        seen = set(links)
+        while links:
+            for job_id, other in self.crossing.get(links.pop(), {}).items():
+                if job_id not in found and other.flow is not None:
+                    found[job_id] = other
+                    fresh = [link for link, _ in other.flow.loads if link not in seen]
+                    seen.update(fresh)
+                    links += fresh
+        return found
+
+    def share_links(self, gangs: Mapping[str, Gang], now_ns: int) -> Iterator[tuple[str, Gang]]:
+        """Update the speeds of gangs on shared uplinks after a start or an end, and yield those whose speed changes."""
+        assert self.links is not None
+        while gangs:
+            group = self.on_same_links(next(iter(gangs.values())))
+            gangs = {job_id: gang for job_id, gang in gangs.items() if job_id not in group}
+            flows = [(gang.flow, job_id) for job_id, gang in group.items() if gang.flow is not None]
+            flows.sort()
+            for (_, job_id), speed in zip(flows, self.links.speeds([flow for flow, _ in flows]), strict=True):
+                gang = group[job_id]
+                if gang.linked != speed and not gang.stopping:
+                    gang.advance(now_ns)
+                    gang.linked = speed
+                    gang.speed = self._speed(gang)
+                    yield job_id, gang
+
+    def wait_share(self, gang: Gang) -> float | None:
+        """Return the share of the time for which the gang waits in collectives; None if it does not report that."""
+        if self.links is None:
+            return None
+        profile = self.links.profile(gang.course.job.spec.workload, gang.slots)
+        return 1 - gang.linked if profile is None else 1 - (1 - profile.share) * gang.linked
 
     def _beside(self, gang: Gang) -> float:
         """Return the gang's speed beside the jobs on its slots: that of its slowest rank."""

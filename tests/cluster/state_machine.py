@@ -71,6 +71,7 @@ POLICIES = st.builds(
     preempt_gain=st.sampled_from([1.2, 3.0]),
     queues=st.sampled_from([(), QUEUES, QUOTAS, *CELLS]),
     uplink_slowdown=st.sampled_from([0.0, 0.2]),
+    network_classes=st.sampled_from([0, 3]),
     spare_nodes=st.sampled_from([0, 0, 1]),
     spare_level=st.sampled_from([Level.RACK, Level.SPINE]),
     defragmentation_moves=st.sampled_from([0, 2, 4]),
@@ -444,12 +445,17 @@ class Invariants(RuleBasedStateMachine):
         jobs = self.world.state.jobs.values()
         return [one.job_id for one in jobs if one.spec.latency_objective_seconds and one.state.holds_slots]
 
-    @rule(number=SMALL, share=st.floats(0.01, 20.0), seconds=st.sampled_from([0.0, 10.0, 600.0]))
-    def speed(self, number: int, share: float, seconds: float) -> None:
-        """Report a speed. share: relative to one in proportion to the ranks."""
+    @rule(
+        number=SMALL,
+        share=st.floats(0.01, 20.0),
+        seconds=st.sampled_from([0.0, 10.0, 600.0]),
+        waits=st.sampled_from([None, 0.0, 0.3, 1.0]),
+    )
+    def speed(self, number: int, share: float, seconds: float, waits: float | None) -> None:
+        """Report a speed. share: relative to one in proportion to the ranks. waits: share of the time in waits."""
         if (job_id := self._held(number)) is not None:
             job = self.world.state.jobs[job_id]
-            self.world.cycle(SpeedMeasured(job_id, job.attempt, share * len(job.ranks), seconds))
+            self.world.cycle(SpeedMeasured(job_id, job.attempt, share * len(job.ranks), seconds, "", waits))
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())

@@ -62,6 +62,19 @@ def test_the_next_reports_are_rarer_and_a_new_attempt_begins_again() -> None:
     assert training.steps(WARM_STEPS + int(FIRST_SECONDS), attempt=2)[0][3] == 2
 
 
+@pytest.mark.parametrize(
+    ("waits", "share"), [((0.3, 0.1), 0.1), ((0.0, 0.4), 0.0), ((0.3, float("nan")), None), ((1.0, 1.0), 1.0)]
+)
+def test_the_wait_of_the_rank_that_waits_least_is_communication(
+    waits: tuple[float, float], share: float | None
+) -> None:
+    count = WARM_STEPS + int(FIRST_SECONDS)
+    ends = (np.arange(1, count + 1) * SECOND)[:, None].repeat(2, axis=1)
+    table = StepTable(np.arange(count), ends, np.ones((count, 2)), np.tile(np.array(waits), (count, 1)))
+    (report,) = SpeedReports().take(telemetry_of([JobTelemetry(Shape("j-1", 1, np.arange(2), ("a", "b")), table)]))
+    assert report.wait_share == (None if share is None else pytest.approx(share))
+
+
 @pytest.mark.parametrize("tokens", [None, (30.0, float("nan")), (0.0, 0.0)])
 def test_without_tokens_of_every_rank_steps_count(tokens: tuple[float, float] | None) -> None:
     training = Training(tokens=tokens)

@@ -25,6 +25,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Pod, P
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
+    NETWORK_CLASS,
     RANK,
     SLOTS,
 )
@@ -188,12 +189,13 @@ def test_an_attempt_of_an_earlier_controller_is_adopted_and_its_binding_finished
         {"attempt": 3, "pods": {"g-0": ["n1", 0, [0]], "g-1": ["n2", 1, [5]]}}
     )}))  # fmt: skip
     bound, unbound = pod("g-0", 1, "g", nodeName="n1"), pod("g-1", 1, "g")
-    bound.metadata.annotations = {ATTEMPT: "3", SLOTS: "0", RANK: "0"}
+    bound.metadata.annotations = {ATTEMPT: "3", SLOTS: "0", RANK: "0", NETWORK_CLASS: "5"}
     backend.update(bound, unbound)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 3)
     backend.observe([key])
     assert backend.work == [(key, "bind")]
+    assert backend._attempts[key].network_class == "5", "the other pods get it, too"
     assert backend.cache.free_of("n2")[GPU] == 7, "its resources are assumed"
     assert backend.cache.place_of(unbound.metadata.uid) == Place(submitted.job_id, 3, "n2", range(1, 2))
     backend.apply(start_of(submitted.job_id, Slot("n1", 0), Slot("n2", 5), attempt=3))

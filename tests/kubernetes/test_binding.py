@@ -17,7 +17,14 @@ from scheduler_feedback.backends.kubernetes.attempts import binding
 from scheduler_feedback.backends.kubernetes.attempts.binding import bind_all, bind_one, create_once
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, JOB, RANK, SLOTS, WORLD_SIZE
+from scheduler_feedback.backends.kubernetes.objects.translate import (
+    ATTEMPT,
+    JOB,
+    NETWORK_CLASS,
+    RANK,
+    SLOTS,
+    WORLD_SIZE,
+)
 from scheduler_feedback.core.job import Slot
 
 LOST = UnreachableError("POST: no answer")
@@ -89,6 +96,14 @@ def test_a_binding_names_pod_node_attempt_and_slots() -> None:
         WORLD_SIZE: "2",
     }
     assert body["target"]["name"] == "n1"
+
+
+def test_a_binding_has_the_class_of_the_gangs_traffic() -> None:
+    server, one = Server([b""]), member()
+    classed = attempt(3, one)
+    classed.network_class = "0"
+    asyncio.run(bind_one(server, classed, one, lambda: True))  # type: ignore[arg-type]
+    assert server.bodies[0]["metadata"]["annotations"][NETWORK_CLASS] == "0"
 
 
 def test_a_binding_with_a_lost_response_counts() -> None:

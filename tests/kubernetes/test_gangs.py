@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, RefusedError
-from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.backends.kubernetes.objects.translate import NETWORK_CLASS, RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.state import Policy
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Cluster, needs_manager, running, wait_for
@@ -272,6 +273,22 @@ def test_ranks_are_placed_in_the_order_of_the_racks(cluster: Cluster, access: Ac
         places = cluster.nodes_of("train")
         racks = [int(places[f"train-{rank}"][1:]) % 2 for rank in range(4)]
         assert racks in ([0, 0, 1, 1], [1, 1, 0, 0])
+
+
+def test_pods_of_a_gang_in_several_racks_have_the_class_of_its_traffic(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    for number in range(4):
+        rack: dict[str, Any] = {"topology.gangwatch.io/rack": f"r{number % 2}"}
+        cluster.add_nodes(f"n{number}", **rack)
+    cluster.add_gang("wide", 3)
+    policy = Policy(retry_backoff_seconds=0.5, probe_command=(), uplink_slowdown=0.1, network_classes=8)
+    with running(access, folder, policy):
+        wait_for("it is bound", lambda: cluster.bound("wide") == 3)
+        assert {pod["metadata"]["annotations"][NETWORK_CLASS] for pod in cluster.pods("wide")} == {"3"}
+        cluster.add_gang("lone", 1)
+        wait_for("a gang on one node is bound", lambda: cluster.bound("lone") == 1)
+        assert NETWORK_CLASS not in cluster.pods("lone")[0]["metadata"]["annotations"]
 
 
 def test_a_deleted_group_releases_everything(cluster: Cluster, access: Access, folder: Path) -> None:

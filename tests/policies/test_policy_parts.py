@@ -29,7 +29,7 @@ from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import timeouts, uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.scheduling_index import index_of
-from scheduler_feedback.policies.index.slot_plan import Plan
+from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
 from scheduler_feedback.policies.nodes import spares
 from scheduler_feedback.policies.queue import preemption, resizing
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
@@ -310,12 +310,13 @@ def test_domains_whose_worst_uplink_costs_least_are_taken_if_they_hold_the_gang(
     plan = two_racks()
     plan.uplink_slowdown = 0.1
     holes = [(2, 0), (2, 1), (2, 2)]
-    assert uplink_loss.least_burdened(plan, holes, 4) == holes, "no gang crosses an uplink"
-    plan.crossing = {0: 2, 1: 1}
-    assert uplink_loss.least_burdened(plan, holes, 2) == [(2, 2)]
-    assert uplink_loss.least_burdened(plan, holes, 3) == [(2, 1), (2, 2)]
-    assert uplink_loss.least_burdened(plan, holes, 5) == holes
-    assert uplink_loss.least_burdened(plan, holes, 7) == holes, "together they do not hold it either"
+    assert uplink_loss.least_burdened(plan, holes, 4, Crossing("g", 4)) == holes, "no gang crosses an uplink"
+    gangs = {name: Crossing(name, 4) for name in "ab"}
+    plan.crossing = {0: gangs, 1: {"a": gangs["a"]}}
+    assert uplink_loss.least_burdened(plan, holes, 2, Crossing("g", 4)) == [(2, 2)]
+    assert uplink_loss.least_burdened(plan, holes, 3, Crossing("g", 4)) == [(2, 1), (2, 2)]
+    assert uplink_loss.least_burdened(plan, holes, 5, Crossing("g", 4)) == holes
+    assert uplink_loss.least_burdened(plan, holes, 7, Crossing("g", 4)) == holes, "together they do not hold it either"
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------

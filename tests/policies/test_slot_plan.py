@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from scheduler_feedback.core.cluster import Node, NodeState, Tier, tier_of
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
+from scheduler_feedback.core.state import MeasuredTraffic
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, Crossing, Plan
 
 
 def test_rollback_undoes_changes_and_commit_keeps_them() -> None:
@@ -106,10 +107,14 @@ def test_holes_are_listed_in_their_order_of_use() -> None:
 
 def test_uplink_costs_add_up() -> None:
     plan = Plan([Node("a", 1, rack="r")])
-    assert plan.uplink_cost(1) == 0.0
-    plan.uplink_slowdown, plan.crossing, plan.congested = 0.1, {1: 3}, {1: 0.5}
-    assert plan.uplink_cost(1) == pytest.approx(0.8)
-    assert plan.uplink_cost(2) == 0.0
+    gang = Crossing("g", 4)
+    assert plan.uplink_cost(1, gang) == 0.0
+    plan.uplink_slowdown, plan.congested = 0.1, {1: 0.5}
+    plan.crossing = {1: {"small": Crossing("a", 2), "large": Crossing("b", 8)}}
+    assert plan.uplink_cost(1, gang) == pytest.approx(0.5 + 0.1 * 1.5 + 0.1 * 3)
+    assert plan.uplink_cost(2, gang) == 0.0
+    plan.traffic = {"g": MeasuredTraffic(0.4, 1.0), "b": MeasuredTraffic(0.0, 1.0)}
+    assert plan.uplink_cost(1, gang) == pytest.approx(0.5 + 0.4 * 0.1**0.5 * 1.5), "b does not communicate"
 
 
 _NODES = st.lists(

@@ -6,10 +6,10 @@ import pytest
 
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.state import MeasuredTraffic, Policy
 from scheduler_feedback.core.verdict import Cleared, Kind
 from scheduler_feedback.policies.index.scheduling_index import index_of
-from scheduler_feedback.policies.index.slot_plan import Plan
+from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
 from scheduler_feedback.policies.index.uplink_loss import crossed, least_burdened
 from tests.cluster.cycle_world import World
 
@@ -44,7 +44,8 @@ def test_gangs_are_counted_on_the_uplinks_that_they_cross_until_they_end() -> No
     world, wide, second = three_gangs(Policy(uplink_slowdown=0.3))
     plan = index_of(world.state).plan
     names = {number: plan.topology.domains[number].name for number in range(len(plan.topology.domains))}
-    assert {names[number]: count for number, count in plan.crossing.items()} == {"r0": 1, "r1": 1, "r2": 1, "r3": 1}
+    found = {names[number]: {one: gang.ranks for one, gang in gangs.items()} for number, gangs in plan.crossing.items()}
+    assert found == {"r0": {wide: 6}, "r1": {wide: 6}, "r2": {second: 5}, "r3": {second: 5}}
     world.end(wide, 0)
     assert {names[number] for number in plan.crossing} == {"r2", "r3"}
     world.end(second, 0)
@@ -54,13 +55,17 @@ def test_gangs_are_counted_on_the_uplinks_that_they_cross_until_they_end() -> No
 def test_domains_whose_worst_uplink_costs_least_are_selected() -> None:
     plan = Plan([Node(f"n{i}", 2, rack=f"r{i // 2}") for i in range(6)])
     holes = [(4, plan.topology.above[2 * rack][-1]) for rack in range(3)]
-    assert least_burdened(plan, holes, 6) == holes
+    gang, others = Crossing("g", 6), {name: Crossing(name, 6) for name in "ab"}
+    assert least_burdened(plan, holes, 6, gang) == holes
     plan.congested = {holes[0][1]: 0.4}
-    assert least_burdened(plan, holes, 6) == holes[1:]
-    assert least_burdened(plan, holes, 9) == holes, "if all are needed, all are taken"
+    assert least_burdened(plan, holes, 6, gang) == holes[1:]
+    assert least_burdened(plan, holes, 9, gang) == holes, "if all are needed, all are taken"
     plan.congested = {}
-    plan.crossing, plan.uplink_slowdown = {holes[1][1]: 2, holes[2][1]: 1}, 0.1
-    assert least_burdened(plan, holes, 6) == [holes[0], holes[2]]
+    plan.crossing, plan.uplink_slowdown = {holes[1][1]: others, holes[2][1]: {"a": others["a"]}}, 0.1
+    assert least_burdened(plan, holes, 6, gang) == [holes[0], holes[2]]
+    plan.crossing[holes[0][1]] = {"b": others["b"]}
+    plan.traffic = {"a": MeasuredTraffic(0.9, 1.0)}
+    assert least_burdened(plan, holes, 4, gang) == holes[:1], "b is assumed to communicate less than a"
 
 
 def test_only_a_gang_in_several_domains_crosses_uplinks() -> None:

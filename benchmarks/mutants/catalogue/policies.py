@@ -269,8 +269,8 @@ MUTANTS = (
     ),
     Mutant(
         "policies.index.tracked_jobs:TrackedJobs._update_alone",
-        "self._cross(held, -1)",
-        "self._cross(held, 1)",
+        "self._uncross(job, held)",
+        "pass",
         ("tests/policies/test_uplink_loss.py",),
     ),
     Mutant(

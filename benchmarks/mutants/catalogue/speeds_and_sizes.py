@@ -4,6 +4,9 @@ from benchmarks.mutants.mutant import Mutant
 
 _LEARNT = ("tests/policies/test_learnt_speeds.py",)
 _REPORTS = ("tests/core/test_speed_reports.py",)
+_TRAFFIC = ("tests/policies/test_network_traffic.py",)
+_CAPS = ("tests/policies/test_power_caps.py",)
+_PLAN = ("tests/policies/test_slot_plan.py",)
 _SIZES = ("tests/policies/test_sizes.py",)
 _RULES = (
     "tests/policies/test_sharing_chances.py",
@@ -19,6 +22,18 @@ MUTANTS = (
     Mutant("policies.speeds.speed_model:SpeedModel.log_ratio", "spread -= value * value", "pass", _LEARNT),
     Mutant("policies.speeds.learnt_speeds:record", "rows[0].unit != unit", "False", _LEARNT),
     Mutant("policies.speeds.learnt_speeds:LearntSpeeds.knows", "and self._state.policy.learn_speeds", "", _LEARNT),
+    # --- learnt traffic and classes of the network ---
+    Mutant("core.telemetry.speed_reports:SpeedReports._take", ".min(axis=1).sum()", ".max(axis=1).sum()", _REPORTS),
+    Mutant("policies.speeds.learnt_traffic:record_wait", "or place.level == 0", "", _TRAFFIC),
+    Mutant("policies.speeds.learnt_traffic:record_wait", "min(seconds / FULL_SECONDS, 1.0)", "1.0", _TRAFFIC),
+    Mutant("policies.queue.network_class:intensity", "max(share, LEAST_SHARE)", "share + LEAST_SHARE", _TRAFFIC),
+    Mutant("policies.queue.network_class:best_class", "/ 2 + SAME * own", "/ 2", _TRAFFIC),
+    Mutant("policies.index.slot_plan:Plan.uplink_cost", "(1 + other.ranks / gang.ranks)", "1", _PLAN),
+    Mutant("policies.queue.slot_assignment:_slices", "not plan.uplink_slowdown and", "", _TRAFFIC),
+    # --- power limits ---
+    Mutant("policies.energy.power_caps:cheapest", "1 + waiting + gpus", "1 + gpus", _CAPS),
+    Mutant("policies.energy.power_caps:within_budget", "more_watts <= left and", "", _CAPS),
+    Mutant("policies.energy.power_caps:_useful", "or one.speed > found[-1].speed", "or one", _CAPS),
     # --- sizes ---
     Mutant("policies.sizes.reallocation:_placed", "index.vacate(job)", "pass", _SIZES),
     Mutant("policies.sizes.reallocation:reallocate", "slots[_type_of(index, job)] += len(job.ranks)", "pass", _SIZES),

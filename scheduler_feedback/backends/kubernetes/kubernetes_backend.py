@@ -41,6 +41,7 @@ from scheduler_feedback.backends.kubernetes.objects.networks import NetworkAttac
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.translate import (
     BEYOND,
+    NETWORK_CLASS,
     Gang,
     group_of,
     is_complete,
@@ -61,6 +62,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobKind
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.intake.job_admission import unknown_queue
+from scheduler_feedback.policies.queue.network_class import VARIABLE
 
 PATHS = {
     "nodes": "/api/v1/nodes",
@@ -165,6 +167,7 @@ class KubernetesBackend(ClusterBackend):
 
     def _begin(self, key: tuple[str, int], action: StartGang) -> Attempt:
         attempt = Attempt(*key, self._key_of(key), action.placement, probe=action.spec.kind is JobKind.PROBE)
+        attempt.network_class = action.spec.environment.get(VARIABLE, "")
         if not attempt.probe:
             if (gang := self._gangs.get(attempt.key)) is not None:  # so that the nodes' next report includes it
                 self.cache.plan(key, requests_by_node(gang.pods, action.placement))
@@ -352,6 +355,7 @@ class KubernetesBackend(ClusterBackend):
             return None
         attempt.probe = any(is_probe(pod) for pod in pods)
         attempt.beyond = any(pod.metadata.key == gang_key and group_of(pod) for pod in pods)
+        attempt.network_class = max((pod.metadata.annotation(NETWORK_CLASS) for pod in pods), default="")
         self._take_up(attempt)
         self._lifecycle.hold(attempt)
         if attempt.phase is Phase.BINDING:

@@ -4,6 +4,8 @@ The first steps of an attempt do not count, because they contain compilation and
 FIRST_SECONDS, the next ones every NEXT_SECONDS. The unit is tokens (or samples) if every rank reports them with every
 step, else steps. An elastic job should report tokens: its steps say nothing about its speed if the global batch grows
 with the ranks.
+
+A report also has the share of the time for which all ranks waited in collectives, from which the traffic is learnt.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ class _Window:
     """Number of steps in the window."""
     tokens: float = 0.0
     """Tokens of all ranks; NaN if a rank did not report them."""
+    wait_seconds: float = 0.0
+    """Time for which all ranks waited in collectives, in seconds; NaN if a rank did not report its waits."""
     wanted_seconds: float = FIRST_SECONDS
     """Length of the window."""
 
@@ -77,10 +81,13 @@ class SpeedReports:
             return None
         window.steps += len(steps) - skipped
         window.tokens += float("nan") if steps.tokens is None else float(steps.tokens[skipped:].sum())
+        # The rank that waits least arrives last, so all of its wait is communication, not a wait for other ranks.
+        window.wait_seconds += float(steps.wait_seconds[skipped:].min(axis=1).sum())
         seconds = (int(ends[-1]) - window.begun_ns) / 1e9
         if seconds < window.wanted_seconds or window.steps < LEAST_STEPS:
             return None
         counted = bool(np.isfinite(window.tokens)) and window.tokens > 0
         work, unit = (window.tokens, "tokens") if counted else (float(window.steps), "steps")
         self._windows[name] = _Window(window.attempt, 0, int(ends[-1]), wanted_seconds=NEXT_SECONDS)
-        return SpeedMeasured(name, window.attempt, work / seconds, seconds, unit)
+        share = min(window.wait_seconds / seconds, 1.0) if np.isfinite(window.wait_seconds) else None
+        return SpeedMeasured(name, window.attempt, work / seconds, seconds, unit, share)

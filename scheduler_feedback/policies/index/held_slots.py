@@ -16,9 +16,9 @@ from scheduler_feedback.policies.cells.virtual_cluster import VirtualCluster, vi
 from scheduler_feedback.policies.index import uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import Release, job_releases
-from scheduler_feedback.policies.index.slot_plan import Plan
+from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
 from scheduler_feedback.policies.queue.placement import Capacity, pods_on
-from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
+from scheduler_feedback.policies.speeds.learnt_speeds import class_of, learnt_of
 
 if TYPE_CHECKING:
     from scheduler_feedback.policies.sharing.openings import Openings
@@ -142,8 +142,10 @@ class HeldSlots:
             self.plan_or_none = Plan(self.state.nodes.values(), busy)
             self.plan_or_none.uplink_slowdown = self.policy.uplink_slowdown
             self.plan_or_none.learnt = learnt_of(self.state)
-            for slots in self.held.values():
-                self._cross(slots, 1)
+            if self.policy.learn_speeds:
+                self.plan_or_none.traffic = self.state.traffic
+            for job_id, slots in self.held.items():
+                self._cross(self.state.jobs[job_id], slots)
             if self.plan_or_none.topology.free:
                 for job_id, slots in self.held.items():
                     self._note_start(self.state.jobs[job_id], slots)
@@ -194,15 +196,25 @@ class HeldSlots:
             if plan.forget_start(job_id, {numbers[slot.node] for slot in slots if slot.node in numbers}):
                 self.grown = self.changed = True
 
-    def _cross(self, slots: tuple[Slot, ...], more: int) -> None:
-        """Add a gang on these slots to the gang count of every uplink that it uses. more: 1; -1 subtracts it."""
+    def _cross(self, job: Job, slots: tuple[Slot, ...]) -> None:
+        """Add the gang to every uplink that it uses."""
         plan = self.plan_or_none
         if plan is None or not self.policy.uplink_slowdown:
             return
         for domain in uplink_loss.crossed(plan, slots):
-            plan.crossing[domain] = plan.crossing.get(domain, 0) + more
-            if not plan.crossing[domain]:
-                del plan.crossing[domain]
+            gang = Crossing(class_of(job.job_id, job.spec), len(slots))
+            plan.crossing.setdefault(domain, {})[job.job_id] = gang
+
+    def _uncross(self, job: Job, slots: tuple[Slot, ...]) -> None:
+        """Remove the gang from every uplink that it uses."""
+        plan = self.plan_or_none
+        if plan is None or not plan.crossing:
+            return
+        for domain in uplink_loss.crossed(plan, slots):
+            if (gangs := plan.crossing.get(domain)) is not None:
+                gangs.pop(job.job_id, None)
+                if not gangs:
+                    del plan.crossing[domain]
 
     def congestion_changed(self) -> None:
         """Update the uplink costs after a change of an interference verdict, or of a gang that it names."""
@@ -227,7 +239,7 @@ class HeldSlots:
     def _take(self, job: Job, slots: tuple[Slot, ...]) -> None:
         """Record that the job's attempt holds these slots."""
         self.held[job.job_id] = slots
-        self._cross(slots, 1)
+        self._cross(job, slots)
         self._note_start(job, slots)
         if self.plan_or_none is not None:
             self.plan_or_none.hold(slots)

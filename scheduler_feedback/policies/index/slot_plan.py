@@ -7,10 +7,13 @@ the topology, it has the number of free slots. No query therefore iterates over 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from scheduler_feedback.core.cluster import Node, Tier, tier_of
 from scheduler_feedback.core.job import Slot
+from scheduler_feedback.core.state import MeasuredTraffic
 from scheduler_feedback.policies.index.domains import Topology, lowest, numbers
 from scheduler_feedback.policies.speeds.learnt_speeds import LearntSpeeds
 
@@ -38,6 +41,15 @@ def _by_node(slots: Iterable[Slot]) -> dict[str, int]:
     return found
 
 
+class Crossing(NamedTuple):
+    """A gang that uses uplinks."""
+
+    job_class: str
+    """Key of its class (``learnt_speeds.class_of``)."""
+    ranks: int
+    """Number of its ranks."""
+
+
 class Plan:
     """Free slots of a cluster, changed in transactions.
 
@@ -50,7 +62,8 @@ class Plan:
     free_in[pool][domain]: number of free slots. with_free[pool][n]: bit mask of the pool's nodes with n free slots.
     slots_in[pool]: number of slots of its nodes, free or not. count: number of free slots, by node number.
     slowdown: expected slowdown of suspect nodes, by node number; healthy speed is left out.
-    crossing: number of gangs that use the uplinks of a domain; each gang costs uplink_slowdown.
+    crossing: gangs that use the uplinks of a domain, by domain and job id. Their cost follows from their traffic.
+    traffic: measured traffic by job class; uplink_slowdown: expected slowdown by a gang whose traffic is unknown.
     congested: slowdown, minus 1, that interference verdicts report for the uplinks of a domain.
     declined: pending jobs that wait for a faster GPU type: by job id, (numbers of the types that the job does not use
     now, as a bit mask; expected start in ns). typed_for: digest of what this depends on (``faster_types``).
@@ -72,6 +85,7 @@ class Plan:
         "slots_in",
         "slowdown",
         "topology",
+        "traffic",
         "typed_for",
         "unreported",
         "uplink_slowdown",
@@ -90,7 +104,8 @@ class Plan:
                 self._mask[index] &= ~bits
         self.pool = [NOWHERE] * len(nodes)
         self.slowdown: dict[int, float] = {}
-        self.crossing: dict[int, int] = {}
+        self.crossing: dict[int, dict[str, Crossing]] = {}
+        self.traffic: Mapping[str, MeasuredTraffic] = {}
         self.congested: dict[int, float] = {}
         self.uplink_slowdown = 0.0
         self.declined: dict[str, tuple[int, int]] = {}
@@ -164,7 +179,7 @@ class Plan:
         other.free_in = [free[:] for free in self.free_in]
         other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
         other.crossing, other.congested = self.crossing, self.congested
-        other.uplink_slowdown = self.uplink_slowdown
+        other.uplink_slowdown, other.traffic = self.uplink_slowdown, self.traffic
         other.declined, other.typed_for, other.learnt = self.declined, self.typed_for, self.learnt
         other.unreported = self.unreported  # shared: a start counts in both
         return other
@@ -335,9 +350,26 @@ class Plan:
         names = self.topology.type_names
         return [n * TIERS + tier for n, name in enumerate(names) if not types or name in types]
 
-    def uplink_cost(self, domain: int) -> float:
-        """Return the expected slowdown, minus 1, of a gang that uses the uplinks of the domain."""
-        return self.congested.get(domain, 0.0) + self.uplink_slowdown * self.crossing.get(domain, 0)
+    def share(self, job_class: str) -> float:
+        """Return the share of its time for which a gang of the class waits for its network, as far as it is known.
+
+        Two gangs of unknown share slow each other down by ``uplink_slowdown``.
+        """
+        row = self.traffic.get(job_class)
+        return math.sqrt(self.uplink_slowdown) if row is None else row.share
+
+    def uplink_cost(self, domain: int, gang: Crossing) -> float:
+        """Return the expected loss if the gang uses the uplinks of the domain, as a share of the gang's slot time.
+
+        Two gangs communicate at once for the product of their shares of the time. Each loses that much, so the gang
+        that is already there loses it on its own number of slots.
+        """
+        cost = self.congested.get(domain, 0.0)
+        if (others := self.crossing.get(domain)) is not None:
+            share = self.share(gang.job_class)
+            for _, other in sorted(others.items()):
+                cost += share * self.share(other.job_class) * (1 + other.ranks / gang.ranks)
+        return cost
 
     def has_spares(self) -> bool:
         """Return whether any node is a spare."""

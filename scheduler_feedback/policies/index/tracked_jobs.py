@@ -162,7 +162,7 @@ class TrackedJobs(HeldSlots):
         partners = self.partners(job_id)
         held, claim = self.held.pop(job_id, _NONE), self.claims.pop(job_id, _NONE)
         if held or claim:
-            self._cross(held, -1)
+            self._uncross(job, held)
             self._free(job, held, claim)
         if job_id in self.line:
             self.line.remove(job_id)

@@ -1,10 +1,15 @@
 """Uplink costs: the expected slowdown of a gang that spans several domains.
 
 A gang within one rack does not use the rack's uplinks. A gang in several racks shares their uplinks with every other
-gang that uses them. Expected slowdown of an uplink, above 1:
+gang that uses them. Two gangs communicate at once for the product of their shares of the time, and then each is half as
+fast. So each loses that product of its time, and the cost of an uplink is
 
-    (gangs that use it) x ``Policy.uplink_slowdown`` + (slowdown - 1) of the worst active interference verdict
-                                                         between two gangs that use it
+    sum over gangs that use it: share x its share x (1 + its ranks / ranks)
+    + (slowdown - 1) of the worst active interference verdict between two gangs that use it
+
+of the new gang's slot time. The loss of both gangs counts, in proportion to their ranks: Crux (Cao et al., SIGCOMM'24)
+and its goal, GPUs that compute. Shares are learnt (``learnt_traffic``); unknown ones follow from
+``Policy.uplink_slowdown``. Phases of the two gangs (CASSINI) are not known here.
 
 A gang that does not fit into one domain gets the domains whose worst uplink costs least; ties go to the fewest domains.
 Without ``uplink_slowdown`` and interference verdicts, uplinks cost nothing and do not affect placement.
@@ -16,7 +21,7 @@ from collections.abc import Iterable
 
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import State
-from scheduler_feedback.policies.index.slot_plan import Plan
+from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
 
 
 def crossed(plan: Plan, slots: Iterable[Slot]) -> list[int]:
@@ -46,14 +51,15 @@ def congested(state: State, plan: Plan) -> dict[int, float]:
     return found
 
 
-def least_burdened(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
+def least_burdened(plan: Plan, holes: list[tuple[int, int]], ranks: int, gang: Crossing) -> list[tuple[int, int]]:
     """Return the domains with the least costly uplinks that together have enough free slots for the gang.
 
-    holes: (number of free slots, number of the domain) of each possible domain; the result has the same form.
+    holes: (number of free slots, number of the domain) of each possible domain; the result has the same form. ranks:
+    those to place here, some or all of the gang's.
     """
     if not plan.crossing and not plan.congested:
         return holes
-    cost = {domain: plan.uplink_cost(domain) for _, domain in holes}
+    cost = {domain: plan.uplink_cost(domain, gang) for _, domain in holes}
     for most in sorted(set(cost.values())):
         light = [hole for hole in holes if cost[hole[1]] <= most]
         if sum(free for free, _ in light) >= ranks:

@@ -27,7 +27,7 @@ from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
 from scheduler_feedback.policies.remediation.decision_scores import score_applied
-from scheduler_feedback.policies.speeds import learnt_speeds
+from scheduler_feedback.policies.speeds import learnt_speeds, learnt_traffic
 
 
 def node_seen(context: CycleContext, event: NodeSeen) -> None:
@@ -95,6 +95,8 @@ def speed_measured(context: CycleContext, event: SpeedMeasured) -> None:
         return
     if context.index.partners(job.job_id):
         return  # it says how fast the job is beside others, not what its class can do
+    if event.wait_share is not None and learnt_traffic.record_wait(state, job, event.wait_share, event.seconds):
+        context.index.evaluate_all()
     if learnt_speeds.record(state, job, event.per_second, event.seconds, event.unit) is None:
         return
     place = learnt_speeds.placed(state, job)

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import JobSpec, Packing, Slot, resized
 from scheduler_feedback.policies.index.domains import WIDTH, numbers
-from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, Crossing, Plan
 from scheduler_feedback.policies.index.uplink_loss import least_burdened
+from scheduler_feedback.policies.speeds.learnt_speeds import class_of
 
 _NARROW_FIRST = (Level.ISLAND, Level.RAIL, Level.RACK, Level.SPINE)
 Pieces = list[tuple[int, tuple[Slot, ...]]]
@@ -37,7 +38,8 @@ def lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: i
                 return plan.take_from(number, ranks)
     for domain in _domains(plan, pools, spec, ranks, barred):
         if not spec.groups:
-            pieces = _fill(plan, pools, ranks, barred, domain, spec.packing)
+            gang = Crossing(class_of("", spec), ranks)
+            pieces = _fill(plan, pools, ranks, barred, domain, spec.packing, gang)
             if len(pieces) > 1:
                 pieces.sort()
             return tuple(slot for _, slots in pieces for slot in slots)
@@ -89,8 +91,10 @@ def barred_free(plan: Plan, pools: Collection[int], barred: int, domain: int) ->
     return sum(plan.count[number] for number in inside if plan.pool[number] in pools)
 
 
-def _fill(plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: int, packing: Packing) -> Pieces:
-    """Take `ranks` slots in the domain, which must have enough free slots."""
+def _fill(
+    plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: int, packing: Packing, gang: Crossing
+) -> Pieces:
+    """Take `ranks` slots in the domain, which must have enough free slots. gang: the gang of these ranks."""
     pieces: Pieces = []
     for pool in pools:
         free = plan.free_in[pool][domain] - (barred_free(plan, (pool,), barred, domain) if barred else 0)
@@ -99,13 +103,13 @@ def _fill(plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: i
             if packing is Packing.SPREAD:
                 pieces += _spread(plan, pool, part, barred, domain)
             else:
-                pieces += _pack(plan, pool, part, barred, domain)
+                pieces += _pack(plan, pool, part, barred, domain, gang)
             ranks -= part
     assert not ranks, "the domain's total must cover the ranks"
     return pieces
 
 
-def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
+def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int, gang: Crossing) -> Pieces:
     """Take slots in one sub-domain of the domain if one has enough; else in equal parts in as few sub-domains as
     possible."""
     children = plan.topology.domains[domain].children
@@ -121,17 +125,20 @@ def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces
         return _pack_nodes(plan, pool, ranks, barred, domain)
     fitting = [hole for hole in holes if hole[0] >= ranks]
     if fitting:
-        return _pack(plan, pool, ranks, barred, min(fitting)[1])
-    holes = least_burdened(plan, holes, ranks)
+        return _pack(plan, pool, ranks, barred, min(fitting)[1], gang)
+    holes = least_burdened(plan, holes, ranks, gang)
     holes.sort(key=lambda hole: (-hole[0], hole[1]))
     pieces: Pieces = []
     for child, part in _slices(plan, holes, ranks):
-        pieces += _pack(plan, pool, part, barred, child)
+        pieces += _pack(plan, pool, part, barred, child, gang)
     return pieces
 
 
 def _slices(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
     """Divide the ranks over as few domains as possible. Return (number of the domain, number of ranks) of each part.
+
+    The parts are equal if possible. If uplinks have a cost, they fill all domains but the last, instead: no other gang
+    can use the uplink of a rack that one gang fills.
 
     holes: (number of free slots, number of the domain) of each possible domain, the one with most free slots first.
     """
@@ -144,7 +151,7 @@ def _slices(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[
     each, more = divmod(whole, fewest)
     equal = [each * unit + (unit if number < more else 0) for number in range(fewest)]
     equal[min(more, fewest - 1)] += rest
-    if all(part <= hole[0] for part, hole in zip(equal, holes, strict=False)):
+    if not plan.uplink_slowdown and all(part <= hole[0] for part, hole in zip(equal, holes, strict=False)):
         return [(hole[1], part) for part, hole in zip(equal, holes, strict=False) if part]
     parts = [(domain, free) for free, domain in holes[: fewest - 1]]
     last = ranks - sum(free for _, free in parts)
@@ -198,8 +205,9 @@ def _fill_groups(
         else:
             plan.rollback(mark)
             return None
+    gang = Crossing(class_of("", spec), spec.ranks)
     for number, group in enumerate(spec.groups):
         if number not in placed:
-            pieces = sorted(_fill(plan, pools, group.ranks, barred, domain, spec.packing))
+            pieces = sorted(_fill(plan, pools, group.ranks, barred, domain, spec.packing, gang))
             placed[number] = tuple(slot for _, slots in pieces for slot in slots)
     return tuple(slot for number in range(len(spec.groups)) for slot in placed[number])

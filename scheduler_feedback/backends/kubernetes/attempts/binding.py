@@ -21,6 +21,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
     BEYOND,
     JOB,
+    NETWORK_CLASS,
     PLACEMENT,
     RANK,
     SLOTS,
@@ -72,6 +73,8 @@ async def bind_one(client: Client, attempt: Attempt, member: Member, wanted: Cal
     if len(member.ranks):
         annotations[RANK] = str(member.ranks.start)
         annotations[WORLD_SIZE] = str(len(attempt.placement))
+    if attempt.network_class:
+        annotations[NETWORK_CLASS] = attempt.network_class
     body = {
         "apiVersion": "v1",
         "kind": "Binding",

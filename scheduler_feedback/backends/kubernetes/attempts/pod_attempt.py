@@ -118,6 +118,9 @@ class Attempt:
     beyond: bool = False
     """Whether the attempt is of a single pod that exceeds its group's least number of pods."""
 
+    network_class: str = ""
+    """Number of the priority class of its network traffic; '' if it has none."""
+
 
 class DoesNotFitError(Exception):
     """A pod of the gang cannot go where the cycle placed it. node: '' if no single node is the cause.

@@ -14,6 +14,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
     BEYOND,
     CHECKPOINT_INTERVAL,
     JOB,
+    NETWORK_CLASS,
     PLACEMENT,
     PREEMPTIBLE,
     PREFERRED_TOPOLOGY,
@@ -46,7 +47,7 @@ ANNOTATIONS = (
     WORKLOAD,
 )
 LABELS = (QUEUE,)
-_WRITTEN = frozenset({ATTEMPT, BEYOND, EXPECTED_START, JOB, MEMBERS, PLACEMENT, RANK, SLOTS, WORLD_SIZE})
+_WRITTEN = frozenset({ATTEMPT, BEYOND, EXPECTED_START, JOB, MEMBERS, NETWORK_CLASS, PLACEMENT, RANK, SLOTS, WORLD_SIZE})
 
 
 def declared_keys(metadata: Metadata) -> list[str]:

@@ -59,6 +59,9 @@ BEYOND = f"{OURS}beyond-least"
 WORLD_SIZE = f"{OURS}world-size"
 """Annotation that we write on a pod: the number of ranks of its gang."""
 
+NETWORK_CLASS = f"{OURS}network-class"
+"""Annotation that we write on a pod: the priority class of its gang's network traffic."""
+
 ARRAY = f"{OURS}array"
 ARRAY_PARALLEL = f"{OURS}array-parallel"
 
