@@ -199,7 +199,7 @@ def _host(job: Job, hw: Hardware, course: Course, rank: int, edges: FloatArray, 
     nothing = _means(course, np.stack([idle, zeros, zeros, zeros], axis=1), rank, edges, hw.mixed)
     queue = nothing * rng.uniform(0.6, 0.95) if culprit and hw.origin == "cpu" else np.zeros(w)
     found["runqueue_wait"] = np.clip(queue + np.abs(rng.normal(0.004, 0.004, w)), 0.0, 4.0)
-    works = nothing if job.truth.name in ("recompiles", "checkpoints") else np.zeros(w)
+    works = nothing if job.truth.name in ("recompiles", "checkpoints", "long-step") else np.zeros(w)
     found["processor"] = np.maximum(_noisy(rng, 1.1 + works * rng.uniform(0.5, 4.0) - queue, 0.04), 0.05)
 
 
@@ -214,7 +214,7 @@ def node_counters(job: Job, hw: Hardware, course: Course, ranks: list[int], edge
     processor, storage = np.abs(rng.normal(0.01, 0.006, w)), np.abs(rng.normal(0.004, 0.003, w))
     if hit and hw.origin == "cpu":
         processor = processor + idle * rng.uniform(0.5, 1.0) * (1.0 if len(job.truth.culprits) > 1 else 3.0)
-    if (hit and hw.origin == "storage") or job.truth.name in ("loader-stalls", "checkpoints"):
+    if (hit and hw.origin == "storage") or job.truth.name in ("loader-stalls", "checkpoints", "long-step"):
         storage = storage + idle * rng.uniform(0.3, 0.9) * (1.0 if hit or job.truth.name == "loader-stalls" else 4.0)
     if job.truth.name == "recompiles":
         processor = processor + idle * rng.uniform(0.0, 0.6)

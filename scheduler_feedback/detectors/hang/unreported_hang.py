@@ -119,12 +119,17 @@ class Traffic:
         self.moved_ns = at_ns
         return paused
 
-    def stuck(self, now_ns: int) -> Stuck | None:
-        """Return the hang, with the ranks that are not waiting in a collective; None if there is none."""
+    def stuck(self, now_ns: int, made_steps: bool = False) -> Stuck | None:
+        """Return the hang, with the ranks that are not waiting in a collective; None if there is none.
+
+        made_steps: whether the job reported enough steps to show its usual pauses.
+        """
         seconds = (now_ns - self.moved_ns) * 1e-9
         if self.idle_windows < LEAST_IDLE_WINDOWS or seconds < max(LEAST_SECONDS, TIMES_THE_LONGEST * self.longest):
             return None
-        if self.windows < LEAST_WINDOWS or (self.moved_ns - self.first_ns) * 1e-9 < LEAST_WATCHED_SECONDS:
+        if not made_steps and (
+            self.windows < LEAST_WINDOWS or (self.moved_ns - self.first_ns) * 1e-9 < LEAST_WATCHED_SECONDS
+        ):
             return None
         known = self.counted > 0
         if 2 * int(known.sum()) <= len(self.shape):
