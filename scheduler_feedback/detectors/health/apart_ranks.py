@@ -34,7 +34,7 @@ alone explains. For the one rank that delays the job it is nearly 1 by SM activi
 BUSY_SHARE_POWER = 0.3
 """The same share by power, where SM activity is not measured."""
 
-IDLE_SHARE = 0.1
+IDLE_SHARE = 0.15
 """A rank runs nothing if its power is below that of its polling peers by at least this share of the same loss. Polling
 takes a quarter to two fifths of the power limit."""
 
@@ -44,20 +44,33 @@ EACH = 0.5
 SIGMAS = 4.0
 """A rank is apart only if it differs by at least so many standard deviations of other ranks."""
 
-CLOCK_SHARE, LEAST_CLOCK = 0.35, 0.02
-"""A lower clock explains the slowness if it is lower by at least this share of the slowdown, and by LEAST_CLOCK."""
+CLOCK_SHARE, LEAST_CLOCK = 0.6, 0.02
+"""A lower clock explains the slowness if it is lower by at least this share of the slowdown, and by LEAST_CLOCK. The
+clock of a rank that delays the job falls by at least the slowdown, and that of its peers rises a little."""
 
 THROTTLED, WAITING, QUEUED, ERRORS, LINK = 0.1, 0.05, 0.3, 0.1, 0.2
 """Least increase over the peers: of the share of time in which a GPU throttles; of the share in which the processes of
 a host wait; of a rank's wait for a processor, as a share of the time lost; and of memory errors a second. LINK: least
 decrease of a PCIe link's speed, as a share of its maximum."""
 
-PORT_ERRORS = {"nic_physical_errors": 0.5, "nic_sequence_errors": 2.0}
-"""Least increase of a NIC's errors a second, where no rank is apart: then the network delays all ranks alike."""
+ERROR_COUNTERS: tuple[tuple[str, Cause, str, float], ...] = (
+    ("nic_physical_errors", Cause.NIC, "nic", 0.5),
+    ("nic_sequence_errors", Cause.NIC, "nic", 2.0),
+    ("nic_pause_sent", Cause.NIC, "nic", 5.0),
+    ("nvlink_errors", Cause.NVLINK, "gpu", 0.2),
+    ("memory_errors", Cause.MEMORY, "gpu", 0.2),
+    ("pcie_errors", Cause.PCIE, "gpu", 0.2),
+)
+"""Errors that explain a slow job in which no other rank is apart: counter, cause, level of the part, and the least
+increase a second. They must begin when the job becomes slower, and occur in each slow block."""
 
-STEPS, SURE_STEPS = 8, 12
-"""A rank must be apart in all slow blocks, over at least STEPS steps; without a cause in the hardware, SURE_STEPS:
-healthy ranks compile, save and load for some steps."""
+STEPS, HOST_STEPS, SURE_STEPS = 8, 16, 24
+"""A rank must be apart in all slow blocks, over at least STEPS steps if its GPU or PCIe link shows why. Healthy ranks
+compile, save and load for up to eight steps or so, with a busy host: if the host shows why, over HOST_STEPS steps. If
+nothing shows why the GPU runs nothing, over SURE_STEPS; if its kernels take longer, HOST_STEPS."""
+
+UNEXPLAINED_SIGMAS, UNEXPLAINED_SLOWER = 6.0, 1.06
+"""Without a cause, a rank must differ by so many standard deviations, and the job must be slower by this ratio."""
 
 FEW = 8
 """At most one rank in so many is accused, or the ranks of one node."""
@@ -69,7 +82,13 @@ APART_FROM_START, NEXT_SHARE = 0.05, 0.5
 """A rank is slow from the start only if its activity exceeds that of its role by at least this share, and that of each
 other rank by half as much: GPUs differ by up to a fifth."""
 
+UNEXPLAINED_FROM_START, UNEXPLAINED_NEXT = 0.08, 0.35
+"""The same limits without a cause: only by SM activity, and if the tensor cores do not have more work."""
+
 LEAST_ROLE = 4
+"""Ranks that are slow from the start are searched only in roles with at least so many ranks."""
+
+OF_HOST = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +229,8 @@ def _suspects(job: JobTelemetry, found: Apart, blocks: StepBlocks) -> Iterator[S
         return
     ranks = np.flatnonzero(found.busy | found.idle).tolist()
     shape = job.shape
+    yield from _errors(job, found, blocks, ranks)
     if not ranks:
-        if found.steps >= SURE_STEPS:
-            yield from _ports(job, found, blocks)
         return
     on = {shape.nodes[rank] for rank in ranks}
     if len(ranks) > max(2, len(shape) // FEW) and len(on) > 1:
@@ -223,15 +241,38 @@ def _suspects(job: JobTelemetry, found: Apart, blocks: StepBlocks) -> Iterator[S
     needs_cause = len(set(shape.nodes)) <= 2 and len(ranks) > 1
     for rank in ranks:
         cause, level, evidence = _cause(found, rank)
-        if cause is Cause.UNKNOWN and (found.steps < SURE_STEPS or needs_cause or _has_more_work(found, rank)):
+        if _has_more_work(found, rank) or found.steps < _least_steps(found, rank, cause):
+            continue
+        if cause is Cause.UNKNOWN and (needs_cause or not _is_far(found, rank)):
             continue
         yield _suspicion(job, found, rank, cause, level, evidence)
 
 
+def _least_steps(found: Apart, rank: int, cause: Cause) -> int:
+    if cause is Cause.UNKNOWN:
+        return HOST_STEPS if found.busy[rank] else SURE_STEPS
+    return HOST_STEPS if cause in OF_HOST else STEPS
+
+
+def _is_far(found: Apart, rank: int) -> bool:
+    """Return whether a rank without a cause differs so much from its peers that chance is excluded."""
+    row = activity_row(found.away)[0] if found.busy[rank] else ROW["power"]
+    return found.slower >= UNEXPLAINED_SLOWER and abs(float(found.sigmas[row, rank])) >= UNEXPLAINED_SIGMAS
+
+
 def _has_more_work(found: Apart, rank: int) -> bool:
-    """Return whether a busy rank has more work in its steps, or its work is not measured."""
-    tensor = float(found.away[ROW["tensor_active"], rank])
-    return bool(found.busy[rank]) and not tensor < BUSY_SHARE * (1.0 - 1.0 / found.slower)
+    """Return whether a busy rank has more work in its steps: more cycles of its tensor cores, at any clock.
+
+    Without a measurement of its work, a rank with a usual clock may have more of it.
+    """
+    if not found.busy[rank]:
+        return False
+    tensor, clock = (float(found.away[ROW[name], rank]) for name in ("tensor_active", "sm_clock"))
+    lost = 1.0 - 1.0 / found.slower
+    clock = 0.0 if math.isnan(clock) else clock
+    if math.isnan(tensor):
+        return -clock < CLOCK_SHARE * lost and _cause(found, rank)[0] is Cause.UNKNOWN
+    return tensor + clock >= BUSY_SHARE * lost
 
 
 def _suspicion(
@@ -250,7 +291,7 @@ def _suspicion(
                  f"{words} of {usual}; it {state} while they poll", 2.0),
         Evidence("step_seconds_to_usual", found.slower, 1.04, "ratio", "least slowdown", 1.0),
         Evidence("slow_steps", float(found.steps), float(STEPS), "steps", "least number of slow steps",
-                 1.0 if found.steps >= SURE_STEPS else 0.0),
+                 1.0 if found.steps >= HOST_STEPS else 0.0),
         *evidence,
     )  # fmt: skip
     return Suspicion(
@@ -274,7 +315,7 @@ def _cause(found: Apart, rank: int) -> tuple[Cause, str, tuple[Evidence, ...]]:
     candidates = (
         (Cause.THERMAL, "gpu", "thermal_throttle", of("thermal_throttle") >= THROTTLED),
         (Cause.POWER, "gpu", "power_throttle", of("power_throttle") >= THROTTLED and low_clock),
-        (Cause.GPU, "gpu", "sm_clock", low_clock),
+        (Cause.GPU, "gpu", "sm_clock", low_clock and not (idle and found.from_start)),
         (Cause.PCIE, "gpu", "pcie_link", of("pcie_link") <= -LINK),
         (Cause.MEMORY, "gpu", "memory_errors", of("memory_errors") >= ERRORS and not idle),
         (Cause.CPU_CONTENTION, "gpu", "runqueue_wait", of("runqueue_wait") >= QUEUED * lost and idle),
@@ -287,30 +328,35 @@ def _cause(found: Apart, rank: int) -> tuple[Cause, str, tuple[Evidence, ...]]:
     return Cause.UNKNOWN, "gpu", ()
 
 
-def _ports(job: JobTelemetry, found: Apart, blocks: StepBlocks) -> Iterator[Suspicion]:
-    """Yield a suspicion against the NICs of a node whose errors began when the job became slower."""
+def _errors(job: JobTelemetry, found: Apart, blocks: StepBlocks, apart_ones: list[int]) -> Iterator[Suspicion]:
+    """Yield a suspicion against a part whose errors began when the job became slower.
+
+    apart_ones: ranks that are apart. If there are some, only their own parts are suspected.
+    """
     shape, before = job.shape, blocks.before
     if before is None:
         return
-    for name, least in PORT_ERRORS.items():
+    for name, cause, level, least in ERROR_COUNTERS:
         row = ROW[name]
         each = np.array([one.means[row] for one in blocks.slow])
         with np.errstate(invalid="ignore"):
-            more = (found.own[row] >= least) & (each >= EACH * least).all(axis=0) & (before.means[row] <= EACH * least)
+            more = (found.own[row] >= least) & (each > 0).all(axis=0) & (before.means[row] <= EACH * found.own[row])
         ranks = np.flatnonzero(more).tolist()
-        if ranks and len({shape.nodes[rank] for rank in ranks}) == 1:
-            rank = max(ranks, key=lambda one: float(found.own[row, one]))
-            nic = shape.nics[rank] if shape.nics else ""
-            evidence = (
-                Evidence(name, float(found.own[row, rank]), 0.0, "1/s", "its usual rate; other nodes have none", 2.0),
-                Evidence("ranks_apart", 0.0, 0.0, "ranks", "no rank works for longer than its peers", 1.0),
-                Evidence("step_seconds_to_usual", found.slower, 1.04, "ratio", "least slowdown", 1.0),
-            )
-            yield Suspicion(
-                shape.nodes[rank], "nic" if nic else "node", nic or shape.nodes[rank], Cause.NIC,
-                "its errors began when the job became slower", found.slower, evidence, job, rank, found.slower,
-            )  # fmt: skip
-            return
+        if not ranks or len({shape.nodes[rank] for rank in ranks}) > 1 or not set(apart_ones).issubset(ranks):
+            continue
+        rank = max(ranks, key=lambda one: float(found.own[row, one]))
+        names = {"gpu": shape.gpus, "nic": shape.nics}[level]
+        device = names[rank] if names else ""
+        evidence = (
+            Evidence(name, float(found.own[row, rank]), 0.0, "1/s", "its usual rate; other nodes have no more", 2.0),
+            Evidence("ranks_apart", float(len(apart_ones)), 0.0, "ranks", "ranks that the job waits for", 1.0),
+            Evidence("step_seconds_to_usual", found.slower, 1.04, "ratio", "least slowdown", 1.0),
+        )
+        yield Suspicion(
+            shape.nodes[rank], level if device else "node", device or shape.nodes[rank], cause,
+            "its errors began when the job became slower", found.slower, evidence, job, rank, found.slower,
+        )  # fmt: skip
+        return
 
 
 def _from_start(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
@@ -339,6 +385,8 @@ def _from_start(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
         (busy if sign > 0 else idle)[rank] = True
         found = Apart(slower, blocks.learned * 4, busy, idle, away, away, sigmas, from_start=True)
         cause, of_level, evidence = _cause(found, rank)
-        if cause is not Cause.UNKNOWN:
+        unexplained = sign > 0 and row == ROW["sm_active"] and far >= UNEXPLAINED_FROM_START
+        unexplained = unexplained and next_one <= UNEXPLAINED_NEXT * far and found.steps >= SURE_STEPS
+        if (cause is not Cause.UNKNOWN or unexplained) and not _has_more_work(found, rank):
             yield _suspicion(job, found, rank, cause, of_level, evidence)
             return
