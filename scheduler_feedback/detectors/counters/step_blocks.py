@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
-from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, StepTable
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, Counters, StepTable
 
 LEVELS = ("sm_active", "tensor_active", "power", "sm_clock")
 """Counters that are compared as shares of their usual level. They come first in COMPARED."""
@@ -27,9 +27,9 @@ COMPARED = (
 ROW = {name: row for row, name in enumerate(COMPARED)}
 _FEATURES = np.array([FEATURE[name] for name in COMPARED])
 
-BLOCK_STEPS, BLOCK_WINDOWS = 4, 3
-"""A block has at least so many steps and windows of counters. A window that cuts a step then changes its mean
-little."""
+BLOCK_STEPS, BLOCK_WINDOWS, LONG_BLOCK_WINDOWS, LONG_WINDOW_SECONDS = 4, 3, 2, 5.0
+"""A block has at least so many steps and windows of counters, so that a window that cuts a step changes its mean
+little. Windows of at least LONG_WINDOW_SECONDS are long: fewer of them suffice."""
 
 FIRST_STEPS = 2
 """The first steps of an attempt are left out: kernels are compiled and caches filled."""
@@ -79,8 +79,8 @@ class StepBlocks:
     """Newest slow blocks that follow each other. Empty while the job has its usual speed."""
     early: list[Block] = field(default_factory=list)
     """First blocks, until the usual state is learned."""
-    before: Block | None = None
-    """Newest block at the usual speed."""
+    before: deque[Block] = field(default_factory=lambda: deque(maxlen=2))
+    """Newest two blocks at the usual speed. A fault may have begun within the last one."""
     _sums: FloatArray = field(init=False)
     _counts: FloatArray = field(init=False)
     _windows: int = 0
@@ -97,11 +97,12 @@ class StepBlocks:
         self._sums, self._counts = np.zeros((2, len(COMPARED), self.ranks))
         self._windows, self._lengths, self._first = 0, [], -1
 
-    def take(self, steps: StepTable | None, at_ns: IntArray, values: Float32Array) -> bool:
-        """Add new steps, and windows of counters that ended at `at_ns`: [features, w, n]. Return whether a block ended.
+    def take(self, steps: StepTable | None, counters: Counters, columns: slice) -> bool:
+        """Add new steps, and new windows of counters. Return whether a block ended.
 
-        The windows of one call belong to the block that is open. They are at most some seconds long.
+        columns: the job's ranks in the counters. The windows of one call belong to the block that is open.
         """
+        values, windows = counters.values[:, :, columns], len(counters.at_ns)
         if steps is not None and len(steps):
             lengths = np.where(np.isfinite(steps.seconds), steps.seconds, 0.0).max(axis=1)
             for number, length in zip(steps.number.tolist(), lengths.tolist(), strict=True):
@@ -112,13 +113,14 @@ class StepBlocks:
                     continue
                 self._first = number if self._first < 0 else self._first
                 self._lengths.append(length)
-        for window in range(len(at_ns)):
+        for window in range(windows):
             found = values[_FEATURES, window].astype(np.float64)
             known = np.isfinite(found)
             self._sums += np.where(known, found, 0.0)
             self._counts += known
             self._windows += 1
-        if self._skip or len(self._lengths) < BLOCK_STEPS or self._windows < BLOCK_WINDOWS or not len(at_ns):
+        least = LONG_BLOCK_WINDOWS if counters.seconds >= LONG_WINDOW_SECONDS else BLOCK_WINDOWS
+        if self._skip or len(self._lengths) < BLOCK_STEPS or self._windows < least or not windows:
             return False
         means = np.divide(
             self._sums, self._counts, out=np.full_like(self._sums, np.nan), where=2 * self._counts >= self._windows
@@ -138,7 +140,7 @@ class StepBlocks:
             self.slow.append(block)
             return
         self.slow.clear()
-        self.before = block
+        self.before.append(block)
         self._learn(block)
 
     def _learn_first(self) -> None:
@@ -147,6 +149,7 @@ class StepBlocks:
         for one in self.early:
             if one.step_seconds < SLOWER * usual:
                 self._learn(one)
+                self.before.append(one)
         self.early = self.early[1:]
         if self.learned < BASE_BLOCKS - 1:
             self.learned = 0

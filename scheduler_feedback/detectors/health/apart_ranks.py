@@ -133,7 +133,7 @@ class ApartRanks:
             blocks = self._of.get(name)
             if blocks is None or blocks.attempt != shape.attempt or blocks.ranks != len(shape):
                 blocks = self._of[name] = StepBlocks(shape.attempt, len(shape))
-            if not blocks.take(job.steps, counters.at_ns, counters.values[:, :, columns]):
+            if not blocks.take(job.steps, counters, columns):
                 continue
             if name in context.published.disturbed:
                 continue
@@ -333,14 +333,17 @@ def _errors(job: JobTelemetry, found: Apart, blocks: StepBlocks, apart_ones: lis
 
     apart_ones: ranks that are apart. If there are some, only their own parts are suspected.
     """
-    shape, before = job.shape, blocks.before
-    if before is None:
+    shape = job.shape
+    if not blocks.before:
         return
     for name, cause, level, least in ERROR_COUNTERS:
         row = ROW[name]
         each = np.array([one.means[row] for one in blocks.slow])
         with np.errstate(invalid="ignore"):
-            more = (found.own[row] >= least) & (each > 0).all(axis=0) & (before.means[row] <= EACH * found.own[row])
+            before = np.min([one.means[row] for one in blocks.before], axis=0)
+            # The first slow block may be slow by chance.
+            each = each[1:] if len(each) > 2 else each
+            more = (found.own[row] >= least) & (each > 0).all(axis=0) & (before <= EACH * found.own[row])
         ranks = np.flatnonzero(more).tolist()
         if not ranks or len({shape.nodes[rank] for rank in ranks}) > 1 or not set(apart_ones).issubset(ranks):
             continue
