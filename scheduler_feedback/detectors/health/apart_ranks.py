@@ -64,6 +64,9 @@ ERROR_COUNTERS: tuple[tuple[str, Cause, str, float], ...] = (
 """Errors that explain a slow job in which no other rank is apart: counter, cause, level of the part, and the least
 increase a second. They must begin when the job becomes slower, and occur in each slow block."""
 
+EXPLAINED_BY_CLOCK = 0.5
+"""A rank whose tensor cores are busy for longer has no more work if a lower clock explains this part of it."""
+
 STEPS, HOST_STEPS, SURE_STEPS = 8, 16, 24
 """A rank must be apart in all slow blocks, over at least STEPS steps if its GPU or PCIe link shows why. Healthy ranks
 compile, save and load for up to eight steps or so, with a busy host: if the host shows why, over HOST_STEPS steps. If
@@ -77,6 +80,9 @@ FEW = 8
 
 FROM_START_BLOCKS = 16
 """Ranks that are slow from the start are searched until so many blocks are learned."""
+
+ALONE = 4.0
+"""The errors of a node count only if they are this many times those of any other node."""
 
 APART_FROM_START, NEXT_SHARE = 0.05, 0.5
 """A rank is slow from the start only if its activity exceeds that of its role by at least this share, and that of each
@@ -272,7 +278,9 @@ def _has_more_work(found: Apart, rank: int) -> bool:
     clock = 0.0 if math.isnan(clock) else clock
     if math.isnan(tensor):
         return -clock < CLOCK_SHARE * lost and _cause(found, rank)[0] is Cause.UNKNOWN
-    return tensor + clock >= BUSY_SHARE * lost
+    tensor = math.log1p(max(tensor, -0.5))
+    # Clocks are single readings, of which some were taken while the rank did not work.
+    return tensor + clock >= BUSY_SHARE * lost and -clock < EXPLAINED_BY_CLOCK * tensor
 
 
 def _suspicion(
@@ -346,6 +354,9 @@ def _errors(job: JobTelemetry, found: Apart, blocks: StepBlocks, apart_ones: lis
             more = (found.own[row] >= least) & (each > 0).all(axis=0) & (before <= EACH * found.own[row])
         ranks = np.flatnonzero(more).tolist()
         if not ranks or len({shape.nodes[rank] for rank in ranks}) > 1 or not set(apart_ones).issubset(ranks):
+            continue
+        here = np.array([node == shape.nodes[ranks[0]] for node in shape.nodes])
+        if float(np.nanmax(found.own[row, here])) < ALONE * float(np.nanmax(found.own[row, ~here], initial=0.0)):
             continue
         rank = max(ranks, key=lambda one: float(found.own[row, one]))
         names = {"gpu": shape.gpus, "nic": shape.nics}[level]
