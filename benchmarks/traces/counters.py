@@ -122,6 +122,8 @@ def counters_of(job: Job, hardware: Hardware, course: Course, rank: int, edges: 
     culprit, origin = rank in job.truth.culprits, hardware.origin
     slower = course.slower[:, rank] if culprit else np.ones(len(course.step))
     sick = (slower > 1.0 + 1e-9).astype(float)
+    if origin == "nic":
+        sick = (job.faulty_comm > job.comm)[course.step].astype(float) * culprit
     low_clock = slower if origin in ("thermal", "power", "clock") else np.ones_like(slower)
     stalls = slower if origin in ("memory", "silent") else np.ones_like(slower)
     e = len(course.step)

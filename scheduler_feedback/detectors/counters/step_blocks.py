@@ -77,6 +77,8 @@ class StepBlocks:
     """Number of blocks in the usual state."""
     slow: deque[Block] = field(default_factory=lambda: deque(maxlen=KEPT))
     """Newest slow blocks that follow each other. Empty while the job has its usual speed."""
+    run: int = 0
+    """Number of slow blocks that follow each other, also of those that are no longer kept."""
     early: list[Block] = field(default_factory=list)
     """First blocks, until the usual state is learned."""
     before: deque[Block] = field(default_factory=lambda: deque(maxlen=2))
@@ -138,8 +140,10 @@ class StepBlocks:
             return
         if block.step_seconds >= SLOWER * self.usual_seconds:
             self.slow.append(block)
+            self.run += 1
             return
         self.slow.clear()
+        self.run = 0
         self.before.append(block)
         self._learn(block)
 

@@ -342,8 +342,8 @@ def _errors(job: JobTelemetry, found: Apart, blocks: StepBlocks, apart_ones: lis
     apart_ones: ranks that are apart. If there are some, only their own parts are suspected.
     """
     shape = job.shape
-    if not blocks.before:
-        return
+    if not blocks.before or blocks.run > len(blocks.slow):
+        return  # the first slow blocks, in which the errors must begin, are no longer known
     for name, cause, level, least in ERROR_COUNTERS:
         row = ROW[name]
         each = np.array([one.means[row] for one in blocks.slow])
