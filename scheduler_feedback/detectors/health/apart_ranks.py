@@ -48,17 +48,21 @@ CLOCK_SHARE, LEAST_CLOCK = 0.6, 0.02
 """A lower clock explains the slowness if it is lower by at least this share of the slowdown, and by LEAST_CLOCK. The
 clock of a rank that delays the job falls by at least the slowdown, and that of its peers rises a little."""
 
-THROTTLED, WAITING, QUEUED, ERRORS, LINK = 0.1, 0.05, 0.3, 0.1, 0.2
+SPREAD = 0.22
+"""From the start, a lower clock alone is a fault only beyond the spread of healthy GPUs: up to 22 % are published."""
+
+THROTTLED, WAITING, LEAST_WAITING, QUEUED, ERRORS, LINK = 0.1, 0.05, 0.02, 0.3, 0.1, 0.2
 """Least increase over the peers: of the share of time in which a GPU throttles; of the share in which the processes of
-a host wait; of a rank's wait for a processor, as a share of the time lost; and of memory errors a second. LINK: least
-decrease of a PCIe link's speed, as a share of its maximum."""
+a host wait (or QUEUED of the time lost, if that is less, but at least LEAST_WAITING); of a rank's wait for a processor,
+as a share of the time lost; and of memory errors a second. LINK: least decrease of a PCIe link's speed, as a share of
+its maximum."""
 
 ERROR_COUNTERS: tuple[tuple[str, Cause, str, float], ...] = (
     ("nic_physical_errors", Cause.NIC, "nic", 0.5),
     ("nic_sequence_errors", Cause.NIC, "nic", 2.0),
     ("nic_pause_sent", Cause.NIC, "nic", 5.0),
     ("nvlink_errors", Cause.NVLINK, "gpu", 0.2),
-    ("memory_errors", Cause.MEMORY, "gpu", 0.2),
+    ("memory_errors", Cause.MEMORY, "gpu", 5.0),
     ("pcie_errors", Cause.PCIE, "gpu", 0.2),
 )
 """Errors that explain a slow job in which no other rank is apart: counter, cause, level of the part, and the least
@@ -77,6 +81,9 @@ UNEXPLAINED_SIGMAS, UNEXPLAINED_SLOWER = 6.0, 1.06
 
 FEW = 8
 """At most one rank in so many is accused, or the ranks of one node."""
+
+WHOLE = 0.75
+"""A node is slow as a whole if at least this share of its ranks is apart."""
 
 FROM_START_BLOCKS = 16
 """Ranks that are slow from the start are searched until so many blocks are learned."""
@@ -244,7 +251,8 @@ def _suspects(job: JobTelemetry, found: Apart, blocks: StepBlocks) -> Iterator[S
         if len({shape.nodes[rank] for rank in ranks}) > 1:
             return
     # Of two nodes, both differ from the other one: only the cause shows which of them is slow.
-    needs_cause = len(set(shape.nodes)) <= 2 and len(ranks) > 1
+    whole = any(WHOLE * shape.nodes.count(node) <= sum(shape.nodes[rank] == node for rank in ranks) for node in on)
+    needs_cause = whole and len(set(shape.nodes)) <= 2 and len(ranks) > 1
     for rank in ranks:
         cause, level, evidence = _cause(found, rank)
         if _has_more_work(found, rank) or found.steps < _least_steps(found, rank, cause):
@@ -320,15 +328,17 @@ def _cause(found: Apart, rank: int) -> tuple[Cause, str, tuple[Evidence, ...]]:
     own_clock = float(np.nan_to_num(found.own[ROW["sm_clock"], rank]))
     low_clock = -of("sm_clock") >= least_clock and -own_clock >= EACH * least_clock
     idle = bool(found.idle[rank])
+    waiting = max(LEAST_WAITING, min(WAITING, QUEUED * lost))
+    gpu = low_clock and (not found.from_start or (-of("sm_clock") >= SPREAD and not idle))
     candidates = (
         (Cause.THERMAL, "gpu", "thermal_throttle", of("thermal_throttle") >= THROTTLED),
         (Cause.POWER, "gpu", "power_throttle", of("power_throttle") >= THROTTLED and low_clock),
-        (Cause.GPU, "gpu", "sm_clock", low_clock and not (idle and found.from_start)),
+        (Cause.GPU, "gpu", "sm_clock", gpu),
         (Cause.PCIE, "gpu", "pcie_link", of("pcie_link") <= -LINK),
         (Cause.MEMORY, "gpu", "memory_errors", of("memory_errors") >= ERRORS and not idle),
         (Cause.CPU_CONTENTION, "gpu", "runqueue_wait", of("runqueue_wait") >= QUEUED * lost and idle),
-        (Cause.CPU_CONTENTION, "node", "cpu_waiting", of("cpu_waiting") >= WAITING and idle),
-        (Cause.STORAGE, "node", "io_waiting", of("io_waiting") >= WAITING and idle),
+        (Cause.CPU_CONTENTION, "node", "cpu_waiting", of("cpu_waiting") >= waiting and idle),
+        (Cause.STORAGE, "node", "io_waiting", of("io_waiting") >= waiting and idle),
     )
     for cause, level, name, fits in candidates:
         if fits and abs(float(found.sigmas[ROW[name], rank])) >= SIGMAS:
@@ -401,6 +411,8 @@ def _from_start(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
         cause, of_level, evidence = _cause(found, rank)
         unexplained = sign > 0 and row == ROW["sm_active"] and far >= UNEXPLAINED_FROM_START
         unexplained = unexplained and next_one <= UNEXPLAINED_NEXT * far and found.steps >= SURE_STEPS
+        # A healthy GPU with a lower clock keeps its tensor cores busy for longer too.
+        unexplained = unexplained and float(away[ROW["tensor_active"], rank]) <= UNEXPLAINED_NEXT * far
         if (cause is not Cause.UNKNOWN or unexplained) and not _has_more_work(found, rank):
             yield _suspicion(job, found, rank, cause, of_level, evidence)
             return
