@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-ranks", type=int, default=SIZES[-1], help=f"largest job (default {SIZES[-1]})")
     parser.add_argument("--waits", choices=WAITS, help="how all files report waits (default: at random)")
     parser.add_argument("--layout", choices=get_args(LayoutName), help="layout of all jobs (default: at random)")
+    parser.add_argument("--counters", action="store_true", help="write counters of GPUs, NICs and hosts too")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--cut", action="store_true", help="detect again in the file cut off at each detection")
     parser.add_argument("--out", type=Path, help="result file (JSON lines) to continue")
@@ -63,14 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--classes: {', '.join(unknown)}; known are {', '.join(CLASSES)}")
     if options.most_ranks < SIZES[0]:
         parser.error(f"--most-ranks: at least {SIZES[0]}")
+    if options.counters and options.cut:
+        parser.error("--cut: a file with counters can't be cut off at a step")
     todo = tasks(
-        options.seed, options.runs, names, options.most_ranks, options.cut, options.waits, options.layout
+        options.seed, options.runs, names, options.most_ranks, options.cut, options.waits, options.layout,
+        options.counters,
     )  # fmt: skip
     if options.write:
         options.write.mkdir(parents=True, exist_ok=True)
         for task in todo:
             job = generate(task.seed, task.name, most_ranks=task.most_ranks, waits=task.waits, layout=task.layout)
-            write(job, options.write / f"{task.seed}-{task.name}.jsonl")
+            write(job, options.write / f"{task.seed}-{task.name}.jsonl", task.seed if task.counters else None)
         return 0
     rows = collect(todo, options.jobs, options.out)
     document = {"benchmark": "traces", "seed": options.seed, "runs": options.runs, **figures(rows)}
@@ -80,10 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def collect(todo: Sequence[Task], jobs: int, out: Path | None) -> list[Row]:
     """Return the rows of all tasks. Tasks in the result file `out` are not run again."""
-    wanted = {(task.seed, task.name, task.most_ranks, task.waits, task.layout): task for task in todo}
+    wanted = {(task.seed, task.name, task.most_ranks, task.waits, task.layout, task.counters): task for task in todo}
     rows = []
     for row in read_results(out) if out else []:
-        of = (row["seed"], row["truth"]["name"], row["most_ranks"], row.get("waits"), row.get("layout"))
+        of = (
+            row["seed"], row["truth"]["name"], row["most_ranks"], row.get("waits"), row.get("layout"),
+            row.get("counters", False),
+        )  # fmt: skip
         if wanted.pop(of, None):
             rows.append(row)
     total = len(rows) + len(wanted)

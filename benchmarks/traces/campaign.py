@@ -46,6 +46,8 @@ class Task:
     """How the file reports waits; None: at random."""
     layout: LayoutName | None = None
     """Layout of the job; None: at random."""
+    counters: bool = False
+    """Whether the file has counters too."""
 
 
 def tasks(
@@ -56,9 +58,11 @@ def tasks(
     cut: bool = False,
     waits: Waits | None = None,
     layout: LayoutName | None = None,
+    counters: bool = False,
 ) -> list[Task]:
     """Return `runs` tasks, alternately of healthy and faulty classes. names: classes. cut: also test truncated files.
-    waits, layout: how all files report waits, and the layout of all jobs; None: at random.
+    waits, layout: how all files report waits, and the layout of all jobs; None: at random. counters: whether the files
+    have counters.
 
     More runs only add tasks at the end.
     """
@@ -70,7 +74,7 @@ def tasks(
     for number in range(runs):
         group = groups[number % len(groups)]
         name = group[number // len(groups) % len(group)]
-        found.append(Task(seed + number, name, most_ranks, cut, waits, layout))
+        found.append(Task(seed + number, name, most_ranks, cut, waits, layout, counters))
     return found
 
 
@@ -106,13 +110,14 @@ def run(task: Task) -> Row:
     job = generate(task.seed, task.name, most_ranks=task.most_ranks, waits=task.waits, layout=task.layout)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
-        write(job, path)
+        write(job, path, task.seed if task.counters else None)
         full = detect(path)
         row: Row = {
             "seed": task.seed,
             "most_ranks": task.most_ranks,
             "waits": task.waits,
             "layout": task.layout,
+            "counters": task.counters,
             "truth": job.truth.as_dict(),
             "outcome": score(full, job.truth).as_dict(),
         }

@@ -62,6 +62,8 @@ class Truth:
     """Healthy ranks that are at least 3 % slower than the median of their stage in the whole trace."""
     neighbours: list[str] = field(default_factory=list)
     """Names of the neighbour jobs; the first one disturbs."""
+    cause: str = ""
+    """Cause of the fault, in a trace with counters; see ``hardware.Origin``."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

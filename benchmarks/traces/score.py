@@ -128,7 +128,8 @@ def _mark(verdict: dict[str, Any], truth: Truth) -> Mark:
         return "wrong_rank" if truth.neighbours else "wrong_kind"
     if not _names_culprits(ranks, verdict, truth):
         return "wrong_rank"
-    if kind not in truth.kinds or verdict["detected_step"] < truth.onset:
+    # With counters, a verdict can come within the first affected step. The newest step is then the one before it.
+    if kind not in truth.kinds or verdict["detected_step"] < truth.onset - bool(truth.cause):
         return "wrong_kind"
     return "right"
 

@@ -49,7 +49,7 @@ def _of_traces(read: Callable[[Path, Progress], tuple[Trace, ...]], name: str) -
             for trace in traces:
                 yield from trace.stream()
 
-        return Recording(path, name, False, stream, traces)
+        return Recording(path, name, any(trace.counters is not None for trace in traces), stream, traces)
 
     return make
 

@@ -15,9 +15,7 @@ from agent.schema.wire import MessageSplitter, decode
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
-
-TICK_NS = 500_000_000
-"""Interval in ns at which the detectors run, as in the controller: twice a second."""
+from scheduler_feedback.step_traces.step_trace import TICK_NS
 
 CHUNK_BYTES = 1 << 20
 

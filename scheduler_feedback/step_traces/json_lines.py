@@ -2,8 +2,9 @@
 
 Required keys: step, rank, seconds (from the end of the rank's previous step to the end of this one). Optional keys:
 wait_seconds (the part spent waiting in collectives), tokens, squares (sum of squared sequence lengths),
-forward_seconds, backward_seconds. Keys that must be constant for a rank: job, node, gpu, dp_rank, stage, tp_rank,
-ep_rank, rail. Other keys are ignored. Lines of several jobs may be mixed.
+forward_seconds, backward_seconds, end (time at which the rank ended the step, in seconds). Keys that must be constant
+for a rank: job, node, gpu, dp_rank, stage, tp_rank, ep_rank, rail. Other keys are ignored. Lines of several jobs may be
+mixed. Lines with the key `at` have counters (``counter_lines.py``).
 
 A file is read in blocks of lines into columns, because an object per line would need gigabytes. A block that contains
 anything unusual is read again line by line, which gives the error its line and key.
@@ -23,11 +24,14 @@ import numpy.typing as npt
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
+from scheduler_feedback.step_traces import counter_lines
+from scheduler_feedback.step_traces.counter_lines import CounterRow, CounterTable, Samples
 from scheduler_feedback.step_traces.step_trace import (
     LONGEST,
     MOST_NUMBER,
     MOST_RANKS,
     SHORTEST,
+    START_NS,
     Trace,
     check_size,
     ends_of,
@@ -35,7 +39,7 @@ from scheduler_feedback.step_traces.step_trace import (
     seconds_of,
 )
 
-MEASURES = ("seconds", "wait_seconds", "tokens", "squares", "forward_seconds", "backward_seconds")
+MEASURES = ("seconds", "wait_seconds", "tokens", "squares", "forward_seconds", "backward_seconds", "end")
 COORDINATES = {"dp_rank": "data", "stage": "stage", "tp_rank": "tensor", "ep_rank": "expert", "rail": "rail"}
 NAMES = ("node", "gpu")
 LONGEST_LINE = 1 << 16
@@ -54,6 +58,7 @@ class _Row(msgspec.Struct, gc=False):
     squares: float | None = None
     forward_seconds: float | None = None
     backward_seconds: float | None = None
+    end: float | None = None
     job: str | None = None
     node: str | None = None
     gpu: str | None = None
@@ -85,6 +90,8 @@ class _Job:
     fixed: dict[int, dict[str, Any]] = field(default_factory=dict)
     constants: set[tuple[Any, ...]] = field(default_factory=set)
     """Each combination of a rank and its constant values that a line has."""
+    samples: list[Samples] = field(default_factory=list)
+    """Lines with counters, in blocks."""
 
 
 def read(path: Path, progress: Callable[[int], None] = lambda _: None) -> tuple[Trace, ...]:
@@ -93,7 +100,7 @@ def read(path: Path, progress: Callable[[int], None] = lambda _: None) -> tuple[
     progress: called after each block with the number of its bytes.
     """
     jobs: dict[str, _Job] = {}
-    decoder = msgspec.json.Decoder(_Row)
+    decoder, of_counters = msgspec.json.Decoder(_Row), msgspec.json.Decoder(CounterRow)
     try:
         with path.open("rb") as file:
             number = 1
@@ -102,21 +109,51 @@ def read(path: Path, progress: Callable[[int], None] = lambda _: None) -> tuple[
                     block += file.readline(LONGEST_LINE + 1)
                 lines = block.count(b"\n")
                 try:
-                    rows = decoder.decode_lines(block)
-                    if len(rows) != lines:
+                    of_steps, counters = _divided(block)
+                    rows, samples = decoder.decode_lines(of_steps), of_counters.decode_lines(counters)
+                    if len(rows) + len(samples) != lines:
                         raise ValueError
-                    _take(jobs, rows, path.stem)
-                except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-                    rows = _checked_rows(jobs, block.removesuffix(b"\n").split(b"\n"), number, path)
+                    found = _samples(samples, path.stem)
                     if rows:
                         _take(jobs, rows, path.stem)
+                except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+                    rows, samples = _checked_rows(jobs, block.removesuffix(b"\n").split(b"\n"), number, path)
+                    found = _samples(samples, path.stem)
+                    if rows:
+                        _take(jobs, rows, path.stem)
+                for name, one in found.items():
+                    jobs.setdefault(name, _Job()).samples.append(one)
                 number += lines
                 progress(len(block))
     except OSError as error:
         raise TraceError(f"{path}: {error}") from None
+    for name, job in jobs.items():
+        if not job.blocks:
+            raise TraceError(f"{path}: job {name} has counters but no steps")
+    if len(jobs) > 1 and any(job.samples for job in jobs.values()):
+        raise TraceError(f"{path}: a file with counters must have one job, but has {len(jobs)}: write one file per job")
     if not jobs:
         raise TraceError(f"{path}: the file contains no steps")
     return tuple(_trace(name, job, str(path)) for name, job in jobs.items())
+
+
+def _divided(block: bytes) -> tuple[bytes, bytes]:
+    """Return the lines of steps and the lines that may have counters."""
+    if counter_lines.MARK not in block:
+        return block, b""
+    lines = block.removesuffix(b"\n").split(b"\n")
+    return (
+        b"\n".join(line for line in lines if counter_lines.MARK not in line),
+        b"\n".join(line for line in lines if counter_lines.MARK in line),
+    )
+
+
+def _samples(rows: Sequence[Any], usual_name: str) -> dict[str, Samples]:
+    """Return lines of counters by job. Raises ValueError or OverflowError if a value is invalid."""
+    by_job: dict[str, list[Any]] = {}
+    for row in rows:
+        by_job.setdefault(row.job or usual_name, []).append(row)
+    return {name: counter_lines.samples(ones) for name, ones in by_job.items()}
 
 
 def _take(jobs: dict[str, _Job], rows: Sequence[_Row], usual_name: str) -> None:
@@ -186,15 +223,19 @@ def _new_fixed(fixed: dict[int, dict[str, Any]], constants: set[tuple[Any, ...]]
     return new
 
 
-def _checked_rows(jobs: dict[str, _Job], lines: Sequence[bytes], first: int, path: Path) -> list[_Row]:
-    """Read a block line by line. Raises TraceError for the first invalid line; otherwise the lines are only written in
-    an unusual way, such as numbers in quotes.
+def _checked_rows(
+    jobs: dict[str, _Job], lines: Sequence[bytes], first: int, path: Path
+) -> tuple[list[_Row], list[Any]]:
+    """Read a block line by line, and return its steps and its counters.
+
+    Raises TraceError for the first invalid line; otherwise the lines are only written in an unusual way, such as
+    numbers in quotes.
 
     first: number of the first line.
     """
     decoder = msgspec.json.Decoder(dict[str, Any])
     fixed: dict[tuple[str, int], dict[str, Any]] = {}
-    rows = []
+    rows, counters = [], []
     for number, line in enumerate(lines, first):
         if not line.strip():
             continue
@@ -202,7 +243,11 @@ def _checked_rows(jobs: dict[str, _Job], lines: Sequence[bytes], first: int, pat
         if len(line) > LONGEST_LINE:
             raise TraceError(f"{where}: {len(line)} bytes, more than {LONGEST_LINE}")
         try:
-            row = _checked_row(decoder.decode(line), where)
+            values = decoder.decode(line)
+            if values.get("at") is not None and values.get("step") is None:
+                counters.append(counter_lines.checked_row(values, where))
+                continue
+            row = _checked_row(values, where)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise TraceError(f"{where}: {error}") from None
         job = row.job or path.stem
@@ -214,7 +259,7 @@ def _checked_rows(jobs: dict[str, _Job], lines: Sequence[bytes], first: int, pat
             if value not in (None, "") and known.setdefault(name, value) != value:
                 raise TraceError(f"{where}, key '{name}': {value!r}, but rank {row.rank} had {known[name]!r} before")
         rows.append(row)
-    return rows
+    return rows, counters
 
 
 def _checked_row(row: dict[str, Any], where: str) -> _Row:
@@ -268,9 +313,11 @@ def _trace(name: str, job: _Job, where: str) -> Trace:
     nodes = tuple(one.get("node", f"rank-{rank}") for one, rank in zip(fixed, ranks.tolist(), strict=True))
     gpus = tuple(one.get("gpu", "") for one in fixed)
     seconds = tables["seconds"]
+    counters = CounterTable(job.samples, ranks, where) if job.samples else None
+    end_ns, counted_from = _ends(seconds, tables.get("end"), counters, where)
     steps = StepTable(
         number=numbers,
-        end_ns=ends_of(seconds),
+        end_ns=end_ns,
         seconds=seconds,
         wait_seconds=tables.get("wait_seconds", np.full_like(seconds, np.nan)),
         tokens=tables.get("tokens"),
@@ -284,7 +331,28 @@ def _trace(name: str, job: _Job, where: str) -> Trace:
         expert=coordinates.get("expert"), rail=coordinates.get("rail"),
     )  # fmt: skip
     notes = (f"{twice} samples of {name} are duplicates; the first one counts",) if twice else ()
-    return Trace(name, shape, steps, notes=notes)
+    return Trace(name, shape, steps, notes=notes, counters=counters, counters_start_ns=counted_from)
+
+
+def _ends(
+    seconds: FloatArray, ends: FloatArray | None, counters: CounterTable | None, where: str
+) -> tuple[IntArray, int]:
+    """Return the end of each step on each rank in ns, and the time in ns at which the first window of counters begins.
+
+    seconds, ends: [k steps, n ranks], NaN if unknown. Steps follow each other from second 0 on if no line has an end.
+    Raises TraceError if a step has no end while others have.
+    """
+    if counters is None:
+        return ends_of(seconds), START_NS
+    if ends is None:
+        return ends_of(seconds), START_NS + round(counters.first * 1e9)
+    known = np.isfinite(ends)
+    if not known.any(axis=1).all():
+        raise TraceError(f"{where}: key 'end' is missing in all lines of a step, but other steps have it")
+    latest = np.where(known, ends, -np.inf).max(axis=1, keepdims=True)
+    zero = min(counters.first, float(np.nanmin(ends - seconds)))
+    found: IntArray = START_NS + np.rint((np.where(known, ends, latest) - zero) * 1e9).astype(np.int64)
+    return found, START_NS + round((counters.first - zero) * 1e9)
 
 
 def _table(blocks: Sequence[_Block], measure: str, first: IntArray, present: npt.NDArray[np.bool_]) -> FloatArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,15 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.step_traces.operation_replay import Operations
 
+if TYPE_CHECKING:
+    from scheduler_feedback.step_traces.counter_lines import CounterTable
+
 START_NS = 1_000_000_000_000_000_000
 """Start time of replayed traces, in nanoseconds. A trace contains durations but no times, so its first step starts at
 this time and the others follow."""
+
+TICK_NS = 500_000_000
+"""Interval in ns at which the detectors run over a recording with real times, as in the controller: twice a second."""
 
 SHORTEST, LONGEST = 1e-30, 1e30
 """Shortest and longest duration that a trace may contain, in the unit of the trace. A double can still hold their
@@ -47,15 +54,41 @@ class Trace:
     """Operations of which the steps consist; None if the trace does not contain them."""
     notes: tuple[str, ...] = field(default=())
     """Remarks of the reader about data that it ignored."""
+    counters: CounterTable | None = None
+    """Counters of the ranks; None if the trace has none. With counters, the times of the trace are real seconds."""
+    counters_start_ns: int = START_NS
+    """Time in ns at which the first window of the counters begins."""
 
     def stream(self) -> Iterator[Telemetry]:
-        """Yield the steps as telemetry, one by one, in the order of their numbers."""
+        """Yield the steps as telemetry: with counters at each tick of a clock, otherwise one by one in the order of
+        their numbers."""
+        if self.counters is not None:
+            yield from self._ticks(self.counters)
+            return
         none = no_counters(len(self.shape))
         for k in range(len(self.steps)):
             rows = slice(k, k + 1)
             one = StepTable(*(None if a is None else a[rows] for a in _arrays(self.steps)))  # type: ignore[arg-type]
             ends = self.steps.end_ns[k]
             yield Telemetry(int(ends.max()), (JobTelemetry(self.shape, one),), none)
+
+    def _ticks(self, counters: CounterTable) -> Iterator[Telemetry]:
+        """Yield at each tick the steps that all ranks have ended, and the windows that have closed, since the last."""
+        order = np.argsort(self.steps.end_ns.max(axis=1), kind="stable")
+        ends = self.steps.end_ns.max(axis=1)[order]
+        closes = self.counters_start_ns + np.rint(np.arange(1, counters.windows + 1) * counters.seconds * 1e9).astype(
+            np.int64
+        )
+        now_ns, step, window = int(min(ends[0], closes[0])), 0, 0
+        last_ns = int(max(ends[-1], closes[-1])) + TICK_NS
+        while now_ns <= last_ns:
+            ended = int(np.searchsorted(ends, now_ns, side="right"))
+            closed = int(np.searchsorted(closes, now_ns, side="right"))
+            rows = order[step:ended]
+            new = StepTable(*(None if a is None else a[rows] for a in _arrays(self.steps)))  # type: ignore[arg-type]
+            windows = counters.between(window, closed, self.counters_start_ns)
+            yield Telemetry(now_ns, (JobTelemetry(self.shape, new),), windows)
+            step, window, now_ns = ended, closed, now_ns + TICK_NS
 
 
 def _arrays(steps: StepTable) -> list[npt.NDArray[np.generic] | None]:

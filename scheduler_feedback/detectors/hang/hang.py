@@ -68,6 +68,9 @@ several nodes."""
 RESTORED_SECONDS = 600.0
 """Time in seconds after a restart for which restored state of a job that does not report is kept."""
 
+LEAST_STEPS = 24
+"""Number of reported steps from which the usual pauses of a job without collectives are known."""
+
 USUAL_STEPS = 64
 PAGED_RANKS = 16
 SNAPSHOT_VERSION = 2
@@ -298,7 +301,8 @@ class HangDetector:
                 return []
             over, watched.active = watched.active, None
             return [Cleared(over.verdict_id, job.shape.job, telemetry.now_ns, "the job's network traffic has resumed")]
-        stuck = None if watched.active is not None else traffic.stuck(int(counters.at_ns[-1]))
+        made_steps = job.steps is not None and len(watched.seconds) >= LEAST_STEPS
+        stuck = None if watched.active is not None else traffic.stuck(int(counters.at_ns[-1]), made_steps)
         if stuck is None:
             return []
         watched.finished_ns = traffic.moved_ns

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, IndexArray, JobTelemetry, Shape
@@ -50,6 +51,10 @@ LEAST_IO_WAIT = 0.1
 """No hang is reported if the host of a rank that does not poll waits for its disks for more than this share of the
 time. The rank is then saving or reading."""
 
+ALONE_SECONDS = 600.0
+"""The first rank may save alone while the others wait. If it is not known whether its host waits for disks, a hang is
+reported only after this time, after which PyTorch by default ends the job."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
@@ -68,6 +73,8 @@ class Stuck:
     unknown: int
     """Number of ranks without counters."""
     evidence: tuple[Evidence, ...]
+    by_power: bool = False
+    """Whether `polling` and `theirs` are watts, because SM activity is not measured."""
 
 
 @dataclass(slots=True)
@@ -93,6 +100,12 @@ class Traffic:
     float64 [n]."""
     counted: FloatArray = field(init=False)
     """For each rank, the number of windows since the newest traffic with a known SM activity: float64 [n]."""
+    watts: FloatArray = field(init=False)
+    """Sum of each rank's power over these windows, in watts: float64 [n]."""
+    powered: FloatArray = field(init=False)
+    """For each rank, the number of these windows with a known power: float64 [n]."""
+    waited: npt.NDArray[np.bool_] = field(init=False)
+    """bool [n]: whether it is known how long the rank's host waits for disks."""
 
     def __post_init__(self) -> None:
         self._begin()
@@ -119,47 +132,65 @@ class Traffic:
         self.moved_ns = at_ns
         return paused
 
-    def stuck(self, now_ns: int) -> Stuck | None:
-        """Return the hang, with the ranks that are not waiting in a collective; None if there is none."""
+    def stuck(self, now_ns: int, made_steps: bool = False) -> Stuck | None:
+        """Return the hang, with the ranks that are not waiting in a collective; None if there is none.
+
+        made_steps: whether the job reported enough steps to show its usual pauses.
+        """
         seconds = (now_ns - self.moved_ns) * 1e-9
         if self.idle_windows < LEAST_IDLE_WINDOWS or seconds < max(LEAST_SECONDS, TIMES_THE_LONGEST * self.longest):
             return None
-        if self.windows < LEAST_WINDOWS or (self.moved_ns - self.first_ns) * 1e-9 < LEAST_WATCHED_SECONDS:
+        if not made_steps and (
+            self.windows < LEAST_WINDOWS or (self.moved_ns - self.first_ns) * 1e-9 < LEAST_WATCHED_SECONDS
+        ):
             return None
-        known = self.counted > 0
+        by_power = 2 * int((self.counted > 0).sum()) <= len(self.shape)
+        sums, counted = (self.watts, self.powered) if by_power else (self.busy, self.counted)
+        known = counted > 0
         if 2 * int(known.sum()) <= len(self.shape):
             return None
-        busy = self.busy[known] / self.counted[known]
-        polling = float(np.median(busy))
-        if polling < POLLS:
+        level = sums[known] / counted[known]
+        polling = float(np.median(level))
+        if not by_power and polling < POLLS:
             return None
-        apart = np.flatnonzero(known)[np.abs(busy - polling) > APART * polling]
-        theirs = float(self.busy[apart[0]] / self.counted[apart[0]]) if len(apart) else math.nan
+        # By power, a rank that draws more than the others proves nothing: these may be idle.
+        differs = polling - level > APART * polling if by_power else np.abs(level - polling) > APART * polling
+        apart = np.flatnonzero(known)[differs]
+        if by_power and not len(apart):
+            return None
+        theirs = float(sums[apart[0]] / counted[apart[0]]) if len(apart) else math.nan
         if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.idle_windows:
             return None
+        if len(apart) and apart[0] == 0 and not self.waited[0] and seconds < ALONE_SECONDS:
+            return None
+        words = f"they draw {polling:.0f} W" if by_power else f"their SMs are {polling:.0%} busy"
         alike = Evidence(
             "ranks_that_poll", float(known.sum() - len(apart)), float(len(self.shape)), "ranks",
-            f"all ranks; their SMs are {polling:.0%} busy, and they transfer no data", 2.0,
+            f"all ranks; {words}, and they transfer no data", 2.0,
         )  # fmt: skip
         silence = Evidence(
             "seconds_without_traffic", seconds, self.longest, "seconds", "its longest earlier pause", 2.0
         )
         unknown = int((~known).sum())
-        return Stuck(seconds, self.longest, apart, polling, theirs, unknown, (silence, alike))
+        return Stuck(seconds, self.longest, apart, polling, theirs, unknown, (silence, alike), by_power)
 
     def _still(self, values: Float32Array) -> None:
         self.idle_windows += 1
-        busy, waits = values[FEATURE["sm_active"]], values[FEATURE["io_waiting"]]
+        busy, waits, watts = (values[FEATURE[name]] for name in ("sm_active", "io_waiting", "power"))
         if self.idle_windows == 1:
             return  # it may have worked in a part of this window
         known = np.isfinite(busy)
         self.busy[known] += busy[known]
         self.counted += known
         self.waits += np.nan_to_num(waits)
+        self.waited |= np.isfinite(waits)
+        self.watts += np.nan_to_num(watts)
+        self.powered += np.isfinite(watts)
 
     def _begin(self) -> None:
         self.idle_windows = 0
-        self.busy, self.waits, self.counted = (np.zeros(len(self.shape)) for _ in range(3))
+        self.busy, self.waits, self.counted, self.watts, self.powered = np.zeros((5, len(self.shape)))
+        self.waited = np.zeros(len(self.shape), np.bool_)
 
 
 class UnreportedHangs:
@@ -188,6 +219,9 @@ class UnreportedHangs:
 
 def never_arrived(stuck: Stuck) -> tuple[Cause, Evidence]:
     """Return the cause and the evidence against a rank that has not entered the collective of its peers."""
+    if stuck.by_power:
+        words = "power of the median rank, which is polling; nothing runs on this rank"
+        return Cause.NEVER_ARRIVED, Evidence("power", stuck.theirs, stuck.polling, "watts", words, 4.0)
     words = "SM activity of the median rank, which is polling; nothing runs on this rank"
     if stuck.theirs > stuck.polling:
         words = "SM activity of the median rank, which is polling; a kernel on this rank runs on"

@@ -85,14 +85,15 @@ class DifferingCounters:
         for name, columns in by_job.items():
             job, first = jobs[name], counters.of(name).start
             slower = speeds.slower(name)
-            if slower < HURT:  # then report only clearly degraded links
+            by_blocks = name in context.by_counters and job.steps is not None  # see apart_ranks.py
+            if slower < HURT or by_blocks:  # then report only clearly degraded links
                 columns = np.asarray(columns)[_degraded(counters, columns)].tolist()
             for column in columns:
                 key = (name, job.shape.attempt, int(job.shape.ranks[column - first]))
                 seen.add(key)
                 before = self._counted.get(key, 0)
                 self._counted[key] = before + 1
-                unreported = name in context.by_counters
+                unreported = name in context.by_counters and job.steps is None
                 if (
                     before % (AGAIN_TICKS_UNREPORTED if unreported else AGAIN_TICKS) == 0
                     and key not in published.accused

@@ -92,10 +92,10 @@ class Speeds:
 
     def slower(self, job: str) -> float:
         """Return the job's slowdown relative to its best speed; 1 if unknown."""
-        if (test := self.slowdown_tests.get(job)) is not None:
-            return test.slower()
-        speed = self.of.get(job)
-        return 1.0 if speed is None else speed.slower
+        if (speed := self.of.get(job)) is not None:
+            return speed.slower
+        test = self.slowdown_tests.get(job)
+        return 1.0 if test is None else test.slower()
 
     def periods(self) -> dict[str, float]:
         """Return the iteration time in seconds of each job without step reports whose traffic has a reliable period."""

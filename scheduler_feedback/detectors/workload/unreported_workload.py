@@ -53,15 +53,15 @@ EACH, LEAST_NEWEST, LONG_WINDOW_SECONDS = 0.5, 3, 20.0
 checkpoint does not count. At least LEAST_NEWEST new averages are needed if a window is shorter than
 LONG_WINDOW_SECONDS, in seconds."""
 
-TENSOR, BUSY, CLOCK, INSIDE, BETWEEN = range(5)
+TENSOR, BUSY, CLOCK, INSIDE, BETWEEN, BUSIEST, POWER = range(7)
 """Indices of the signals in SIGNALS."""
 
-SIGNALS = ("tensor_active", "sm_active", "sm_clock", *RATES)
+SIGNALS = ("tensor_active", "sm_active", "sm_clock", *RATES, "sm_active", "power")
 """Counters from which the activity of each role is computed."""
 
-SHARES = (0.5, 0.75, 0.5, 0.5, 0.5)
-"""Quantile over the ranks of a role that is used for each signal. For SM activity it is the upper quartile: if that is
-low, three quarters of the ranks run nothing."""
+SHARES = (0.5, 0.75, 0.5, 0.5, 0.5, 1.0, 0.5)
+"""Quantile over the ranks of a role that is used for each signal. For SM activity it is the upper quartile, so that if
+it is low, three quarters of the ranks run nothing, and the highest: no rank works on while the others wait."""
 
 MOST_SLOWDOWN = 4.0
 """A slowdown above this ratio is not explained: such a job does other work, or none."""
@@ -77,6 +77,13 @@ limit is the cause."""
 IDLE, POLLING = 0.1, 0.15
 """Limits for the share of the lost time in which a rank's SMs are busy: up to IDLE the rank runs nothing, from POLLING
 on it polls in a collective. NCCL polls with 24 of an H100's 132 SMs."""
+
+MOST_BUSIEST = 0.5
+"""All ranks run nothing only if the busiest one, too, works for at most this share of the lost time."""
+
+IDLE_POWER = 0.27
+"""A rank that runs nothing draws at most this share of its usual power: an H100 or A100 without work draws 13 to 17 %
+of what it draws at work, and a polling one about 40 %."""
 
 SIGMAS = 3.0
 LEAST_SIGMA = 0.01
@@ -263,6 +270,10 @@ class RoleActivity:
             return []
         polling = (busy - works) / lost
         idle = (polling <= IDLE) & (sigma <= IDLE * lost * SIGMAS)
+        busiest, _ = _against_the_usual(means[:, BUSIEST], newest)
+        power, _ = _against_the_usual(means[:, POWER], newest)
+        with np.errstate(invalid="ignore"):
+            idle &= ~((busiest - works) / lost > MOST_BUSIEST) & ~((power - works) / lost > IDLE_POWER)
         wide = np.array(self.nodes) > 1
         polling_share = Evidence(
             "polling_of_lost_time", float(polling[idle].max(initial=0.0)), POLLING, "ratio",
@@ -334,7 +345,8 @@ class UnreportedWorkloads:
         findings: list[Finding] = []
         test = context.speeds.slowdown_tests.get(name)
         hold_ns = round(max(HOLD_SECONDS, 4.0 * telemetry.counters.seconds) * 1e9)
-        for claim in _claims(name, test, activity, context.published):
+        steps_are_slower = job.steps is None or context.speeds.slower(name) >= LEAST_SLOWDOWN
+        for claim in _claims(name, test, activity, context.published, steps_are_slower):
             active = activity.active.get(claim.key)
             if active is not None:
                 active.seen_ns = now_ns
@@ -351,12 +363,18 @@ class UnreportedWorkloads:
         return findings
 
 
-def _claims(name: str, test: SlowdownTest | None, activity: RoleActivity, published: Published) -> list[Claim]:
-    """Return the suspected workload causes of the job; none if a rank, node or other job is already accused."""
+def _claims(
+    name: str, test: SlowdownTest | None, activity: RoleActivity, published: Published, steps_are_slower: bool
+) -> list[Claim]:
+    """Return the suspected workload causes of the job; none if a rank, node or other job is already accused.
+
+    steps_are_slower: whether the reported steps, if any, are slower too.
+    """
     accused = any(gang == name for gang, _, _ in published.accused)
     if test is None or accused or name in published.disturbed:
         return []
-    return [*activity.claims(test), *activity.stage_claims(test.window_seconds)]
+    changed = activity.claims(test) if steps_are_slower else []
+    return [*changed, *activity.stage_claims(test.window_seconds)]
 
 
 def _verdict(claim: Claim, job: JobTelemetry, test: SlowdownTest, now_ns: int, seconds: float) -> Verdict:
