@@ -322,7 +322,8 @@ class _Configuration:
         from gangwatch.configuration.notices import notices  # only the controller needs it, not the agent
 
         write_in_force(self._state, self._in_force)
-        for notice in notices(self._in_force.config.policy):
+        config = self._in_force.config
+        for notice in notices(config.policy, config.cluster.jobs_per_slot):
             _log.warning("%s", notice)
 
     def reload(self) -> Policy:

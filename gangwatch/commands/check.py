@@ -104,7 +104,7 @@ def _examine(state: StateFolder, config: Config, given: bool) -> Machine:
         findings=(
             *found.findings,
             *collector_survey.survey(section),
-            notices.finding_of(state, config.policy, given),
+            notices.finding_of(state, config, given),
             *controller_health.findings(state),
             *slurm_health.findings(config.slurm),
             *certificate_health.findings(state, config),

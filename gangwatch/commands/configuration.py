@@ -47,7 +47,7 @@ def show(state: StateFolder, effective: Config, as_json: bool) -> None:
                     {"key": one.key, "before": one.before, "after": one.after, "restart": one.restart}
                     for one in different
                 ],
-                "notices": list(notices(effective.policy)),
+                "notices": list(notices(effective.policy, effective.cluster.jobs_per_slot)),
             }
         )
         return
@@ -59,7 +59,7 @@ def show(state: StateFolder, effective: Config, as_json: bool) -> None:
 
 def say_notices(effective: Config) -> None:
     """Print on standard error each setting that has no effect, one per line."""
-    for notice in notices(effective.policy):
+    for notice in notices(effective.policy, effective.cluster.jobs_per_slot):
         say(f"Notice: {notice}")
 
 
@@ -107,7 +107,7 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
         print_json(
             {
                 "changes": [{"key": one.key, "after": one.after, "restart": one.restart} for one in different],
-                "notices": list(notices(wanted.policy)),
+                "notices": list(notices(wanted.policy, wanted.cluster.jobs_per_slot)),
             }
         )
     else:

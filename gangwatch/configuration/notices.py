@@ -3,44 +3,56 @@
 from __future__ import annotations
 
 from agent.schema.errors import GangwatchError
+from gangwatch.configuration.config_file import Config
 from gangwatch.configuration.in_force import read_in_force
 from gangwatch.health.machine import Finding
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.core.state import Order, Policy
+from scheduler_feedback.core.state import Order, Policy, Sharing
 
 _FAIR = 'policy.order = "fair"'
 _PREEMPT = "policy.preempt = true"
 
 
-def notices(policy: Policy) -> tuple[str, ...]:
-    """Return a sentence for each setting that has no effect: its key, and the change that makes it effective."""
-    return tuple(f"{what}; set {change}" for what, change in _without_effect(policy))
+def notices(policy: Policy, jobs_per_slot: int) -> tuple[str, ...]:
+    """Return a sentence for each setting that has no effect: its key, and the change that makes it effective.
+
+    jobs_per_slot: `cluster.jobs_per_slot` of the same configuration.
+    """
+    return tuple(f"{what}; set {change}" for what, change in _without_effect(policy, jobs_per_slot))
 
 
-def finding(policy: Policy) -> Finding:
+def finding(policy: Policy, jobs_per_slot: int) -> Finding:
     """Return the notices as one check result of `gangwatch check`."""
-    found = _without_effect(policy)
+    found = _without_effect(policy, jobs_per_slot)
     if not found:
         return Finding("policy", "found", f'order = "{policy.order.value}"')
     return Finding("policy", "limited", "; ".join(what for what, _ in found), found[0][1])
 
 
-def finding_of(state: StateFolder, policy: Policy, named: bool) -> Finding:
-    """Return the check result for the policy of the running controller, or for `policy` if no controller is running.
+def finding_of(state: StateFolder, config: Config, named: bool) -> Finding:
+    """Return the check result for the policy of the running controller, or for `config` if no controller is running.
 
-    policy: the policy in the configuration file. named: whether the user gave this file; if so, `policy` is checked.
+    config: the configuration file. named: whether the user gave this file; if so, it is checked.
     """
-    if named or state.controller() is None:
-        return finding(policy)
-    try:
-        in_force = read_in_force(state)
-    except GangwatchError as error:
-        return Finding("policy", "limited", str(error), "gangwatch reload writes the file again")
-    return finding(policy if in_force is None else in_force.config.policy)
+    if not named and state.controller() is not None:
+        try:
+            in_force = read_in_force(state)
+        except GangwatchError as error:
+            return Finding("policy", "limited", str(error), "gangwatch reload writes the file again")
+        config = config if in_force is None else in_force.config
+    return finding(config.policy, config.cluster.jobs_per_slot)
 
 
-def _without_effect(policy: Policy) -> list[tuple[str, str]]:
-    """Return each setting that has no effect, with the change of the policy that makes it effective."""
+def _without_effect(policy: Policy, jobs_per_slot: int) -> list[tuple[str, str]]:
+    """Return each setting that has no effect, with the change that makes it effective."""
+    found = _queues_without_effect(policy)
+    if policy.sharing is not Sharing.NONE and jobs_per_slot < 2:
+        what = f'policy.sharing: "{policy.sharing.value}" has no effect, because a slot holds one job'
+        found.append((what, "cluster.jobs_per_slot = 2 or more (a cluster of `gangwatch up` only)"))
+    return found
+
+
+def _queues_without_effect(policy: Policy) -> list[tuple[str, str]]:
     # A quota without borrowing is a limit, which every order enforces.
     shared = [queue.name for queue in policy.queues if queue.quota is not None and queue.borrow]
     weighed = [queue.name for queue in policy.queues if queue.weight != 1.0]

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from agent.schema.errors import ConfigError
 from gangwatch.cli import cli
-from gangwatch.configuration.config_file import load
+from gangwatch.configuration.config_file import Config, load
 from gangwatch.configuration.in_force import InForce, write_in_force
 from gangwatch.configuration.notices import finding, finding_of, notices
 from gangwatch.state_folder import ControllerRecord, StateFolder, this_process, write_atomically
-from scheduler_feedback.core.state import Cell, Order, Policy, Queue
+from scheduler_feedback.core.state import Cell, Order, Policy, Queue, Sharing
 
 OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
 
@@ -23,24 +23,30 @@ OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
 @pytest.mark.parametrize("order", [order for order in Order if order is not Order.FAIR])
 def test_a_notice_names_quota_and_weight_under_orders_that_ignore_them(order: Order) -> None:
     policy = Policy(order=order, preempt=True, queues=(OWNER, GUEST, Queue("heavy", weight=2.0)))
-    quota, weight = notices(policy)
+    quota, weight = notices(policy, 1)
     assert quota.startswith("policy.queues: owner, guest: 'quota' has no effect") and f'"{order.value}"' in quota
     assert weight.startswith("policy.queues: heavy: 'weight' has no effect")
-    assert finding(policy).state == "limited"
+    assert finding(policy, 1).state == "limited"
 
 
 def test_a_notice_names_a_quota_without_preemption_under_the_fair_order() -> None:
     policy = Policy(order=Order.FAIR, preempt=False, queues=(OWNER,))
-    (only,) = notices(policy)
+    (only,) = notices(policy, 1)
     assert "owner" in only and "policy.preempt = true" in only
-    assert notices(replace(policy, preempt=True)) == ()
-    assert finding(replace(policy, preempt=True)).state == "found"
+    assert notices(replace(policy, preempt=True), 1) == ()
+    assert finding(replace(policy, preempt=True), 1).state == "found"
 
 
 def test_settings_that_every_order_follows_give_no_notice() -> None:
     """A limit applies under every scheduling order, and so does a quota if its queue may not borrow."""
     queues = (Queue("small", limit=2), Queue("own", quota=2, borrow=False), Queue("plain"))
-    assert notices(Policy(queues=queues)) == ()
+    assert notices(Policy(queues=queues), 1) == ()
+
+
+def test_a_notice_names_sharing_on_slots_that_hold_one_job() -> None:
+    (only,) = notices(Policy(sharing=Sharing.MUXFLOW), 1)
+    assert only.startswith('policy.sharing: "muxflow" has no effect') and "cluster.jobs_per_slot = 2" in only
+    assert notices(Policy(sharing=Sharing.MUXFLOW), 2) == notices(Policy(), 1) == ()
 
 
 def test_config_and_check_print_the_notices(tmp_path: Path) -> None:
@@ -60,14 +66,14 @@ def test_check_without_a_file_uses_the_running_controllers_configuration(tmp_pat
     file.write_text("[[policy.queues]]\nname = 'owner'\nquota = 2\n")
     state.prepare()
     write_in_force(state, InForce(str(file), {}, load(file)))
-    assert finding_of(state, Policy(), named=False).state == "found", "no controller runs: its last file does not count"
+    assert finding_of(state, Config(), named=False).state == "found", "no controller runs: its last file does not count"
     process = this_process()
     record = ControllerRecord(process.pid, process.start_time, "http://127.0.0.1:1")
     write_atomically(state.controller_file, msgspec.json.encode(record))
-    assert finding_of(state, Policy(), named=False).state == "limited"
-    assert finding_of(state, Policy(), named=True).state == "found", "the named file counts"
+    assert finding_of(state, Config(), named=False).state == "limited"
+    assert finding_of(state, Config(), named=True).state == "found", "the named file counts"
     state.config_file.write_text("{")
-    damaged = finding_of(state, Policy(), named=False)
+    damaged = finding_of(state, Config(), named=False)
     assert damaged.state == "limited" and "config.json" in damaged.detail and damaged.remedy
 
 
