@@ -85,24 +85,29 @@ def test_devices_of_several_nodes_are_those_of_the_selected_nodes() -> None:
 
 
 def test_devices_that_are_not_allocated_as_a_whole_are_left_out_with_the_reason() -> None:
-    partition = {**gpu(1), "consumesCounters": [{"counterSet": "gpu-1", "counters": {"slices": {"value": "1"}}}]}
+    uses = [{"counterSet": "gpu-1", "counters": {"slices": {"value": "1"}}}]
+    partition = {**gpu(1), "consumesCounters": uses}
+    malformed = {**gpu(6), "consumesCounters": [{"counterSet": "gpu-1", "counters": {"slices": {"value": "one"}}}]}
     shared, attached = {**gpu(2), "allowMultipleAllocations": True}, {**gpu(3), "bindingConditions": ["ready"]}
     cpu = {**gpu(4), "nodeAllocatableResources": {"cpu": {}}}
-    first = a_slice("n1", [gpu(0), partition, shared, attached, cpu])
+    first = a_slice("n1", [gpu(0), partition, shared, attached, cpu, malformed])
     apart = a_slice("pool", [gpu(5)], perDeviceNodeSelection=True)
-    made, place = inventory(first, apart), node("n1", 0)
+    wide = a_slice("wide", [{**gpu(7), "consumesCounters": uses}], allNodes=True)
+    made, place = inventory(first, apart, wide), node("n1", 0)
     assert [one.id.device for one in made.devices_on(place)] == ["gpu-0"]
     assert [one.id.device for one in made.usable()] == ["gpu-0"]
     reasons = {one.id.device: why for one, why in made.unusable()}
     assert reasons == {
-        "gpu-1": "shares counters with others (partitionable devices, such as dynamic MIG)",
+        "gpu-1": "uses counters that its pool does not have",
         "gpu-2": "can be allocated to several claims (consumable capacity)",
         "gpu-3": "is attached only after its allocation (binding conditions)",
         "gpu-4": "represents CPU or memory of its node",
         "gpu-5": "selects nodes of its own (perDeviceNodeSelection)",
+        "gpu-6": "uses counters that cannot be read: 'one' is not a quantity",
+        "gpu-7": "uses counters that its pool does not have",
     }
     made.change(first.metadata.key, first, None)
-    assert [one.id.device for one, _ in made.unusable()] == ["gpu-5"]
+    assert [one.id.device for one, _ in made.unusable()] == ["gpu-5", "gpu-7"]
 
 
 # --- allocation ------------------------------------------------------------------------------------------------------
