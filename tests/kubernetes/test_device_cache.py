@@ -291,6 +291,11 @@ def test_one_pod_with_several_partitions_gets_them_from_what_is_left() -> None:
     small = request("small", MIG_CLASS, profile("1g"), count=2)
     assert site.cache.assume(site.pod("a", large), "n1") == ""
     assert "request" in site.cache.assume(site.pod("b", small), "n1"), "their memory is used"
+    site = MigSite("n1")
+    both = (request("large", MIG_CLASS, profile("3g"), count=2), request("small", MIG_CLASS, profile("1g")))
+    assert "together" in site.cache.assume(site.pod("a", *both), "n1")
+    either = first_available("either", both[0], request("one", MIG_CLASS, profile("1g"), count=2))
+    assert site.cache.assume(site.pod("b", either, both[1]), "n1") == "", "the second alternative leaves enough"
     site = MigSite("n1", gpus=2)
     large = request("large", MIG_CLASS, profile("3g"), count=3)
     assert site.cache.assume(site.pod("a", large, small), "n1") == ""
