@@ -47,6 +47,8 @@ EXPRESSIONS = (
 _QUANTITIES = ("1", "80Gi", "x", "-1", "1e40", "1e99999")
 _UNUSABLE: tuple[dict[str, Any], ...] = (
     *({} for _ in range(12)),
+    *({"consumesCounters": [{"counterSet": "s", "counters": {"m": {"value": one}}}]} for one in ("1", "1", "2", "x")),
+    {"consumesCounters": [{"counterSet": "absent", "counters": {"m": {"value": "1"}}}]},
     {"consumesCounters": [{"counterSet": "s", "counters": {}}]},
     {"allowMultipleAllocations": True},
     {"bindingConditions": ["ready"]},
@@ -173,7 +175,15 @@ def _make(chance: random.Random) -> bytes:
         "slices": [
             {
                 "metadata": {"name": f"s{number}"},
-                "spec": {"driver": _GPU, "pool": pool, "devices": [_device(chance, n) for n in range(3)], **where},
+                "spec": {
+                    "driver": _GPU,
+                    "pool": pool,
+                    "devices": [_device(chance, n) for n in range(3)],
+                    "sharedCounters": [
+                        {"name": "s", "counters": {"m": {"value": chance.choice(("2", "3", "3", "0", "y"))}}}
+                    ],
+                    **where,
+                },
             }
             for number in range(slices)
         ],
@@ -249,6 +259,11 @@ TARGETS = (
             *(f"{_KUBERNETES}.devices.pod_claims:{name}" for name in _CLAIMS),
             *(f"{_KUBERNETES}.devices.selectors:{name}" for name in ("matches", "_read", "_data", "_value")),
             f"{_KUBERNETES}.devices.selectors:has_capacity",
+            *(
+                f"{_KUBERNETES}.devices.counters:{name}"
+                for name in ("totals_of", "uses_of", "Left.has", "Left.together")
+            ),
+            f"{_KUBERNETES}.devices.device_cache:DeviceCache._count",
             f"{_KUBERNETES}.devices.inventory:why_unusable",
             f"{_KUBERNETES}.devices.inventory:Inventory.change",
             f"{_KUBERNETES}.devices.inventory:Inventory._add",

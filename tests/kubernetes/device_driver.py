@@ -23,6 +23,36 @@ def gpu(number: int, **attributes: Any) -> dict[str, Any]:
     return {"name": f"gpu-{number}", "attributes": values, "capacity": {"memory": {"value": "141Gi"}}}
 
 
+MIG_CLASS = "mig.nvidia.com"
+MIG = {"1g": (1, 1, 7), "3g": (3, 4, 2)}
+"""Compute slices, memory slices and number of instances of the profiles of one GPU, which has seven and eight."""
+
+
+def partitionable(gpus: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return (devices, sets of counters) of GPUs that a driver divides on demand, as NVIDIA's does with dynamic MIG."""
+
+    def uses(number: int, compute: int, memory: int) -> list[dict[str, Any]]:
+        counters = {"compute": {"value": str(compute)}, "memory": {"value": str(memory)}}
+        return [{"counterSet": f"gpu-{number}", "counters": counters}]
+
+    devices, sets = [], []
+    for number in range(gpus):
+        devices.append({**gpu(number), "consumesCounters": uses(number, 7, 8)})
+        sets.append({"name": f"gpu-{number}", "counters": uses(number, 7, 8)[0]["counters"]})
+        for profile, (compute, memory, most) in MIG.items():
+            for instance in range(most):
+                attributes = {"type": {"string": "mig"}, "profile": {"string": profile}}
+                name = f"gpu-{number}-mig-{profile}-{instance}"
+                used = uses(number, compute, memory)
+                devices.append({"name": name, "attributes": attributes, "consumesCounters": used})
+    return devices, sets
+
+
+def profile(name: str) -> str:
+    """Return the expression that selects the instances of a MIG profile."""
+    return f'device.attributes["{GPU_CLASS}"].profile == "{name}"'
+
+
 def slice_body(
     node: str,
     devices: list[dict[str, Any]],

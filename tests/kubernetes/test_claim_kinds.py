@@ -143,57 +143,67 @@ def test_a_request_for_a_capacity_gets_a_device_that_has_it(cluster: Cluster, ac
         assert set(cluster.nodes_of("gang").values()) == {"n2"}
 
 
-COUNTERS = {"counters": {"memory": {"value": "80Gi"}}}
-USES = [{"counterSet": "gpu-0", "counters": {"memory": {"value": "40Gi"}}}]
 RANGE = {"default": "10Gi", "validRange": {"min": "10Gi", "max": "80Gi", "step": "10Gi"}}
 
 
-@pytest.mark.parametrize(
-    ("slices", "device", "words"),
-    [
-        (
-            [{"sharedCounters": [{"name": "gpu-0", **COUNTERS}]}],
-            {"consumesCounters": USES},
-            "each shares counters with others (partitionable devices, such as dynamic MIG)",
-        ),
-        (
-            [],
-            {"allowMultipleAllocations": True, "capacity": {"memory": {"value": "80Gi", "requestPolicy": RANGE}}},
-            "each can be allocated to several claims (consumable capacity)",
-        ),
-    ],
-    ids=["partitionable", "consumable"],
-)
-def test_devices_that_are_divided_are_refused(
-    cluster: Cluster,
-    access: Access,
-    folder: Path,
-    slices: list[dict[str, Any]],
-    device: dict[str, Any],
-    words: str,
-) -> None:
-    """The API server of this release has both kinds. A driver that publishes whole devices later is enough."""
+def test_devices_that_serve_several_claims_are_refused(cluster: Cluster, access: Access, folder: Path) -> None:
+    """The API server of this release has them. A driver that publishes whole devices later is enough."""
     api = cluster.api
     add_class(api, driver.GPU_CLASS)
     cluster.add_nodes("n1", gpus=0)
-    count = 1 + len(slices)
-    for more in slices:  # counters have a slice of their own
-        body = driver.slice_body("n1", [], count=count)
-        body["metadata"]["name"] = "counters"
-        body["spec"] = {key: value for key, value in {**body["spec"], **more}.items() if key != "devices"}
-        api.create(f"{driver.API}/resourceslices", body)
-    driver.publish(api, "n1", [{**driver.gpu(0), **device}], count=count)
+    device = {"allowMultipleAllocations": True, "capacity": {"memory": {"value": "80Gi", "requestPolicy": RANGE}}}
+    driver.publish(api, "n1", [{**driver.gpu(0), **device}])
     half = driver.request("gpu", capacity={"requests": {"memory": "40Gi"}})
     api.create(CLAIMS, driver.claim_body("half", half))
     cluster.add_gang("gang", 1, gpus=0, **driver.claiming(claim="half"))
     with running(access, folder):
         assert refused(cluster, "gang") == (
             f"pod gang-0: claim half: request gpu: only devices of class {driver.GPU_CLASS} match that gangwatch does "
-            f"not allocate: {words}"
+            "not allocate: each can be allocated to several claims (consumable capacity)"
         )
         cluster.add_nodes("n2", gpus=0)
         driver.publish(api, "n2", [driver.gpu(0)])
         wait_for("it is bound", lambda: cluster.bound("gang") == 1, 30)
+
+
+def test_gangs_get_instances_of_gpus_that_are_divided_on_demand(
+    cluster: Cluster, access: Access, plane: ControlPlane, folder: Path
+) -> None:
+    """The API server accepts the slices of a driver with dynamic MIG. No GPU is divided into more than it has."""
+    needs_manager(plane)
+    api = cluster.api
+    kind = f'device.attributes["{driver.GPU_CLASS}"].type'
+    for name, value in ((driver.GPU_CLASS, "gpu"), (driver.MIG_CLASS, "mig")):
+        api.create(f"{driver.API}/deviceclasses", driver.class_body(name, f'{kind} == "{value}"'))
+    cluster.add_nodes("n1", "n2", gpus=0)
+    for node in ("n1", "n2"):
+        devices, sets = driver.partitionable(1)
+        driver.publish(api, node, devices, count=2)
+        counters = driver.slice_body(node, [], count=2)
+        counters["metadata"]["name"] = f"{node}-counters"
+        del counters["spec"]["devices"]
+        api.create(f"{driver.API}/resourceslices", {**counters, "spec": {**counters["spec"], "sharedCounters": sets}})
+    templates = f"{driver.API}/namespaces/default/resourceclaimtemplates"
+    for profile in driver.MIG:
+        wanted = driver.request("mig", driver.MIG_CLASS, driver.profile(profile))
+        api.create(templates, driver.template_body(f"mig-{profile}", wanted))
+    api.create(templates, driver.template_body("whole", driver.request("gpu")))
+    with running(access, folder):
+        cluster.add_gang("large", 3, gpus=0, **driver.claiming(template="mig-3g"))
+        wait_for("the large instances are allocated", lambda: cluster.bound("large") == 3, 60)
+        cluster.add_gang("small", 4, gpus=0, **driver.claiming(template="mig-1g"))
+        wait_for("the small instances are allocated", lambda: cluster.bound("small") == 4, 60)
+        cluster.add_gang("whole", 1, gpus=0, **driver.claiming(template="whole"))
+        wait_for("a whole GPU waits", lambda: cluster.condition("whole"))
+        used: dict[str, list[int]] = {"n1": [0, 0], "n2": [0, 0]}
+        for pool, device in driver.allocated(api):
+            compute, memory, _ = driver.MIG[device.split("-")[3]]
+            used[pool] = [used[pool][0] + compute, used[pool][1] + memory]
+        assert all(compute <= 7 and memory <= 8 for compute, memory in used.values()), used
+        assert cluster.bound("whole") == 0
+        for name in [f"{gang}-{n}" for gang, count in (("large", 3), ("small", 4)) for n in range(count)]:
+            api.delete(f"/api/v1/namespaces/default/pods/{name}")
+        wait_for("the whole GPU is allocated", lambda: cluster.bound("whole") == 1, 60)
 
 
 # --- objects of NVIDIA's driver and of Multus ------------------------------------------------------------------------

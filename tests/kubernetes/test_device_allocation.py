@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from scheduler_feedback.backends.kubernetes.devices.allocation import (
     allocate,
     fulfils,
 )
+from scheduler_feedback.backends.kubernetes.devices.counters import CounterKey, Left
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, DeviceToleration, ResourceSlice
 from scheduler_feedback.backends.kubernetes.devices.inventory import DeviceId, Inventory, Published
 from tests.kubernetes.device_driver import class_body, gpu, slice_body
@@ -85,24 +87,29 @@ def test_devices_of_several_nodes_are_those_of_the_selected_nodes() -> None:
 
 
 def test_devices_that_are_not_allocated_as_a_whole_are_left_out_with_the_reason() -> None:
-    partition = {**gpu(1), "consumesCounters": [{"counterSet": "gpu-1", "counters": {"slices": {"value": "1"}}}]}
+    uses = [{"counterSet": "gpu-1", "counters": {"slices": {"value": "1"}}}]
+    partition = {**gpu(1), "consumesCounters": uses}
+    malformed = {**gpu(6), "consumesCounters": [{"counterSet": "gpu-1", "counters": {"slices": {"value": "one"}}}]}
     shared, attached = {**gpu(2), "allowMultipleAllocations": True}, {**gpu(3), "bindingConditions": ["ready"]}
     cpu = {**gpu(4), "nodeAllocatableResources": {"cpu": {}}}
-    first = a_slice("n1", [gpu(0), partition, shared, attached, cpu])
+    first = a_slice("n1", [gpu(0), partition, shared, attached, cpu, malformed])
     apart = a_slice("pool", [gpu(5)], perDeviceNodeSelection=True)
-    made, place = inventory(first, apart), node("n1", 0)
+    wide = a_slice("wide", [{**gpu(7), "consumesCounters": uses}], allNodes=True)
+    made, place = inventory(first, apart, wide), node("n1", 0)
     assert [one.id.device for one in made.devices_on(place)] == ["gpu-0"]
     assert [one.id.device for one in made.usable()] == ["gpu-0"]
     reasons = {one.id.device: why for one, why in made.unusable()}
     assert reasons == {
-        "gpu-1": "shares counters with others (partitionable devices, such as dynamic MIG)",
+        "gpu-1": "uses counters that its pool does not have",
         "gpu-2": "can be allocated to several claims (consumable capacity)",
         "gpu-3": "is attached only after its allocation (binding conditions)",
         "gpu-4": "represents CPU or memory of its node",
         "gpu-5": "selects nodes of its own (perDeviceNodeSelection)",
+        "gpu-6": "uses counters that cannot be read: 'one' is not a quantity",
+        "gpu-7": "uses counters that its pool does not have",
     }
     made.change(first.metadata.key, first, None)
-    assert [one.id.device for one, _ in made.unusable()] == ["gpu-5"]
+    assert [one.id.device for one, _ in made.unusable()] == ["gpu-5", "gpu-7"]
 
 
 # --- allocation ------------------------------------------------------------------------------------------------------
@@ -315,11 +322,26 @@ def test_alternatives_capacity_and_administration_are_allocated_as_a_full_search
     assert (None if isinstance(found, str) else [one.request.name for one in found]) == expected
 
 
+def test_two_claims_may_match_different_values() -> None:
+    have = [*devices("a", "b"), *devices("a", "b", driver=NIC)]
+    one = ClaimRequests((Request("gpu", GPU), Request("nic", NIC)), ((ROOT, ()),))
+    found = allocate([one, one], have, set(), CLASSES)
+    assert not isinstance(found, str)
+    assert len({choice.device.id for choice in found}) == 4
+
+
 REQUESTS = st.builds(Request, st.sampled_from(["x", "y"]), st.sampled_from([GPU, NIC]), st.just(()), st.integers(1, 2))
 
 
-def exists(claims: Sequence[ClaimRequests], have: Sequence[Published], taken: set[DeviceId]) -> bool:
-    """Return whether any assignment of distinct free devices fulfils the claims, by trying all of them."""
+COUNTER = CounterKey(GPU, "n1", "set", "memory")
+
+
+def exists(claims: Sequence[ClaimRequests], have: Sequence[Published], taken: set[DeviceId], total: int = 0) -> bool:
+    """Return whether any assignment of distinct free devices fulfils the claims, by trying all of them.
+
+    total: amount of the counter that all devices share.
+    """
+    left = total - sum(used for one in have if one.id in taken for _, used in one.uses)
     wanted = [
         (n, request) for n, claim in enumerate(claims) for request in claim.requests for _ in range(request.count)
     ]
@@ -331,6 +353,8 @@ def exists(claims: Sequence[ClaimRequests], have: Sequence[Published], taken: se
     for chosen in itertools.permutations(free, len(wanted)):
         pairs = list(zip(wanted, chosen, strict=True))
         if any(request.device_class != one.id.driver for (_, request), one in pairs):
+            continue
+        if chosen and any(one.uses for one in chosen) and sum(used for one in chosen for _, used in one.uses) > left:
             continue
         if all(
             len({root(one) for (n, request), one in pairs if n == number and (not of or request.name in of)}) <= 1
@@ -346,6 +370,8 @@ def exists(claims: Sequence[ClaimRequests], have: Sequence[Published], taken: se
 def test_an_allocation_is_found_exactly_if_one_exists(data: st.DataObject) -> None:
     roots = st.lists(st.sampled_from("abc"), max_size=4)
     have = [*devices(*data.draw(roots)), *devices(*data.draw(roots), driver=NIC)]
+    have = [replace(one, uses=((COUNTER, used),)) if (used := data.draw(st.integers(0, 2))) else one for one in have]
+    total = data.draw(st.integers(0, 4))
     claims = [
         ClaimRequests(
             tuple(data.draw(st.lists(REQUESTS, min_size=1, max_size=2, unique_by=lambda one: one.name))),
@@ -354,8 +380,10 @@ def test_an_allocation_is_found_exactly_if_one_exists(data: st.DataObject) -> No
         for _ in range(data.draw(st.integers(1, 2)))
     ]
     taken = {one.id for one in have if data.draw(st.integers(0, 3)) == 0}
-    found = allocate(claims, have, taken, CLASSES)
-    assert isinstance(found, str) is not exists(claims, have, taken), found
+    left = Left({COUNTER: total}, [one for one in have if one.id in taken])
+    found = allocate(claims, have, taken, CLASSES, left)
+    assert isinstance(found, str) is not exists(claims, have, taken, total), found
+    assert allocate(claims, have, taken, CLASSES, left) == found, "a search leaves the counters unchanged"
     if not isinstance(found, str):
         ids = [one.device.id for one in found]
         assert len(set(ids)) == len(ids)

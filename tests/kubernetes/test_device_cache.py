@@ -12,17 +12,21 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import DoesNotF
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
 from scheduler_feedback.backends.kubernetes.objects.translate import Gang, TopologyLabels, slots_of
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import Slot
 from tests.kubernetes.device_driver import (
     GPU_CLASS,
+    MIG_CLASS,
     claim_body,
     claiming,
     class_body,
     first_available,
     gpu,
+    partitionable,
+    profile,
     request,
     slice_body,
 )
@@ -193,7 +197,7 @@ def test_an_unsupported_claim_is_refused_with_its_reason(requests: list[dict[str
     [
         (
             {"consumesCounters": [{"counterSet": "s", "counters": {"memory": {"value": "1"}}}]},
-            "shares counters with others (partitionable devices, such as dynamic MIG)",
+            "uses counters that its pool does not have",
         ),
         ({"allowMultipleAllocations": True}, "can be allocated to several claims (consumable capacity)"),
     ],
@@ -211,6 +215,94 @@ def test_a_claim_that_only_unsupported_devices_match_is_refused(fields: dict[str
     site.publish("n2", [gpu(0)])
     site.cache.take_dirty()
     assert site.gang("default/a").refused == "", "another node has a device"
+
+
+class MigSite(Site):
+    """Nodes with GPUs that a driver divides on demand."""
+
+    def __init__(self, *names: str, gpus: int = 1) -> None:
+        super().__init__(*names, gpus=0)
+        body = class_body(MIG_CLASS, f'device.attributes["{GPU_CLASS}"].type == "mig"')
+        self.cache.class_changed(MIG_CLASS, None, msgspec.convert(body, DeviceClass))
+        body = class_body(GPU_CLASS, f'device.attributes["{GPU_CLASS}"].type == "gpu"')
+        self.cache.class_changed(GPU_CLASS, None, msgspec.convert(body, DeviceClass))
+        devices, sets = partitionable(gpus)
+        for name in names:
+            whole = slice_body(name, devices, count=2)
+            counters = slice_body(name, [], count=2)
+            counters["metadata"]["name"] += "-counters"
+            counters["spec"]["sharedCounters"] = sets
+            for body in (whole, counters):
+                one = msgspec.convert(body, ResourceSlice)
+                self.cache.slice_changed(one.metadata.name, None, one)
+        self.cache.take_dirty()
+
+    def mig(self, name: str, kind: str) -> Pod:
+        found = self.pod(name, request("mig", MIG_CLASS, profile(kind)))
+        self.want(f"default/{name}")
+        return found
+
+    def room(self, one: Pod, place: str = "n1") -> int:
+        """Return how many devices like the pod's the node has left."""
+        (name,) = (key for key in requests_of(one) if key.startswith("deviceclass/"))
+        return self.cache.free_of(place).get(name, 0)
+
+
+def test_partitions_of_a_gpu_are_allocated_as_far_as_its_counters_go() -> None:
+    site = MigSite("n1")
+    assert seen(site.cache)["n1"].slots == 7, "the most instances that are possible together"
+    small, large = [site.mig(f"small-{n}", "1g") for n in range(8)], [site.mig(f"large-{n}", "3g") for n in range(3)]
+    whole = site.pod("whole", request("gpu"))
+    assert (site.room(small[0]), site.room(large[0]), site.room(whole)) == (7, 2, 1)
+    assert site.cache.assume(large[0], "n1") == ""
+    assert (site.room(small[0]), site.room(large[0]), site.room(whole)) == (4, 1, 0)
+    assert "0 of 1 are free" in site.cache.assume(whole, "n1")
+    assert [site.cache.assume(one, "n1") for one in small[:4]] == [""] * 4
+    assert (site.room(small[0]), site.room(large[0])) == (0, 0)
+    assert "are free" in site.cache.assume(small[4], "n1") and "are free" in site.cache.assume(large[1], "n1")
+    site.cache.unassume(large[0].metadata.uid)
+    assert (site.room(small[0]), site.room(large[0])) == (3, 1), "four instances of 1g remain"
+    assert site.cache.assume(large[1], "n1") == ""
+    for one in (large[1], *small[:4]):
+        site.cache.unassume(one.metadata.uid)
+    assert site.cache.assume(whole, "n1") == ""
+    assert (site.room(small[0]), site.room(large[0])) == (0, 0)
+
+
+def test_partitions_that_a_claim_of_others_has_are_not_left() -> None:
+    site = MigSite("n1", gpus=2)
+    small = site.mig("small", "1g")
+    other = {"resource": "pods", "name": "theirs", "uid": "u-theirs"}
+    add(site.cache, msgspec.structs.replace(pod("theirs", 0, schedulerName="another", nodeName="n1")))
+    theirs = site.cache._usage.pods("n1")
+    status = {"allocation": results(("n1", "gpu-0")), "reservedFor": [{**other, "uid": next(iter(theirs))}]}
+    claim = msgspec.convert({**claim_body("theirs", request()), "status": status}, ResourceClaim)
+    site.change(claim)
+    assert site.room(small) == 7
+    assert seen(site.cache)["n1"].slots == 7
+    site.change(msgspec.convert(claim_body("theirs", request()), ResourceClaim))
+    assert site.room(small) == 14
+
+
+def test_one_pod_with_several_partitions_gets_them_from_what_is_left() -> None:
+    """The first choices are revised: two instances of 3g leave no room for two of 1g on a GPU, but two GPUs do."""
+    site = MigSite("n1", gpus=2)
+    large = request("large", MIG_CLASS, profile("3g"), count=4)
+    small = request("small", MIG_CLASS, profile("1g"), count=2)
+    assert site.cache.assume(site.pod("a", large), "n1") == ""
+    assert "request" in site.cache.assume(site.pod("b", small), "n1"), "their memory is used"
+    site = MigSite("n1")
+    both = (request("large", MIG_CLASS, profile("3g"), count=2), request("small", MIG_CLASS, profile("1g")))
+    assert "together" in site.cache.assume(site.pod("a", *both), "n1")
+    either = first_available("either", both[0], request("one", MIG_CLASS, profile("1g"), count=2))
+    assert site.cache.assume(site.pod("b", either, both[1]), "n1") == "", "the second alternative leaves enough"
+    site = MigSite("n1", gpus=2)
+    large = request("large", MIG_CLASS, profile("3g"), count=3)
+    assert site.cache.assume(site.pod("a", large, small), "n1") == ""
+    body = site.cache.devices.assumed("default/a-claim")
+    assert body is not None
+    names = [one["device"] for one in body["devices"]["results"]]
+    assert len(names) == len(set(names)) == 5
 
 
 def test_each_pod_gets_the_alternative_that_its_node_has() -> None:

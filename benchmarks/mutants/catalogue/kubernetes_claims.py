@@ -11,6 +11,13 @@ _INFORMER = (_K + "informer_cache.py",)
 _D = "backends.kubernetes.devices."
 
 MUTANTS = (
+    Mutant(_D + "counters:Left.has", "self._left.get(key, 0) >= used", "True", _CACHE),
+    Mutant(_D + "counters:Left.give_back", "self._left[key] += used", "pass", _CACHE),
+    Mutant(
+        _D + "counters:Left.together", "key=lambda one: shares[id(one)]", "key=lambda one: -shares[id(one)]", _CACHE
+    ),
+    Mutant(_D + "device_cache:DeviceCache._count", "if not self._is_taken(one.id)", "", _CACHE),
+    Mutant(_D + "allocation:_Search._run", "self._counters.take(device)", "pass", _CACHE),
     Mutant(_D + "device_objects:ResourceClaim.consumers", "one.uid for", "one.name for", (*_BINDING, *_CACHE)),
     Mutant(
         _D + "device_objects:claim_path",

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from scheduler_feedback.backends.kubernetes.devices.counters import Left
 from scheduler_feedback.backends.kubernetes.devices.device_objects import DeviceClass, DeviceTaint, DeviceToleration
 from scheduler_feedback.backends.kubernetes.devices.inventory import DeviceId, Published
 from scheduler_feedback.backends.kubernetes.devices.selectors import attribute_of, has_capacity
@@ -114,21 +115,26 @@ def _keeps_away(taint: DeviceTaint, tolerations: Sequence[DeviceToleration]) -> 
 
 
 def allocate(
-    claims: Sequence[ClaimRequests], devices: Sequence[Published], taken: Collection[DeviceId], classes: Classes
+    claims: Sequence[ClaimRequests],
+    devices: Sequence[Published],
+    taken: Collection[DeviceId],
+    classes: Classes,
+    counters: Left | None = None,
 ) -> list[Choice] | str:
     """Return the devices for all claims of a pod, or why they cannot all be allocated, in one sentence.
 
     devices: those that the pod's node can use. taken: devices that other claims have. A device goes to one request, and
     in addition to any number of requests for administration. Of requests with alternatives, the first combination that
-    can be allocated is used; the sentence is about the last one.
+    can be allocated is used; the sentence is about the last one. counters: what is left of those that devices share.
     """
+    counters = counters or Left({})
     wanted = [(number, request) for number, claim in enumerate(claims) for request in claim.requests]
     found: list[Choice] | str = []
     steps = MOST_STEPS
     combinations = itertools.product(*(request.alternatives or (request,) for _, request in wanted))
     for chosen in itertools.islice(combinations, MOST_COMBINATIONS):
         numbered = [(number, request) for (number, _), request in zip(wanted, chosen, strict=True)]
-        found, used = _allocate_exactly(claims, numbered, devices, taken, classes, steps)
+        found, used = _allocate_exactly(claims, numbered, devices, taken, classes, counters, steps)
         steps -= used
         if not isinstance(found, str) or steps <= 0:
             return found
@@ -141,6 +147,7 @@ def _allocate_exactly(
     devices: Sequence[Published],
     taken: Collection[DeviceId],
     classes: Classes,
+    counters: Left,
     steps: int,
 ) -> tuple[list[Choice] | str, int]:
     """Return what ``allocate`` returns for requests without alternatives, and the number of steps that it took.
@@ -150,7 +157,7 @@ def _allocate_exactly(
     wanted: list[tuple[int, Request, list[Published]]] = []
     for number, request in requests:
         fitting = [one for one in devices if fulfils(request, one, classes)]
-        free = [one for one in fitting if request.admin or one.id not in taken]
+        free = [one for one in fitting if request.admin or (one.id not in taken and counters.has(one))]
         count = len(fitting) if request.count == ALL else request.count
         if not fitting:
             return f"request {request.name}: the node has no device that matches {_named(request)}", 0
@@ -161,7 +168,7 @@ def _allocate_exactly(
             why = f"{count} devices are more than the {MOST_DEVICES} that a claim may have"
             return f"request {request.name}: {why}", 0
         wanted += [(number, request, free)] * count
-    search = _Search(claims, wanted, steps)
+    search = _Search(claims, wanted, counters, steps)
     if (found := search.run()) is not None:
         return found, search.steps
     if search.steps >= steps:
@@ -192,11 +199,16 @@ class _Search:
     """Search for one device for each wanted one, with backtracking."""
 
     def __init__(
-        self, claims: Sequence[ClaimRequests], wanted: Sequence[tuple[int, Request, Sequence[Published]]], most: int
+        self,
+        claims: Sequence[ClaimRequests],
+        wanted: Sequence[tuple[int, Request, Sequence[Published]]],
+        counters: Left,
+        most: int,
     ) -> None:
-        """wanted: each device, with the index of its claim, its request and the devices to try. most: number of steps
-        after which the search ends."""
+        """wanted: each device, with the index of its claim, its request and the devices to try. counters: what is left
+        of them, unchanged after the search. most: number of steps after which the search ends."""
         self._claims, self._wanted, self._most = claims, wanted, most
+        self._counters = counters
         self._chosen: list[Choice] = []
         self._used: set[tuple[DeviceId, int]] = set()
         """Each chosen device with the index of its claim, and with `_ANY_CLAIM` unless it is for administration."""
@@ -204,6 +216,12 @@ class _Search:
 
     def run(self) -> list[Choice] | None:
         """Return a choice for each wanted device; None if there is none, or none within the number of steps."""
+        found = self._run()
+        for choice in self._chosen:
+            self._give_back(choice)
+        return found
+
+    def _run(self) -> list[Choice] | None:
         candidates: list[Iterator[Published]] = []
         while len(self._chosen) < len(self._wanted):
             if len(candidates) == len(self._chosen):
@@ -214,9 +232,13 @@ class _Search:
                 if self.steps > self._most:
                     return None
                 used = _used_by(number, request, device)
-                if self._used.isdisjoint(used) and self._meets(number, request, device):
+                if not self._used.isdisjoint(used) or not self._meets(number, request, device):
+                    continue
+                if request.admin or self._counters.has(device):
                     self._chosen.append(Choice(number, request, device))
                     self._used.update(used)
+                    if not request.admin:
+                        self._counters.take(device)
                     break
             else:
                 candidates.pop()
@@ -224,7 +246,12 @@ class _Search:
                     return None
                 last = self._chosen.pop()
                 self._used.difference_update(_used_by(last.claim, last.request, last.device))
+                self._give_back(last)
         return self._chosen
+
+    def _give_back(self, choice: Choice) -> None:
+        if not choice.request.admin:
+            self._counters.give_back(choice.device)
 
     def _candidates(self) -> Sequence[Published]:
         """Return the devices to try next. Equal wanted ones take devices in order, so no combination is tried twice."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.devices.allocation import ClaimRequests, Request, allocate, fulfils
+from scheduler_feedback.backends.kubernetes.devices.counters import Left
 from scheduler_feedback.backends.kubernetes.devices.device_objects import API, DeviceClass, ResourceClaim, ResourceSlice
 from scheduler_feedback.backends.kubernetes.devices.inventory import DeviceId, Inventory, Published
 from scheduler_feedback.backends.kubernetes.devices.pod_claims import (
@@ -223,11 +224,34 @@ class DeviceCache:
             return {}
         slots = [Request("", name, ()) for name, declared in self.classes.items() if is_slot_class(declared)]
         found = {
-            signature: sum(1 for one in devices if self._fulfils(request, one))
+            signature: self._count(node, [one for one in devices if self._fulfils(request, one)])
             for signature, request in self._signatures.items()
         }
-        found[DEVICES] = sum(1 for one in devices if any(self._fulfils(request, one) for request in slots))
+        found[DEVICES] = self._count(
+            node, [one for one in devices if any(self._fulfils(request, one) for request in slots)]
+        )
         return found
+
+    def _count(self, node: Node, devices: list[Published]) -> int:
+        """Return how many of these devices of the node our pods have or could get together.
+
+        Those that share counters count if one of our pods has them, or as far as the counters are left.
+        """
+        sharing = [one for one in devices if one.uses]
+        if not sharing:
+            return len(devices)
+        free = [one for one in sharing if not self._is_taken(one.id)]
+        count = len(devices) - len(free)
+        return count + self._left(node).together(free)
+
+    def _is_taken(self, device: DeviceId) -> bool:
+        return device in self._taken or device in self._pending
+
+    def _left(self, node: Node) -> Left:
+        """Return what is left of the counters that devices of the node share."""
+        name = node.metadata.name
+        taken = (one for one in self.inventory.sharing_on(name) if self._is_taken(one.id))
+        return Left(self.inventory.counters_on(name), taken)
 
     def _fulfils(self, request: Request, device: Published) -> bool:
         try:
@@ -269,8 +293,8 @@ class DeviceCache:
             if one.key not in self._assumed and claim.status.allocation is None:
                 new.append(one)
         devices = self.inventory.devices_on(node) if new else []
-        taken = {one.id for one in devices if one.id in self._taken or one.id in self._pending}
-        found = allocate([one.requests for one in new], devices, taken, self.classes)
+        taken = {one.id for one in devices if self._is_taken(one.id)}
+        found = allocate([one.requests for one in new], devices, taken, self.classes, self._left(node) if new else None)
         if isinstance(found, str):
             pool = self.inventory.updating_on(node)
             return f"{found} (pool {pool} is being updated)" if pool else found

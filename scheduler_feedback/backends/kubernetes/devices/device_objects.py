@@ -47,6 +47,24 @@ class DeviceToleration(msgspec.Struct, rename="camel", frozen=True, omit_default
     toleration_seconds: int | None = None
 
 
+class Counter(Part):
+    value: str = "0"
+
+
+class CounterSet(Part):
+    """Counters that devices of a pool share."""
+
+    name: str = ""
+    counters: dict[str, Counter] | None = None
+
+
+class CounterConsumption(Part):
+    """What a device uses of a set of counters."""
+
+    counter_set: str = ""
+    counters: dict[str, Counter] | None = None
+
+
 class Device(Part):
     """A device of a ResourceSlice."""
 
@@ -54,7 +72,7 @@ class Device(Part):
     attributes: dict[str, DeviceAttribute] | None = None
     capacity: dict[str, DeviceCapacity] | None = None
     taints: list[DeviceTaint] | None = None
-    consumes_counters: list[Any] | None = None
+    consumes_counters: list[CounterConsumption] | None = None
     binding_conditions: list[str] | None = None
     allow_multiple_allocations: bool = False
     node_allocatable_resources: dict[str, Any] | None = None
@@ -74,6 +92,7 @@ class SliceSpec(Part):
     all_nodes: bool = False
     per_device_node_selection: bool = False
     devices: list[Device] | None = None
+    shared_counters: list[CounterSet] | None = None
 
 
 class ResourceSlice(Part):

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.devices.counters import Amounts, CounterKey, totals_of, uses_of
 from scheduler_feedback.backends.kubernetes.devices.device_objects import Device, ResourceSlice, SliceSpec
 from scheduler_feedback.backends.kubernetes.devices.selectors import matches
 from scheduler_feedback.backends.kubernetes.objects.constraints import holds
@@ -41,6 +43,9 @@ class Published:
     selector: NodeSelector | None
     """Nodes that can use a device of several nodes; None: all nodes."""
 
+    uses: tuple[tuple[CounterKey, int], ...] = ()
+    """What the device uses of the counters that it shares with others of its pool."""
+
     results: dict[str, bool] = field(default_factory=dict, compare=False)
     """Whether the device fulfils a CEL expression, for those evaluated so far."""
 
@@ -56,8 +61,8 @@ class Published:
 
 def why_unusable(spec: SliceSpec, device: Device) -> str:
     """Return why gangwatch does not allocate the device; '' if it does: as a whole, and for one claim at a time."""
-    if device.consumes_counters:
-        return "shares counters with others (partitionable devices, such as dynamic MIG)"
+    if device.consumes_counters and not spec.node_name:
+        return "shares counters with others, and several nodes can use it"
     if device.allow_multiple_allocations:
         return "can be allocated to several claims (consumable capacity)"
     if device.binding_conditions:
@@ -79,6 +84,8 @@ class Inventory:
         self._unusable: dict[tuple[str, str], list[tuple[Published, str]]] = {}  # by pool: with the reason of each
         self._incomplete: dict[tuple[str, str], set[str]] = {}  # by pool: its nodes; '' for several nodes
         self._nodes: dict[tuple[str, str], set[str]] = {}  # by pool: nodes with devices of it
+        self._counters: dict[tuple[str, str], dict[CounterKey, int]] = {}  # by pool
+        self._sharing: dict[str, dict[tuple[str, str], list[Published]]] = {}  # by node and pool: users of counters
 
     def __bool__(self) -> bool:
         return bool(self._slices)
@@ -100,9 +107,11 @@ class Inventory:
         for node in self._nodes.pop(pool, set()):
             if node:
                 self._local[node].pop(pool, None)
+                self._sharing.get(node, {}).pop(pool, None)
         self._wide.pop(pool, None)
         self._unusable.pop(pool, None)
         self._incomplete.pop(pool, None)
+        self._counters.pop(pool, None)
         if not self._slices[pool]:
             del self._slices[pool]
             return
@@ -111,18 +120,33 @@ class Inventory:
         if len(slices) != slices[0].spec.pool.resource_slice_count:
             self._incomplete[pool] = {one.spec.node_name for one in slices}
             return
+        try:
+            totals = totals_of(*pool, (counters for one in slices for counters in one.spec.shared_counters or ()))
+        except BackendError:
+            totals = {}  # devices that use them are left out
+        if totals:
+            self._counters[pool] = totals
         for one in slices:
-            self._add(pool, one)
+            self._add(pool, one, totals)
 
-    def _add(self, pool: tuple[str, str], one: ResourceSlice) -> None:
+    def _add(self, pool: tuple[str, str], one: ResourceSlice, counters: Amounts) -> None:
         spec = one.spec
         if not (spec.node_name or spec.all_nodes or spec.node_selector or spec.per_device_node_selection):
             return
         selector = None if spec.all_nodes else spec.node_selector
         devices: list[Published] = []
         for device in spec.devices or ():
-            published = Published(DeviceId(*pool, device.name), device, spec.node_name, selector)
-            if why := why_unusable(spec, device):
+            why = why_unusable(spec, device)
+            try:
+                uses = uses_of(*pool, device.consumes_counters)
+            except BackendError as error:
+                uses, why = (), f"uses counters that cannot be read: {error}"
+            if any(key not in counters for key, _ in uses):
+                uses, why = (), "uses counters that its pool does not have"
+            published = Published(DeviceId(*pool, device.name), device, spec.node_name, selector, uses)
+            if uses and spec.node_name:
+                self._sharing.setdefault(spec.node_name, {}).setdefault(pool, []).append(published)
+            if why:
                 self._unusable.setdefault(pool, []).append((published, why))
             else:
                 devices.append(published)
@@ -147,6 +171,17 @@ class Inventory:
         found = [one for _, devices in sorted(self._local.get(node.metadata.name, {}).items()) for one in devices]
         for _, devices in sorted(self._wide.items()):
             found += [one for one in devices if _reaches(one.selector, node)]
+        return found
+
+    def sharing_on(self, node: str) -> list[Published]:
+        """Return the devices of the node that share counters, also those that gangwatch does not allocate."""
+        return [one for devices in self._sharing.get(node, {}).values() for one in devices]
+
+    def counters_on(self, node: str) -> dict[CounterKey, int]:
+        """Return the amounts of the counters that devices of the node share."""
+        found: dict[CounterKey, int] = {}
+        for pool in self._sharing.get(node, {}):
+            found |= self._counters.get(pool, {})
         return found
 
     def updating_on(self, node: Node) -> str:
