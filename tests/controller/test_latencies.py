@@ -35,6 +35,12 @@ def test_the_latency_has_the_wait_for_earlier_requests(busy: float, ranks: int) 
     assert seconds == pytest.approx(0.01 / max(1 - found, 0.01))
 
 
+def test_the_ranks_are_busy_from_the_begin_of_the_first_request() -> None:
+    """Two requests of 10 ms, with 10 ms between them: 20 ms of 30 ms."""
+    _, busy = latency_of(Requests(np.array([[10_000_000], [30_000_000]]), np.array([[0.01], [0.01]])))
+    assert busy == pytest.approx(2 / 3)
+
+
 def test_a_latency_is_reported_after_a_window_and_again_only_after_a_change() -> None:
     world, service = world_of()
     known = {service: requests(0.01, 0.2)}

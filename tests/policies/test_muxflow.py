@@ -57,15 +57,24 @@ def test_an_offline_job_joins_a_service_once_its_latency_is_known() -> None:
     )
 
 
-@pytest.mark.parametrize(("seconds", "busy", "joins"), [(0.03, 0.1, True), (0.059, 0.1, False), (0.03, 0.6, False)])
+@pytest.mark.parametrize(("seconds", "busy", "joins"), [(0.03, 0.1, True), (0.04, 0.1, False), (0.03, 0.6, False)])
 def test_it_joins_only_if_the_expected_latency_is_far_below_the_objective(
     seconds: float, busy: float, joins: bool
 ) -> None:
-    """With unknown speeds, 90 % of the slot would slow the service to 0.55 of its speed: 30 ms become 60 ms."""
+    """With unknown speeds, 90 % of the slot would slow the service to 0.55 of its speed: 30 ms become 60 ms, and 40 ms
+    become 80 ms."""
     world, (service,) = world_of()
     guest = world.submit(1, 100.0, **OFFLINE)
     measure(world, service, seconds, busy)
     assert (world.job_state(guest) is JobState.STARTING) is joins
+
+
+@pytest.mark.parametrize(("busy", "part"), [(0.0, 0.9), (0.3, 0.7), (0.32, 0.65)])
+def test_a_guest_gets_what_the_requests_leave_of_the_slot(busy: float, part: float) -> None:
+    world, (service,) = world_of()
+    guest = world.submit(1, 100.0, **OFFLINE)
+    measure(world, service, QUIET, busy)
+    assert world.state.jobs[guest].slot_part == part
 
 
 def test_a_service_recalls_its_slots_before_its_objective_is_broken() -> None:
