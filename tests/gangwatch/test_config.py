@@ -48,6 +48,12 @@ def write(folder: Path, text: str) -> Path:
         ("[policy]\nmigration_margin = nan", "policy.migration_margin: expected a finite number, not nan"),
         ("[policy]\nmigration_margin = true", "policy.migration_margin: expected a number, not True"),
         ("[policy]\nquarantine_seconds = '2d'", "policy.quarantine_max_seconds: 86400 s is less than"),
+        (
+            "[policy]\nnetwork_classes = 9\nuplink_slowdown = 0.1",
+            "network_classes: expected a whole number from 0 to 8",
+        ),
+        ("[policy]\nnetwork_classes = 4", "policy.network_classes: has no effect without policy.uplink_slowdown"),
+        ("[policy]\nnetwork_classes = 4\nuplink_slowdown = 0.1\n[slurm]\nenabled = true", "Slurm starts the jobs"),
         ("[agent]\ninterval_seconds = '1ms'", "agent.interval_seconds: expected a number >= 0.05, not '1ms'"),
         ("[agent", "not TOML"),
         ("[agent]\nlisten = '9400'", "agent.listen: expected HOST:PORT or [IPV6]:PORT, not '9400'"),

@@ -102,7 +102,7 @@ def traffic_class(state: State, plan: Plan, job: Job, slots: tuple[Slot, ...]) -
     if gang.job_class not in plan.traffic:
         how += ", which is assumed"
     text = (
-        f"; it shares uplinks with {listed} and {how}, so all of them are expected to lose {loss:.0%} of its slot time"
+        f"; it shares uplinks with {listed} and {how}; together they are expected to lose {loss:.0%} of its slot time"
     )
     return Traffic(number, text if number < 0 else f"{text}; network class {number} of {policy.network_classes}")
 
