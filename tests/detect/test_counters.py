@@ -93,8 +93,9 @@ def test_nobody_is_accused_without_a_slowdown(tmp_path: Path, change: Any) -> No
     assert accused(tmp_path / "t.jsonl", rows) == []
 
 
-def test_a_short_stall_of_a_node_is_not_accused(tmp_path: Path) -> None:
-    rows = lines(SLOWER, on_busy_host, steps=ONSET + 6)
+@pytest.mark.parametrize(("change", "steps"), [(on_busy_host, 13), (throttled, 6), (with_bad_nic, 6)])
+def test_a_short_stall_is_not_accused(tmp_path: Path, change: Any, steps: int) -> None:
+    rows = lines(SLOWER, change, steps=ONSET + steps)
     assert accused(tmp_path / "t.jsonl", rows) == []
 
 
