@@ -164,6 +164,12 @@ STEP = {"step": 1, "rank": 0, "seconds": 1.0}
         ([{"at": 1, "rank": 4}], "job a has counters but no steps"),
         ([STEP, STEP | {"job": "b"}, {"at": 1, "rank": 0}], "must have one job, but has 2"),
         ([STEP | {"end": 1.0}, STEP | {"step": 2}, {"at": 1, "rank": 0}], "key 'end' is missing"),
+        ([STEP | {"end": 1e15}, {"at": 1, "rank": 0}], "line 1, key 'end': 1e+15 is out of range"),
+        ([STEP | {"end": 1.7e9}, {"at": 1, "rank": 0}], "'end' and 'at' must be on one clock"),
+        ([STEP, {"at": 1.7e9, "rank": 0}], "'end' and 'at' must be on one clock"),
+        ([STEP, STEP | {"step": 2, "seconds": 2e7}, {"at": 1, "rank": 0}], "a step takes more than 1e+06 s"),
+        ([STEP, STEP | {"step": 2, "seconds": 9e5}, {"at": 1e6, "rank": 0}], "one clock"),
+        ([STEP, *({"at": at, "rank": 0} for at in (1, 5e5, 2e6))], "span more than 1e+06 s"),
     ],
 )
 def test_errors_name_the_place(tmp_path: Path, rows: list[dict[str, Any]], words: str) -> None:
