@@ -25,7 +25,7 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.step_traces import counter_lines
-from scheduler_feedback.step_traces.counter_lines import CounterRow, CounterTable, Samples
+from scheduler_feedback.step_traces.counter_lines import MOST_SECONDS, CounterRow, CounterTable, Samples
 from scheduler_feedback.step_traces.step_trace import (
     LONGEST,
     MOST_NUMBER,
@@ -43,6 +43,9 @@ MEASURES = ("seconds", "wait_seconds", "tokens", "squares", "forward_seconds", "
 COORDINATES = {"dp_rank": "data", "stage": "stage", "tp_rank": "tensor", "ep_rank": "expert", "rail": "rail"}
 NAMES = ("node", "gpu")
 LONGEST_LINE = 1 << 16
+MOST_SPAN = 1e6
+"""Longest recording with counters in seconds, eleven days: the detectors run at each half second of it."""
+
 BLOCK_BYTES = 1 << 20
 """Approximate size of a block. The objects of its lines are dropped before the next block is read."""
 
@@ -196,6 +199,7 @@ def _block(columns: Mapping[str, tuple[Any, ...]]) -> _Block:
         step.min() < 0 or step.max() >= MOST_NUMBER or rank.min() < 0 or rank.max() >= MOST_RANKS
         or seconds.min() <= 0 or (wait > seconds).any()
         or not all(_are_durations(values) for values in measures.values())
+        or ("end" in measures and (measures["end"] > MOST_SECONDS).any())
     ):  # fmt: skip
         raise ValueError
     return _Block(step, rank, measures)
@@ -277,6 +281,8 @@ def _checked_row(row: dict[str, Any], where: str) -> _Row:
         for name in MEASURES
         if name in known
     }
+    if measures.get("end", 0.0) > MOST_SECONDS:
+        raise TraceError(f"{where}, key 'end': {measures['end']:g} is out of range, seconds are expected")
     if measures.get("wait_seconds", 0.0) > measures["seconds"]:
         raise TraceError(f"{where}, key 'wait_seconds': longer than the step")
     coordinates = {name: number_of(known[name], f"{where}, key '{name}'") for name in COORDINATES if name in known}
@@ -344,15 +350,32 @@ def _ends(
     """
     if counters is None:
         return ends_of(seconds), START_NS
+    if float(np.nanmax(seconds)) > MOST_SPAN:
+        raise TraceError(f"{where}: a step takes more than {MOST_SPAN:g} s; with counters, times are real seconds")
     if ends is None:
-        return ends_of(seconds), START_NS + round(counters.first * 1e9)
+        found = ends_of(seconds)
+        _check_clock((found.min() - START_NS) * 1e-9, (found.max() - START_NS) * 1e-9, counters, where)
+        return found, START_NS + round(counters.first * 1e9)
     known = np.isfinite(ends)
     if not known.any(axis=1).all():
         raise TraceError(f"{where}: key 'end' is missing in all lines of a step, but other steps have it")
     latest = np.where(known, ends, -np.inf).max(axis=1, keepdims=True)
-    zero = min(counters.first, float(np.nanmin(ends - seconds)))
-    found: IntArray = START_NS + np.rint((np.where(known, ends, latest) - zero) * 1e9).astype(np.int64)
+    _check_clock(float(np.nanmin(ends)), float(np.nanmax(ends)), counters, where)
+    zero = min(counters.first, float(np.nanmin(ends)) - float(np.nanmin(seconds)))
+    found = START_NS + np.rint((np.where(known, ends, latest) - zero) * 1e9).astype(np.int64)
     return found, START_NS + round((counters.first - zero) * 1e9)
+
+
+def _check_clock(first: float, last: float, counters: CounterTable, where: str) -> None:
+    """Raise TraceError if the steps, which end from `first` to `last`, and the counters are not at the same time."""
+    begin, end = counters.first, counters.first + counters.windows * counters.seconds
+    if last < begin or first > end:
+        raise TraceError(
+            f"{where}: steps end from second {first:.10g} to {last:.10g}, and counters are from {begin:.10g} to "
+            f"{end:.10g}: 'end' and 'at' must be on one clock"
+        )
+    if max(last, end) - min(first, begin) > MOST_SPAN:
+        raise TraceError(f"{where}: the times of the file span more than {MOST_SPAN:g} s")
 
 
 def _table(blocks: Sequence[_Block], measure: str, first: IntArray, present: npt.NDArray[np.bool_]) -> FloatArray:

@@ -90,6 +90,34 @@ def test_without_enough_reports_the_verdict_comes_after_forty_seconds(reports: t
     assert min(seconds) - 60 >= 39
 
 
+@pytest.mark.parametrize(
+    ("state", "soon"), [(ProcessState.GONE, True), (ProcessState.ZOMBIE, True), (ProcessState.STOPPED, False)]
+)
+def test_an_ended_process_gives_a_sure_verdict_at_once_and_a_stopped_one_does_not(
+    state: ProcessState, soon: bool
+) -> None:
+    job = hanging()
+    job.stops = [(60.0, 1e9, (3,), state)]
+    (second, verdict), *_ = course(alone(HangDetector()), [job], 130)
+    assert isinstance(verdict, Verdict)
+    assert verdict.rank == 3 and verdict.confidence >= CONFIDENT
+    assert second - 60 <= 15 if soon else second - 60 >= 39
+
+
+def test_a_job_whose_ranks_end_is_no_hang_while_none_waits_in_a_collective() -> None:
+    job = hanging()
+    job.stops = [(60.0, 1e9, (3,), ProcessState.GONE)]
+    look = job.look
+
+    def outside(second: float, random: np.random.Generator) -> JobTelemetry:
+        found = look(second, random)
+        nowhere = np.full((len(found.shape), 3), -1, np.int64)
+        return replace(found, given_open_collectives=nowhere) if second > 60 else found
+
+    job.look = outside  # type: ignore[method-assign]
+    assert not [second for second, _ in reported(course(alone(HangDetector()), [job], 130)) if second < 99]
+
+
 def test_reports_from_before_the_newest_step_are_ignored() -> None:
     job = hanging(*ALL)
     look = job.look

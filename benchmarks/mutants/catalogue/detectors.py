@@ -532,7 +532,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.unreported_hang:Traffic.stuck",
-        "if polling < POLLS:",
+        "if not by_power and polling < POLLS:",
         "if False:",
         ("tests/detectors/test_unreported_hang.py",),
     ),
@@ -544,8 +544,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.unreported_hang:Traffic.stuck",
-        "np.abs(busy - polling) > APART",
-        "polling - busy > APART",
+        "np.abs(level - polling) > APART",
+        "level - polling > APART",
         ("tests/detectors/test_unreported_hang.py",),
     ),
     Mutant(

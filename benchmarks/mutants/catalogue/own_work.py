@@ -14,9 +14,26 @@ _AGAIN = ("tests/detectors/test_slow_again.py",)
 _SETS = ("tests/detectors/test_lasting_set.py",)
 _HANDMADE = ("tests/handmade_benchmark",)
 _WAITS = ("tests/detectors/test_reported_waits.py",)
+_COUNTERS = ("tests/detect/test_counters.py",)
+_BLOCKED = ("tests/detectors/test_hang_blocked.py",)
 _FIT = ("tests/traces_benchmark/test_fit.py",)
 
+_APART = "detectors.health.apart_ranks"
+_BLOCKS = "detectors.counters.step_blocks"
+
 MUTANTS = (
+    Mutant(_APART + ":_suspects", "if found.steps >= STEPS:", "if True:", _COUNTERS),
+    Mutant(_APART + ":_least_steps", "HOST_STEPS if cause in OF_HOST else STEPS", "STEPS", _COUNTERS),
+    Mutant(_APART + ":_has_more_work", "if not found.busy[rank]:", "if True:", _COUNTERS),
+    Mutant(_APART + ":_errors", " & (before <= EACH * found.own[row])", "", _COUNTERS),
+    Mutant(
+        _BLOCKS + ":StepBlocks._place", "if block.step_seconds >= SLOWER * self.usual_seconds:", "if True:", _COUNTERS
+    ),
+    Mutant(_BLOCKS + ":shifts", "away[:levels] /= blocks.usual[:levels]", "pass", _COUNTERS),
+    Mutant("detectors.hang.hang:ended_before_peers", "(is_inside(opened, now_ns) & ~ended).any()", "True", _BLOCKED),
+    Mutant(
+        "detectors.hang.unreported_hang:Traffic.stuck", "if by_power and not len(apart):", "if by_power:", _COUNTERS
+    ),
     Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 1.0", _WAITS),
     Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 0.5", _WAITS),
     Mutant("detectors.straggler.cusum:mates_of", "alarmed[0] == 0", "False", _PERSISTENCE),

@@ -31,8 +31,8 @@ from scheduler_feedback.detectors.counters.peer_outlier import many
 from scheduler_feedback.detectors.hang import blocked_evidence
 from scheduler_feedback.detectors.hang.blocked_evidence import EARLY_SECONDS
 from scheduler_feedback.detectors.hang.long_step import LongSteps
+from scheduler_feedback.detectors.hang.process_evidence import ENDED, never_go_on, states_of
 from scheduler_feedback.detectors.hang.process_evidence import evidence as of_process
-from scheduler_feedback.detectors.hang.process_evidence import never_go_on, states_of
 from scheduler_feedback.detectors.hang.unreported_hang import UnreportedHangs, never_arrived
 from scheduler_feedback.detectors.stats import log_odds
 
@@ -330,7 +330,7 @@ class HangDetector:
         against = "the usual step" if watched.usual is not None else "assumed: no step of this attempt was received"
         silence = Evidence("seconds_without_a_step", stalled_seconds, usual, "seconds", against, 2.0)
         reports = blocked_evidence.current(job, watched.finished_ns)
-        if watched.early and len(reports) < 2:
+        if watched.early and len(reports) < 2 and not ended_before_peers(states, opened, now_ns).any():
             return []
         if (states == ProcessState.TRACED).any():
             return self._abstain(job, watched, telemetry, "a debugger has stopped one of its processes")
@@ -392,7 +392,9 @@ class HangDetector:
         stalled_seconds = found[0].value
         evidence = (*found, *of_process(job, states, who, stalled_seconds, telemetry.now_ns))
         reports, accused = blocked_evidence.current(job, watched.finished_ns), job.shape.ranks[absent].tolist()
-        if watched.early:
+        opened = job.open_collectives
+        assert opened is not None
+        if watched.early and not ended_before_peers(states, opened, telemetry.now_ns)[absent].all():
             if not blocked_evidence.confirms(job, reports, accused, states, telemetry.now_ns):
                 return []
             evidence = blocked_evidence.capped(evidence, stalled_seconds, LEAST_SECONDS)
@@ -478,6 +480,15 @@ class HangDetector:
             longest_pause_seconds=watched.longest_pause,
         )
         return watched.active
+
+
+def ended_before_peers(states: IntArray, opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
+    """Return whether each rank's process has ended while other ranks wait in a collective: bool [n].
+
+    Such a job can't continue, so that its verdict need not wait.
+    """
+    ended: npt.NDArray[np.bool_] = np.isin(states, ENDED)
+    return ended & bool((is_inside(opened, now_ns) & ~ended).any())
 
 
 def _silent(job: JobTelemetry) -> bool:

@@ -18,6 +18,9 @@ from scheduler_feedback.core.verdict import Evidence
 
 NEVER_GO_ON = (ProcessState.STOPPED, ProcessState.ZOMBIE, ProcessState.GONE)
 
+ENDED = (ProcessState.ZOMBIE, ProcessState.GONE)
+"""States of a process that has ended. A stopped one may be continued."""
+
 IDLE_SHARE = 0.01
 """A process is idle only if it uses less than this share of one CPU. Helper threads of Python use a few thousandths."""
 

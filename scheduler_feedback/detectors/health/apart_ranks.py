@@ -238,11 +238,10 @@ def _among_ranks(shape: Shape, away: FloatArray) -> FloatArray:
 
 
 def _suspects(job: JobTelemetry, found: Apart, blocks: StepBlocks) -> Iterator[Suspicion]:
-    if found.steps < STEPS:
-        return
     ranks = np.flatnonzero(found.busy | found.idle).tolist()
     shape = job.shape
-    yield from _errors(job, found, blocks, ranks)
+    if found.steps >= STEPS:
+        yield from _errors(job, found, blocks, ranks)
     if not ranks:
         return
     on = {shape.nodes[rank] for rank in ranks}
