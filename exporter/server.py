@@ -104,7 +104,7 @@ class FrameStream:
         self._every = 1
         self._due = False
         self._put_id = ""
-        self._heard = b""
+        self._request = b""
 
     def put(self, layout: Layout, frame: Frame) -> None:
         """Queue a frame. Called from any thread; never waits for the reader."""
@@ -121,15 +121,15 @@ class FrameStream:
                     self._due, self._put_id = True, layout.layout_id
                     self._condition.notify()
 
-    def hear(self, data: bytes) -> bool:
-        *lines, self._heard = (self._heard + data).split(b"\n")
+    def take_request(self, data: bytes) -> bool:
+        *lines, self._request = (self._request + data).split(b"\n")
         for line in lines:
             found = _EVERY.fullmatch(line)
             if found is None or int(found[1]) > MOST_EVERY:
                 return False
             with self._condition:
                 self._every = int(found[1])
-        return len(self._heard) <= _MOST_LINE_BYTES
+        return len(self._request) <= _MOST_LINE_BYTES
 
     def end(self) -> None:
         """End the stream after the queued frames."""

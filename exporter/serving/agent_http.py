@@ -387,10 +387,10 @@ class HttpServer:
             while (part := stream.next(STREAM_POLL_SECONDS)) is not None:
                 if part:
                     connection.socket.sendall(part if request.old else b"%x\r\n%b\r\n" % (len(part), part))
-                said = connection.heard()
-                if said is None:
+                data = connection.received()
+                if data is None:
                     return False
-                if said and not stream.hear(said):
+                if data and not stream.take_request(data):
                     self.refused["stream request"] += 1
                     return False
             if not request.old:

@@ -13,7 +13,7 @@ from exporter.serving.http_messages import Request
 if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs
 
-HEARD_BYTES = 256
+RECEIVED_BYTES = 256
 """Bytes read at a time of what a reader sends during a response."""
 
 
@@ -56,7 +56,7 @@ class ClientConnection:
         except (OSError, ValueError):
             pass
 
-    def heard(self) -> bytes | None:
+    def received(self) -> bytes | None:
         """Return what the reader of a stream has sent during the response, without waiting; None if it has closed the
         connection."""
         try:
@@ -67,7 +67,7 @@ class ClientConnection:
             timeout_seconds = self.socket.gettimeout()
             self.socket.settimeout(0.0)
             try:
-                return self.socket.recv(HEARD_BYTES) or None
+                return self.socket.recv(RECEIVED_BYTES) or None
             except BlockingIOError:
                 return b""
             except OSError as error:

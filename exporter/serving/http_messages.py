@@ -42,7 +42,7 @@ class Stream(Protocol):
     def next(self, timeout_seconds: float) -> bytes | None:
         """Return the next part of the body; empty after the timeout, None at the end."""
 
-    def hear(self, data: bytes) -> bool:
+    def take_request(self, data: bytes) -> bool:
         """Take bytes that the reader has sent during the response. Return False if they are not valid."""
 
     def close(self) -> None:
