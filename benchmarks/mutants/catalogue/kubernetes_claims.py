@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(_D + "inventory:why_unusable", "if device.consumes_counters", "if False", _ALLOCATION),
     Mutant(_D + "inventory:Inventory._rebuild", "self._unusable.pop(pool, None)", "pass", _ALLOCATION),
     Mutant(_D + "allocation:allocate", "request.alternatives or (request,)", "(request,)", _ALLOCATION),
-    Mutant(_D + "allocation:_allocate_exactly", "request.admin or one.id not in", "one.id not in", _ALLOCATION),
+    Mutant(_D + "allocation:_allocate_exactly", "request.admin or (one.id not in", "(one.id not in", _ALLOCATION),
     Mutant(_D + "allocation:_used_by", "(own,) if request.admin else", "", _ALLOCATION),
     Mutant(_D + "allocation:Request.is_one_of", 'or self.name.partition("/")[0] in names', "", _ALLOCATION),
     Mutant(_D + "allocation:Request.signature", "[self.capacity] if self.capacity else []", "[]", _ALLOCATION),
