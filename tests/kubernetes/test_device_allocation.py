@@ -94,7 +94,8 @@ def test_devices_that_are_not_allocated_as_a_whole_are_left_out_with_the_reason(
     cpu = {**gpu(4), "nodeAllocatableResources": {"cpu": {}}}
     first = a_slice("n1", [gpu(0), partition, shared, attached, cpu, malformed])
     apart = a_slice("pool", [gpu(5)], perDeviceNodeSelection=True)
-    wide = a_slice("wide", [{**gpu(7), "consumesCounters": uses}], allNodes=True)
+    sets = [{"name": "gpu-1", "counters": {"slices": {"value": "7"}}}]
+    wide = a_slice("wide", [{**gpu(7), "consumesCounters": uses}], allNodes=True, sharedCounters=sets)
     made, place = inventory(first, apart, wide), node("n1", 0)
     assert [one.id.device for one in made.devices_on(place)] == ["gpu-0"]
     assert [one.id.device for one in made.usable()] == ["gpu-0"]
@@ -106,7 +107,7 @@ def test_devices_that_are_not_allocated_as_a_whole_are_left_out_with_the_reason(
         "gpu-4": "represents CPU or memory of its node",
         "gpu-5": "selects nodes of its own (perDeviceNodeSelection)",
         "gpu-6": "uses counters that cannot be read: 'one' is not a quantity",
-        "gpu-7": "uses counters that its pool does not have",
+        "gpu-7": "shares counters with others, and several nodes can use it",
     }
     made.change(first.metadata.key, first, None)
     assert [one.id.device for one, _ in made.unusable()] == ["gpu-5", "gpu-7"]
