@@ -10,7 +10,7 @@ from msgspec import structs
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang
-from scheduler_feedback.core.events import FreezeSet, LatencyMeasured, SharedSpeed
+from scheduler_feedback.core.events import FreezeSet, LatencyMeasured, SharedSpeed, SpeedMeasured
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Mode, Policy, Sharing
 from scheduler_feedback.policies.intake.job_admission import malformed, over_limit
@@ -181,6 +181,12 @@ def test_other_reports_and_jobs_without_an_objective_are_ignored() -> None:
     ):  # fmt: skip
         world.cycle(event)
     assert world.state.jobs[service].latency_seconds is None and world.job_state(guest) is JobState.PENDING
+
+
+def test_the_rate_of_requests_is_no_speed() -> None:
+    world, (service,) = world_of()
+    world.cycle(SpeedMeasured(service, 1, 500.0, 60.0, "steps"))
+    assert not world.state.speeds and world.state.jobs[service].speed == 1.0
 
 
 def test_a_new_attempt_of_a_service_has_no_latency_yet() -> None:

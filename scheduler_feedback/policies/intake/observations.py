@@ -93,6 +93,8 @@ def speed_measured(context: CycleContext, event: SpeedMeasured) -> None:
     job = _held(context, event.job_id, event.attempt, "speed")
     if job is None or job.stop_reason is not None or any(one.gang == job.job_id for one in state.verdicts.values()):
         return
+    if job.spec.latency_objective_seconds:
+        return  # the steps of a service are requests: their rate is its load
     if context.index.partners(job.job_id):
         return  # it says how fast the job is beside others, not what its class can do
     if event.wait_share is not None and learnt_traffic.record_wait(state, job, event.wait_share, event.seconds):
