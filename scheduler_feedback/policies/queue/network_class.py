@@ -108,14 +108,11 @@ def in_words(state: State, plan: Plan, job: Job, slots: Collection[Slot]) -> str
     if gang.job_class not in plan.traffic:
         how += ", which is assumed"
     loss = max(plan.uplink_cost(domain, gang, job.job_id) for domain in crossed(plan, slots))
-    text = (
-        f"; it shares uplinks with {listed} and {how}; together they are expected to lose {loss:.0%} of its slot time"
-    )
-    return text if job.network_class < 0 else f"{text}; network class {job.network_class} of {_classes(state)}"
-
-
-def _classes(state: State) -> str:
-    return f"0 to {state.policy.network_classes - 1}"
+    text = f"; it shares uplinks with {listed} and {how}"
+    text += f"; together they are expected to lose {loss:.0%} of its slot time"
+    if job.network_class >= 0:
+        text += f"; network class {job.network_class} of 0 to {state.policy.network_classes - 1}"
+    return text
 
 
 def with_class(spec: JobSpec, number: int) -> JobSpec:
