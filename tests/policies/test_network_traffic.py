@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import AttemptEnded, SpeedMeasured
@@ -177,7 +178,11 @@ def test_the_start_of_a_crossing_gang_names_its_neighbours_and_its_class() -> No
     text = next(entry.text for entry in reversed(world.entries) if entry.subject == new.job_id)
     assert f"it shares uplinks with {old.job_id}" in text
     assert "waits for its network 32% of the time, which is assumed" in text
-    assert f"expected to lose 3% of its slot time; network class {new.network_class} of 4" in text
+    assert f"expected to lose 3% of its slot time; network class {new.network_class} of 0 to 3" in text
+    explained = cycle.explain(world.state, old.job_id)
+    assert explained is not None
+    assert f"; it shares uplinks with {new.job_id} and waits for its network 5% of the time; together" in explained.why
+    assert f"lose 3% of its slot time; network class {old.network_class} of 0 to 3" in explained.why
 
 
 def test_the_class_is_a_variable_of_the_attempt() -> None:

@@ -358,16 +358,18 @@ class Plan:
         row = self.traffic.get(job_class)
         return math.sqrt(self.uplink_slowdown) if row is None else row.share
 
-    def uplink_cost(self, domain: int, gang: Crossing) -> float:
+    def uplink_cost(self, domain: int, gang: Crossing, job_id: str = "") -> float:
         """Return the expected loss if the gang uses the uplinks of the domain, as a share of the gang's slot time.
 
         Two gangs communicate at once for the product of their shares of the time. Each loses that much, so the gang
-        that is already there loses it on its own number of slots.
+        that is already there loses it on its own number of slots. job_id: the gang's job, if it is there already.
         """
         cost = self.congested.get(domain, 0.0)
         if (others := self.crossing.get(domain)) is not None:
             share = self.share(gang.job_class)
-            for _, other in sorted(others.items()):
+            for name, other in sorted(others.items()):
+                if name == job_id:
+                    continue
                 cost += share * self.share(other.job_class) * (1 + other.ranks / gang.ranks)
         return cost
 

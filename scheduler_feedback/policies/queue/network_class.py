@@ -12,7 +12,7 @@ computes such shifts in advance; there is no way to delay a rank's step here.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection
 
 from msgspec import structs
 
@@ -36,15 +36,6 @@ SAME = 0.01
 
 MOST_NAMED = 3
 """Maximum number of gangs that the reason names."""
-
-
-class Traffic(NamedTuple):
-    """Traffic class of a starting gang, and what its uplinks are expected to cost it."""
-
-    number: int = -1
-    """Number of the class; -1: none."""
-    why: str = ""
-    """Addition to the reason of the start, as a sentence; '': the gang shares no uplink."""
 
 
 def intensity(share: float, ranks: int) -> float:
@@ -77,34 +68,51 @@ def best_class(own: float, others: list[tuple[float, int]], classes: int) -> int
     return min(range(classes), key=cost)
 
 
-def traffic_class(state: State, plan: Plan, job: Job, slots: tuple[Slot, ...]) -> Traffic:
-    """Return the class of the gang's traffic on these slots, and the expected cost of its uplinks in words."""
+def _gang(job: Job, slots: Collection[Slot]) -> Crossing:
+    return Crossing(class_of(job.job_id, job.spec), len(slots))
+
+
+def _neighbours(plan: Plan, job: Job, slots: Collection[Slot]) -> dict[str, Crossing]:
+    """Return the other gangs on the uplinks that the gang uses on these slots, by job id."""
+    found = {name: one for domain in crossed(plan, slots) for name, one in plan.crossing.get(domain, {}).items()}
+    found.pop(job.job_id, None)
+    return dict(sorted(found.items()))
+
+
+def chosen_class(state: State, plan: Plan, job: Job, slots: Collection[Slot]) -> int:
+    """Return the class of the starting gang's traffic on these slots; -1 if it has none."""
     policy = state.policy
-    if not policy.uplink_slowdown or not (domains := crossed(plan, slots)):
-        return Traffic()
-    gang = Crossing(class_of(job.job_id, job.spec), len(slots))
-    others = {name: one for domain in domains for name, one in plan.crossing.get(domain, {}).items()}
-    others.pop(job.job_id, None)
-    number = -1
-    if policy.network_classes > 1:
-        known = [
-            (intensity(plan.share(one.job_class), one.ranks), state.jobs[name].network_class)
-            for name, one in sorted(others.items())
-            if state.jobs[name].network_class >= 0
-        ]
-        number = best_class(intensity(plan.share(gang.job_class), gang.ranks), known, policy.network_classes)
-    if not others:
-        return Traffic(number)
-    names = sorted(others)
-    listed = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
-    loss = max(plan.uplink_cost(domain, gang) for domain in domains)
+    if policy.network_classes < 2 or not policy.uplink_slowdown or not crossed(plan, slots):
+        return -1
+    known = [
+        (intensity(plan.share(one.job_class), one.ranks), state.jobs[name].network_class)
+        for name, one in _neighbours(plan, job, slots).items()
+        if state.jobs[name].network_class >= 0
+    ]
+    gang = _gang(job, slots)
+    return best_class(intensity(plan.share(gang.job_class), gang.ranks), known, policy.network_classes)
+
+
+def in_words(state: State, plan: Plan, job: Job, slots: Collection[Slot]) -> str:
+    """Return what the gang's uplinks are expected to cost on these slots, as a part of a sentence.
+
+    '' if no other gang uses them, or if uplinks have no cost.
+    """
+    if not state.policy.uplink_slowdown or not (others := list(_neighbours(plan, job, slots))):
+        return ""
+    gang = _gang(job, slots)
+    listed = ", ".join(others[:MOST_NAMED])
+    if len(others) > MOST_NAMED:
+        listed += f" and {len(others) - MOST_NAMED} more"
     how = f"waits for its network {plan.share(gang.job_class):.0%} of the time"
     if gang.job_class not in plan.traffic:
         how += ", which is assumed"
-    text = (
-        f"; it shares uplinks with {listed} and {how}; together they are expected to lose {loss:.0%} of its slot time"
-    )
-    return Traffic(number, text if number < 0 else f"{text}; network class {number} of {policy.network_classes}")
+    loss = max(plan.uplink_cost(domain, gang, job.job_id) for domain in crossed(plan, slots))
+    text = f"; it shares uplinks with {listed} and {how}"
+    text += f"; together they are expected to lose {loss:.0%} of its slot time"
+    if job.network_class >= 0:
+        text += f"; network class {job.network_class} of 0 to {state.policy.network_classes - 1}"
+    return text
 
 
 def with_class(spec: JobSpec, number: int) -> JobSpec:

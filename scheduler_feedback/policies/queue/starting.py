@@ -13,7 +13,7 @@ from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
-from scheduler_feedback.policies.queue.network_class import traffic_class, with_class
+from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
 from scheduler_feedback.policies.queue.placement import attempt_speed, place, place_probe, still_usable, where
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
@@ -157,11 +157,10 @@ def start(
     if job.awaited_until_ns and gpu_type:
         why += f"; it waited for a faster GPU type and starts on {gpu_type}"
     speed = attempt_speed(context.state.policy, job, gpu_type, len(slots), context.index.plan.learnt)
-    traffic = traffic_class(context.state, context.index.plan, job, slots)
-    job.network_class = traffic.number
-    why += traffic.why
+    job.network_class = chosen_class(context.state, context.index.plan, job, slots)
+    why += in_words(context.state, context.index.plan, job, slots)
     context.index.start(job, slots, context.action_id(), speed, guest_of, part)
-    spec = with_class(resized(job.spec, len(slots)), traffic.number)
+    spec = with_class(resized(job.spec, len(slots)), job.network_class)
     if part:
         spec = structs.replace(spec, slot_share=part)
     context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))

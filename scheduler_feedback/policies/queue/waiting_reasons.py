@@ -22,6 +22,7 @@ from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
+from scheduler_feedback.policies.queue import network_class
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
 from scheduler_feedback.policies.sharing import muxflow
@@ -234,6 +235,7 @@ def _explain_present(state: State, job: Job) -> str:
     text += cell_text.present(state, index_of(state), job)
     if state.policy.sharing is Sharing.MUXFLOW:
         text += muxflow.present(state, job)
+    text += network_class.in_words(state, index_of(state).plan, job, [rank.slot for rank in job.ranks])
     for verdict in state.verdicts.values():
         if verdict.gang == job.job_id and verdict.kind is Kind.HANG:
             text += f"; {sentence(verdict)}"
