@@ -37,6 +37,7 @@ MORE: dict[str, dict[str, tuple[Any, ...]]] = {
         "quarantine_seconds": (3, "10m", "1:00:00", "2-00:00:00", "x", float("inf"), "9" * 400),
         "quarantine_max_seconds": (1, "1s", 1e9), "default_time_limit_seconds": (0, 60), "mode": ("act",),
         "preempt": (True, "x"), "quarantine_max_fraction": (2, 0.1), "order": ("fifo", "fair", "x"),
+        "network_classes": (2, 2, 99), "uplink_slowdown": (0.1, 2),
         "probe_command": (["sleep", "1"], "sleep", [1]), "migration_cooldown_seconds": (True, "1.5h", "250ms"),
     },
     "store": {"keep_days": (1, 1e9), "journal_bytes": (1, 10**9)},
