@@ -28,11 +28,11 @@ from benchmarks.policies import RESTART_COST_SECONDS, data_folder
 from benchmarks.survey.shared_slots import GPU_TYPE, OPPORTUNISTIC, pair_speeds
 from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Sharing
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
-from scheduler_feedback.sim.co_location import CoSpeed, of_pairs, of_stages
 from scheduler_feedback.sim.engine import Engine
 from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
+from scheduler_feedback.sim.speeds.co_location import CoSpeed, of_pairs, of_stages
 
 MOST = 3.0
 """Largest time of a sharing rule, relative to FIFO and EASY (issue: every scheduler of the survey)."""

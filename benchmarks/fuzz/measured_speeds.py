@@ -6,7 +6,7 @@ import random
 
 from benchmarks.fuzz.openb import _parser, _table
 from benchmarks.fuzz.target import Target
-from scheduler_feedback.sim import measured_speeds
+from scheduler_feedback.sim.speeds import measured_speeds
 
 SPEEDS = """workload,gpu_type,ranks,level,rate
 bert,t4,1,node,10.5
@@ -21,7 +21,7 @@ def _make(chance: random.Random) -> bytes:
     return _table(chance, SPEEDS)
 
 
-_READER = "scheduler_feedback.sim.measured_speeds"
+_READER = "scheduler_feedback.sim.speeds.measured_speeds"
 
 TARGETS = (
     Target(

@@ -11,7 +11,7 @@ from agent.schema.errors import TraceError
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.files import written
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
-from scheduler_feedback.sim import share_study
+from scheduler_feedback.sim.studies import share_study
 
 PODS = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
 openb-pod-0000,12000,16384,1,1000,,LS,Running,0,12537496,0
@@ -64,7 +64,7 @@ def _make_nodes(chance: random.Random) -> bytes:
     return _table(chance, NODES)
 
 
-_STUDY = "scheduler_feedback.sim.share_study"
+_STUDY = "scheduler_feedback.sim.studies.share_study"
 
 TARGETS = (
     Target(

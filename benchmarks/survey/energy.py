@@ -18,7 +18,15 @@ from benchmarks.survey.row import Outcome, Row
 from benchmarks.survey.shares import interval
 from benchmarks.survey.zeus_derive import POWER_FILE
 from scheduler_feedback.policies.energy.power_caps import PowerPoint, cheapest, within_budget
-from scheduler_feedback.sim.energy_study import IDLE_WATTS, Chooser, EnergyJob, EnergyResult, Running, run, uniform
+from scheduler_feedback.sim.studies.energy_study import (
+    IDLE_WATTS,
+    Chooser,
+    EnergyJob,
+    EnergyResult,
+    Running,
+    run,
+    uniform,
+)
 
 SEEDS = range(10)
 GPUS, JOBS = 64, 300

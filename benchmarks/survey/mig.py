@@ -17,7 +17,7 @@ from benchmarks.policies import data_folder
 from benchmarks.survey.row import Outcome, Row
 from benchmarks.survey.shares import interval
 from scheduler_feedback.policies.shares.mig_profiles import COMPUTE_SLICES, MigProfile, smallest
-from scheduler_feedback.sim.mig_study import (
+from scheduler_feedback.sim.studies.mig_study import (
     FixedInstances,
     FollowingInstances,
     Instances,

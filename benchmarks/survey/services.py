@@ -25,11 +25,11 @@ from benchmarks.survey.shared_slots import FIFO, GPU_TYPE, pair_speeds
 from benchmarks.survey.shares import SEEDS, interval
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy, Sharing
-from scheduler_feedback.sim.co_location import of_pairs
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
-from scheduler_feedback.sim.services import DAY_SECONDS, Load, Services, latency_seconds
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
+from scheduler_feedback.sim.speeds.co_location import of_pairs
+from scheduler_feedback.sim.speeds.services import DAY_SECONDS, Load, Services, latency_seconds
 
 NODES, SERVICES = 3, 16
 """Nodes of eight GPUs, and services of one GPU: our choice."""

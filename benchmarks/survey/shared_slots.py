@@ -26,11 +26,11 @@ from benchmarks.survey.shares import SEEDS, interval
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Sharing
 from scheduler_feedback.policies.sharing.interference_model import fit
-from scheduler_feedback.sim.co_location import of_pairs
 from scheduler_feedback.sim.engine import Engine
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
+from scheduler_feedback.sim.speeds.co_location import of_pairs
 
 JOBS = 400
 NODES = 6

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 
 from benchmarks.policies import data_folder
 from benchmarks.survey.row import Outcome, Row
-from scheduler_feedback.sim.share_study import cluster_of, fill, tasks_of
+from scheduler_feedback.sim.studies.share_study import cluster_of, fill, tasks_of
 
 SEEDS = range(42, 52)
 """Seeds of the order of tasks, as many as in the published runs."""

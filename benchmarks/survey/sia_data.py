@@ -16,7 +16,7 @@ from pathlib import Path
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
-from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds, read_speeds
+from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds, read_speeds
 
 SPEEDS_FILE = Path(__file__).parent / "data" / "sia-speeds.csv"
 JOBS_FILE = Path(__file__).parent / "data" / "sia-jobs.csv"

@@ -8,7 +8,7 @@ Neither system's simulator or testbed can be run here, so the input is made from
   distribution, and arrivals are a Poisson process.
 - cluster: 48 nodes of 8 GPUs, 4 in a rack. The uplink of a rack carries the ring of one gang at full rate, so two gangs
   collide while both communicate. That stands for the paths of a real fabric, where flows meet by chance.
-- speed: ``sim.shared_links``, which simulates the phases of all gangs that share an uplink.
+- speed: ``sim.speeds.shared_links``, which simulates the phases of all gangs that share an uplink.
 
 The scheduler does not know the models' traffic. It learns it from the gangs' reports. Utilisation is the part of the
 time of held GPUs for which they compute, Crux's goal.
@@ -28,9 +28,9 @@ from benchmarks.survey.shares import interval
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Estimates, Order, Policy
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
-from scheduler_feedback.sim.shared_links import Profile, SharedLinks
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
+from scheduler_feedback.sim.speeds.shared_links import Profile, SharedLinks
 
 SEEDS = range(10)
 JOBS = 300

@@ -39,13 +39,13 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobKind, StopReason
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.policies.intake.job_admission import malformed, over_limit, oversized
-from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.job_trace import LATEST_NS, Trace, TraceJob
-from scheduler_feedback.sim.measured_speeds import MEASURED_SECONDS, MeasuredSpeeds, reported
 from scheduler_feedback.sim.occurrence import Occurrence
 from scheduler_feedback.sim.results import Account, Report, report
-from scheduler_feedback.sim.shared_links import SharedLinks
+from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
+from scheduler_feedback.sim.speeds.measured_speeds import MEASURED_SECONDS, MeasuredSpeeds, reported
+from scheduler_feedback.sim.speeds.shared_links import SharedLinks
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
 
 ROUNDING_NS = 1000

@@ -12,16 +12,16 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Estimates, Policy
-from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.engine import Engine, Journal, Settings
 from scheduler_feedback.sim.faults import Faults, faults_of
 from scheduler_feedback.sim.job_trace import Trace
-from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds
 from scheduler_feedback.sim.presets import PRESETS
 from scheduler_feedback.sim.results import Report
-from scheduler_feedback.sim.shared_links import SharedLinks
 from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, DetectorModel, Feedback, Oracle
+from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
+from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
+from scheduler_feedback.sim.speeds.shared_links import SharedLinks
 from scheduler_feedback.sim.traces import TRACES
 
 ENDED_JOBS_KEPT = 1000

@@ -20,10 +20,10 @@ from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import JobSpec, Slot
 from scheduler_feedback.policies.queue.network_class import VARIABLE
 from scheduler_feedback.policies.speeds.learnt_speeds import level_of
-from scheduler_feedback.sim.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.job_trace import TraceJob
-from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds
-from scheduler_feedback.sim.shared_links import Flow, SharedLinks, loads
+from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
+from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
+from scheduler_feedback.sim.speeds.shared_links import Flow, SharedLinks, loads
 
 
 @dataclass(slots=True)

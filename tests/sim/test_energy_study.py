@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from scheduler_feedback.policies.energy.power_caps import PowerPoint
-from scheduler_feedback.sim.energy_study import IDLE_WATTS, EnergyJob, Running, run, uniform
+from scheduler_feedback.sim.studies.energy_study import IDLE_WATTS, EnergyJob, Running, run, uniform
 
 POINTS = (PowerPoint(100, 0.5, 100), PowerPoint(200, 1.0, 180))
 

@@ -14,8 +14,8 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Estimates, Order, Policy
 from scheduler_feedback.sim.job_trace import Trace, TraceJob
-from scheduler_feedback.sim.measured_speeds import MeasuredSpeeds, measured_speeds, read_speeds
 from scheduler_feedback.sim.simulation import Simulation
+from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds, measured_speeds, read_speeds
 
 HEADER = "workload,gpu_type,ranks,level,rate\n"
 LINES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_feedback.policies.shares.mig_profiles import PROFILES
-from scheduler_feedback.sim.mig_study import (
+from scheduler_feedback.sim.studies.mig_study import (
     CREATE_SECONDS,
     FixedInstances,
     FollowingInstances,

@@ -9,12 +9,12 @@ import pytest
 
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Estimates, Policy, Sharing
-from scheduler_feedback.sim.co_location import of_pairs
 from scheduler_feedback.sim.engine import Engine
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
-from scheduler_feedback.sim.services import Load, Services, latency_seconds
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
+from scheduler_feedback.sim.speeds.co_location import of_pairs
+from scheduler_feedback.sim.speeds.services import Load, Services, latency_seconds
 
 HOUR = 3600.0
 PAIRS = {"v100": {"s": {"t": 0.6}, "t": {"s": 0.8}}}

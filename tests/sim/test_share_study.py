@@ -9,7 +9,7 @@ import pytest
 
 from agent.schema.errors import TraceError
 from scheduler_feedback.policies.shares.gpu_room import Request, Room
-from scheduler_feedback.sim.share_study import arrivals, cluster_of, fill, tasks_of
+from scheduler_feedback.sim.studies.share_study import arrivals, cluster_of, fill, tasks_of
 from tests import needs
 
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"

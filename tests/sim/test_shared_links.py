@@ -9,9 +9,9 @@ import pytest
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Estimates, Policy
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
-from scheduler_feedback.sim.shared_links import Flow, Profile, SharedLinks, link_speeds, loads, rates
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
+from scheduler_feedback.sim.speeds.shared_links import Flow, Profile, SharedLinks, link_speeds, loads, rates
 
 HALF = Profile(0.5, 0.5)
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.survey import energy, mig, traffic
 from benchmarks.survey.energy import points
 from benchmarks.survey.zeus_derive import derived
-from scheduler_feedback.sim.energy_study import run
+from scheduler_feedback.sim.studies.energy_study import run
 
 
 def test_the_measured_points_are_of_six_trainings_at_seven_limits() -> None:

@@ -81,9 +81,9 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
           today.toml fair+preempt --json
     """
     from scheduler_feedback.sim.comparison import compared
-    from scheduler_feedback.sim.measured_speeds import read_speeds
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation, read_trace
+    from scheduler_feedback.sim.speeds.measured_speeds import read_speeds
 
     _check(names, options)
     given = {name: _policy(name) for name in names}

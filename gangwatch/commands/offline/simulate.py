@@ -35,7 +35,7 @@ from scheduler_feedback.sim.presets import PRESETS
 if TYPE_CHECKING:
     from scheduler_feedback.sim.engine import Engine
     from scheduler_feedback.sim.results import Report
-    from scheduler_feedback.sim.shared_slots import SharedSlots
+    from scheduler_feedback.sim.speeds.shared_slots import SharedSlots
 
 # The simulation brings in numpy, SQLite and rich, which `--help` and shell completion must not load: the functions that
 # need them import them.
@@ -195,10 +195,10 @@ def simulate(context: click.Context, /, **options: Any) -> None:
             raise click.UsageError(f"{used[0]}: write the options of `compare` after `compare`")
         return
     _require(context, "jobs_file", "format_name", "nodes_text")
-    from scheduler_feedback.sim.measured_speeds import read_speeds
     from scheduler_feedback.sim.simulated_journal import JournalFile
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation
+    from scheduler_feedback.sim.speeds.measured_speeds import read_speeds
 
     given = Options(**options)
     given.check()

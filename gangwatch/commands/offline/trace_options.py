@@ -15,7 +15,7 @@ from scheduler_feedback.sim.traces import TRACES
 
 if TYPE_CHECKING:
     from scheduler_feedback.core.state import Policy
-    from scheduler_feedback.sim.shared_slots import SharedSlots
+    from scheduler_feedback.sim.speeds.shared_slots import SharedSlots
 
 
 def trace_options(*, required: bool) -> Callable[[Command], Command]:
@@ -162,7 +162,7 @@ def shared_slots(
     jobs_per_slot: int | None, shareable: bool, opportunistic: float, pair_speeds_file: Path | None, seed: int
 ) -> SharedSlots:
     """Return what the options say about shared slots. Raises TraceError for a bad file of pair speeds."""
-    from scheduler_feedback.sim.shared_slots import SharedSlots, read_pair_speeds
+    from scheduler_feedback.sim.speeds.shared_slots import SharedSlots, read_pair_speeds
 
     pairs = {} if pair_speeds_file is None else read_pair_speeds(pair_speeds_file)
     return SharedSlots(jobs_per_slot, shareable, opportunistic, pairs, seed)

@@ -13,8 +13,8 @@ from msgspec import structs
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Sharing
-from scheduler_feedback.sim.co_location import CoSpeed, of_pairs, of_stages
 from scheduler_feedback.sim.job_trace import Trace
+from scheduler_feedback.sim.speeds.co_location import CoSpeed, of_pairs, of_stages
 
 USUAL_JOBS = {Sharing.NONE: 1, Sharing.MURI: 4}
 """Jobs on one slot if the user gives no number; two for all other rules, which measure pairs."""
