@@ -71,6 +71,10 @@ increase a second. They must begin when the job becomes slower, and occur in eac
 EXPLAINED_BY_CLOCK = 0.5
 """A rank whose tensor cores are busy for longer has no more work if a lower clock explains this part of it."""
 
+MOST_VARIED = 0.015
+"""Without a cause, no rank is accused if the ranks' activity varies by more than this share from block to block: their
+sequences differ, and one rank has more work for some blocks."""
+
 STEPS, HOST_STEPS, SURE_STEPS = 8, 16, 24
 """A rank must be apart in all slow blocks, over at least STEPS steps if its GPU or PCIe link shows why. Healthy ranks
 compile, save and load for up to eight steps or so, with a busy host: if the host shows why, over HOST_STEPS steps. If
@@ -250,15 +254,23 @@ def _suspects(job: JobTelemetry, found: Apart, blocks: StepBlocks) -> Iterator[S
         if len({shape.nodes[rank] for rank in ranks}) > 1:
             return
     # Of two nodes, both differ from the other one: only the cause shows which of them is slow.
+    varied = _varies(blocks)
     whole = any(WHOLE * shape.nodes.count(node) <= sum(shape.nodes[rank] == node for rank in ranks) for node in on)
     needs_cause = whole and len(set(shape.nodes)) <= 2 and len(ranks) > 1
     for rank in ranks:
         cause, level, evidence = _cause(found, rank)
         if _has_more_work(found, rank) or found.steps < _least_steps(found, rank, cause):
             continue
-        if cause is Cause.UNKNOWN and (needs_cause or not _is_far(found, rank)):
+        if cause is Cause.UNKNOWN and (needs_cause or varied > MOST_VARIED or not _is_far(found, rank)):
             continue
         yield _suspicion(job, found, rank, cause, level, evidence)
+
+
+def _varies(blocks: StepBlocks) -> float:
+    """Return how much the activity of the median rank varies from block to block, as a share of its usual level."""
+    row, _ = activity_row(blocks.usual)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(_medians(np.sqrt(blocks.varies[[row]]) / np.abs(blocks.usual[[row]]))[0])
 
 
 def _least_steps(found: Apart, rank: int, cause: Cause) -> int:
