@@ -422,6 +422,7 @@ def _from_start(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
         cause, of_level, evidence = _cause(found, rank)
         unexplained = sign > 0 and row == ROW["sm_active"] and far >= UNEXPLAINED_FROM_START
         unexplained = unexplained and next_one <= UNEXPLAINED_NEXT * far and found.steps >= SURE_STEPS
+        unexplained = unexplained and _varies(blocks) <= MOST_VARIED
         # A healthy GPU with a lower clock keeps its tensor cores busy for longer too.
         unexplained = unexplained and float(away[ROW["tensor_active"], rank]) <= UNEXPLAINED_NEXT * far
         if (cause is not Cause.UNKNOWN or unexplained) and not _has_more_work(found, rank):
