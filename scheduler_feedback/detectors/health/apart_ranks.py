@@ -42,7 +42,7 @@ EACH = 0.5
 """In each single block, a rank must show this part of these shares."""
 
 SIGMAS = 4.0
-"""A rank is apart only if it differs by at least so many standard deviations of other ranks."""
+"""A rank is apart only if it differs by at least this number of standard deviations of other ranks."""
 
 CLOCK_SHARE, LEAST_CLOCK = 0.6, 0.02
 """A lower clock explains the slowness if it is lower by at least this share of the slowdown, and by LEAST_CLOCK. The
@@ -81,16 +81,16 @@ compile, save and load for up to eight steps or so, with a busy host: if the hos
 nothing shows why the GPU runs nothing, over SURE_STEPS; if its kernels take longer, HOST_STEPS."""
 
 UNEXPLAINED_SIGMAS, UNEXPLAINED_SLOWER = 6.0, 1.06
-"""Without a cause, a rank must differ by so many standard deviations, and the job must be slower by this ratio."""
+"""Without a cause, a rank must differ by this number of standard deviations, and the job be slower by this ratio."""
 
 FEW = 8
-"""At most one rank in so many is accused, or the ranks of one node."""
+"""At most one rank in this number is accused, or the ranks of one node."""
 
 WHOLE = 0.75
 """A node is slow as a whole if at least this share of its ranks is apart."""
 
 FROM_START_BLOCKS = 16
-"""Ranks that are slow from the start are searched until so many blocks are learned."""
+"""Ranks that are slow from the start are searched until this number of blocks is learned."""
 
 ALONE = 4.0
 """The errors of a node count only if they are this many times those of any other node."""
@@ -103,7 +103,7 @@ UNEXPLAINED_FROM_START, UNEXPLAINED_NEXT = 0.08, 0.35
 """The same limits without a cause: only by SM activity, and if the tensor cores do not have more work."""
 
 LEAST_ROLE = 4
-"""Ranks that are slow from the start are searched only in roles with at least so many ranks."""
+"""Ranks that are slow from the start are searched only in roles with at least this number of ranks."""
 
 OF_HOST = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE})
 
