@@ -1482,7 +1482,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.rotating_slowness:judged_by_rotation",
-        " or judgement.cause is not Cause.UNKNOWN",
+        " or judgement.cause not in EXPLAINED_BY_WORK",
         "",
         (
             "tests/detectors/test_rotating_slowness.py::test_rotating_slowness_refuses_alarms_without_cause_or_persistence",

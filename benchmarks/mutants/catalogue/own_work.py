@@ -74,9 +74,7 @@ MUTANTS = (
         "if False:",
         _PERSISTENCE,
     ),
-    Mutant(
-        "detectors.straggler.persistence:doubt_of_sleep", "_doubt_of_expert(watched, case, shape)", '""', _STRAGGLER
-    ),
+    Mutant("detectors.straggler.persistence:doubt_of_work", "_doubt_of_expert(watched, case, shape)", '""', _STRAGGLER),
     Mutant("detectors.counters.cause_attribution:Attribution.asleep", "and not self.stopped_again", "", _STRAGGLER),
     Mutant("detectors.straggler.persistence:_keeps_returning", "and not _is_first(case)", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:is_own_work", "or saves", "", _PERSISTENCE),

@@ -28,7 +28,7 @@ ROW = {name: row for row, name in enumerate(COMPARED)}
 _FEATURES = np.array([FEATURE[name] for name in COMPARED])
 
 BLOCK_STEPS, BLOCK_WINDOWS, LONG_BLOCK_WINDOWS, LONG_WINDOW_SECONDS = 4, 3, 2, 5.0
-"""A block has at least so many steps and windows of counters, so that a window that cuts a step changes its mean
+"""A block has at least this number of steps and windows of counters, so that a window that cuts a step changes its mean
 little. Windows of at least LONG_WINDOW_SECONDS are long: fewer of them suffice."""
 
 FIRST_STEPS = 2

@@ -42,7 +42,7 @@ EACH = 0.5
 """In each single block, a rank must show this part of these shares."""
 
 SIGMAS = 4.0
-"""A rank is apart only if it differs by at least so many standard deviations of other ranks."""
+"""A rank is apart only if it differs by at least this number of standard deviations of other ranks."""
 
 CLOCK_SHARE, LEAST_CLOCK = 0.6, 0.02
 """A lower clock explains the slowness if it is lower by at least this share of the slowdown, and by LEAST_CLOCK. The
@@ -71,22 +71,26 @@ increase a second. They must begin when the job becomes slower, and occur in eac
 EXPLAINED_BY_CLOCK = 0.5
 """A rank whose tensor cores are busy for longer has no more work if a lower clock explains this part of it."""
 
+MOST_VARIED = 0.015
+"""Without a cause, no rank is accused if the ranks' activity varies by more than this share from block to block: their
+sequences differ, and one rank has more work for some blocks."""
+
 STEPS, HOST_STEPS, SURE_STEPS = 8, 16, 24
 """A rank must be apart in all slow blocks, over at least STEPS steps if its GPU or PCIe link shows why. Healthy ranks
 compile, save and load for up to eight steps or so, with a busy host: if the host shows why, over HOST_STEPS steps. If
 nothing shows why the GPU runs nothing, over SURE_STEPS; if its kernels take longer, HOST_STEPS."""
 
 UNEXPLAINED_SIGMAS, UNEXPLAINED_SLOWER = 6.0, 1.06
-"""Without a cause, a rank must differ by so many standard deviations, and the job must be slower by this ratio."""
+"""Without a cause, a rank must differ by this number of standard deviations, and the job be slower by this ratio."""
 
 FEW = 8
-"""At most one rank in so many is accused, or the ranks of one node."""
+"""At most one rank in this number is accused, or the ranks of one node."""
 
 WHOLE = 0.75
 """A node is slow as a whole if at least this share of its ranks is apart."""
 
 FROM_START_BLOCKS = 16
-"""Ranks that are slow from the start are searched until so many blocks are learned."""
+"""Ranks that are slow from the start are searched until this number of blocks is learned."""
 
 ALONE = 4.0
 """The errors of a node count only if they are this many times those of any other node."""
@@ -99,7 +103,7 @@ UNEXPLAINED_FROM_START, UNEXPLAINED_NEXT = 0.08, 0.35
 """The same limits without a cause: only by SM activity, and if the tensor cores do not have more work."""
 
 LEAST_ROLE = 4
-"""Ranks that are slow from the start are searched only in roles with at least so many ranks."""
+"""Ranks that are slow from the start are searched only in roles with at least this number of ranks."""
 
 OF_HOST = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE})
 
@@ -250,15 +254,23 @@ def _suspects(job: JobTelemetry, found: Apart, blocks: StepBlocks) -> Iterator[S
         if len({shape.nodes[rank] for rank in ranks}) > 1:
             return
     # Of two nodes, both differ from the other one: only the cause shows which of them is slow.
+    varied = _varies(blocks)
     whole = any(WHOLE * shape.nodes.count(node) <= sum(shape.nodes[rank] == node for rank in ranks) for node in on)
     needs_cause = whole and len(set(shape.nodes)) <= 2 and len(ranks) > 1
     for rank in ranks:
         cause, level, evidence = _cause(found, rank)
         if _has_more_work(found, rank) or found.steps < _least_steps(found, rank, cause):
             continue
-        if cause is Cause.UNKNOWN and (needs_cause or not _is_far(found, rank)):
+        if cause is Cause.UNKNOWN and (needs_cause or varied > MOST_VARIED or not _is_far(found, rank)):
             continue
         yield _suspicion(job, found, rank, cause, level, evidence)
+
+
+def _varies(blocks: StepBlocks) -> float:
+    """Return how much the activity of the median rank varies from block to block, as a share of its usual level."""
+    row, _ = activity_row(blocks.usual)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(_medians(np.sqrt(blocks.varies[[row]]) / np.abs(blocks.usual[[row]]))[0])
 
 
 def _least_steps(found: Apart, rank: int, cause: Cause) -> int:
@@ -410,6 +422,7 @@ def _from_start(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
         cause, of_level, evidence = _cause(found, rank)
         unexplained = sign > 0 and row == ROW["sm_active"] and far >= UNEXPLAINED_FROM_START
         unexplained = unexplained and next_one <= UNEXPLAINED_NEXT * far and found.steps >= SURE_STEPS
+        unexplained = unexplained and _varies(blocks) <= MOST_VARIED
         # A healthy GPU with a lower clock keeps its tensor cores busy for longer too.
         unexplained = unexplained and float(away[ROW["tensor_active"], rank]) <= UNEXPLAINED_NEXT * far
         if (cause is not Cause.UNKNOWN or unexplained) and not _has_more_work(found, rank):

@@ -87,12 +87,12 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
     return _doubt_of_expert(watched, case, shape)
 
 
-def doubt_of_sleep(watched: GangState, case: Case, shape: Shape) -> str:
-    """Record the spell of an alarm about a rank that only sleeps more (`Attribution.asleep`), and return why it may
-    still be healthy; '' if nothing explains it.
+def doubt_of_work(watched: GangState, case: Case, shape: Shape) -> str:
+    """Record the spell of an alarm about a rank that only computes more, or only sleeps more (`Attribution.asleep`),
+    and return why it may still be healthy; '' if nothing explains it.
 
-    A rank also sleeps while a device computes for it. So a popular expert, for which the agent has no counters of the
-    device, looks like a suspended process.
+    The rank of a popular expert needs more processor time, or sleeps while a device computes for it. If the agent has
+    no counters of the device, it looks like a suspended process.
     """
     record(watched, case)
     return _doubt_of_expert(watched, case, shape)

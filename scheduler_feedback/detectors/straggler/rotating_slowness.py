@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler_feedback.core.verdict import Cause
+from scheduler_feedback.detectors.steps.shared_sequences import EXPLAINED_BY_WORK
 from scheduler_feedback.detectors.straggler.alarm_case import Case, slow_windows
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 
@@ -34,7 +35,7 @@ def judged_by_rotation(judgement: Judgement, case: Case, turns: Cause | None) ->
 
     turns: cause of the job's active verdict about rotating slowness; None if there is no such verdict.
     """
-    if judgement.refusal or turns is None or judgement.cause is not Cause.UNKNOWN:
+    if judgement.refusal or turns is None or judgement.cause not in EXPLAINED_BY_WORK:
         return judgement
     if turns is Cause.SEQUENCE_LENGTH and case.for_work:
         return judgement  # compute times are already normalised by work

@@ -44,7 +44,7 @@ from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
 from scheduler_feedback.detectors.straggler.lasting_set import lasting_set
-from scheduler_feedback.detectors.straggler.persistence import doubt, doubt_of_sleep, extend, is_own_work
+from scheduler_feedback.detectors.straggler.persistence import doubt, doubt_of_work, extend, is_own_work
 from scheduler_feedback.detectors.straggler.popular_experts import may_be_popular
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
@@ -255,8 +255,8 @@ class StragglerDetector:
                 why = ""
                 if judgement.cause is Cause.UNKNOWN:
                     why = doubt(watched, case, job.shape, judgement.counters)
-                elif judgement.asleep and judgement.cause is Cause.SUSPENDED:  # counters show no other cause
-                    why = doubt_of_sleep(watched, case, job.shape)
+                elif judgement.cause is Cause.COMPUTE or (judgement.asleep and judgement.cause is Cause.SUSPENDED):
+                    why = doubt_of_work(watched, case, job.shape)  # counters show no other cause
                 if why:
                     windows, mates = watched.spells[rank][-1].windows, mates_of(watched, rank)
                     own_work = is_own_work(watched, case, job.shape)
