@@ -47,9 +47,9 @@ from scheduler_feedback.part_failures import PartFailures
 TICK_SECONDS = 0.5
 """Seconds between two ticks: half of the usual interval of frames. A frame waits at most one tick for the detectors."""
 
-PAUSE_TIMES = 1
+PAUSE_TIMES = 2
 """Pause after a tick in multiples of the time that the tick took, unless more than that is left of TICK_SECONDS. Ticks
-take half of the time at most. Without a limit, a controller with 10,000 nodes did not catch up after a start."""
+take a third of the time at most. Without this limit, a controller with 10,000 nodes did not catch up after a start."""
 
 FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0

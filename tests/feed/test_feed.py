@@ -626,7 +626,7 @@ def test_frames_are_folded_between_two_ticks() -> None:
         assert (watch._fleet.nodes["n0"].seq, len(ticks)) == (seq, 1)
 
 
-def test_ticks_take_at_most_half_of_the_time() -> None:
+def test_ticks_take_at_most_a_third_of_the_time() -> None:
     class ManualClock(SystemClock):
         now_ns = 0
 
@@ -641,11 +641,11 @@ def test_ticks_take_at_most_half_of_the_time() -> None:
         begun.append(clock.now_ns)
         clock.now_ns += int(seconds * 1e9)
 
-    for seconds, pause in ((0.1, 0.4), (0.4, 0.4), (2.0, 2.0)):
+    for seconds, pause in ((0.1, 0.4), (0.4, 0.8), (2.0, 4.0)):
         clock.now_ns += 10**12
         watch.run_tick = partial(run_tick, seconds)  # type: ignore[method-assign]
         assert watch.between() == pytest.approx(pause)
-    clock.now_ns += 1_999_000_000
+    clock.now_ns += 3_999_000_000
     assert watch.between() == pytest.approx(0.001) and len(begun) == 3, "no tick before that"
 
 
