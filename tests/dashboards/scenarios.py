@@ -204,6 +204,14 @@ def late_detection() -> ScriptedRun:
     return _quiet(script)
 
 
+def without_rights() -> ScriptedRun:
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.missing_rights = 2 if ONSET <= now < ONSET + LENGTH + 120.0 else 0
+        return ()
+
+    return _quiet(script)
+
+
 def leaderless() -> ScriptedRun:
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         run.leads = not ONSET <= now < ONSET + LENGTH
@@ -280,6 +288,7 @@ SCENARIOS: dict[str, Scenario] = {
     "stuck-cycle": Scenario(stuck_cycle, _alerts("CyclesStopped")),
     "late-detection": Scenario(late_detection, _alerts("DetectionLate")),
     "leaderless": Scenario(leaderless, _alerts("NobodyLeads")),
+    "without-rights": Scenario(without_rights, _alerts("RightsMissing")),
     "controller-down": Scenario(
         _quiet,
         _alerts("ControllerDown"),

@@ -152,7 +152,7 @@ class ScriptedRun:
     A script may set these. unread: nodes whose streams the controller cannot read. failing: nodes with a failing
     collector. halted: jobs that report no more steps. frame_age: age of the telemetry that detection uses, in
     seconds. broken: detectors and parts with a bug. stuck: no cycle runs. leads: leadership of a controller on
-    Kubernetes, which serves nothing else without it. foreign: records of ranks that do not run there, by node.
+    Kubernetes, which serves nothing else without it. missing_rights: number of rights that it lacks there. foreign: records of ranks that do not run there, by node.
     days_left: remaining lifetime of an agent's certificate, by node. Also the counters of the cycle's thread. A
     stopped job reports no more steps; the counters of its GPUs do not change, which no test here checks.
     """
@@ -182,6 +182,7 @@ class ScriptedRun:
         self.frame_age: float | None = None
         self.stuck = False
         self.leads: bool | None = None
+        self.missing_rights: int | None = None
         self.scrapes: list[dict[str, bytes | None]] = []
         self.past_events: list[tuple[float, Event]] = []
         self._script, self._detect = script, detect
@@ -274,6 +275,8 @@ class ScriptedRun:
         leads: list[Sample] = [] if self.leads is None else [("gangwatch_leads", (), float(self.leads))]
         if self.leads is False:
             return expose_samples(leads).encode()
+        if self.missing_rights is not None:
+            leads.append(("gangwatch_missing_rights", (), float(self.missing_rights)))
         samples: list[Sample] = [
             *leads,
             *measure(self.state),
