@@ -150,11 +150,12 @@ class ScriptedRun:
     it returns go into the cycle. detect: whether detectors run.
 
     A script may set these. unread: nodes whose streams the controller cannot read. failing: nodes with a failing
-    collector. halted: jobs that report no more steps. frame_age: age of the telemetry that detection uses, in
-    seconds. broken: detectors and parts with a bug. stuck: no cycle runs. leads: leadership of a controller on
-    Kubernetes, which serves nothing else without it. missing_rights: number of rights that it lacks there. foreign: records of ranks that do not run there, by node.
-    days_left: remaining lifetime of an agent's certificate, by node. Also the counters of the cycle's thread. A
-    stopped job reports no more steps; the counters of its GPUs do not change, which no test here checks.
+    collector. halted: jobs that report no more steps. frame_age: age of the telemetry that detection uses, in seconds.
+    broken: detectors and parts with a bug. stuck: no cycle runs. leads: leadership of a controller on Kubernetes, which
+    serves nothing else without it. missing_rights: number of rights that it lacks there. foreign: records of ranks that
+    do not run there, by node. days_left: remaining lifetime of an agent's certificate, by node. Also the counters of
+    the cycle's thread. A stopped job reports no more steps; the counters of its GPUs do not change, which no test here
+    checks.
     """
 
     def __init__(
