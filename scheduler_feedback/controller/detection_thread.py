@@ -227,8 +227,12 @@ class DetectionThread:
         if not isinstance(straggler, StragglerDetector) or self._failures.is_out(StragglerDetector.name):
             return frozenset()
         with self._lock:
-            gangs = (self._fleet.gangs.get(name) for name in straggler.suspected())
-            return frozenset(node for gang in gangs if gang is not None for node in gang.nodes)
+            try:
+                gangs = (self._fleet.gangs.get(name) for name in straggler.suspected())
+                return frozenset(node for gang in gangs if gang is not None for node in gang.nodes)
+            except Exception as error:  # a bug in a detector must not end the feed
+                self._failures.report(StragglerDetector.name, error, out=True)
+                return frozenset()
 
     def between(self) -> float:
         """Process queued frames, and run a tick if it is due; return the seconds until the next one.

@@ -32,6 +32,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.detectors.context import DetectionContext, Proposal
 from scheduler_feedback.detectors.detection import SHARED
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.part_failures import PartFailures
 from tests.cluster.memory_backend import World
@@ -222,6 +223,16 @@ def test_a_detector_that_raises_is_disabled_and_the_others_continue(
     assert ("gangwatch_detector_failures_total", (("detector", broken),), 1.0) in watch.measures()
     assert sum(record.exc_info is not None for record in caplog.records) == 1
     assert set(watch.snapshots()) == {SHARED, *ticks} - {broken}
+
+
+def test_a_bug_in_the_search_for_suspects_does_not_reach_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feed's thread asks for the nodes that must send every frame."""
+    detector = StragglerDetector()
+    watch = DetectionThread((detector,), lambda _: None, feeds.SystemClock())
+    monkeypatch.setattr(detector, "suspected", raises)
+    assert watch.suspected_nodes() == frozenset()
+    assert watch.broken().startswith("straggler failed")
+    assert watch.suspected_nodes() == frozenset(), "it is out of service"
 
 
 # --- the feed ---------------------------------------------------------------------------------------------------------
