@@ -17,7 +17,6 @@ from statistics import fmean
 from benchmarks.survey.row import Outcome, Row
 from benchmarks.survey.shares import interval
 from benchmarks.survey.zeus_derive import POWER_FILE
-from scheduler_feedback.policies.energy.power_caps import PowerPoint, cheapest, within_budget
 from scheduler_feedback.sim.studies.energy_study import (
     IDLE_WATTS,
     Chooser,
@@ -27,6 +26,7 @@ from scheduler_feedback.sim.studies.energy_study import (
     run,
     uniform,
 )
+from scheduler_feedback.sim.studies.power_caps import PowerPoint, cheapest, within_budget
 
 SEEDS = range(10)
 GPUS, JOBS = 64, 300

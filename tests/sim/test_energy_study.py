@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from scheduler_feedback.policies.energy.power_caps import PowerPoint
 from scheduler_feedback.sim.studies.energy_study import IDLE_WATTS, EnergyJob, Running, run, uniform
+from scheduler_feedback.sim.studies.power_caps import PowerPoint
 
 POINTS = (PowerPoint(100, 0.5, 100), PowerPoint(200, 1.0, 180))
 

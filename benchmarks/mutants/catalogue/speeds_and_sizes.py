@@ -5,7 +5,7 @@ from benchmarks.mutants.mutant import Mutant
 _LEARNT = ("tests/policies/test_learnt_speeds.py",)
 _REPORTS = ("tests/core/test_speed_reports.py",)
 _TRAFFIC = ("tests/policies/test_network_traffic.py",)
-_CAPS = ("tests/policies/test_power_caps.py",)
+_CAPS = ("tests/sim/test_power_caps.py",)
 _PLAN = ("tests/policies/test_slot_plan.py",)
 _SIZES = ("tests/policies/test_sizes.py",)
 _RULES = (
@@ -31,9 +31,9 @@ MUTANTS = (
     Mutant("policies.index.slot_plan:Plan.uplink_cost", "(1 + other.ranks / gang.ranks)", "1", _PLAN),
     Mutant("policies.queue.slot_assignment:_slices", "not plan.uplink_slowdown and", "", _TRAFFIC),
     # --- power limits ---
-    Mutant("policies.energy.power_caps:cheapest", "1 + waiting + gpus", "1 + gpus", _CAPS),
-    Mutant("policies.energy.power_caps:within_budget", "more_watts <= left and", "", _CAPS),
-    Mutant("policies.energy.power_caps:_useful", "or one.speed > found[-1].speed", "or one", _CAPS),
+    Mutant("sim.studies.power_caps:cheapest", "1 + waiting + gpus", "1 + gpus", _CAPS),
+    Mutant("sim.studies.power_caps:within_budget", "more_watts <= left and", "", _CAPS),
+    Mutant("sim.studies.power_caps:_useful", "or one.speed > found[-1].speed", "or one", _CAPS),
     # --- sizes ---
     Mutant("policies.sizes.reallocation:_placed", "index.vacate(job)", "pass", _SIZES),
     Mutant("policies.sizes.reallocation:reallocate", "slots[_type_of(index, job)] += len(job.ranks)", "pass", _SIZES),

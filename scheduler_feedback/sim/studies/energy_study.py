@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler_feedback.policies.energy.power_caps import PowerPoint
+from scheduler_feedback.sim.studies.power_caps import PowerPoint
 
 IDLE_WATTS = 30.0
 """Power of a GPU without a job: of a V100, from memory, not verified."""

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from scheduler_feedback.policies.energy.power_caps import PowerPoint, cheapest, within_budget
+from scheduler_feedback.sim.studies.power_caps import PowerPoint, cheapest, within_budget
 
 STEEP = (PowerPoint(100, 0.5, 100), PowerPoint(150, 0.85, 145), PowerPoint(250, 1.0, 220))
 FLAT = (PowerPoint(100, 0.99, 35), PowerPoint(250, 1.0, 36))
