@@ -64,7 +64,7 @@ SEND_SECONDS = 10.0
 
 STREAM_SEND_SECONDS = 60.0
 """Time after which a reader of a stream that reads nothing is disconnected. It is longer than SEND_SECONDS, because a
-controller that stood still for half a minute would otherwise have to open thousands of streams again."""
+controller that is stopped for half a minute would otherwise have to open thousands of streams again."""
 
 UNSENT_BYTES = 4096
 """A stream's next message waits until fewer bytes than these wait to be sent (TCP_NOTSENT_LOWAT of tcp(7)). Otherwise

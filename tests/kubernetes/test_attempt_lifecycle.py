@@ -292,7 +292,7 @@ def test_refused_deletions_of_bound_pods_are_repeated_and_block_no_other_start(
 
 
 def test_a_suspension_without_a_response_is_repeated() -> None:
-    """Otherwise nobody would know that the Job is suspended, and nobody would resume it."""
+    """Otherwise the controller would not know that the Job is suspended, and would not resume it."""
     scene = Scene()
     path = f"{JOBS}/train"
     scene.api.objects[path] = {"metadata": {"name": "train", "namespace": "default"}, "spec": {}}

@@ -214,8 +214,8 @@ async def _suspend(client: Client, path: str) -> None:
     """Suspend the object at this path. Raises BackendError if its definition lacks the flag.
 
     The API server drops a field that an object's definition does not have. An operator of that version would never stop
-    the pods. A request without a response may have taken effect, so it is repeated: an owner that nobody knows to be
-    suspended would never be resumed.
+    the pods. A request without a response may have taken effect, so it is repeated. Without a result, the
+    controller would not resume the owner later.
     """
     kind, pause = kind_at(path), _PAUSE_SECONDS
     body = {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": kind.suspend(True)}
