@@ -1,9 +1,10 @@
 """Cost of timing every collective of a torch training: ``python -m benchmarks.collective_waits --json``.
 
-Measures the added time of one collective in a group of one rank, with and without gangwatch.collective_waits, in
-alternating batches of one process. Then runs FSDP2 with two ranks over gloo, and counts the collectives of a step. All
-times are CPU time of the training's thread, which other programs on the machine hardly change. So the step's time does
-not include waits, and its share is an upper limit. Needs PyTorch (`make components`).
+Measures the added time of one collective in a group of one rank, with and without
+gangwatch.reporting.collective_waits, in alternating batches of one process. Then runs FSDP2 with two ranks over gloo,
+and counts the collectives of a step. All times are CPU time of the training's thread, which other programs on the
+machine hardly change. So the step's time does not include waits, and its share is an upper limit. Needs
+PyTorch (`make components`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COST = """
 import json, os, statistics, sys, time
 import torch, torch.distributed as dist
 from gangwatch import steps
-from gangwatch.collective_waits import CollectiveWaits
+from gangwatch.reporting.collective_waits import CollectiveWaits
 from gangwatch.torch import _mark_of_device
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 tensor = torch.ones(1024)

@@ -34,7 +34,7 @@ from agent.sources.nvml import nvml as nvml_source
 from agent.sources.nvml import nvml_events
 from agent.sources.proc.proc import PAGE_BYTES
 from benchmarks.soak_site import Site
-from gangwatch.process_limits import use_one_arena
+from gangwatch.daemons.process_limits import use_one_arena
 
 MOST_GROWTH_BYTES = 2 * 2**20
 

@@ -29,7 +29,7 @@ the claims in the message.
 **Place of a blocked rank.** The message contains ``"answers": 1`` if the reporter answers the agent's question. If the
 rank makes no progress, the agent may send ``{"v": 1, "ask": "blocked"}`` on the connection. The thread answers once
 with ``{"v": 1, "blocked": {"where", "stacks", "collective"}}``, at most 16 KiB: the Python stacks of all threads and
-the collective in progress (gangwatch/rank_stacks.py). GANGWATCH_STACKS=off in the environment turns the answers off.
+the collective in progress (reporting/rank_stacks.py). GANGWATCH_STACKS=off in the environment turns the answers off.
 
 **Parallel layout.** The rank's position in the job's layout (its data, stage, tensor and expert group) lets detectors
 distinguish a slow rank from ranks that wait for it. The message contains it as
@@ -67,7 +67,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple  # noqa: UP035 (Python 3.8)
 
 try:
-    from gangwatch import flight_recorder, nccl_ras, rank_stacks
+    from gangwatch.reporting import flight_recorder, nccl_ras, rank_stacks
 except ImportError:  # this file was copied alone: the reporter answers no questions
     flight_recorder = nccl_ras = rank_stacks = None  # type: ignore[assignment]
 

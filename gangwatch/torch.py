@@ -13,11 +13,12 @@ No import hook and no environment variable loads this module implicitly: the com
 observed. Without GANGWATCH_SOCKET nothing is changed. Standard library and torch only.
 
 **Step.** A step lasts from the end of one ``optimizer.step()`` to the end of the next, so it includes data loading and
-everything else that a rank does in between. gangwatch.training_steps chooses the optimizer, or the engine of DeepSpeed,
-whose steps count. The first step has no known begin and is not measured. Step numbers count these steps, from 0.
+everything else that a rank does in between. reporting/training_steps.py chooses the optimizer, or the engine of
+DeepSpeed, whose steps count. The first step has no known begin and is not measured. Step numbers count these steps,
+from 0.
 
 **Wait.** The wait of a step is the time in which the rank waited for collectives that computation did not hide. Two
-methods measure it. gangwatch.collective_waits times every collective that Python issues and waits for: FSDP2,
+methods measure it. gangwatch.reporting.collective_waits times every collective that Python issues and waits for: FSDP2,
 DeepSpeed, Megatron Core, pipelines, plain calls of torch.distributed. DDP issues its collectives in
 C++; they are timed as follows.
 
@@ -70,8 +71,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gangwatch import steps
-from gangwatch.collective_waits import CollectiveWaits
-from gangwatch.training_steps import CountedSteps
+from gangwatch.reporting.collective_waits import CollectiveWaits
+from gangwatch.reporting.training_steps import CountedSteps
 
 __all__ = ["Attachment", "attach"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.kubernetes_standby import standing_by
 from gangwatch.configuration.config_file import Config
-from gangwatch.controller_daemon import ControllerServer, StopRequest, prepare_process
+from gangwatch.daemons.controller_daemon import ControllerServer, StopRequest, prepare_process
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership

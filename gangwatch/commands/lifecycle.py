@@ -261,9 +261,9 @@ def agent(
       gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
       gangwatch agent --no-collector.nfs --metrics-file default-counters.csv
     """
-    from gangwatch.agent_daemon import run_agent
     from gangwatch.configuration.config_file import load
     from gangwatch.configuration.node_plan import node_name_of
+    from gangwatch.daemons.agent_daemon import run_agent
     from gangwatch.health.machine import host_name, usable_processors
 
     given = {
@@ -341,7 +341,7 @@ def controller(
 
         show(state, effective, as_json)
         return
-    from gangwatch.controller_daemon import run_controller
+    from gangwatch.daemons.controller_daemon import run_controller
 
     changed = {key: value for key, value in given.items() if isinstance(value, int | str)}
     run_controller(state, effective, changed, _nodes_of(planned))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gangwatch.agent_daemon import textfile_folder_of
 from gangwatch.configuration.sections import ExporterSection
+from gangwatch.daemons.agent_daemon import textfile_folder_of
 from gangwatch.health.machine import Finding
 
 NAME = "plug-ins"

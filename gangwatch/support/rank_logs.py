@@ -30,7 +30,9 @@ class RankLogs:
         """Raise GangwatchError if there is no log to show. The message lists the attempts and ranks that have logs."""
         attempts = self._attempts()
         if not attempts:
-            raise GangwatchError(f"{self._job}: no output: the job does not exist, or none of its ranks has started")
+            raise GangwatchError(
+                f"{self._job}: no output: none of its ranks has started, or no such job: `gangwatch jobs {self._job}`"
+            )
         if self._fixed_attempt is not None and self._fixed_attempt not in attempts:
             raise GangwatchError(f"{self._job}: no attempt {self._fixed_attempt}; existing attempts: {attempts}")
         newest = self._fixed_attempt if self._fixed_attempt is not None else attempts[-1]

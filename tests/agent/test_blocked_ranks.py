@@ -27,7 +27,7 @@ from agent.schema.frame import RANK_BLOCKED, EventRecord, Member
 from agent.sources.steps.step_messages import MAX_REPORT_BYTES, BlockedReport, CollectiveReport
 from agent.sources.steps.step_socket import StepSocket
 from agent.sources.steps.tenants import Tenant
-from gangwatch import rank_stacks
+from gangwatch.reporting import rank_stacks
 from tests.agent.test_rings import WHOLE, memory_file
 from tests.agent.test_step_socket import admit_all, answer, claim, connect, message, refusals, send, wait_until
 from tests.agent.test_steps_collector import SELF, Bench, write_rank_file

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from agent.schema.wire import Decoder
-from gangwatch.controller_metrics import controller_texts
+from gangwatch.daemons.controller_metrics import controller_texts
 from scheduler_feedback.api import documents
 from scheduler_feedback.api.web import overview, page_renderer
 from scheduler_feedback.api.web import pages as pages_module

@@ -228,7 +228,7 @@ def test_an_agent_without_push_does_not_import_its_modules() -> None:
     # http.client and ssl are not in this list: prometheus_client imports them (docs/adr/0050).
     heavy = ("asyncio", "bcrypt", "cramjam", "google", "uvicorn", "yaml", "aiohttp", "starlette")
     program = (
-        "import sys; import gangwatch.agent_daemon, exporter.publisher, agent.node, agent.collectors; "
+        "import sys; import gangwatch.daemons.agent_daemon, exporter.publisher, agent.node, agent.collectors; "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -133,7 +133,7 @@ def test_the_help_of_no_command_imports_a_heavy_module() -> None:
 def test_the_agent_imports_only_what_it_needs() -> None:
     heavy = ("aiohttp", "starlette", "rich", "sqlite3")
     program = (
-        "import sys; import gangwatch.agent_daemon, agent.node, agent.rank_attribution, exporter.server; "
+        "import sys; import gangwatch.daemons.agent_daemon, agent.node, agent.rank_attribution, exporter.server; "
         "import agent.collectors; "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )

@@ -194,7 +194,7 @@ def test_a_rank_that_waits_in_c_describes_its_collective(gang: Gang) -> None:
     attachment = attach()
     if rank == 0:
         import threading
-        from gangwatch import flight_recorder
+        from gangwatch.reporting import flight_recorder
         answer = lambda: flight_recorder.merged(attachment.collectives.in_progress())
         threading.Timer(1.0, lambda: print(json.dumps(answer()), flush=True)).start()
     else:

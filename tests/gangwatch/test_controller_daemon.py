@@ -14,7 +14,7 @@ import pytest
 
 from agent.schema.errors import ConfigError
 from gangwatch.configuration.config_file import load, selected_backend
-from gangwatch.controller_daemon import ControllerServer, StopRequest
+from gangwatch.daemons.controller_daemon import ControllerServer, StopRequest
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.registry import BACKENDS, BackendType
 from tests.controller import test_composition

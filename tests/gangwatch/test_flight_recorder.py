@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gangwatch import flight_recorder
+from gangwatch.reporting import flight_recorder
 
 Dump = Callable[[bool, bool], bytes]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gangwatch import nccl_ras
+from gangwatch.reporting import nccl_ras
 
 Ask = Callable[[bytes], bytes]
 

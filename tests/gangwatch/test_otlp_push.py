@@ -20,10 +20,10 @@ from agent.schema.errors import ConfigError
 from exporter.otlp.resource import resource_of_controller
 from exporter.push import push as push_module
 from exporter.push.target import PushTarget
-from gangwatch import otlp_push as otlp_push_module
 from gangwatch.configuration.config_file import load
-from gangwatch.controller_daemon import otlp_push_of
-from gangwatch.otlp_push import OtlpPush
+from gangwatch.daemons import otlp_push as otlp_push_module
+from gangwatch.daemons.controller_daemon import otlp_push_of
+from gangwatch.daemons.otlp_push import OtlpPush
 from scheduler_feedback.api.job_spans import root_id, trace_id
 from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.controller.controller import Controller

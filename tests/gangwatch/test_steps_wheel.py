@@ -65,13 +65,14 @@ def test_the_wheel_contains_exactly_the_suites_files(wheel: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         modules = (
             "__init__",
-            "collective_waits",
-            "flight_recorder",
-            "nccl_ras",
-            "rank_stacks",
             "steps",
             "torch",
-            "training_steps",
+            "reporting/__init__",
+            "reporting/collective_waits",
+            "reporting/flight_recorder",
+            "reporting/nccl_ras",
+            "reporting/rank_stacks",
+            "reporting/training_steps",
         )
         assert names == {f"gangwatch/{module}.py" for module in modules}
         for name in names:

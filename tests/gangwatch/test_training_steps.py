@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangwatch.training_steps import MAX_OTHER_STEPS, CountedSteps
+from gangwatch.reporting.training_steps import MAX_OTHER_STEPS, CountedSteps
 
 
 class Optimizer:

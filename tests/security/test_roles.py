@@ -464,7 +464,7 @@ def test_the_local_socket_trusts_only_the_kernels_credentials(tmp_path: Path) ->
 def test_a_configuration_that_admits_unintended_users_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], complaint: str
 ) -> None:
-    from gangwatch.controller_access import authentication_of
+    from gangwatch.daemons.controller_access import authentication_of
 
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     state = StateFolder(tmp_path / "state")

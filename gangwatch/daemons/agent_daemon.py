@@ -17,8 +17,8 @@ from agent.schema.errors import ConfigError, GangwatchError
 from gangwatch.configuration.config_file import Config, changes
 from gangwatch.configuration.node_plan import NODE_NAME
 from gangwatch.configuration.sections import AgentSection, ExporterSection, OtlpSection, PushSection, parse_listen
+from gangwatch.daemons.process_limits import allow_descriptors, use_one_arena
 from gangwatch.logs import configure_logging
-from gangwatch.process_limits import allow_descriptors, use_one_arena
 from gangwatch.state_folder import AgentRecord, StateFolder, agent_name, this_process, write_atomically
 from gangwatch.supervisor.service_manager import notify, reloading, watchdog_seconds
 
@@ -38,7 +38,7 @@ AGENT_DESCRIPTORS = 16384
 """Maximum number of open files of an agent. It needs at most 6,000: two for each of 1,024 step reporters (the default
 quota), the same number for reporters that start or end, and the files of processes and devices."""
 
-_log = logging.getLogger("gangwatch.agent_daemon")
+_log = logging.getLogger("gangwatch.daemons.agent_daemon")
 
 
 _ENDS = frozenset({signal.SIGTERM, signal.SIGINT})

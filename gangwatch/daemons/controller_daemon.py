@@ -17,8 +17,8 @@ import msgspec
 from agent.schema.errors import StateFolderBusyError
 from gangwatch.configuration.config_file import Config, selected_backend
 from gangwatch.configuration.in_force import InForce, write_in_force
+from gangwatch.daemons.process_limits import allow_descriptors
 from gangwatch.logs import configure_logging
-from gangwatch.process_limits import allow_descriptors
 from gangwatch.state_folder import NodePlan, StateFolder
 from gangwatch.supervisor.daemon_ends import read_ends
 from gangwatch.supervisor.service_manager import heartbeats, notify
@@ -26,7 +26,7 @@ from gangwatch.supervisor.service_manager import heartbeats, notify
 if TYPE_CHECKING:
     from exporter.serving.asgi import App, Receive, Scope, Send
     from exporter.serving.limits import Limits
-    from gangwatch.otlp_push import OtlpPush
+    from gangwatch.daemons.otlp_push import OtlpPush
     from scheduler_feedback.controller.controller import Controller
     from scheduler_feedback.controller.controller_settings import ControllerSettings
     from scheduler_feedback.core.state import Policy
@@ -45,7 +45,7 @@ interpreter back."""
 CONTROLLER_DESCRIPTORS = 65_536
 """Maximum number of open files of a controller: one per agent of the largest cluster (12,500), and clients."""
 
-_log = logging.getLogger("gangwatch.controller_daemon")
+_log = logging.getLogger("gangwatch.daemons.controller_daemon")
 
 
 def run_controller(
@@ -118,8 +118,8 @@ class ControllerServer:
         from exporter.plugins.plugins import Plugins
         from exporter.security.security import Security
         from exporter.serving.asgi import create_server
-        from gangwatch.agent_daemon import textfile_folder_of
-        from gangwatch.controller_access import authentication_of, delegating
+        from gangwatch.daemons.agent_daemon import textfile_folder_of
+        from gangwatch.daemons.controller_access import authentication_of, delegating
 
         self._state, self._config = state, config
         self._access = authentication_of(state, config)
@@ -168,7 +168,7 @@ class ControllerServer:
         return self._controller
 
     def _settings(self) -> ControllerSettings:
-        from gangwatch.controller_access import audit_of
+        from gangwatch.daemons.controller_access import audit_of
         from scheduler_feedback.controller.controller_settings import ControllerSettings
         from scheduler_feedback.fabric_file import read_fabric
         from scheduler_feedback.journal.store import Retention
@@ -226,7 +226,7 @@ class ControllerServer:
         from starlette.responses import Response
         from starlette.routing import Mount, Route
 
-        from gangwatch.controller_metrics import ControllerMetrics
+        from gangwatch.daemons.controller_metrics import ControllerMetrics
 
         sources = [controller.measures, self._server.measures, self._push.measures, *more]
         if self._security is not None:
@@ -303,8 +303,8 @@ def otlp_push_of(config: Config, node: str) -> OtlpPush:
     Raises ConfigError.
     """
     from exporter.otlp.resource import resource_of_controller
-    from gangwatch.agent_daemon import pushes_of, traces_push_of
-    from gangwatch.otlp_push import OtlpPush
+    from gangwatch.daemons.agent_daemon import pushes_of, traces_push_of
+    from gangwatch.daemons.otlp_push import OtlpPush
 
     metrics = pushes_of(config).get("otlp")
     return OtlpPush(metrics, traces_push_of(config), resource_of_controller(node))

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from gangwatch import steps
-from gangwatch.flight_recorder import ranges
+from gangwatch.reporting.flight_recorder import ranges
 
 MAX_WAITS_A_STEP = 65536
 """Maximum number of waits of one step. In a step with more, the wait is unknown."""
@@ -85,7 +85,7 @@ class _Issued:
         self.peer = peer if isinstance(peer, int) else None
 
     def described(self) -> Dict[str, Any]:  # noqa: UP006
-        """Return the collective as gangwatch.rank_stacks reports it."""
+        """Return the collective as gangwatch.reporting.rank_stacks reports it."""
         words = f"{self.operation} (peer {self.peer} of the group)" if self.peer is not None else self.operation
         found = {"operation": words, "group": self.group, "ranks": self.ranks}
         return {**found, **{k: v for k, v in (("sequence", self.sequence), ("bytes", self.bytes)) if v is not None}}

@@ -37,8 +37,8 @@ _BYTES = {
 def merged(waiting: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:  # noqa: UP045
     """Return the collective in progress, with the recorder's number where there is one.
 
-    waiting: the collective in which the process waits, as gangwatch.collective_waits reports it; None if it waits in
-    none. All ranks must number the collectives of a group alike, so a number of another source is replaced.
+    waiting: the collective in which the process waits, as collective_waits.py reports it; None if it waits in none.
+    All ranks must number the collectives of a group alike, so a number of another source is replaced.
     """
     recorded = in_progress()
     if recorded is None:
@@ -91,7 +91,7 @@ def _read(dumps: List[Any]) -> _Recorded:  # noqa: UP006
 
 
 def parse(dump: Mapping[str, Any]) -> _Recorded:
-    """Return the collectives of a dump (JSON) that have not ended, the oldest first, as gangwatch.rank_stacks reports
+    """Return the collectives of a dump (JSON) that have not ended, the oldest first, as rank_stacks.py reports
     them, and the names of all recorded groups.
 
     Raise KeyError, TypeError or ValueError if the dump has another format.
@@ -103,7 +103,7 @@ def parse(dump: Mapping[str, Any]) -> _Recorded:
 
 
 def _name_of(entry: Mapping[str, Any]) -> str:
-    """Return the name of the entry's group, as gangwatch.collective_waits names it."""
+    """Return the name of the entry's group, as gangwatch.reporting.collective_waits names it."""
     name, description = (*entry["process_group"], "")[:2]
     return f"{name} ({description})" if description not in ("", "undefined") else str(name)
 
