@@ -53,6 +53,15 @@ def test_a_job_on_one_node_without_counters_may_have_a_slow_node(nodes: int, sur
     assert (verdict.confidence >= 0.9) == sure
 
 
+@pytest.mark.parametrize(("slower", "reported"), [(5, 0), (7, 0), (8, 1), (9, 0)])
+def test_a_job_in_which_some_ranks_did_not_change_has_not_changed_as_a_whole(slower: int, reported: int) -> None:
+    count = 12 if slower == 9 else 8
+    job = Job(ranks=count, nodes=4)
+    job.work = lambda second: np.where((np.arange(count) < slower) & (second > 60), 1.12, 0.7)
+    found = verdicts(course(alone(WorkloadDetector()), [job], 140))
+    assert [one.cause for one in found if one.kind is Kind.WORKLOAD] == [Cause.WHOLE_JOB] * reported
+
+
 def test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes() -> None:
     job = Job(ranks=RANKS)
     job.work = lambda second: np.full(RANKS, 0.7 * (1.4 if 60 < second < 360 else 1.0))

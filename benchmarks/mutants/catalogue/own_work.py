@@ -146,6 +146,12 @@ MUTANTS = (
         "False",
         ("tests/detectors/test_change_rules.py",),
     ),
+    Mutant(
+        "detectors.workload.change_rules:_grown",
+        "> MOST_UNCHANGED",
+        "> 1.0",
+        ("tests/detectors/test_change_rules.py",),
+    ),
     Mutant("detectors.hang.long_step:_hang", "known.mean() < LEAST_KNOWN", "not known.all()", _PAUSES),
     Mutant("detectors.hang.long_step:_hang", "known.mean() < LEAST_KNOWN", "False", _PAUSES),
     Mutant(

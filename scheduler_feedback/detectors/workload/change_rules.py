@@ -45,6 +45,10 @@ SHARE_OF_WORK = 0.6
 """A change is the job's own only if compute time makes up at least this share of the increase in step time. With less,
 the cause is not within the job."""
 
+MOST_UNCHANGED = 0.1
+"""The whole job has changed only if at most this share of its ranks grew by less than half as much as the median rank.
+With more, for example where the ranks of all nodes but one grew, the cause is not shared by all ranks."""
+
 PATIENCE_STEPS = 5
 """Number of steps for which to wait for counters. Then a slow first stage is reported as waiting for input without
 them."""
@@ -253,6 +257,8 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
         return
     spread_of_shift = float(MAD_TO_SIGMA * median(np.abs(shift - middle)))
     if float(shift.max()) > 2 * middle or spread_of_shift > middle / 2:
+        return
+    if float((shift < middle / 2).mean()) > MOST_UNCHANGED:
         return
     evidence = [
         Evidence("compute_to_usual", math.exp(middle), 1.0, "ratio", "usual compute time of each rank, median",
