@@ -1,6 +1,6 @@
 """gangwatch in the life of a real cluster: monitoring, restarts of kubelet and containerd, drains and upgrades.
 
-All tests share one cluster of three nodes, and leave it as they found it.
+All tests share one cluster of three nodes with others (conftest.py), and leave it as they found it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,14 @@ import pytest
 from tests.kubernetes import claimed_devices as claimed
 from tests.kubernetes.harness import Api, wait_for
 from tests.kubernetes.real_kubelets import NAMESPACE, Samples, scrape
-from tests.kubernetes.real_site import NODES, SCRAPE_SECONDS, Prometheus, Site, real_site, running_prometheus
+from tests.kubernetes.real_site import NODES, SCRAPE_SECONDS, Prometheus, Site, running_prometheus
 
 pytestmark = [pytest.mark.xdist_group("real-kubelets"), pytest.mark.timeout(900), pytest.mark.slow]
 
 COMPONENT = "app.kubernetes.io/component"
 UP = 'up{component="agent"} == 1'
+SCRAPED_TWICE = 'sum by (node) (sum_over_time(up{component="agent"}[1m])) > 1'
 IGNORES = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with real_site() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -274,8 +269,7 @@ def test_kubectl_drain_moves_a_gang_and_the_node_is_used_again(site: Site, gang:
 
 
 def test_a_rolling_update_of_the_agents_loses_two_scrapes_at_most(site: Site, prometheus: Prometheus) -> None:
-    wait_for("all agents are scraped", lambda: prometheus.nodes(UP) == set(NODES))
-    time.sleep(SCRAPE_SECONDS)
+    wait_for("all agents have been scraped twice", lambda: prometheus.nodes(SCRAPED_TWICE) == set(NODES))
     began = time.time()
     before = {pod["metadata"]["uid"] for pod in pods(site.api, "agent")}
     site.kubectl(f"--namespace={NAMESPACE}", "rollout", "restart", "daemonset/gangwatch-agent")
