@@ -68,7 +68,7 @@ class LittleApi(Client):
                 one for at, one in self.objects.items() if at.startswith(f"{path}/") and "/" not in at[len(path) + 1 :]
             ]
             return {"metadata": {"resourceVersion": str(self.version)}, "items": below}
-        found = path.removesuffix("/status")
+        found, _, parameters = path.removesuffix("/status").partition("?")
         if found not in self.objects:
             raise refused(404, "NotFound")
         known = self.objects[found]
@@ -81,7 +81,8 @@ class LittleApi(Client):
             if expected is not None and expected != known["metadata"].get("resourceVersion"):
                 raise refused(409, "Conflict")
             return self._store(found, body)
-        return self._store(found, _patched(known, body) if isinstance(body, list) else _merged(known, body))
+        made = _patched(known, body) if isinstance(body, list) else _merged(known, body)
+        return made if parameters == "dryRun=All" else self._store(found, made)
 
     def _store(self, path: str, body: Any) -> Any:
         self.version += 1

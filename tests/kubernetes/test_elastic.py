@@ -268,10 +268,14 @@ def test_a_jobset_that_cannot_be_resized_is_named() -> None:
             asyncio.run(resize(api, declared, pods, 2))
         assert api.done == []
     api, pods = in_job_set(declared)
+    asyncio.run(resize(api, declared, pods, 4))
+    assert api.done == [("PATCH", f"{path(JOB_SET)}?dryRun=All")]
+    assert api.objects[path(JOB_SET)]["spec"]["replicatedJobs"][1]["template"]["spec"] == indexed(4)
     immutable = refused(422, "Invalid", "spec.replicatedJobs: field is immutable")  # without the gate ElasticJobSet
-    api.fails[("PATCH", path(JOB_SET))] = [immutable]
-    with pytest.raises(BackendError, match="field is immutable"):
-        asyncio.run(resize(api, declared, pods, 6))
+    api.fails = {("PATCH", path(JOB_SET)): [immutable], ("PATCH", f"{path(JOB_SET)}?dryRun=All"): [immutable]}
+    for members in (4, 6):  # a gang that could be started, but never resized, is refused at once
+        with pytest.raises(BackendError, match="field is immutable"):
+            asyncio.run(resize(api, declared, pods, members))
     train_job: Owner = ("trainer.kubeflow.org/v1alpha1", "TrainJob", "train")
     api.objects[path(JOB_SET)]["metadata"]["ownerReferences"] = [reference(train_job)]
     with pytest.raises(BackendError, match="JobSet train cannot be resized: it belongs to TrainJob train"):

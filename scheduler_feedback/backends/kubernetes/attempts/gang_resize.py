@@ -44,6 +44,11 @@ async def resize(client: Client, group: PodGroup, pods: Sequence[Pod], members: 
             raise BackendError(f"{owner.kind} {owner.name} cannot be resized: it belongs to {above}")
         owner = parent
     change = size_change(owner.kind, found, pods, members)
+    if owner.kind == "JobSet" and members == change.now:
+        # Without its feature gate, JobSet refuses every change. Then the gang must not start: it would be stopped for
+        # a change that is refused, and not start again.
+        trial = size_change(owner.kind, found, pods, members + 1)
+        await client.patch(f"{path}?dryRun=All", trial.patch, trial.kind)
     annotation = {"metadata": {"annotations": {MEMBERS: str(members)}}}
     written = group.metadata.annotation(MEMBERS) in (str(members), "" if group.spec.min_member == members else None)
     if not written and members < change.now:
