@@ -62,8 +62,8 @@ test-slurm: $(DEVELOPS)  ## the Slurm backend against a real slurmctld with 64 s
 test-dashboards: $(DEVELOPS)  ## dashboards, rules and alerts, against a real Prometheus and Alertmanager
 	$(BIN)/pytest tests/dashboards
 
-test-kubernetes: $(DEVELOPS)  ## the Kubernetes backend against a real API server (packaging/kubernetes), and the chart
-	$(BIN)/pytest tests/kubernetes tests/deploy/test_chart.py
+test-kubernetes: $(DEVELOPS)  ## the Kubernetes backend against a real API server and real kubelets, and the chart
+	$(BIN)/python -m tests.run tests/kubernetes tests/deploy/test_chart.py
 
 minimums: $(MINIMUMS)/.made  ## a fast part of the tests, with the lowest version of each requirement (Python 3.11)
 	$(MINIMUMS)/bin/python -m pytest -q -n 2 $(MINIMUM_TESTS)

@@ -26,7 +26,7 @@ import pytest
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
-FIRST = ("ordinary", "dashboards-live", "slurm", "kubernetes", "front-door", "accasim")
+FIRST = ("ordinary", "dashboards-live", "real-kubelets", "slurm", "kubernetes", "front-door", "accasim")
 
 FAVOURED, GENTLE = FIRST[:2], 5
 """Groups that keep their priority; all other tests get this nice value. These groups run for minutes in real time and

@@ -19,6 +19,7 @@ from gangwatch.demo.play import HEAD_RANKS, TRAINING_RANKS, DemoError, Play, Sch
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata
 from scheduler_feedback.backends.kubernetes.objects.translate import job_id_of
 from scheduler_feedback.backends.kubernetes.published.marks import STATE
+from tests.deploy.test_chart import one, render
 from tests.kubernetes.device_plugin import DevicePlugin
 from tests.kubernetes.harness import Api
 from tests.kubernetes.real_kubelets import NAMESPACE as RELEASE
@@ -99,12 +100,11 @@ class Conductor:
             "steps": {"namespaces": [NAMESPACE]},
             "controller": {"replicas": 1, "config": CONFIGURATION.format(quarantine=self.schedule.after + 2)},
         }
-        self.cluster.install(values)
-        # Probes have the controller's image, which is known only now: the chart composes its name.
-        controllers = api.get(f"/apis/apps/v1/namespaces/{RELEASE}/deployments/gangwatch-controller")
+        # Jobs and probes have the controller's image, whose name the chart composes.
+        controllers = one(render(), "Deployment", "gangwatch-controller")
         self.image = controllers["spec"]["template"]["spec"]["containers"][0]["image"]
         values["controller"]["probeImage"] = self.image
-        self.cluster.upgrade(values)
+        self.cluster.install(values)
         shared = self.folder / "shared"
         for path in (shared, *(shared / name for name in ("training", "head", "short"))):
             path.mkdir()

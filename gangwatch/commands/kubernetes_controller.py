@@ -6,20 +6,22 @@ import gc
 import logging
 import os
 import socket
-import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.schema.errors import GangwatchError
+from gangwatch.commands import kubernetes_restart
 from gangwatch.commands.kubernetes_standby import standing_by
 from gangwatch.configuration.config_file import Config
 from gangwatch.daemons.controller_daemon import ControllerServer, StopRequest, prepare_process
 from gangwatch.state_folder import StateFolder
+from gangwatch.supervisor.service_manager import heartbeats, notify
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
 from scheduler_feedback.backends.kubernetes.api_server.rights import essential_rights
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
+from scheduler_feedback.core.telemetry.fleet import Sample
 
 if TYPE_CHECKING:
     from gangwatch.certificates.signer import Signer
@@ -57,18 +59,20 @@ def run(
     advise: bool,
     signing: Signing | None,
 ) -> None:
-    """Wait for leadership, then run the controller until SIGTERM or until leadership is lost.
+    """Wait for leadership, then run the controller until SIGTERM.
 
-    lease: namespace and name of the Lease object. advise: the controller binds and evicts no pods. Raises
-    GangwatchError if the cluster can't be reached or leadership was lost. The process must then be restarted.
+    A controller that loses its Lease executes its program again, and is a standby. lease: namespace and name of the
+    Lease object. advise: the controller binds and evicts no pods. Raises GangwatchError if the cluster can't be
+    reached, or if the leader gave up its Lease because its cycles do not finish. The process must then be restarted.
     """
     stop = prepare_process(state)
     identity = _identity(state.path)
-    lost = threading.Event()
 
     def lose() -> None:
-        lost.set()
-        stop.make()
+        if leadership.stuck:
+            stop.make()
+        else:
+            kubernetes_restart.stop_and_restart(state, stop)
 
     needs = essential_rights(advise=advise, upstream_groups=settings.upstream_groups)
     leadership = Leadership(settings.access, *lease, identity, lost=lose, needs=needs)
@@ -95,16 +99,22 @@ def run(
                 gc.freeze()  # modules, state and informer cache, whose structs are in no reference cycle
                 gc.set_threshold(_CYCLES_AFTER)
 
-            measures = [leadership.measures] + ([signer.measures] if signer is not None else [])
+            measures = [leadership.measures, kubernetes_restart.measures]
+            if signer is not None:
+                measures.append(signer.measures)
             server.run(controller, measures, started)
+    except GangwatchError as error:
+        if not stop.restarts:
+            raise
+        _log.warning("ended after the Lease was lost: %s", error)
     finally:
         leadership.stop()
         if signer is not None:
             signer.stop()
-    if lost.is_set():
-        raise GangwatchError(
-            f"lost lease {'/'.join(lease)}: another controller leads, or this one could not finish its cycles in time"
-        )
+    if leadership.stuck:
+        raise GangwatchError(f"gave up lease {'/'.join(lease)}, because the controller's cycles do not finish")
+    if stop.restarts and not stop.made:
+        kubernetes_restart.restart(state)
 
 
 def _signer_of(access: Access, namespace: str, signing: Signing | None) -> Signer | None:
@@ -125,7 +135,13 @@ def _stand_by(config: Config, leadership: Leadership, stop: StopRequest) -> bool
     """
     if leadership.wait(_WAIT_SECONDS):
         return True
-    with standing_by(config, leadership.obstacle, leadership.measures) as url:
+
+    def measures() -> list[Sample]:
+        return leadership.measures() + kubernetes_restart.measures()
+
+    # Before its first term, systemd expects no heartbeats.
+    with standing_by(config, leadership.obstacle, measures) as url, heartbeats(lambda: True):
+        notify(f"STATUS=standby, metrics at {url}/metrics")
         _log.info("standby until this controller gets the lease; metrics at %s/metrics", url)
         while not leadership.wait(_WAIT_SECONDS):
             if stop.made:

@@ -93,6 +93,9 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.made = False
+        """Whether the process shall end."""
+        self.restarts = False
+        """Whether the controller stops and the process continues with a new one."""
         self._server: ControllerServer | None = None
 
     def make(self) -> None:
@@ -101,11 +104,17 @@ class StopRequest:
         if self._server is not None:
             self._server.stop()
 
+    def restart(self) -> None:
+        """Request the stop of the controller, but not the end of its process. Any thread may call this function."""
+        self.restarts = True
+        if self._server is not None:
+            self._server.stop(restarts=not self.made)
+
     def pass_to(self, server: ControllerServer) -> None:
         """Set the server to stop. If a stop was already requested, stop it at once."""
         self._server = server
-        if self.made:
-            server.stop()
+        if self.made or self.restarts:
+            server.stop(restarts=not self.made)
 
 
 class ControllerServer:
@@ -127,6 +136,7 @@ class ControllerServer:
         self._plugins = Plugins(textfile_folder_of(config.exporter), config.exporter.deny)
         self._controller: Controller | None = None
         self._app: App | None = None
+        self._restarts = False
         host, port = config.controller.address()
         web_config = config.controller.web_config
         proves = delegating(self._access)
@@ -144,8 +154,12 @@ class ControllerServer:
     ) -> None:
         self._listener.close()
 
-    def stop(self) -> None:
-        """Stop ``run``. If ``run`` is called later, it returns at once. Any thread may call this function."""
+    def stop(self, *, restarts: bool = False) -> None:
+        """Stop ``run``. If ``run`` is called later, it returns at once. Any thread may call this function.
+
+        restarts: the process continues, so the service manager is not informed of a stop.
+        """
+        self._restarts = restarts
         self._server.should_exit = True
 
     def compose(
@@ -214,7 +228,7 @@ class ControllerServer:
                 ):
                     self._server.run(sockets=[self._listener, *unix])
             finally:
-                notify("STOPPING=1")
+                notify("STATUS=stopped, starts again" if self._restarts else "STOPPING=1")
                 self._push.stop()
                 self._plugins.stop()
         if controller.failure is not None:

@@ -744,4 +744,5 @@ def test_every_metric_is_in_the_catalogue(tmp_path: Path, world: World) -> None:
         "gangwatch_certificates_signed_total",  # the signer on Kubernetes
         "gangwatch_leads",  # controllers with leader election, on Kubernetes
         "gangwatch_missing_rights",
+        "gangwatch_lost_leases_total",
     }

@@ -11,6 +11,32 @@ from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Api, Cluster, install_crds
+from tests.kubernetes.real_site import Site, bare_site
+
+WITH_PLUGINS = ("test_cluster_life.py", "test_mpirun.py")
+"""Tests with device plug-ins on the one cluster with real kubelets. Other tests of this cluster run before them: a
+kubelet that has had a device plug-in gives no GPUs without it."""
+
+LAST = "test_uninstalling_leaves_nothing"
+"""Test that removes the chart from that cluster."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: (item.name == LAST, item.path.name in WITH_PLUGINS))
+
+
+@pytest.fixture(scope="session")
+def bare() -> Iterator[Site]:
+    """The one cluster with real kubelets of all tests, without device plug-ins. A start and a removal take a minute."""
+    with bare_site() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def site(bare: Site) -> Site:
+    """The same cluster with device plug-ins and the chart."""
+    bare.complete()
+    return bare
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ class LittleApi(Client):
                 one for at, one in self.objects.items() if at.startswith(f"{path}/") and "/" not in at[len(path) + 1 :]
             ]
             return {"metadata": {"resourceVersion": str(self.version)}, "items": below}
-        found = path.removesuffix("/status")
+        found, _, parameters = path.removesuffix("/status").partition("?")
         if found not in self.objects:
             raise refused(404, "NotFound")
         known = self.objects[found]
@@ -81,7 +81,8 @@ class LittleApi(Client):
             if expected is not None and expected != known["metadata"].get("resourceVersion"):
                 raise refused(409, "Conflict")
             return self._store(found, body)
-        return self._store(found, _merged(known, body))
+        made = _patched(known, body) if isinstance(body, list) else _merged(known, body)
+        return made if parameters == "dryRun=All" else self._store(found, made)
 
     def _store(self, path: str, body: Any) -> Any:
         self.version += 1
@@ -93,6 +94,22 @@ class LittleApi(Client):
 
 def refused(code: int, reason: str = "", message: str = "") -> RefusedError:
     return RefusedError("a request", code, reason, message or reason)
+
+
+def _patched(known: Any, operations: list[Any]) -> Any:
+    """Return `known` with a JSON patch of add, replace and test applied (RFC 6902)."""
+    made = copy.deepcopy(known)
+    for one in operations:
+        *parents, last = [int(part) if part.isdigit() else part for part in one["path"].split("/")[1:]]
+        place = made
+        for part in parents:
+            place = place[part]
+        if one["op"] == "test" and place[last] != one["value"]:
+            raise refused(422, "Invalid", f"testing value {one['path']} failed")
+        if one["op"] == "replace" and last not in place:
+            raise refused(422, "Invalid", f"replace operation does not apply: {one['path']} is missing")
+        place[last] = one["value"]
+    return made
 
 
 def _merged(known: Any, patch: Any) -> Any:

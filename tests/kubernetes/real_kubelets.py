@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from tests.deploy.test_chart import CHART, helm
-from tests.kubernetes.harness import Api
+from tests.kubernetes.harness import Api, wait_for
 from tests.needs import absent
 
 PROGRAM = Path(__file__).resolve().parents[2] / "packaging" / "cluster" / "cluster.py"
@@ -66,8 +66,23 @@ class RealCluster:
             finally:
                 api.close()
         finally:
+            processes = self.processes()
             removed = self.command("down")
         assert removed.returncode == 0, removed.stderr
+        assert self.remains() == set()
+        wait_for("all processes end", lambda: not [process for process in processes if _runs(process)])
+
+    def remains(self) -> set[str]:
+        """Return what of the cluster exists on this machine, apart from its processes."""
+        found = {
+            "folder": self.folder.exists(),
+            "link": Path("/sys/class/net/gwcluster0").exists(),
+            "route": "0000D50A" in Path("/proc/net/route").read_text(),  # 10.213.0.0, as the kernel writes it
+            "control groups": any(Path("/sys/fs/cgroup").glob("*/gangwatch-cluster"))
+            or Path("/sys/fs/cgroup/gangwatch-cluster").exists(),
+            "mounts": str(self.folder) in Path("/proc/self/mounts").read_text(),
+        }
+        return {name for name, there in found.items() if there}
 
     def _access(self) -> Access:
         control = self.folder / "control"
@@ -108,6 +123,14 @@ class RealCluster:
         while more := {child for child, parent in parents.items() if parent in found} - found:
             found |= more
         return [Path(f"/proc/{process}") for process in sorted(found)]
+
+
+def _runs(process: Path) -> bool:
+    """Return whether the process is alive and not a zombie."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def scrape(api: Api, name: str, address: str, port: int, *, password: bool = True) -> tuple[int, Samples]:

@@ -35,11 +35,28 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kubernetes.md
 
 
 class Site:
-    """Cluster of three nodes with three GPUs each, on which the chart is installed. plugins: of the GPUs, by node."""
+    """Cluster of three nodes with three GPUs each. plugins: of the GPUs, by node."""
 
-    def __init__(self, real: RealCluster, api: Api, plugins: dict[str, DevicePlugin]) -> None:
-        self.real, self.api, self.plugins = real, api, plugins
+    def __init__(self, real: RealCluster, api: Api) -> None:
+        self.real, self.api = real, api
+        self.plugins: dict[str, DevicePlugin] = {}
         self.gangs = Cluster(api)
+        self._opened = ExitStack()
+
+    def complete(self) -> None:
+        """Start device plug-ins for the GPUs and install the chart, unless that is done already."""
+        if self.plugins:
+            return
+        for node in NODES:
+            folder = self.real.folder / node / "var/lib/kubelet/device-plugins"
+            plugin = DevicePlugin(folder, [f"GPU-{node}-{index}" for index in range(GPUS)])
+            self.plugins[node] = self._opened.enter_context(plugin)
+        if self.api.find(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gangwatch-agent") is None:
+            self.real.install()
+        wait_for("every node has its GPUs", lambda: all(self.allocatable(node) == str(GPUS) for node in NODES))
+
+    def close(self) -> None:
+        self._opened.close()
 
     def kubectl(self, *arguments: str, seconds: float = 120.0) -> str:
         """Run kubectl as administrator, and return its output. Fail if it fails."""
@@ -141,20 +158,27 @@ def _host_name_space(process: Path) -> str:
 
 
 @contextmanager
-def real_site(members: int = 1) -> Iterator[Site]:
-    """Start the cluster, install the chart, and remove everything at the end. members: number of etcd's members."""
+def bare_site(members: int = 1) -> Iterator[Site]:
+    """Start the cluster, whose nodes report GPUs without a device plug-in, and remove everything at the end.
+
+    members: number of etcd's members.
+    """
     component("kubectl", "kubernetes-client")
-    with TemporaryDirectory(prefix="gw-", dir="/tmp") as folder, ExitStack() as stack:
+    with TemporaryDirectory(prefix="gw-", dir="/tmp") as folder:
         real = RealCluster(Path(folder) / "cluster")  # a short path, for containerd's sockets
-        api = stack.enter_context(real.running(nodes=len(NODES), members=members))
-        plugins = {}
-        for node in NODES:
-            folder_of_plugins = real.folder / node / "var/lib/kubelet/device-plugins"
-            plugin = DevicePlugin(folder_of_plugins, [f"GPU-{node}-{index}" for index in range(GPUS)])
-            plugins[node] = stack.enter_context(plugin)
-        real.install()
-        site = Site(real, api, plugins)
-        wait_for("every node has its GPUs", lambda: all(site.allocatable(node) == str(GPUS) for node in NODES))
+        with real.running(nodes=len(NODES), members=members, gpus=GPUS) as api:
+            site = Site(real, api)
+            try:
+                yield site
+            finally:
+                site.close()
+
+
+@contextmanager
+def real_site(members: int = 1) -> Iterator[Site]:
+    """Start the cluster with device plug-ins and the chart, and remove everything at the end."""
+    with bare_site(members) as site:
+        site.complete()
         yield site
 
 

@@ -22,7 +22,7 @@ from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Cluster, needs_manager, running, wait_for
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import group, pod
-from tests.kubernetes.test_owners import PYTORCH, Owner, owned, path, reference
+from tests.kubernetes.test_owners import JOB_SET, MPI, PYTORCH, RAY, Owner, owned, path, reference
 
 BOUNDS = {LEAST_MEMBERS: "2", MOST_MEMBERS: "6", RESTARTABLE: "true"}
 JOB: Owner = ("batch/v1", "Job", "train")
@@ -61,9 +61,16 @@ def test_a_resized_gang_has_fewer_or_more_pods_and_requests_the_same() -> None:
         ({RESTARTABLE: "false"}, pods_of(4), "needs the annotation gangwatch.io/restartable"),
         ({LEAST_MEMBERS: "few"}, pods_of(4), "'few' is not a number of pods"),
         ({LEAST_MEMBERS: "5"}, pods_of(4), "fewer than its minimum of 5"),
-        ({}, [pod(f"train-{n}") for n in range(4)], "must all belong to one Job or PyTorchJob"),
-        ({}, [*pods_of(3), owned("x", ("batch/v1", "Job", "y"))], "must all belong to one Job or PyTorchJob"),
-        ({}, pods_of(4, 1, ("apps/v1", "StatefulSet", "s")), "can resize Job and PyTorchJob, but no StatefulSet"),
+        ({}, [pod(f"train-{n}") for n in range(4)], "must all belong to one Job, PyTorchJob or RayCluster"),
+        ({}, [*pods_of(3), owned("x", ("batch/v1", "Job", "y"))], "belong to one Job, PyTorchJob or RayCluster"),
+        ({}, pods_of(4, 1, ("apps/v1", "StatefulSet", "s")), "no StatefulSet: each group of a LeaderWorkerSet is a"),
+        (
+            {},
+            pods_of(4, 1, ("apps/v1", "ReplicaSet", "s")),
+            "resize Job, PyTorchJob, RayCluster and JobSet, but no",
+        ),
+        ({}, [*pods_of(3), owned("x", MPI)], "no MPIJob: its launcher starts a fixed number of ranks"),
+        ({}, pods_of(4, 1, ("kubeflow.org/v1", "TFJob", "s")), "no TFJob: the training operator writes the number of"),
         ({}, [*pods_of(3), owned("x", JOB, 0)], "same number of GPUs"),
     ],
 )
@@ -153,13 +160,138 @@ def test_a_job_that_kubernetes_cannot_resize_is_named(spec: dict[str, Any], why:
 def test_a_pytorchjob_keeps_its_master_and_changes_its_workers() -> None:
     declared = group("train", 4, BOUNDS)
     replicas = {"Master": {"replicas": 1}, "Worker": {"replicas": 3, "restartPolicy": "OnFailure"}}
-    api = api_of(PYTORCH, declared, pytorchReplicaSpecs=replicas, elasticPolicy={"minReplicas": 2, "maxReplicas": 6})
+    api = api_of(PYTORCH, declared, pytorchReplicaSpecs=replicas, elasticPolicy={"minReplicas": 2, "maxReplicas": 5})
     asyncio.run(resize(api, declared, pods_of(4, 1, PYTORCH), 6))
     found = api.objects[path(PYTORCH)]["spec"]["pytorchReplicaSpecs"]
     assert found == {"Master": {"replicas": 1}, "Worker": {"replicas": 5, "restartPolicy": "OnFailure"}}
     api.objects[path(PYTORCH)]["spec"]["pytorchReplicaSpecs"] = {"Master": {"replicas": 1}}
     with pytest.raises(BackendError, match="has no workers"):
         asyncio.run(resize(api, declared, pods_of(1, 1, PYTORCH), 2))
+
+
+@pytest.mark.parametrize(
+    ("members", "spec", "why"),
+    [
+        (6, {}, "without elasticPolicy"),
+        (6, {"elasticPolicy": {"metrics": [{"type": "Resource"}]}}, "an autoscaler resizes it"),
+        (7, {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 5}}, "have 6 workers: .* at least 2 and at most 5"),
+        (2, {"elasticPolicy": {"minReplicas": 2}}, "cannot have 1 workers: its elasticPolicy allows at least 2$"),
+        (1, {"elasticPolicy": {}}, "cannot have 0 workers"),
+    ],
+)
+def test_a_pytorchjob_is_resized_only_as_its_policy_permits(members: int, spec: dict[str, Any], why: str) -> None:
+    declared = group("train", 4, BOUNDS)
+    replicas = {"Master": {"replicas": 1}, "Worker": {"replicas": 3}}
+    api = api_of(PYTORCH, declared, pytorchReplicaSpecs=replicas, **spec)
+    with pytest.raises(BackendError, match=why):
+        asyncio.run(resize(api, declared, pods_of(4, 1, PYTORCH), members))
+    assert api.done == []
+
+
+def ray_pods() -> list[Pod]:
+    """Return a head and three workers, in the order of their ranks. KubeRay names workers at random."""
+    head = owned("train-head-x", RAY, 1, **{"ray.io/node-type": "head", "ray.io/group": "headgroup"})
+    workers = [
+        owned(f"train-w-{name}", RAY, 1, **{"ray.io/node-type": "worker", "ray.io/group": "gpus"}) for name in "akz"
+    ]
+    return [head, *workers]
+
+
+def ray_group(replicas: int = 3, **changed: Any) -> dict[str, Any]:
+    return {"groupName": "gpus", "replicas": replicas, "minReplicas": 1, "maxReplicas": 5, "numOfHosts": 1, **changed}
+
+
+@pytest.mark.parametrize(("members", "leaving"), [(2, ["train-w-k", "train-w-z"]), (6, [])])
+def test_a_raycluster_keeps_its_head_and_the_first_workers(members: int, leaving: list[str]) -> None:
+    declared = group("train", 4, BOUNDS)
+    other = {"groupName": "cpus", "replicas": 2}
+    api = api_of(RAY, declared, workerGroupSpecs=[other, ray_group(template={"spec": {}})])
+    pods = ray_pods()
+    asyncio.run(resize(api, declared, pods, members))
+    changed = ray_group(members - 1, template={"spec": {}}, scaleStrategy={"workersToDelete": leaving})
+    assert api.objects[path(RAY)]["spec"]["workerGroupSpecs"] == [other, changed]
+    smaller = gang_of(group("train", 4, BOUNDS | {MEMBERS: "2"}), pods[::-1])
+    assert smaller.pods == tuple(pods[:2]), "the pods that stay are those of the smaller gang"
+
+
+@pytest.mark.parametrize(
+    ("members", "spec", "why"),
+    [
+        (3, {"enableInTreeAutoscaling": True}, "Ray's autoscaler resizes it"),
+        (3, {"workerGroupSpecs": [ray_group(numOfHosts=2)]}, "one worker group, with numOfHosts 1"),
+        (3, {"workerGroupSpecs": []}, "one worker group"),
+        (7, {}, "cannot have 6 workers: worker group gpus allows at least 1 and at most 5"),
+        (1, {}, "cannot have 0 workers"),
+    ],
+)
+def test_a_raycluster_that_cannot_be_resized_is_named(members: int, spec: dict[str, Any], why: str) -> None:
+    declared = group("train", 4, BOUNDS)
+    api = api_of(RAY, declared, **{"workerGroupSpecs": [ray_group()], **spec})
+    with pytest.raises(BackendError, match=why):
+        asyncio.run(resize(api, declared, ray_pods(), members))
+    assert api.done == []
+
+
+def in_job_set(declared: PodGroup, *jobs: dict[str, Any]) -> tuple[LittleApi, list[Pod]]:
+    """Return an API server with a JobSet whose replicated job 'workers' is the gang, and the gang's pods."""
+    owner: Owner = ("batch/v1", "Job", "train-workers-0")
+    api = api_of(owner, declared, **indexed(4))
+    api.objects[path(owner)]["metadata"]["ownerReferences"] = [reference(JOB_SET)]
+    workers = {"name": "workers", "replicas": 1, "template": {"spec": indexed(4)}}
+    api.objects[path(JOB_SET)] = {
+        "metadata": {"name": "train", "namespace": "default", "uid": reference(JOB_SET)["uid"]},
+        "spec": {"replicatedJobs": list(jobs or ({"name": "driver", "replicas": 1}, workers))},
+    }
+    label = {"jobset.sigs.k8s.io/replicatedjob-name": "workers"}
+    return api, [
+        owned(f"train-{n}", owner, 1, **label, **{"batch.kubernetes.io/job-completion-index": str(n)}) for n in range(4)
+    ]
+
+
+def test_a_job_of_a_jobset_is_resized_by_its_jobset() -> None:
+    declared = group("train", 4, BOUNDS)
+    api, pods = in_job_set(declared)
+    asyncio.run(resize(api, declared, pods, 6))
+    assert api.done == [("PATCH", path(JOB_SET)), ("PATCH", GROUP)]
+    assert api.objects[path(JOB_SET)]["spec"]["replicatedJobs"][1]["template"]["spec"] == indexed(6)
+
+
+def test_a_jobset_that_cannot_be_resized_is_named() -> None:
+    declared = group("train", 4, BOUNDS)
+    for job, why in (
+        ({"name": "workers", "replicas": 2, "template": {"spec": indexed(2)}}, "one replicated job with one replica"),
+        ({"name": "workers", "replicas": 1, "template": {"spec": {}}}, "job workers, cannot be resized: it needs"),
+        ({"name": "others", "replicas": 1, "template": {"spec": indexed(4)}}, "one replicated job with one replica"),
+    ):
+        api, pods = in_job_set(declared, job)
+        with pytest.raises(BackendError, match=why):
+            asyncio.run(resize(api, declared, pods, 2))
+        assert api.done == []
+    api, pods = in_job_set(declared)
+    asyncio.run(resize(api, declared, pods, 4))
+    assert api.done == [("PATCH", f"{path(JOB_SET)}?dryRun=All")]
+    assert api.objects[path(JOB_SET)]["spec"]["replicatedJobs"][1]["template"]["spec"] == indexed(4)
+    immutable = refused(422, "Invalid", "spec.replicatedJobs: field is immutable")  # without the gate ElasticJobSet
+    api.fails = {("PATCH", path(JOB_SET)): [immutable], ("PATCH", f"{path(JOB_SET)}?dryRun=All"): [immutable]}
+    for members in (4, 6):  # a gang that could be started, but never resized, is refused at once
+        with pytest.raises(BackendError, match="field is immutable"):
+            asyncio.run(resize(api, declared, pods, members))
+    train_job: Owner = ("trainer.kubeflow.org/v1alpha1", "TrainJob", "train")
+    api.objects[path(JOB_SET)]["metadata"]["ownerReferences"] = [reference(train_job)]
+    with pytest.raises(BackendError, match="JobSet train cannot be resized: it belongs to TrainJob train"):
+        asyncio.run(resize(api, declared, pods, 6))
+
+
+def test_an_owner_that_kueue_admits_is_resized_only_if_kueue_follows() -> None:
+    declared = group("train", 4, BOUNDS)
+    api = api_of(JOB, declared, **indexed(4))
+    api.objects[path(JOB)]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    with pytest.raises(BackendError, match="Kueue admits it with its present number of pods"):
+        asyncio.run(resize(api, declared, pods_of(4), 6))
+    assert api.done == []
+    api.objects[path(JOB)]["metadata"]["annotations"] = {"kueue.x-k8s.io/elastic-job": "true"}
+    asyncio.run(resize(api, declared, pods_of(4), 6))
+    assert api.objects[path(JOB)]["spec"] == indexed(6)
 
 
 def test_a_refused_change_is_an_error() -> None:

@@ -135,7 +135,11 @@ def test_one_of_two_controllers_acts_and_the_other_takes_over_in_time(
         leader = holder(cluster)
         start(plane, tmp_path / "second")
         standby = wait_for("the second is a standby", lambda: measured(tmp_path / "second"))
-        assert standby == ["gangwatch_leads 0.0", "gangwatch_missing_rights 0.0"]
+        assert standby == [
+            "gangwatch_leads 0.0",
+            "gangwatch_missing_rights 0.0",
+            "gangwatch_lost_leases_total 0.0",
+        ]
         wait_for("the first says that it leads", lambda: "gangwatch_leads 1.0" in measured(tmp_path / "first"))
         cluster.add_gang("a", 1)
         wait_for("a gang is bound", lambda: cluster.bound("a") == 1)

@@ -1,77 +1,53 @@
-"""The program packaging/cluster, which starts a cluster with real kubelets. test_cluster_life.py installs the chart."""
+"""The program packaging/cluster, which starts a cluster with real kubelets. test_cluster_life.py installs the chart.
+
+That nothing of a cluster remains is checked at the end of each (real_kubelets.RealCluster.running).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from tests.kubernetes.harness import Api, wait_for
 from tests.kubernetes.real_kubelets import RealCluster
+from tests.kubernetes.real_site import GPUS, NODES, Site
 from tests.needs import root
 
 pytestmark = [pytest.mark.xdist_group("real-kubelets"), pytest.mark.timeout(900), pytest.mark.slow]
 
-
-@contextmanager
-def short_folder() -> Iterator[Path]:
-    """Yield a path that does not exist and is short enough for containerd's sockets."""
-    with TemporaryDirectory(prefix="gw-", dir="/tmp") as folder:
-        yield Path(folder) / "cluster"
+PODS = "/api/v1/namespaces/default/pods"
 
 
-def test_a_pod_runs_and_nothing_of_the_cluster_remains() -> None:
-    with short_folder() as folder:
-        cluster = RealCluster(folder)
-        with cluster.running(nodes=1) as api:
-            account = "/api/v1/namespaces/default/serviceaccounts/default"
-            wait_for("pods may be created", lambda: api.find(account))
-            api.create("/api/v1/namespaces/default/pods", lone_pod())
-            wait_for("its pod runs", lambda: phase(api) == "Running")
-            assert api.get("/api/v1/namespaces/default/pods/lone")["status"]["podIP"].startswith("10.213.1.")
-            processes = cluster.processes()
-            programs = {(process / "comm").read_text().strip() for process in processes}
-            assert {"etcd", "kube-apiserver", "containerd", "kubelet", "pause"} <= programs
-            second = cluster.command("up")
-            assert second.returncode == 1 and "make cluster-down" in second.stderr
-            assert remains(folder) == {"folder", "link", "route", "control groups"}
-        assert remains(folder) == set()
-        wait_for("all processes end", lambda: not [process for process in processes if runs(process)])
-
-
-def runs(process: Path) -> bool:
-    """Return whether the process is alive and not a zombie."""
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def test_a_pod_runs_with_a_reported_gpu_and_a_second_cluster_is_refused(bare: Site) -> None:
+    cluster, api = bare.real, bare.api
+    account = "/api/v1/namespaces/default/serviceaccounts/default"
+    wait_for("pods may be created", lambda: api.find(account))
+    assert [bare.allocatable(node) for node in NODES] == [str(GPUS)] * len(NODES)
+    api.create(PODS, lone_pod())
+    wait_for("its pod runs", lambda: phase(api) == "Running")
+    status = api.get(f"{PODS}/lone")["status"]
+    assert status["podIP"].startswith(tuple(f"10.213.{index}." for index in range(1, len(NODES) + 1)))
+    programs = {(process / "comm").read_text().strip() for process in cluster.processes()}
+    assert {"etcd", "kube-apiserver", "containerd", "kubelet", "pause"} <= programs
+    second = cluster.command("up")
+    assert second.returncode == 1 and "make cluster-down" in second.stderr
+    assert cluster.remains() == {"folder", "link", "route", "control groups"}
+    api.delete(f"{PODS}/lone")
+    wait_for("the pod is gone", lambda: api.find(f"{PODS}/lone") is None)
 
 
 def lone_pod() -> dict[str, Any]:
-    container = {"name": "lone", "image": "localhost/pause:1", "imagePullPolicy": "Never"}
+    container: dict[str, Any] = {"name": "lone", "image": "localhost/pause:1", "imagePullPolicy": "Never"}
+    container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "lone"}, "spec": spec}
 
 
 def phase(api: Api) -> str:
-    found: str = api.get("/api/v1/namespaces/default/pods/lone")["status"]["phase"]
+    found: str = api.get(f"{PODS}/lone")["status"]["phase"]
     return found
-
-
-def remains(folder: Path) -> set[str]:
-    """Return the processes and mounts of the cluster that still exist on this machine."""
-    found = {
-        "folder": folder.exists(),
-        "link": Path("/sys/class/net/gwcluster0").exists(),
-        "route": "0000D50A" in Path("/proc/net/route").read_text(),  # 10.213.0.0, as the kernel writes it
-        "control groups": any(Path("/sys/fs/cgroup").glob("**/gangwatch-cluster")),
-        "mounts": str(folder) in Path("/proc/self/mounts").read_text(),
-    }
-    return {name for name, there in found.items() if there}
 
 
 def test_a_folder_that_no_cluster_made_is_not_removed(tmp_path: Path) -> None:

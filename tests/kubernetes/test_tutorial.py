@@ -9,9 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,13 +18,13 @@ from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from tests.deploy.test_chart import helm
 from tests.kubernetes.harness import Api, wait_for
 from tests.kubernetes.real_kubelets import NAMESPACE, RealCluster
+from tests.kubernetes.real_site import NODES, Site
 from tests.needs import component
 
 pytestmark = [pytest.mark.xdist_group("real-kubelets"), pytest.mark.timeout(900), pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "kubernetes.md"
-NODES = 3
 
 
 def blocks() -> list[str]:
@@ -77,13 +75,11 @@ class Reader:
         return done.stdout
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[tuple[RealCluster, Api]]:
-    component("kubectl", "kubernetes-client")
-    with TemporaryDirectory(prefix="gw-", dir="/tmp") as folder:
-        real = RealCluster(Path(folder) / "cluster")  # a short path, for containerd's sockets
-        with real.running(nodes=NODES, gpus=3) as api:
-            yield real, api
+def installed(bare: Site, reader: Reader) -> None:
+    """Install the chart as in the tutorial, unless an earlier test has done that."""
+    if bare.api.find(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gangwatch-agent") is None:
+        for command in commands(blocks()[0]):
+            reader.type(command)
 
 
 def rows(output: str) -> list[dict[str, str]]:
@@ -97,16 +93,20 @@ def rows(output: str) -> list[dict[str, str]]:
     ]
 
 
-def test_its_commands_move_a_gang_and_leave_nothing(cluster: tuple[RealCluster, Api], tmp_path: Path) -> None:
-    real, api = cluster
-    reader = Reader(tmp_path, real)
+@pytest.fixture(scope="session")
+def reader(bare: Site, tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    return Reader(tmp_path_factory.mktemp("reader"), bare.real)
+
+
+def test_its_commands_move_a_gang(bare: Site, reader: Reader) -> None:
+    """The release is left for later tests, which need the same one; the last test executes the tutorial's end."""
     install, yaml, start, drain, moved, why, end = blocks()
     for command in commands(install):
         output = reader.type(command)
     pods = rows(output)
-    assert sorted(pod["STATUS"] for pod in pods) == ["Running"] * (NODES + 2), output
+    assert sorted(pod["STATUS"] for pod in pods) == ["Running"] * (len(NODES) + 2), output
 
-    (tmp_path / "train.yaml").write_text(yaml)
+    (reader.folder / "train.yaml").write_text(yaml)
     apply, groups, wide, story = commands(start)
     reader.type(apply)
     wait_for("all pods have a node", lambda: rows(reader.type(groups))[0]["SCHEDULED"] == "True")
@@ -131,8 +131,20 @@ def test_its_commands_move_a_gang_and_leave_nothing(cluster: tuple[RealCluster, 
     (explain,) = commands(why)
     assert reader.type(explain)
 
-    for command in commands(end):
-        reader.type(command)
+    job = bare.api.get("/apis/batch/v1/namespaces/default/jobs/train")
+    assert not job["status"].get("failed"), "no pod of the stopped gang counts as a failure"
+    release, delete, _ = commands(end)
+    reader.type(release)
+    reader.type(delete)
+
+
+def test_uninstalling_leaves_nothing(bare: Site, reader: Reader) -> None:
+    api = bare.api
+    installed(bare, reader)
+    *_, end = blocks()
+    *_, uninstall = commands(end)
+    assert uninstall.startswith("helm uninstall")
+    reader.type(uninstall)
     (namespace,) = (one for one in api.get("/api/v1/namespaces")["items"] if one["metadata"]["name"] == NAMESPACE)
     assert namespace["status"]["phase"] == "Active"
     wait_for("no pod of gangwatch remains", lambda: not api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"])
@@ -174,14 +186,12 @@ PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
 EXEC = {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"]}
 
 
-def test_the_plug_in_names_what_is_wrong(cluster: tuple[RealCluster, Api], tmp_path: Path) -> None:
-    real, api = cluster
-    reader = Reader(tmp_path, real)
-    wait_for("an earlier release is gone", lambda: not api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"])
-    reader.type("helm install gangwatch deploy/helm/gangwatch --namespace gangwatch --create-namespace --wait")
+def test_the_plug_in_names_what_is_wrong(bare: Site, reader: Reader, tmp_path: Path) -> None:
+    real, api = bare.real, bare.api
+    installed(bare, reader)
     _, yaml, *_ = blocks()
     large = yaml.replace("minMember: 4", "minMember: 40").replace("completions: 4", "completions: 40")
-    (tmp_path / "train.yaml").write_text(large.replace("parallelism: 4", "parallelism: 40"))
+    (reader.folder / "train.yaml").write_text(large.replace("parallelism: 4", "parallelism: 40"))
     reader.type("kubectl apply --filename train.yaml")
     wait_for("it waits", lambda: rows(reader.type("kubectl get podgroups"))[0]["REASON"])
 
@@ -220,3 +230,9 @@ def test_the_plug_in_names_what_is_wrong(cluster: tuple[RealCluster, Api], tmp_p
     done = reader.ends("kubectl gangwatch top --once")
     assert done.returncode == 1
     assert "no controller leads" in done.stderr or "the last controller that led, does not run" in done.stderr, done
+    reader.type("kubectl delete --filename train.yaml")
+    for command in (
+        "scale deployment gangwatch-controller --replicas 2",
+        "rollout status deployment/gangwatch-controller",
+    ):
+        reader.type(f"kubectl --namespace gangwatch {command}")  # later tests use the release

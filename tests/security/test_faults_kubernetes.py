@@ -132,7 +132,7 @@ def test_a_started_stop_is_not_finished_after_the_lease_is_lost(
 
 
 @pytest.mark.slow
-def test_a_resumed_former_leader_takes_no_action(
+def test_a_resumed_former_leader_takes_no_action_and_stands_by_again(
     cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     cluster.add_nodes("n1", "n2")
@@ -140,8 +140,9 @@ def test_a_resumed_former_leader_takes_no_action(
         first = start(plane, tmp_path / "first")
         wait_for("the first leads", lambda: holder(cluster))
         leader = holder(cluster)
-        start(plane, tmp_path / "second")
+        other = start(plane, tmp_path / "second")
         wait_for("the second is on standby", lambda: "gangwatch_leads 0.0" in measured(tmp_path / "second"))
+        standby = descriptors(other.pid) + 2  # requests of the moment
         cluster.add_gang("before", 1)
         wait_for("a gang is bound", lambda: cluster.bound("before") == 1)
         os.kill(first.pid, signal.SIGSTOP)
@@ -155,13 +156,31 @@ def test_a_resumed_former_leader_takes_no_action(
         os.kill(first.pid, signal.SIGCONT)
         cluster.add_nodes("n3", "n4")
         wait_for("it is bound", lambda: cluster.bound("contested") == 2)
-        wait_for("the first has given up", lambda: first.poll() is not None)
-        assert first.returncode != 0
+        wait_for("the first is a standby", lambda: "gangwatch_leads 0.0" in measured(tmp_path / "first"))
+        assert first.poll() is None, "its process has not ended"
+        assert "gangwatch_lost_leases_total 1.0" in measured(tmp_path / "first")
         assert "no longer leads" in (tmp_path / "first" / "log" / "controller.log").read_text()
+        assert descriptors(first.pid) <= standby, "none of the old term is left"
         assert holder(cluster) == second
         assert cluster.bound("before") == 1
         assert bound_once(kubelet)
         assert len(kubelet.binds) == 4
+
+        os.kill(other.pid, signal.SIGKILL)
+        cluster.add_nodes("n5")
+        cluster.add_gang("later", 1)
+        wait_for("the first leads again", lambda: holder(cluster) == leader, 3 * LEASE_SECONDS)
+        wait_for("and binds", lambda: cluster.bound("later") == 1)
+        wait_for("it says that it leads", lambda: "gangwatch_leads 1.0" in measured(tmp_path / "first"))
+        assert first.poll() is None
+        assert len(kubelet.binds) == 5 and bound_once(kubelet)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(30) == 0
+
+
+def descriptors(pid: int) -> int:
+    """Return the number of open descriptors of a process."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def etcd(plane: ControlPlane, number: signal.Signals) -> None:

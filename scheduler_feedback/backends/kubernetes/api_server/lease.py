@@ -122,6 +122,8 @@ class Leadership:
         self._reviewed_ns: int | None = None  # time of the last check of rights
         self._review: asyncio.Task[None] | None = None
         self._tried = False
+        self.stuck = False
+        """Whether this controller gave up its lease because its cycles did not finish. Set before `lost` is called."""
         self.before = ""  # the last holder before us (may be an earlier term of this process); '' if there was none
 
     def may_act(self) -> bool:
@@ -175,7 +177,7 @@ class Leadership:
                 began_ns = self._clock.monotonic_ns()
                 if self._leading.is_set() and not self._works():
                     # Let the lease expire instead of releasing it: the stuck thread's requests may still be executed.
-                    self._until_ns = 0
+                    self._until_ns, self.stuck = 0, True
                     _log.error("%s stops leading: no cycle has finished for %d renewals", self._identity, self._idle)
                     self._lost()
                     return

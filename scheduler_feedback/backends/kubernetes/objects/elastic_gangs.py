@@ -9,7 +9,7 @@ from msgspec import structs
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Pod, PodGroup
-from scheduler_feedback.backends.kubernetes.objects.owner_kinds import RESIZABLE
+from scheduler_feedback.backends.kubernetes.objects.owner_kinds import FIXED_SIZE, RESIZABLE
 from scheduler_feedback.backends.kubernetes.objects.rank_order import whole
 from scheduler_feedback.core.job import Group, JobSpec
 from scheduler_feedback.policies.intake.job_admission import malformed
@@ -44,12 +44,14 @@ def bounded(spec: JobSpec, pods: Sequence[Pod], slots: Sequence[int], declared: 
         raise BackendError(f"an elastic gang has at most {MOST_PODS} pods, not {max(most, requested)}")
     owners = {pod.owner.uid if pod.owner is not None else "" for pod in pods}
     owner, each = pods[0].owner, slots[0]
+    kinds = sorted({pod.owner.kind for pod in pods if pod.owner is not None} - RESIZABLE)
+    if kinds:
+        reason = f": {FIXED_SIZE[kinds[0]]}" if kinds[0] in FIXED_SIZE else ""
+        raise BackendError(f"gangwatch can resize {', '.join(sorted(RESIZABLE))} and JobSet, but no {kinds[0]}{reason}")
     if any(count != each for count in slots):
         raise BackendError("an elastic gang's pods must all request the same number of GPUs")
     if owner is None or len(owners) > 1:
-        raise BackendError("an elastic gang's pods must all belong to one Job or PyTorchJob")
-    if owner.kind not in RESIZABLE:
-        raise BackendError(f"gangwatch can resize {' and '.join(sorted(RESIZABLE))}, but no {owner.kind}")
+        raise BackendError("an elastic gang's pods must all belong to one Job, PyTorchJob or RayCluster")
     if not spec.restartable:
         raise BackendError(f'an elastic gang needs the annotation {OURS}restartable: "true"')
     groups = tuple(Group(f"pod-{n}", each, same_node=True) for n in range(requested)) if each > 1 else ()

@@ -72,8 +72,17 @@ RECREATING = frozenset({*(kind for _, kind in KINDS), "StatefulSet"})
 StatefulSets."""
 
 
-RESIZABLE = frozenset({"Job", "PyTorchJob"})
-"""Kinds of pods' owners whose number of pods gangwatch can change (``attempts.gang_resize``)."""
+RESIZABLE = frozenset({"Job", "PyTorchJob", "RayCluster"})
+"""Kinds of pods' owners whose number of pods gangwatch can change (``objects.owner_sizes``). A Job may belong to a
+JobSet."""
+
+_FIXED_BY_OPERATOR = "the training operator writes the number of pods into each pod that it creates"
+FIXED_SIZE = {
+    "MPIJob": "its launcher starts a fixed number of ranks",
+    "StatefulSet": "each group of a LeaderWorkerSet is a gang of its own, so change the number of its replicas",
+    **dict.fromkeys(("TFJob", "XGBoostJob", "PaddleJob", "JAXJob"), _FIXED_BY_OPERATOR),
+}
+"""Why gangwatch does not resize gangs of other kinds of owners."""
 
 
 def kind_of(owner: OwnerReference) -> OwnerKind | None:
