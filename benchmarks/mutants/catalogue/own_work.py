@@ -11,6 +11,8 @@ _RANKS = ("tests/detect/test_several_ranks.py",)
 _PAUSES = ("tests/detect/test_pauses.py",)
 
 _AGAIN = ("tests/detectors/test_slow_again.py",)
+_LEVEL = ("tests/detectors/test_own_level.py",)
+_DRIFT = ("tests/detectors/test_slow_drift.py",)
 _SETS = ("tests/detectors/test_lasting_set.py",)
 _HANDMADE = ("tests/handmade_benchmark",)
 _WAITS = ("tests/detectors/test_reported_waits.py",)
@@ -55,6 +57,16 @@ MUTANTS = (
         "is_whole_node(case)",
         _HANDMADE,
     ),
+    Mutant("detectors.straggler.own_level:note_refusal", " and refused", "", _LEVEL),
+    Mutant("detectors.straggler.own_level:learn_levels", ">= INTERVAL_WINDOWS]", ">= 3]", _LEVEL),
+    Mutant("detectors.straggler.own_level:learn_levels", "if steady[rank]", "if True", _LEVEL),
+    Mutant("detectors.straggler.own_level:learn_levels", "not in watched.accused", "not in ()", _LEVEL),
+    Mutant("detectors.straggler.own_level:learn_levels", "not baseline.final", "False", _LEVEL),
+    Mutant(
+        "detectors.straggler.slow_drift:sigmas_of_drift", "sorted(case.alarmed | {case.rank})", "[case.rank]", _DRIFT
+    ),
+    Mutant("detectors.straggler.slow_drift:sigmas_of_drift", "< LEAST_PEERS", "< 0", _DRIFT),
+    Mutant("detectors.straggler.persistence:doubt", "< DRIFT_SIGMAS", "< -DRIFT_SIGMAS", _DRIFT),
     Mutant("detectors.straggler.lasting_set:lasting_set", ">= NODE_WINDOWS", ">= 3", _SETS),
     Mutant("detectors.straggler.lasting_set:lasting_set", "2 * len(lasting) >= count", "False", _SETS),
     Mutant("detectors.straggler.lasting_set:lasting_set", "not watched.where.layout_known", "False", _SETS),
