@@ -82,6 +82,17 @@ def test_a_nic_whose_errors_began_earlier_is_not_accused(tmp_path: Path) -> None
     assert accused(tmp_path / "t.jsonl", rows) == []
 
 
+def test_a_nic_is_not_accused_while_the_network_of_other_nodes_is_congested(tmp_path: Path) -> None:
+    def change(rank: int, faulty: bool) -> dict[str, float]:
+        return with_bad_nic(rank, faulty) | {"nic_congestion": 200.0 if faulty else 2.0}
+
+    assert accused(tmp_path / "t.jsonl", lines(SLOWER, change)) == []
+
+
+def test_a_rank_that_slows_the_job_by_less_than_five_per_cent_is_not_accused(tmp_path: Path) -> None:
+    assert accused(tmp_path / "t.jsonl", lines(1.044, throttled)) == []
+
+
 def test_longer_kernels_are_accused_without_a_cause_but_more_work_is_not(tmp_path: Path) -> None:
     assert accused(tmp_path / "t.jsonl", lines(SLOWER, with_long_kernels)) == [(3, "unknown")]
     assert accused(tmp_path / "w.jsonl", lines(SLOWER, with_more_work)) == []
@@ -104,6 +115,46 @@ def test_a_rank_that_throttles_from_the_start_is_accused(tmp_path: Path) -> None
         return throttled(rank, True) | ({"sm_active": 0.95} if rank == 5 else {})
 
     assert accused(tmp_path / "t.jsonl", lines(1.0, change)) == [(5, "thermal")]
+
+
+@pytest.mark.parametrize(("rate", "found"), [(14.0, [(6, "gpu-memory")]), (3.0, [])])
+def test_a_memory_with_errors_in_each_block_since_the_start_is_accused(
+    tmp_path: Path, rate: float, found: list[tuple[int, str]]
+) -> None:
+    rows = lines(1.0, lambda rank, _: {"memory_errors": rate if rank == 6 else 0.0}, steps=90)
+    assert accused(tmp_path / "t.jsonl", rows) == found
+    for row in rows:
+        if row.get("at", 0.0) > 60 and row["rank"] == 6:
+            row["memory_errors"] = 0.0
+    assert accused(tmp_path / "ended.jsonl", rows) == []
+
+
+@pytest.mark.parametrize(("idles", "found"), [(False, [(4, "gpu")]), (True, [])])
+def test_a_clock_that_is_lower_all_the_time_is_accused_without_sm_activity(
+    tmp_path: Path, idles: bool, found: list[tuple[int, str]]
+) -> None:
+    """The clock of a GPU that has nothing to run for a part of the time is lower in some samples only."""
+    rows = lines(1.0, lambda rank, _: {"power": 480.0} if rank == 4 else {}, steps=90)
+    random = np.random.default_rng(1)
+    for row in rows:
+        row.pop("sm_active", None)
+        if "at" in row and row["rank"] == 4:
+            row["sm_clock"] *= (0.1 if random.random() < 0.33 else 1.0) if idles else 0.7
+    assert accused(tmp_path / "t.jsonl", rows) == found
+
+
+@pytest.mark.parametrize(("activity", "found"), [(0.9, [(12, "never-arrived")]), (0.3, [])])
+def test_a_kernel_that_runs_on_is_a_hang_and_short_kernels_are_not(
+    tmp_path: Path, activity: float, found: list[tuple[int, str]]
+) -> None:
+    rows = [row for row in lines(1.0, polling) if row.get("step", 0) < ONSET]
+    begins = ONSET * STEP_SECONDS
+    for row in rows:
+        if "at" in row:
+            row["nvlink_bytes"] = 9e10 if row["at"] <= begins else 0.0
+            if row["at"] > begins:
+                row["sm_active"] = activity if row["rank"] == 12 else POLLS["sm_active"]
+    assert accused(tmp_path / "t.jsonl", rows) == found
 
 
 def test_a_hang_shows_by_power_if_sms_are_not_measured(tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ def test_a_training_with_a_permanently_stopped_rank_is_restarted_elsewhere_and_e
     )
     (decision,) = story(door, job_id, "restart")
     assert "rank 1's process is stopped (SIGSTOP)" in decision
-    assert "no step for 4" in decision
+    assert "no step for 1" in decision, "the verdict came long before the restart"
+    (stay, *_) = story(door, job_id, "stay")
+    assert "its process is stopped and may be continued" in stay
     moved = door.wait_for(job_id, "running")
     assert victim["node"] not in {rank["node"] for rank in moved["ranks"]}
     os.kill(single["pid"], signal.SIGCONT)
@@ -96,6 +98,6 @@ def test_a_job_that_cannot_be_restarted_is_reported_and_a_second_stop_is_detecte
         before = steps_of(door, job_id)
         wait_until(lambda before=before: steps_of(door, job_id) > before + 5, door.logs)  # type: ignore[misc]
     sys.stdout.write(f"verdicts {delays[0]:.1f} and {delays[1]:.1f} s after the stops\n")  # for pytest -s
-    assert delays[1] < STOP_SECONDS, "one and a half times the first stop would be sixty seconds"
+    assert max(delays) < 15.0, "the process stays stopped; one and a half times the first stop is a minute"
     assert "not restarted: it is not declared restartable" in story(door, job_id, "stay")[0]
     assert door.job(job_id)["attempt"] == 1

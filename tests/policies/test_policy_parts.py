@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.schema.process_state import ProcessState
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.cluster import Level, Node
@@ -24,7 +25,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import After, Dependency, Job, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Decision, Estimates, Order, Policy, Queue, State
-from scheduler_feedback.core.verdict import Kind
+from scheduler_feedback.core.verdict import Evidence, Kind
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import timeouts, uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
@@ -51,7 +52,7 @@ def hang_is_kept(
     policy: Policy | None = None, job: Job | None = None, confirmed: bool = False, **verdict: Any
 ) -> tuple[str, int | None] | None:
     """Return why a gang that has hung for a minute is not restarted: (code, end of the reason's validity)."""
-    found = verdict_of(first_wall_ns=NOW_NS - 60 * SECOND, **(_HANG | verdict))
+    found = verdict_of(**({"first_wall_ns": NOW_NS - 60 * SECOND} | _HANG | verdict))
     job = job or running("j", 900.0, restartable=True)
     kept = hang_restart.why_not_restarted(policy or Policy(), job, found, confirmed, NOW_NS)
     return None if kept is None else (kept[0], kept[2])
@@ -83,6 +84,18 @@ def test_why_a_hanging_gang_is_not_restarted_and_until_when(
     assert hang_is_kept(**changes) == kept
     may_be_confirmed = kept[0] in ("restart_on_hang", "confidence", "pause")
     assert hang_is_kept(**changes, confirmed=True) == (None if may_be_confirmed else kept)
+
+
+@pytest.mark.parametrize(("state", "after"), [(ProcessState.STOPPED, 40), (ProcessState.GONE, 0)])
+def test_a_gang_with_a_stopped_process_is_restarted_later_than_one_with_an_ended_process(
+    state: ProcessState, after: int
+) -> None:
+    """Who stopped a process may continue it. The verdict comes after ten seconds."""
+    proof = (Evidence("process_state", float(state), float(ProcessState.RUNNING), "state", "in words"),)
+    soon: dict[str, Any] = {"first_wall_ns": NOW_NS - 12 * SECOND, "longest_pause_seconds": 1.0, "evidence": proof}
+    assert hang_is_kept(**soon) == (("pause", NOW_NS + (after - 12) * SECOND) if after else None)
+    assert hang_is_kept(**soon, confirmed=True) is None
+    assert hang_is_kept(evidence=proof) is None, "after a minute"
 
 
 def test_the_reason_names_the_restart_command_only_if_an_operator_may_decide() -> None:

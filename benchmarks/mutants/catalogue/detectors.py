@@ -483,7 +483,7 @@ MUTANTS = (
         (_D + "a_reporting_absent_rank_is_at_fault_and_not_a_stale_one",),
     ),
     Mutant(
-        "detectors.hang.hang:is_inside",
+        "detectors.hang.certain_hangs:is_inside",
         " & (seen_ns - opened[:, 2] <= FRESH_SECONDS * 1e9)",
         "",
         ("tests/detectors/test_hang.py",),

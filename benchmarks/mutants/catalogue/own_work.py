@@ -11,6 +11,8 @@ _RANKS = ("tests/detect/test_several_ranks.py",)
 _PAUSES = ("tests/detect/test_pauses.py",)
 
 _AGAIN = ("tests/detectors/test_slow_again.py",)
+_LEVEL = ("tests/detectors/test_own_level.py",)
+_DRIFT = ("tests/detectors/test_slow_drift.py",)
 _SETS = ("tests/detectors/test_lasting_set.py",)
 _HANDMADE = ("tests/handmade_benchmark",)
 _WAITS = ("tests/detectors/test_reported_waits.py",)
@@ -25,12 +27,22 @@ MUTANTS = (
     Mutant(_APART + ":_suspects", "if found.steps >= STEPS:", "if True:", _COUNTERS),
     Mutant(_APART + ":_least_steps", "HOST_STEPS if cause in OF_HOST else STEPS", "STEPS", _COUNTERS),
     Mutant(_APART + ":_has_more_work", "if not found.busy[rank]:", "if True:", _COUNTERS),
+    Mutant(_APART + ":_errors", "_congested(found, ~here)", "False", _COUNTERS),
+    Mutant(_APART + ":_suspects", " or found.slower < LEAST_SLOWDOWN", "", _COUNTERS),
+    Mutant(_APART + ":_failing_memory", "blocks.learned < FROM_START_BLOCKS or ", "", _COUNTERS),
+    Mutant(_APART + ":_steady_clock", "STEADY *", "9 *", _COUNTERS),
+    Mutant("detectors.hang.unreported_hang:Traffic.stuck", ", RUNS_ON)", ", 0.0)", _COUNTERS),
     Mutant(_APART + ":_errors", " & (before <= EACH * found.own[row])", "", _COUNTERS),
     Mutant(
         _BLOCKS + ":StepBlocks._place", "if block.step_seconds >= SLOWER * self.usual_seconds:", "if True:", _COUNTERS
     ),
     Mutant(_BLOCKS + ":shifts", "away[:levels] /= blocks.usual[:levels]", "pass", _COUNTERS),
-    Mutant("detectors.hang.hang:ended_before_peers", "(is_inside(opened, now_ns) & ~ended).any()", "True", _BLOCKED),
+    Mutant("detectors.hang.certain_hangs:blocked_before_peers", "(inside & ~ended).any()", "True", _BLOCKED),
+    Mutant("detectors.hang.certain_hangs:blocked_before_peers", "waiting.any()", "True", _BLOCKED),
+    Mutant("detectors.hang.certain_hangs:blocked_before_peers", ">= STOPPED_SECONDS * 1e9", ">= 0", _BLOCKED),
+    Mutant("detectors.hang.certain_hangs:stopped_since", "before.get(rank, now_ns)", "now_ns", _BLOCKED),
+    Mutant("detectors.hang.blocked_evidence:in_another_operation", "2 * count > len(called)", "True", _BLOCKED),
+    Mutant("detectors.hang.blocked_evidence:all_wait", "and one.in_collective", "", _BLOCKED),
     Mutant(
         "detectors.hang.unreported_hang:Traffic.stuck", "if by_power and not len(apart):", "if by_power:", _COUNTERS
     ),
@@ -55,6 +67,16 @@ MUTANTS = (
         "is_whole_node(case)",
         _HANDMADE,
     ),
+    Mutant("detectors.straggler.own_level:note_refusal", " and refused", "", _LEVEL),
+    Mutant("detectors.straggler.own_level:learn_levels", ">= INTERVAL_WINDOWS]", ">= 3]", _LEVEL),
+    Mutant("detectors.straggler.own_level:learn_levels", "if steady[rank]", "if True", _LEVEL),
+    Mutant("detectors.straggler.own_level:learn_levels", "not in watched.accused", "not in ()", _LEVEL),
+    Mutant("detectors.straggler.own_level:learn_levels", "not baseline.final", "False", _LEVEL),
+    Mutant(
+        "detectors.straggler.slow_drift:sigmas_of_drift", "sorted(case.alarmed | {case.rank})", "[case.rank]", _DRIFT
+    ),
+    Mutant("detectors.straggler.slow_drift:sigmas_of_drift", "< LEAST_PEERS", "< 0", _DRIFT),
+    Mutant("detectors.straggler.persistence:doubt", "< DRIFT_SIGMAS", "< -DRIFT_SIGMAS", _DRIFT),
     Mutant("detectors.straggler.lasting_set:lasting_set", ">= NODE_WINDOWS", ">= 3", _SETS),
     Mutant("detectors.straggler.lasting_set:lasting_set", "2 * len(lasting) >= count", "False", _SETS),
     Mutant("detectors.straggler.lasting_set:lasting_set", "not watched.where.layout_known", "False", _SETS),

@@ -20,7 +20,7 @@ LEVELS = ("sm_active", "tensor_active", "power", "sm_clock")
 COMPARED = (
     *LEVELS, "thermal_throttle", "power_throttle", "memory_errors", "pcie_link", "cpu_waiting", "io_waiting",
     "runqueue_wait", "temperature", "nic_physical_errors", "nic_sequence_errors", "nic_pause_sent", "nvlink_errors",
-    "pcie_errors",
+    "pcie_errors", "nic_congestion",
 )  # fmt: skip
 """Counters of a block, in the order of its rows."""
 

@@ -7,6 +7,7 @@ long.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -30,6 +31,9 @@ it."""
 
 SAME_REPORTS = 2
 """Number of equal reports after which a rank counts as blocked."""
+
+PAIRWISE = ("send", "recv")
+"""Parts of the names of operations between two ranks."""
 
 MOST_PLACES = 4
 """Maximum number of places that a sentence lists."""
@@ -92,6 +96,31 @@ def behind(reports: Mapping[int, Blocked], ranks: IntArray) -> IndexArray | None
         places.append((report.group, report.sequence))
         newest[report.group] = max(newest.get(report.group, 0), report.sequence)
     return np.array([k for k, (group, number) in enumerate(places) if number < newest[group]], np.intp)
+
+
+def all_wait(reports: Mapping[int, Blocked], ranks: IntArray) -> bool:
+    """Return whether each rank was twice at the same place in a collective. No rank then works outside of collectives,
+    so that no pause of a healthy job explains it."""
+    found = [reports.get(rank) for rank in ranks.tolist()]
+    return all(one is not None and one.answered and one.in_collective and one.reports >= SAME_REPORTS for one in found)
+
+
+def in_another_operation(reports: Mapping[int, Blocked], ranks: IntArray) -> IndexArray:
+    """Return the indices of the ranks that called another operation than most ranks of their group, with the same
+    number; empty if no group has a majority, or a rank's operation is unknown. Pairs that send and receive differ
+    anyway."""
+    calls: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for index, rank in enumerate(ranks.tolist()):
+        one = reports.get(rank)
+        if one is None or one.sequence is None or not one.group or any(word in one.operation for word in PAIRWISE):
+            return np.zeros(0, np.intp)
+        calls.setdefault((one.group, one.sequence), []).append((one.operation, index))
+    found: list[int] = []
+    for called in calls.values():
+        usual, count = Counter(operation for operation, _ in called).most_common(1)[0]
+        if 2 * count > len(called):
+            found += [index for operation, index in called if operation != usual]
+    return np.array(sorted(found), np.intp)
 
 
 def blocked_at(job: JobTelemetry, reports: Mapping[int, Blocked], suspects: Sequence[int]) -> tuple[Evidence, ...]:

@@ -13,7 +13,7 @@ stopped, or a debugger is attached, the detector abstains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.process_state import ProcessState
+from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry, Shape, Telemetry
@@ -30,9 +31,15 @@ from scheduler_feedback.detectors.counters.counter_statistics import ALARM
 from scheduler_feedback.detectors.counters.peer_outlier import many
 from scheduler_feedback.detectors.hang import blocked_evidence
 from scheduler_feedback.detectors.hang.blocked_evidence import EARLY_SECONDS
+from scheduler_feedback.detectors.hang.certain_hangs import (
+    FRESH_SECONDS,
+    blocked_before_peers,
+    is_inside,
+    stopped_since,
+)
 from scheduler_feedback.detectors.hang.long_step import LongSteps
-from scheduler_feedback.detectors.hang.process_evidence import ENDED, never_go_on, states_of
 from scheduler_feedback.detectors.hang.process_evidence import evidence as of_process
+from scheduler_feedback.detectors.hang.process_evidence import never_go_on, states_of
 from scheduler_feedback.detectors.hang.unreported_hang import UnreportedHangs, never_arrived
 from scheduler_feedback.detectors.stats import log_odds
 
@@ -56,10 +63,6 @@ confirm it."""
 
 SURELY_STALLED = 2.0
 """The process states of a job's ranks are tracked once it has finished no step for this multiple of a usual step."""
-
-FRESH_SECONDS = 15.0
-"""A rank counts as in a collective only if its agent reported so at most this many seconds before the newest report of
-any rank of the job."""
 
 FEW = 8
 """No rank is called the culprit if more than one rank in eight has not entered the collective and these ranks are on
@@ -101,6 +104,8 @@ class _AttemptState:
     """Longest step of the job in seconds, including steps that a proven hang lengthened."""
     stopped_ns: int = 0
     """Time in ns for which a process of the job was stopped since the newest step ended."""
+    stopped_since: Mapping[int, int] = field(default_factory=dict)
+    """Time in ns since which the process of a rank has been stopped without a break, by the index of the rank."""
     evaluated_ns: int = 0
     """Time of the last evaluation of the attempt, in ns."""
     judged_ns: int = 0
@@ -227,7 +232,7 @@ class HangDetector:
             watched.steps(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1))
             watched.finished_ns = max(watched.finished_ns, int(job.steps.end_ns.max()))
             watched.step = int(job.steps.number[-1])
-            watched.abstained = False
+            watched.abstained, watched.stopped_since = False, {}
             if watched.active is not None:
                 over, watched.active = watched.active, None
                 findings.append(Cleared(over.verdict_id, name, now_ns, "the job finishes steps again"))
@@ -240,6 +245,7 @@ class HangDetector:
         if usual is not None and stalled_seconds < SURELY_STALLED * usual:
             return findings
         states = states_of(job)
+        watched.stopped_since = stopped_since(watched.stopped_since, states, now_ns)
         if usual is None:
             # No step of the attempt was received: it may be compiling. Only a stopped process is unambiguous.
             if not (states == ProcessState.STOPPED).any():
@@ -303,6 +309,8 @@ class HangDetector:
             return [Cleared(over.verdict_id, job.shape.job, telemetry.now_ns, "the job's network traffic has resumed")]
         made_steps = job.steps is not None and len(watched.seconds) >= LEAST_STEPS
         stuck = None if watched.active is not None else traffic.stuck(int(counters.at_ns[-1]), made_steps)
+        if made_steps and stuck is not None and stuck.seconds < TIMES_THE_USUAL * (watched.usual or 0.0):
+            return []
         if stuck is None:
             return []
         watched.finished_ns = traffic.moved_ns
@@ -330,7 +338,11 @@ class HangDetector:
         against = "the usual step" if watched.usual is not None else "assumed: no step of this attempt was received"
         silence = Evidence("seconds_without_a_step", stalled_seconds, usual, "seconds", against, 2.0)
         reports = blocked_evidence.current(job, watched.finished_ns)
-        if watched.early and len(reports) < 2 and not ended_before_peers(states, opened, now_ns).any():
+        if (
+            watched.early
+            and len(reports) < 2
+            and not blocked_before_peers(states, watched.stopped_since, opened, now_ns).any()
+        ):
             return []
         if (states == ProcessState.TRACED).any():
             return self._abstain(job, watched, telemetry, "a debugger has stopped one of its processes")
@@ -348,6 +360,8 @@ class HangDetector:
             absent = np.flatnonzero(_behind(opened[:, 0], job.shape))
             if (by_group := blocked_evidence.behind(reports, job.shape.ranks)) is not None:
                 absent = by_group
+            if not len(absent) and _mismatched(reports, job.shape.ranks):
+                return self._mismatch(job, watched, telemetry, (silence,), reports)
         entered = float(np.mean((telemetry.now_ns - opened[inside, 1]) * 1e-9))
         if entered < (EARLY_SECONDS if watched.early else LEAST_SECONDS) / 2:
             return []
@@ -394,12 +408,27 @@ class HangDetector:
         reports, accused = blocked_evidence.current(job, watched.finished_ns), job.shape.ranks[absent].tolist()
         opened = job.open_collectives
         assert opened is not None
-        if watched.early and not ended_before_peers(states, opened, telemetry.now_ns)[absent].all():
+        if (
+            watched.early
+            and not blocked_before_peers(states, watched.stopped_since, opened, telemetry.now_ns)[absent].all()
+        ):
             if not blocked_evidence.confirms(job, reports, accused, states, telemetry.now_ns):
                 return []
             evidence = blocked_evidence.capped(evidence, stalled_seconds, LEAST_SECONDS)
         evidence = (*evidence, *blocked_evidence.blocked_at(job, reports, accused))
         return [self._verdict(job, watched, telemetry, who, absent, Cause.NEVER_ARRIVED, evidence)]
+
+    def _mismatch(
+        self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, found: tuple[Evidence, ...],
+        reports: Mapping[int, Blocked],
+    ) -> list[Finding]:  # fmt: skip
+        """Report a verdict on the ranks that called another operation than their group."""
+        who = blocked_evidence.in_another_operation(reports, job.shape.ranks)
+        against = "all ranks, each twice at the same place in a collective: most called another operation"
+        called = Evidence("ranks_in_another_operation", float(len(who)), float(len(job.shape)), "ranks", against, 4.0)
+        where = blocked_evidence.blocked_at(job, reports, job.shape.ranks[who].tolist())
+        evidence = (*found, called, *where)
+        return [self._verdict(job, watched, telemetry, int(who[0]), who, Cause.NEVER_ARRIVED, evidence)]
 
     def _transport(
         self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, evidence: tuple[Evidence, ...]
@@ -482,13 +511,9 @@ class HangDetector:
         return watched.active
 
 
-def ended_before_peers(states: IntArray, opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
-    """Return whether each rank's process has ended while other ranks wait in a collective: bool [n].
-
-    Such a job can't continue, so that its verdict need not wait.
-    """
-    ended: npt.NDArray[np.bool_] = np.isin(states, ENDED)
-    return ended & bool((is_inside(opened, now_ns) & ~ended).any())
+def _mismatched(reports: Mapping[int, Blocked], ranks: IntArray) -> bool:
+    """Return whether all ranks are in collectives that can't complete, because some called another operation."""
+    return blocked_evidence.all_wait(reports, ranks) and len(blocked_evidence.in_another_operation(reports, ranks)) > 0
 
 
 def _silent(job: JobTelemetry) -> bool:
@@ -517,12 +542,3 @@ def at_fault(absent: IndexArray, lost: npt.NDArray[np.bool_], shape: Shape) -> I
         return absent
     seen = absent[~lost[absent] & ~np.isin(replicas[absent], replicas[stale])]
     return seen if len(seen) else absent
-
-
-def is_inside(opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
-    """Return whether each rank is in a collective, according to recent reports. The newest report of any rank is taken
-    as the current time."""
-    newest = int(opened[:, 2].max())
-    seen_ns = max(newest, now_ns - round(FRESH_SECONDS * 1e9))
-    result: npt.NDArray[np.bool_] = (opened[:, 0] >= 0) & (seen_ns - opened[:, 2] <= FRESH_SECONDS * 1e9)
-    return result

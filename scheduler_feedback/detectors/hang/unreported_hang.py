@@ -47,6 +47,10 @@ APART = 0.5
 """A rank does not poll like the others if its SM activity differs from that of the median rank by more than this share
 of the median rank's."""
 
+RUNS_ON = 0.5
+"""A kernel that runs on, while the others poll, keeps at least this share of the SMs busy. A rank that starts or
+compiles, and runs short kernels, has less."""
+
 LEAST_IO_WAIT = 0.1
 """No hang is reported if the host of a rank that does not poll waits for its disks for more than this share of the
 time. The rank is then saving or reading."""
@@ -154,7 +158,9 @@ class Traffic:
         if not by_power and polling < POLLS:
             return None
         # By power, a rank that draws more than the others proves nothing: these may be idle.
-        differs = polling - level > APART * polling if by_power else np.abs(level - polling) > APART * polling
+        differs = polling - level > APART * polling
+        if not by_power:
+            differs |= level > max((1 + APART) * polling, RUNS_ON)
         apart = np.flatnonzero(known)[differs]
         if by_power and not len(apart):
             return None

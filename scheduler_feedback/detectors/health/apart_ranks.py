@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,10 @@ clock of a rank that delays the job falls by at least the slowdown, and that of 
 SPREAD = 0.22
 """From the start, a lower clock alone is a fault only beyond the spread of healthy GPUs: up to 22 % are published."""
 
+STEADY = 0.1
+"""A clock is lower all the time if its standard deviation from block to block is at most this share of the difference.
+If it were the mean of two states, in three windows a block, it would be a fifth or more."""
+
 THROTTLED, WAITING, LEAST_WAITING, QUEUED, ERRORS, LINK = 0.1, 0.05, 0.02, 0.3, 0.1, 0.2
 """Least increase over the peers: of the share of time in which a GPU throttles; of the share in which the processes of
 a host wait (or QUEUED of the time lost, if that is less, but at least LEAST_WAITING); of a rank's wait for a processor,
@@ -68,6 +72,10 @@ ERROR_COUNTERS: tuple[tuple[str, Cause, str, float], ...] = (
 """Errors that explain a slow job in which no other rank is apart: counter, cause, level of the part, and the least
 increase a second. They must begin when the job becomes slower, and occur in each slow block."""
 
+CONGESTED = 10.0
+"""Increase of a port's packets with congestion marks a second from which its network is congested. Between spells of
+congestion, ports mark a few."""
+
 EXPLAINED_BY_CLOCK = 0.5
 """A rank whose tensor cores are busy for longer has no more work if a lower clock explains this part of it."""
 
@@ -80,8 +88,12 @@ STEPS, HOST_STEPS, SURE_STEPS = 8, 16, 24
 compile, save and load for up to eight steps or so, with a busy host: if the host shows why, over HOST_STEPS steps. If
 nothing shows why the GPU runs nothing, over SURE_STEPS; if its kernels take longer, HOST_STEPS."""
 
-UNEXPLAINED_SIGMAS, UNEXPLAINED_SLOWER = 6.0, 1.06
-"""Without a cause, a rank must differ by this number of standard deviations, and the job be slower by this ratio."""
+LEAST_SLOWDOWN = 1.05
+"""A rank is accused only if the job is slower by at least this ratio: five per cent, as in EROICA and Guard. GPUs that
+throttle in a warm room slow a job by less."""
+
+UNEXPLAINED_SIGMAS = 6.0
+"""Without a cause, a rank must differ by this number of standard deviations."""
 
 FEW = 8
 """At most one rank in this number is accused, or the ranks of one node."""
@@ -126,6 +138,9 @@ class Apart:
     sigmas: FloatArray
     """float64 [COMPARED, n]: `away` in standard deviations of other ranks."""
     from_start: bool = False
+    steady_clock: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """bool [n]: ranks whose clock is lower all the time, not only while the GPU has nothing to run. Only set if
+    from_start."""
 
 
 class ApartRanks:
@@ -246,7 +261,7 @@ def _suspects(job: JobTelemetry, found: Apart, blocks: StepBlocks) -> Iterator[S
     shape = job.shape
     if found.steps >= STEPS:
         yield from _errors(job, found, blocks, ranks)
-    if not ranks:
+    if not ranks or found.slower < LEAST_SLOWDOWN:
         return
     on = {shape.nodes[rank] for rank in ranks}
     if len(ranks) > max(2, len(shape) // FEW) and len(on) > 1:
@@ -280,9 +295,10 @@ def _least_steps(found: Apart, rank: int, cause: Cause) -> int:
 
 
 def _is_far(found: Apart, rank: int) -> bool:
-    """Return whether a rank without a cause differs so much from its peers that chance is excluded."""
+    """Return whether a rank without a cause differs so much from its peers that chance is excluded. found: of slow
+    blocks."""
     row = activity_row(found.away)[0] if found.busy[rank] else ROW["power"]
-    return found.slower >= UNEXPLAINED_SLOWER and abs(float(found.sigmas[row, rank])) >= UNEXPLAINED_SIGMAS
+    return abs(float(found.sigmas[row, rank])) >= UNEXPLAINED_SIGMAS
 
 
 def _has_more_work(found: Apart, rank: int) -> bool:
@@ -340,7 +356,7 @@ def _cause(found: Apart, rank: int) -> tuple[Cause, str, tuple[Evidence, ...]]:
     low_clock = -of("sm_clock") >= least_clock and -own_clock >= EACH * least_clock
     idle = bool(found.idle[rank])
     waiting = max(LEAST_WAITING, min(WAITING, QUEUED * lost))
-    gpu = low_clock and (not found.from_start or (-of("sm_clock") >= SPREAD and not idle))
+    gpu = low_clock and (not found.from_start or (-of("sm_clock") >= SPREAD and (not idle or found.steady_clock[rank])))
     candidates = (
         (Cause.THERMAL, "gpu", "thermal_throttle", of("thermal_throttle") >= THROTTLED),
         (Cause.POWER, "gpu", "power_throttle", of("power_throttle") >= THROTTLED and low_clock),
@@ -379,6 +395,8 @@ def _errors(job: JobTelemetry, found: Apart, blocks: StepBlocks, apart_ones: lis
         here = np.array([node == shape.nodes[ranks[0]] for node in shape.nodes])
         if float(np.nanmax(found.own[row, here])) < ALONE * float(np.nanmax(found.own[row, ~here], initial=0.0)):
             continue
+        if level == "nic" and _congested(found, ~here):
+            continue
         rank = max(ranks, key=lambda one: float(found.own[row, one]))
         names = {"gpu": shape.gpus, "nic": shape.nics}[level]
         device = names[rank] if names else ""
@@ -394,6 +412,47 @@ def _errors(job: JobTelemetry, found: Apart, blocks: StepBlocks, apart_ones: lis
         return
 
 
+def _failing_memory(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
+    """Yield a suspicion against the one GPU whose memory has had errors in each block since the start."""
+    row = ROW["memory_errors"]
+    least = next(least for name, _, _, least in ERROR_COUNTERS if name == "memory_errors")
+    rates, spread = np.nan_to_num(blocks.usual[row]), np.sqrt(np.nan_to_num(blocks.varies[row]))
+    rank = int(rates.argmax())
+    others = float(np.delete(rates, rank).max())
+    if (
+        blocks.learned < FROM_START_BLOCKS
+        or rates[rank] < max(least, ALONE * others)
+        or rates[rank] < 2.0 * spread[rank]
+    ):
+        return
+    shape = job.shape
+    device = shape.gpus[rank] if shape.gpus else ""
+    evidence = Evidence("memory_errors", float(rates[rank]), others, "1/s", "any other rank; since the start", 2.0)
+    yield Suspicion(
+        shape.nodes[rank], "gpu" if device else "node", device or shape.nodes[rank], Cause.MEMORY,
+        "its memory has had errors in each block of steps since the start", float(rates[rank]), (evidence,), job, rank,
+    )  # fmt: skip
+
+
+def _steady_clock(blocks: StepBlocks, away: FloatArray) -> BoolArray:
+    """Return whether the clock of each rank varies little from block to block, compared with how far it is from that of
+    its role. A mean of two states, of which one is that of an idle GPU, varies more. away: float64 [COMPARED, n]."""
+    row = ROW["sm_clock"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        varies = np.sqrt(blocks.varies[row]) / np.abs(blocks.usual[row])
+        steady: BoolArray = varies <= STEADY * np.abs(away[row])
+    return steady
+
+
+def _congested(found: Apart, elsewhere: BoolArray) -> bool:
+    """Return whether the network marks packets of most ranks on other nodes as congested since the job is slower.
+
+    Another job then explains the slowness, and errors of one port may have begun by chance. elsewhere: bool [n].
+    """
+    (marked,) = _medians(found.own[[ROW["nic_congestion"]]][:, elsewhere])
+    return bool(marked >= CONGESTED)
+
+
 def _from_start(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
     """Yield a suspicion against a rank that is far busier, or far less busy, than all others of its role."""
     shape = job.shape
@@ -405,6 +464,7 @@ def _from_start(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
         members = shape.roles == role
         if members.sum() >= LEAST_ROLE:
             away[:, members] = level[:, members] - _medians(level[:, members])[:, None]
+    yield from _failing_memory(job, blocks)
     row, _ = activity_row(away)
     for activity, sign in ((row, 1.0), (ROW["power"], -1.0)):
         course = np.nan_to_num(sign * away[activity])
@@ -418,7 +478,8 @@ def _from_start(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion]:
         sigmas = away / np.maximum(1.4826 * _medians(np.abs(away))[:, None], 1e-3)
         busy, idle = np.zeros((2, len(shape)), np.bool_)
         (busy if sign > 0 else idle)[rank] = True
-        found = Apart(slower, blocks.learned * 4, busy, idle, away, away, sigmas, from_start=True)
+        steady = _steady_clock(blocks, away)
+        found = Apart(slower, blocks.learned * 4, busy, idle, away, away, sigmas, True, steady)
         cause, of_level, evidence = _cause(found, rank)
         unexplained = sign > 0 and row == ROW["sm_active"] and far >= UNEXPLAINED_FROM_START
         unexplained = unexplained and next_one <= UNEXPLAINED_NEXT * far and found.steps >= SURE_STEPS

@@ -12,7 +12,8 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause
-from scheduler_feedback.detectors.hang.hang import at_fault, is_inside
+from scheduler_feedback.detectors.hang.certain_hangs import is_inside
+from scheduler_feedback.detectors.hang.hang import at_fault
 from scheduler_feedback.detectors.health.job_speed import Speeds
 from scheduler_feedback.detectors.health.suspicion import Suspicion
 

@@ -107,6 +107,9 @@ class GangState:
     [n]."""
     refused: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Number of consecutive windows in which the alarm of each rank failed the checks: [n]."""
+    refused_since: dict[int, int] = field(default_factory=dict)
+    """Number of the window since which the checks have refused the alarm of each rank that was slow from the start, by
+    the index of the rank. Snapshots do not contain it."""
     active: dict[int, ActiveVerdict] = field(default_factory=dict)
     """Active verdicts, by the index of the accused rank."""
     spells: dict[int, list[Spell]] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from scheduler_feedback.detectors.straggler.popular_experts import (
 )
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS, NODE_WINDOWS
 from scheduler_feedback.detectors.straggler.slow_again import is_slow_again
+from scheduler_feedback.detectors.straggler.slow_drift import DRIFT_SIGMAS, sigmas_of_drift
 
 RETURNING_WINDOWS = 2 * INTERVAL_WINDOWS
 """A rank that is slow again and again, with short pauses, is accused only after at least this many windows."""
@@ -64,6 +65,11 @@ def doubt(watched: GangState, case: Case, shape: Shape, counters: bool = False) 
         return (
             "one step contains most of its lost time: work of its own, such as a recompilation, looks the same on a "
             "rank that drifts slightly"
+        )
+    if (drift := sigmas_of_drift(case)) < DRIFT_SIGMAS:
+        return (
+            f"since then it has deviated {drift:.2g} times as far as other ranks usually do: their times drift up and "
+            "down slowly, too"
         )
     before, now = _spells_of_node(watched, case)
     if not _is_alone(case) and now < TIMES_THE_EARLIER * before:

@@ -44,6 +44,7 @@ from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
 from scheduler_feedback.detectors.straggler.lasting_set import lasting_set
+from scheduler_feedback.detectors.straggler.own_level import learn_levels, note_refusal
 from scheduler_feedback.detectors.straggler.persistence import doubt, doubt_of_work, extend, is_own_work
 from scheduler_feedback.detectors.straggler.popular_experts import may_be_popular
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
@@ -250,6 +251,7 @@ class StragglerDetector:
             judgement = judged_by_rotation(judgement, case, self._context.published.rotating.get(name))
             if not judgement.refusal and log_odds.confidence(judgement.evidence) < LEAST_CONFIDENCE:
                 judgement = too_weak(judgement)
+            note_refusal(watched, baseline, rank, bool(judgement.refusal))
             if not judgement.refusal:
                 judgement = self._causes.with_past(judgement, job.shape)
                 why = ""
@@ -272,6 +274,7 @@ class StragglerDetector:
                     findings.append(abstention(name, watched, judgement))
         findings += cleared(name, watched, window)
         findings += whole_gang(name, watched, baseline, bool(alarmed), self._timed)
+        learn_levels(watched, baseline, raised)
         return findings
 
     def _case(

@@ -7,6 +7,7 @@ a healthy gang may save, evaluate or compile for a long time.
 
 from __future__ import annotations
 
+from agent.schema.process_state import ProcessState
 from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
@@ -21,6 +22,11 @@ process shows the difference (detectors/hang/process_evidence.py)."""
 TIMES_THE_LONGEST_PAUSE = 1.5
 """A gang is restarted after this multiple of its longest pause so far: a healthy job may pause that long again, and a
 checkpoint takes longer when its file system is busy. The detector uses the same factor (hang.py, TIMES_THE_LONGEST)."""
+
+
+STOPPED_SECONDS = 40.0
+"""A gang whose culprit is stopped by a signal is restarted only this time in seconds after its last step: who stopped
+the process may continue it. The verdict comes earlier (detectors/hang/certain_hangs.py)."""
 
 
 def stalled_seconds(verdict: Verdict, now_ns: int) -> float:
@@ -49,9 +55,19 @@ def why_not_restarted(
         if now_ns < due_ns:
             after = span(TIMES_THE_LONGEST_PAUSE * pause)
             return "pause", f"it once resumed after a pause of {span(pause)}; it is restarted after {after}", due_ns
+        due_ns = verdict.first_wall_ns + nanoseconds(STOPPED_SECONDS)
+        if now_ns < due_ns and _is_stopped(verdict):
+            after = span(STOPPED_SECONDS)
+            return "pause", f"its process is stopped and may be continued; it is restarted after {after}", due_ns
     if (left_ns := cooling_ns(policy, job, now_ns)) > 0:
         return "cooldown", cooling(policy), now_ns + left_ns
     return None
+
+
+def _is_stopped(verdict: Verdict) -> bool:
+    """Return whether a signal has stopped the culprit's process."""
+    states = (one.value for one in verdict.evidence if one.measure == "process_state")
+    return any(state == ProcessState.STOPPED for state in states)
 
 
 def in_words(verdict: Verdict, code: str, why: str, cost_seconds: float, now_ns: int) -> str:
