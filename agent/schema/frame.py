@@ -15,7 +15,7 @@ import hashlib
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -94,7 +94,16 @@ class PackedLayout:
         return msgspec.msgpack.decode(zlib.decompress(self.packed), type=Layout)
 
 
-AnyLayout = Layout | PackedLayout
+class AnyLayout(Protocol):
+    """A layout in any form. It is uncompressed only when it has changed; frames are checked with these fields."""
+
+    @property
+    def layout_id(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def sizes(self) -> tuple[int, int, int]: ...
+    def whole(self) -> Layout: ...
 
 
 def pack(layout: Layout) -> PackedLayout:

@@ -55,6 +55,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ablations", action="store_true", help="run with each part of the detectors off in turn")
     parser.add_argument("--healthy-days", type=float, help=f"GPU-days of healthy jobs (default {HEALTHY_DAYS:.0f})")
     parser.add_argument("--ours", action="store_true", help="leave the published rules out: half of the time")
+    parser.add_argument(
+        "--sampling", type=float, help="sample all counters at this interval in seconds (default: drawn)"
+    )
     parser.add_argument("--repeats", type=int, default=2, help="runs of each row (default 2)")
     parser.add_argument("--cells", type=int, help="runs in all, in an order drawn by the seed")
     parser.add_argument("--located", type=int, help="runs of each large size, for localisation")
@@ -72,6 +75,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.sizes = tuple(int(size) for size in options.sizes.split(",")) if options.sizes else SIZES
     except ValueError:
         parser.error(f"--sizes: {options.sizes!r} is not a list of GPU numbers")
+    if options.sampling is not None and not 0.1 <= options.sampling <= 60:
+        parser.error(f"--sampling: {options.sampling:g} s; expected 0.1 to 60")
     if options.quick and options.budget is None:
         options.budget = QUICK_SECONDS
     return options

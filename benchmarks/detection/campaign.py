@@ -161,11 +161,19 @@ def measure(
     runs = [replace(cell, reports=reports) for cell in chosen(options)]
     # Use small parts if time is short, because an unfinished part is lost.
     most = 8 if options.quick else 24
-    cells = fleet.compose(runs, options.seed, most_cells=most, baselines=baselines, switches=switches)
+    cells = fleet.compose(
+        runs, options.seed, most_cells=most, sampling_seconds=options.sampling, baselines=baselines, switches=switches
+    )
     order = np.random.default_rng([options.seed, 8]).permutation(len(cells))
     tasks: list[Task] = [cells[i] for i in order]
     healthy_parts = [
-        replace(one, reports=reports, baselines=one.baselines and baselines, switches=switches)
+        replace(
+            one,
+            reports=reports,
+            baselines=one.baselines and baselines,
+            switches=switches,
+            sampling_seconds=options.sampling or one.sampling_seconds,
+        )
         for one in health(options)
     ]
     if switches is None:
@@ -173,6 +181,7 @@ def measure(
             [replace(cell, reports=reports) for cell in located(options)],
             options.seed + 1,
             most_gpus=20_000,
+            sampling_seconds=options.sampling,
             baselines=baselines,
         )
         tasks = in_turn(tasks, large, healthy_parts)

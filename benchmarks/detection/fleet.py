@@ -64,11 +64,17 @@ class Result:
 
 
 def compose(
-    cells: Sequence[Cell], seed: int, most_gpus: int = 12_000, most_cells: int = 24, **settings: Any
+    cells: Sequence[Cell],
+    seed: int,
+    most_gpus: int = 12_000,
+    most_cells: int = 24,
+    sampling_seconds: float | None = None,
+    **settings: Any,
 ) -> list[Fleet]:
     """Group runs of similar length into fleets with a limited number of GPUs.
 
-    A simultaneous loss of many agents gets its own fleet, because it freezes all jobs.
+    A simultaneous loss of many agents gets its own fleet, because it freezes all jobs. sampling_seconds: interval of
+    counters; None draws it. Nothing else that is drawn depends on it, so that runs of two intervals can be compared.
     """
     random = np.random.default_rng([seed, 5])
 
@@ -81,6 +87,7 @@ def compose(
     def close() -> None:
         if waiting:
             sampling = float(random.choice(SAMPLING_SECONDS, p=SAMPLING_WEIGHTS))
+            sampling = sampling if sampling_seconds is None else sampling_seconds
             rough = bool(random.random() < ROUGH_SHARE)
             known = not (
                 random.random() < UNKNOWN_TOPOLOGY_SHARE and all(c.disorder != "uplink-congestion" for c in waiting)

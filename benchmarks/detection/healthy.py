@@ -41,7 +41,7 @@ too much to simulate."""
 class Health:
     """Healthy jobs of one kind on one simulated cluster, with `gpu_days` in total. long: one small job for many days.
 
-    switches: detector parts that are turned off for an ablation.
+    switches: detector parts that are turned off for an ablation. sampling_seconds: interval of counters.
     """
 
     workload: Workload
@@ -52,6 +52,7 @@ class Health:
     rough: bool = False
     long: bool = False
     switches: Switches | None = None
+    sampling_seconds: float = 30.0
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ def run(health: Health, ours: Ours | None = None) -> Alarms:
     """Run the jobs and count the accusations of each method. ours: detectors to use; None: new ones with the switches
     of `health`."""
     courses = jobs(health)
-    world = World(courses, health.seed, 30.0, ROUGH if health.rough else Delivery())
+    world = World(courses, health.seed, health.sampling_seconds, ROUGH if health.rough else Delivery())
     ours = Ours(health.switches) if ours is None else ours
     panel = Panel([rule() for rule in BASELINES] if health.baselines else [])
     by_method = {"ours": ClaimLog()} | {rule.name: ClaimLog() for rule in panel.rules}

@@ -12,7 +12,7 @@ import threading
 from typing import NoReturn
 
 from agent.schema.errors import GangwatchError
-from gangwatch.controller_daemon import StopRequest
+from gangwatch.daemons.controller_daemon import StopRequest
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.telemetry.fleet import Sample
 

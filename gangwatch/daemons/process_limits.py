@@ -1,11 +1,25 @@
-"""Functions that limit a daemon's process: its number of open files and its number of memory heaps."""
+"""Functions that limit a daemon's process: its open files, its memory heaps, and its pauses for garbage collection."""
 
 from __future__ import annotations
 
+import gc
 import resource
+import time
+from collections.abc import Callable
 
-_M_ARENA_MAX = -8
-"""Code of the option M_ARENA_MAX of mallopt(3), from malloc.h: the maximum number of heaps."""
+_M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1
+"""Codes of options of mallopt(3), from malloc.h: the maximum number of heaps, the size from which memory is mapped, and
+the free memory at the end of the heap from which it is returned."""
+
+ALL_OBJECTS_SECONDS = 3600.0
+"""Seconds after which a full garbage collection examines all objects again."""
+
+_FULL = 2
+"""Generation of a full collection in the gc module."""
+
+_LARGE_BYTES = 1 << 20
+"""Size from which ``return_large_blocks`` has memory mapped. Smaller blocks are many, and mapping each would cost
+more than it saves."""
 
 
 def allow_descriptors(most: int) -> None:
@@ -17,12 +31,58 @@ def allow_descriptors(most: int) -> None:
 
 
 def use_one_arena() -> None:
-    """Make glibc use one heap for all threads (mallopt(3)). This saves a megabyte of memory.
+    """Make glibc use one heap for all threads (mallopt(3)).
+
+    This saves a megabyte of an agent, and a tenth of a controller with thousands of nodes.
 
     Call it before threads start. With other C libraries it does nothing.
     """
+    _mallopt(_M_ARENA_MAX, 1)
+
+
+def return_large_blocks() -> None:
+    """Make glibc return freed blocks of a megabyte or more to the kernel at once (mallopt(3)).
+
+    By default, glibc keeps freed blocks of up to 32 MB in the heap once a program has freed one of that size, and small
+    objects that are allocated between them prevent their return. With other C libraries it does nothing.
+    """
+    _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    _mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+
+
+class ShortCollections:
+    """Full garbage collections that examine only objects made since the last one, and all objects once an hour.
+
+    A controller of 12,500 nodes has 1.4 million objects that live as long as their node or job. Examining them stops
+    all threads for a second. Objects that were examined are set aside (gc.freeze); reference counts still free them,
+    so only cycles among them wait for the next hour.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._all_s = clock()
+
+    def start(self) -> None:
+        gc.callbacks.append(self._called)
+
+    def stop(self) -> None:
+        """Return to Python's own rule."""
+        gc.callbacks.remove(self._called)
+        gc.unfreeze()
+
+    def _called(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] != _FULL:
+            return
+        if phase == "stop":
+            gc.freeze()
+        elif self._clock() - self._all_s >= ALL_OBJECTS_SECONDS:
+            self._all_s = self._clock()
+            gc.unfreeze()
+
+
+def _mallopt(option: int, value: int) -> None:
     import ctypes
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
+        mallopt(option, value)

@@ -14,7 +14,7 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.codec import printable
 from scheduler_feedback.core.disclosure import for_journal
-from scheduler_feedback.core.job import Job, JobState, Slot
+from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import sentence, short
@@ -28,12 +28,16 @@ Document = dict[str, Any]
 
 
 def job_document(
-    state: State, job: Job, verdicts: list[Document] | None = None, reasons: State | None = None
+    state: State,
+    job: Job,
+    verdicts: list[Document] | None = None,
+    reasons: State | None = None,
+    ranks: msgspec.Raw | None = None,
 ) -> Document:
     """Return the document of a job with its newest attempt and all verdicts about it.
 
     verdicts: the documents of these verdicts; None: they are computed here. reasons: a state with a scheduling index,
-    to compute why the job is pending; None: `state`.
+    to compute why the job is pending; None: `state`. ranks: encoded result of ``rank_documents``; None: not encoded.
     """
     spec = job.spec
     if verdicts is None:
@@ -43,17 +47,7 @@ def job_document(
         "name": spec.name,
         "state": job.state.value,
         "attempt": job.attempt,
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "node": rank.slot.node,
-                "slot": rank.slot.slot,
-                "pid": rank.pid,
-                "start_time": rank.start_time,
-                "exit_code": rank.exit_code,
-            }
-            for rank in job.ranks
-        ],
+        "ranks": rank_documents(job.ranks) if ranks is None else ranks,
         "verdicts": verdicts,
         "kind": spec.kind.value,
         "user": spec.user,
@@ -76,6 +70,21 @@ def job_document(
         "reason": job.end_reason or job.failure,
         "run_seconds": run_seconds(state, job),
     }
+
+
+def rank_documents(ranks: Iterable[RankRecord]) -> list[Document]:
+    """Return the documents of a job's ranks."""
+    return [
+        {
+            "rank": rank.rank,
+            "node": rank.slot.node,
+            "slot": rank.slot.slot,
+            "pid": rank.pid,
+            "start_time": rank.start_time,
+            "exit_code": rank.exit_code,
+        }
+        for rank in ranks
+    ]
 
 
 def jobs_document(
@@ -150,10 +159,11 @@ def present_nodes(state: State) -> list[str]:
 
 def with_agent_status(nodes: list[Document], statuses: Mapping[str, AgentStatus]) -> list[Document]:
     """Add the agent's status to each node's document: {"age_seconds", "silent", "words"}; None if not known."""
-    return [node | {"agent": _agent_document(statuses.get(node["node"]))} for node in nodes]
+    return [node | {"agent": agent_document(statuses.get(node["node"]))} for node in nodes]
 
 
-def _agent_document(status: AgentStatus | None) -> Document | None:
+def agent_document(status: AgentStatus | None) -> Document | None:
+    """Return the document of an agent's status; None if it is not known."""
     if status is None:
         return None
     return {"age_seconds": status.age_seconds, "silent": status.silent, "words": status.words}

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
@@ -57,6 +59,10 @@ PATIENCE_SECONDS = 10.0
 
 MEASURES_WAIT_SECONDS = 2.0
 """Longest time in seconds for which a scrape waits for a running tick: metrics must be there when detection is late."""
+
+MEASURED_AT_ONCE, MEASURED_REST_SECONDS = 2000, 0.001
+"""Number of metric samples that are computed before a waiting tick may run, which takes some milliseconds, and the
+pause after them."""
 
 QUEUE_FRAMES = 65_536
 """Maximum number of queued frames: five seconds of frames from 12,500 nodes, at a frame per second."""
@@ -114,6 +120,7 @@ class DetectionThread:
         self._offered = self._taken = self._refused = self._passed_over = 0
         self._frame_age = FrameAge()
         self._measures: list[Sample] = []
+        self._speeds: dict[str, Speed] | None = None
         self._patience_seconds = 0.0
         self._due_ns = 0
         self.ticks_ns = 0
@@ -153,11 +160,12 @@ class DetectionThread:
 
         Waits for a running tick, up to MEASURES_WAIT_SECONDS; then the samples of the last call are returned again.
         """
-        if self._lock.acquire(timeout=MEASURES_WAIT_SECONDS):
-            try:
-                self._measures = self._measured()
-            finally:
-                self._lock.release()
+        found: list[Sample] = []
+        for name, made in self._measures_by_part().items():
+            if not self._measure(name, made, found):
+                break
+        else:
+            self._measures = found
         dropped = max(0, self._offered - self._taken - len(self._queue))
         return [
             *self._measures,
@@ -167,6 +175,43 @@ class DetectionThread:
             *self._failures.measures(),
             *(() if (age := self._frame_age.seconds) is None else [("gangwatch_watch_frame_age_seconds", (), age)]),
         ]
+
+    def _measures_by_part(self) -> dict[str, Callable[[], Iterable[Sample]]]:
+        """Return the functions that return metrics, of the fleet and of the detectors in service, by name.
+
+        They are not called in each tick: with 100,000 ranks, that takes longer than some detectors.
+        """
+        if self._failures.is_out("fleet"):
+            return {}
+        parts: dict[str, Callable[[], Iterable[Sample]]] = {}
+        if not self._failures.is_out(SHARED):
+            parts = {name: detector.measures for name, detector in self._detectors.items()}
+            parts[SHARED] = self._shared.measures
+        return {name: made for name, made in parts.items() if not self._failures.is_out(name)} | {
+            "metrics": self._fleet.measures
+        }
+
+    def _measure(self, part: str, made: Callable[[], Iterable[Sample]], found: list[Sample]) -> bool:
+        """Add the part's samples to `found`. Return False if a tick takes too long.
+
+        The lock is released after each MEASURED_AT_ONCE samples: a tick would wait for the whole list otherwise.
+        """
+        samples: Iterator[Sample] | None = None
+        while True:
+            if not self._lock.acquire(timeout=MEASURES_WAIT_SECONDS):
+                return False
+            try:
+                samples = iter(made()) if samples is None else samples
+                some = list(islice(samples, MEASURED_AT_ONCE))
+            except Exception as error:
+                self._failures.report(part, error, out=part != "metrics")
+                return True
+            finally:
+                self._lock.release()
+            found += some
+            if len(some) < MEASURED_AT_ONCE:
+                return True
+            time.sleep(MEASURED_REST_SECONDS)  # a thread that takes a lock again at once leaves none for others
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
         """Return at most `most` recent step times of the gang, those with sequence numbers above `sequence`.
@@ -183,9 +228,14 @@ class DetectionThread:
             return [report for _, report in sorted(self._fleet.blocked(gang).items())]
 
     def speeds(self) -> dict[str, Speed]:
-        """Return the current speed of each gang with known steps. Waits for a running tick."""
-        with self._lock:
-            return self._paces.speeds()
+        """Return the current speed of each gang with known steps; while a tick runs, those of the last call."""
+        if self._lock.acquire(blocking=self._speeds is None):
+            try:
+                self._speeds = self._paces.speeds()
+            finally:
+                self._lock.release()
+        assert self._speeds is not None
+        return self._speeds
 
     def snapshots(self) -> dict[str, bytes]:
         """Return every detector's baselines, and their shared state, by name. A disabled detector has its last good
@@ -222,17 +272,23 @@ class DetectionThread:
         self._thread.start()
 
     def suspected_nodes(self) -> frozenset[str]:
-        """Return the nodes of gangs that may have a straggler. Call it on the thread that calls ``between``."""
+        """Return the nodes that must send every frame: those of gangs that may have a straggler, or whose iteration
+        time is inferred from counters and short. Call it on the thread that calls ``between``."""
+        wanted: dict[str, Callable[[], Iterable[str]]] = {SHARED: self._shared.speeds.needing_every_sample}
         straggler = self._detectors.get(StragglerDetector.name)
-        if not isinstance(straggler, StragglerDetector) or self._failures.is_out(StragglerDetector.name):
-            return frozenset()
+        if isinstance(straggler, StragglerDetector):
+            wanted[StragglerDetector.name] = straggler.suspected
+        found: set[str] = set()
         with self._lock:
-            try:
-                gangs = (self._fleet.gangs.get(name) for name in straggler.suspected())
-                return frozenset(node for gang in gangs if gang is not None for node in gang.nodes)
-            except Exception as error:  # a bug in a detector must not end the feed
-                self._failures.report(StragglerDetector.name, error, out=True)
-                return frozenset()
+            for part, gangs in wanted.items():
+                if self._failures.is_out(part):
+                    continue
+                try:
+                    known = [self._fleet.gangs.get(name) for name in gangs()]
+                    found.update(*(gang.nodes for gang in known if gang is not None))
+                except Exception as error:  # a bug in a detector must not end the feed
+                    self._failures.report(part, error, out=True)
+        return frozenset(found)
 
     def between(self) -> float:
         """Process queued frames, and run a tick if it is due; return the seconds until the next one.
@@ -335,30 +391,6 @@ class DetectionThread:
                 except Exception as error:
                     self._failures.report(name, error, out=True)
         return self._shared.conclude(context, results)
-
-    def _measured(self) -> list[Sample]:
-        """Return the metrics of the fleet and of the detectors in service, from any thread that holds the lock.
-
-        They are not collected in each tick: with 100,000 ranks, that takes longer than some detectors.
-        """
-        found: list[Sample] = []
-        if self._failures.is_out("fleet"):
-            return found
-        measured: dict[str, Callable[[], Iterable[Sample]]] = {}
-        if not self._failures.is_out(SHARED):
-            measured = {name: detector.measures for name, detector in self._detectors.items()}
-            measured[SHARED] = self._shared.measures
-        for name, measures in measured.items():
-            if not self._failures.is_out(name):
-                try:
-                    found += list(measures())
-                except Exception as error:
-                    self._failures.report(name, error, out=True)
-        try:
-            found += list(self._fleet.measures())
-        except Exception as error:
-            self._failures.report("metrics", error)
-        return found
 
     def _fold(self) -> None:
         queue = self._queue

@@ -37,7 +37,7 @@ class Detector(Protocol):
         ...
 
     def measures(self) -> Iterable[Sample]:
-        """Return the metric samples of the newest tick."""
+        """Return the metric samples of the newest tick. If they are made one by one, ticks may run between them."""
         ...
 
     def snapshot(self) -> bytes:

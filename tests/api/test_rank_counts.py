@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.api.reading.listing import Listing, Reasons
+from scheduler_feedback.api.reading.listing import Kept, Listing
 from scheduler_feedback.api.reading.rank_counts import SPARE, RankCounts
 from scheduler_feedback.api.reading.state_snapshots import Snapshot
 from scheduler_feedback.api.web import timetable
@@ -36,29 +36,29 @@ def cluster() -> State:
 
 
 def test_counts_are_kept_until_a_rank_moves() -> None:
-    state, counts = cluster(), RankCounts()
+    state, kept = cluster(), Kept()
     first = frozen(state)
-    before = Listing(Snapshot(1, first), Reasons(), counts)
+    before = Listing(Snapshot(1, first), kept)
     assert before.on_node["n1"] == {"j-1": 2, "j-2": 2}
     assert before.on_node["n9"] == {}
-    kept = counts.of(first.jobs["j-2"])
+    known = kept.counts.of(first.jobs["j-2"])
     state.jobs["j-1"].ranks = ranks_on("n9", "n1")
     state.jobs["j-2"].run_ns += 1  # a changed job whose ranks stay
     second = frozen(state, first)
-    after = Listing(Snapshot(2, second), Reasons(), counts)
+    after = Listing(Snapshot(2, second), kept)
     assert after.on_node["n0"] == {}
     assert after.on_node["n1"] == {"j-1": 2, "j-2": 2}
     assert after.on_node["n9"] == {"j-1": 2}
     assert second.jobs["j-2"] is not first.jobs["j-2"]
-    assert counts.of(second.jobs["j-2"]) is kept
+    assert kept.counts.of(second.jobs["j-2"]) is known
 
 
 def test_counts_of_ended_jobs_are_deleted() -> None:
-    counts = RankCounts()
+    kept = Kept()
     for number in range(SPARE + 10):
-        counts.of(running("n0", job_id=f"j-{number}"))
-    Listing(Snapshot(1, State(jobs={"j-5": running("n0", job_id="j-5")})), Reasons(), counts)
-    assert list(counts._known) == ["j-5"]
+        kept.counts.of(running("n0", job_id=f"j-{number}"))
+    Listing(Snapshot(1, State(jobs={"j-5": running("n0", job_id="j-5")})), kept)
+    assert list(kept.counts._known) == ["j-5"]
 
 
 def test_the_timetable_is_the_same_with_kept_counts() -> None:
@@ -73,9 +73,9 @@ def test_the_timetable_is_the_same_with_kept_counts() -> None:
 
 
 def test_free_slots_are_planned_only_to_explain_pending_jobs() -> None:
-    state, reasons = cluster(), Reasons()
-    without = Listing(Snapshot(1, frozen(state)), reasons).reasons
+    state, kept = cluster(), Kept()
+    without = Listing(Snapshot(1, frozen(state)), kept).reasons
     assert index_of(without).plan_or_none is None
     state.jobs["j-4"] = Job("j-4", JobSpec("train", ("true",), 1), JobState.PENDING, 5)
-    waiting = reasons.exactly(frozen(state))
+    waiting = kept.reasons.exactly(frozen(state))
     assert index_of(waiting).plan_or_none is not None

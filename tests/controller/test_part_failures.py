@@ -233,6 +233,9 @@ def test_a_bug_in_the_search_for_suspects_does_not_reach_the_feed(monkeypatch: p
     assert watch.suspected_nodes() == frozenset()
     assert watch.broken().startswith("straggler failed")
     assert watch.suspected_nodes() == frozenset(), "it is out of service"
+    monkeypatch.setattr(watch._shared.speeds, "needing_every_sample", raises)
+    assert watch.suspected_nodes() == frozenset()
+    assert "shared" in watch.broken()
 
 
 # --- the feed ---------------------------------------------------------------------------------------------------------

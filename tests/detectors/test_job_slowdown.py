@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
+from scheduler_feedback.detectors.health.job_speed import Speed, Speeds
 from scheduler_feedback.detectors.iteration import job_slowdown
 from scheduler_feedback.detectors.iteration.job_slowdown import AGREE, COARSER, WARM_UP, SlowdownTest
 from scheduler_feedback.detectors.iteration.period_estimation import EstimatedPeriod
@@ -117,3 +118,11 @@ def test_two_estimates_that_disagree_give_no_period(
     slowdown_test.evaluate()
     assert slowdown_test.period_seconds == found
     assert slowdown_test.evaluated == WARM_UP
+
+
+def test_jobs_with_short_or_unknown_iterations_need_every_sample() -> None:
+    speeds = Speeds()
+    for name, seconds in {"unknown": None, "short": 1.5, "long": 20.0, "reports": None}.items():
+        speeds.slowdown_tests[name] = SlowdownTest(period_seconds=seconds)
+    speeds.of["reports"] = Speed()
+    assert set(speeds.needing_every_sample()) == {"unknown", "short"}

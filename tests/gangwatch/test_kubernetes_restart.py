@@ -15,7 +15,7 @@ PROGRAM = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from gangwatch.commands import kubernetes_restart
-from gangwatch.controller_daemon import StopRequest
+from gangwatch.daemons.controller_daemon import StopRequest
 from gangwatch.state_folder import StateFolder
 
 folder = Path(sys.argv[1])

@@ -12,7 +12,7 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from scheduler_feedback.api.reading import reads as reads_module
-from scheduler_feedback.api.reading.listing import Listing, Reasons
+from scheduler_feedback.api.reading.listing import Kept, Listing
 from scheduler_feedback.api.reading.lists import MarkError, Wanted, jobs, mark_text, read_mark
 from scheduler_feedback.api.reading.reads import BusyError, Reads
 from scheduler_feedback.api.reading.state_snapshots import PAUSE, Snapshot, Snapshots
@@ -184,12 +184,12 @@ def test_a_cycle_does_not_wait_for_readers(site: Site) -> None:
 def test_pages_contain_every_item_once_despite_changes() -> None:
     state = state_of(40)
     snapshots = Snapshots(state, ManualClock(), lambda: None)
-    reasons = Reasons()
+    kept = Kept()
     seen: list[str] = []
     mark = None
     lister = jobs(Wanted())
     for turn in range(40):
-        part = lister(Listing(Snapshot(turn, frozen(state)), reasons), mark, 3)
+        part = lister(Listing(Snapshot(turn, frozen(state)), kept), mark, 3)
         seen += [one["job"] for one in part.items]
         mark = part.mark
         if mark is None:

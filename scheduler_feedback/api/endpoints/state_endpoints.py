@@ -141,7 +141,7 @@ class StateEndpoints:
         return tagged(request, answer)
 
     def _overview_document(self, listing: Listing, speeds: Mapping[str, Speed]) -> documents.Document:
-        document = views.overview(listing.state, speeds, time.time_ns(), listing.reasons, listing.counts.of)
+        document = views.overview(listing.state, speeds, time.time_ns(), listing.reasons, listing.kept.counts.of)
         known = {job["job"]: speeds[job["job"]] for job in document["running"] if job["job"] in speeds}
         return document | {
             "silent_agents": documents.silent_agents(self._controller.shared_agent_statuses(), listing.present),

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
+import msgspec
+
 from scheduler_feedback.api import documents as documents
+from scheduler_feedback.api.reading.encoded_parts import EncodedParts
 from scheduler_feedback.api.reading.rank_counts import RankCounts
 from scheduler_feedback.api.reading.state_snapshots import Snapshot
 from scheduler_feedback.core.explanation import Explanation
@@ -72,20 +75,34 @@ class Reasons:
         return state
 
 
+class Kept:
+    """Values that the lists of successive snapshots share. counts: of the jobs' ranks. ranks, nodes: encoded."""
+
+    def __init__(self) -> None:
+        self.reasons = Reasons()
+        self.counts = RankCounts()
+        self.ranks, self.nodes = EncodedParts(), EncodedParts()
+
+    def keep(self, state: State) -> None:
+        """Delete most values of jobs and nodes that are not in the state."""
+        self.counts.keep(state.jobs.keys())
+        self.ranks.keep(state.jobs.keys())
+        self.nodes.keep(state.nodes.keys())
+
+
 class Listing:
     """One snapshot of the state, with cached lists and other derived values."""
 
-    def __init__(self, snapshot: Snapshot, reasons: Reasons, counts: RankCounts | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, kept: Kept | None = None) -> None:
         self.version = snapshot.version
         self.state = snapshot.state
-        self._reasons = reasons
-        self.counts = RankCounts() if counts is None else counts
-        self.counts.keep(self.state.jobs.keys())
+        self.kept = Kept() if kept is None else kept
+        self.kept.keep(self.state)
 
     @property
     def reasons(self) -> State:
         """A state with a scheduling index, from which the API explains why jobs are pending."""
-        return self._reasons.of(self.state)
+        return self.kept.reasons.of(self.state)
 
     def reasons_for(self, job: Job) -> State:
         """Return the state from which the API explains why this job is pending; for other jobs, `state` itself."""
@@ -118,9 +135,18 @@ class Listing:
         found: dict[str, dict[str, int]] = {name: {} for name in self.state.nodes}
         for job in self.state.jobs.values():
             if job.state.holds_slots:
-                for node, ranks in self.counts.of(job).items():
+                for node, ranks in self.kept.counts.of(job).items():
                     found.setdefault(node, {})[job.job_id] = ranks
         return found
+
+    def encoded_node(self, name: str) -> bytes:
+        """Return the document of a node as JSON, without its agent's status."""
+        node, jobs = self.state.nodes[name], self.on_node[name]
+        return self.kept.nodes.of(name, (node, jobs), lambda: documents.node_document(node, jobs))
+
+    def encoded_ranks(self, job: Job) -> msgspec.Raw:
+        """Return the documents of a job's ranks as JSON."""
+        return msgspec.Raw(self.kept.ranks.of(job.job_id, (job.ranks,), lambda: documents.rank_documents(job.ranks)))
 
     @cached_property
     def verdicts_of(self) -> dict[str, list[tuple[Verdict, PastVerdict | None]]]:
@@ -136,7 +162,7 @@ class Listing:
         """Return the explanation of the job's present state; None if there is no such job."""
         older = self.reasons
         if older is not self.state and not _is_same(self.state.jobs.get(job_id), older.jobs.get(job_id)):
-            older = self._reasons.exactly(self.state)
+            older = self.kept.reasons.exactly(self.state)
         return explain(older, job_id)
 
 

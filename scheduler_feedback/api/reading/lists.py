@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from scheduler_feedback.api import documents as documents
+from scheduler_feedback.api.reading.encoded_parts import with_field
 from scheduler_feedback.api.reading.listing import Listing
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import PastVerdict
@@ -54,10 +55,10 @@ def read_mark(text: str) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a list. mark: identifies the last item, after which the next part begins; None if this is the last
-    part."""
+    """A part of a list. items: documents, or documents that are encoded already. mark: identifies the last item, after
+    which the next part begins; None if this is the last part."""
 
-    items: list[Document]
+    items: list[Any]
     mark: Mark | None
 
 
@@ -106,7 +107,8 @@ def jobs(wanted: Wanted) -> Lister:
                 documents.verdict_document(listing.state, verdict, past)
                 for verdict, past in listing.verdicts_of.get(job.job_id, ())
             ]
-            found.append(documents.job_document(listing.state, job, verdicts, listing.reasons_for(job)))
+            ranks = listing.encoded_ranks(job)
+            found.append(documents.job_document(listing.state, job, verdicts, listing.reasons_for(job), ranks))
             last = job
         return Slice(found, None)
 
@@ -136,8 +138,11 @@ def nodes(statuses: Callable[[], Mapping[str, AgentStatus]]) -> Lister:
             (name,) = _fields(mark, str)
             first = bisect_right(names, name)
         shown = names[first : first + most]
-        found = [documents.node_document(listing.state.nodes[name], listing.on_node[name]) for name in shown]
-        return Slice(documents.with_agent_status(found, statuses()), [shown[-1]] if first + most < len(names) else None)
+        known = statuses()
+        found = [
+            with_field(listing.encoded_node(name), "agent", documents.agent_document(known.get(name))) for name in shown
+        ]
+        return Slice(found, [shown[-1]] if first + most < len(names) else None)
 
     return lister
 

@@ -137,12 +137,12 @@ class Fleet:
         return self._attempts.blocked.of(gang)
 
     def measures(self) -> Iterator[Sample]:
-        """Yield the fleet's metric samples."""
-        for name, gang in self._attempts.gangs.items():
+        """Yield the fleet's metric samples. Frames may be processed between two samples."""
+        for name, gang in list(self._attempts.gangs.items()):
             seconds = gang.step_seconds()
             if seconds is not None:
                 yield "gangwatch_gang_step_seconds", (("gang", name),), seconds
-        for name, node in self._nodes.items():
+        for name, node in list(self._nodes.items()):
             if node.clock.skew_ns:
                 yield "gangwatch_node_clock_skew_seconds", (("node", name),), node.clock.skew_ns / 1e9
         if self._membership is not None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.schema.frame import AnyLayout, Column, Layout, Member, make_layout, pack
+from agent.schema.frame import AnyLayout, Column, Layout, Member, make_layout
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.placements import Placed, Placements, Refusal
 
@@ -200,7 +200,7 @@ class Membership:
             node.layout = layout
             if disputed or any(name != member for member, name in names.items()):
                 self._whole = _renamed(self.whole_of(layout), names, disputed)
-                node.layout = pack(self._whole)
+                node.layout = RenamedLayout(self._whole.layout_id, layout.node, layout.sizes, layout, names, disputed)
         assert node.layout is not None
         return node.layout
 
@@ -288,6 +288,22 @@ def _named(layout: Layout) -> tuple[tuple[Member, ...], frozenset[str]]:
             elif key == GPU and value:
                 parts.add(value)
     return tuple(members), frozenset(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class RenamedLayout:
+    """A layout with the accepted names, which are put into the original when it is uncompressed."""
+
+    layout_id: str
+    node: str
+    sizes: tuple[int, int, int]
+    original: AnyLayout
+    names: Mapping[Member, Member | None]
+    disputed: frozenset[str]
+
+    def whole(self) -> Layout:
+        """Return the uncompressed layout."""
+        return _renamed(self.original.whole(), self.names, self.disputed)
 
 
 def _renamed(layout: Layout, names: Mapping[Member, Member | None], disputed: frozenset[str]) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +28,10 @@ single long step, such as a checkpoint, does not count. Of two steps the shorter
 EVALUATIONS_A_TICK = 4
 """Maximum number of jobs without step reports whose iteration time is estimated in one tick. Jobs that have waited
 longest are first. An estimate takes milliseconds, and there may be hundreds of jobs."""
+
+SHORT_ITERATION_SECONDS = 6.0
+"""Iterations of jobs without step reports that are shorter than this need every frame: with each second frame, a sample
+takes two seconds, and a period is known from at least two samples. One more keeps clear of that limit."""
 
 Bests = tuple[float, dict[str, float]]
 """Shortest step time of a job in seconds (infinite without step reports), and the best rate of each traffic counter."""
@@ -102,6 +107,12 @@ class Speeds:
         return {
             name: test.period_seconds for name, test in self.slowdown_tests.items() if test.period_seconds is not None
         }
+
+    def needing_every_sample(self) -> Iterator[str]:
+        """Yield the jobs without step reports whose iteration time is short, or not known yet."""
+        for name, test in self.slowdown_tests.items():
+            if name not in self.of and (test.period_seconds or 0.0) < SHORT_ITERATION_SECONDS:
+                yield name
 
     def dump(self) -> dict[str, Bests]:
         """Return the best speed of each job, for a snapshot."""

@@ -129,7 +129,7 @@ class StragglerDetector:
 
     def measures(self) -> Iterator[Sample]:
         """Yield metric samples: how much each rank slows its gang down, over the newest windows."""
-        for name, watched in self._watched.items():
+        for name, watched in list(self._watched.items()):
             if watched.samples[0] != watched.counted:
                 watched.samples = watched.counted, tuple(_slowdowns(name, watched))
             yield from watched.samples[1]
