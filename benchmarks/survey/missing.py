@@ -10,8 +10,6 @@ NO_NOISE = "its goodput depends on gradient noise, which jobs do not report"
 MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("AntMan", "its scheduler in Muri's runs", "average JCT on muri-1, ks", 5476.4, MURI,
      "first come, first served with its own placement of pairs; not rebuilt, see the other row"),
-    ("Gandiva", "migration and time slicing", "utilisation gain", 0.26, "Xiao et al., OSDI'18",
-     "jobs share slots, but a guest does not move to free slots, and jobs are not suspended in turns"),
     ("SchedTune", "memory prediction", "jobs out of memory", 0.0, "Albahar et al., CCGrid'22 (100 % avoided)",
      "declared memory counts, but is not predicted: agents export the memory of each process, and the controller does "
      "not read it; no trace in GANGWATCH_DATA has the GPU memory that jobs used"),

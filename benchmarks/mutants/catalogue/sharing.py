@@ -9,8 +9,12 @@ _LENT = ("tests/policies/test_muxflow.py",)
 _LATENCIES = ("tests/controller/test_latencies.py",)
 _SERVICES = ("tests/sim/test_services.py",)
 _SPEEDS = ("tests/controller/test_shared_speeds.py",)
+_MOVES = ("tests/policies/test_guest_moves.py",)
 
 MUTANTS = (
+    Mutant("policies.sharing.guest_moves:_lost_share", "1 - _own_speed(state, job)", "_own_speed(state, job)", _MOVES),
+    Mutant("policies.sharing.guest_moves:_possible", "not policy.move_guests", "False", _MOVES),
+    Mutant("policies.sharing.guest_moves:move_guests", "(1 + state.policy.migration_margin) * cost", "0", _MOVES),
     Mutant("policies.sharing.room_on_slots:has_room", "> node.jobs_per_slot", "> node.jobs_per_slot + 1", _JOIN),
     Mutant("policies.sharing.room_on_slots:has_room", "sum(needed) > node.slot_memory_mib", "False", _JOIN),
     Mutant("policies.sharing.room_on_slots:has_room", "not all(needed)", "False", _JOIN),

@@ -15,6 +15,7 @@ from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.policies.queue.order.fair import Fair
 from scheduler_feedback.policies.queue.order.fifo import FirstComeFirstServed
 from scheduler_feedback.policies.queue.order.las import LeastAttainedService
+from scheduler_feedback.policies.queue.order.round_robin import RoundRobin
 from scheduler_feedback.policies.queue.order.sjf import ShortestJobFirst
 from scheduler_feedback.policies.queue.order.srsf import ShortestRemainingServiceFirst
 from scheduler_feedback.policies.queue.order.srtf import ShortestRemainingTimeFirst
@@ -38,6 +39,7 @@ ORDERS: tuple[Rule, ...] = (
     ShortestRemainingServiceFirst(),
     LeastAttainedService(),
     FinishTimeFairness(),
+    RoundRobin(),
     Fair(),
 )
 
@@ -58,7 +60,7 @@ def key_of(state: State, job: Job) -> tuple[Any, ...]:
 def starves_ns(state: State, job: Job) -> int | None:
     """Return when the job's total wait would pass the starvation bound, in ns; None if there is no bound."""
     bound = state.policy.starvation_seconds
-    if math.isinf(bound) or state.policy.order is Order.FIFO:
+    if math.isinf(bound) or state.policy.order in (Order.FIFO, Order.ROUND_ROBIN):  # no job is passed for ever
         return None
     return job.submitted_ns + job.run_ns + round(bound * 1e9)
 
