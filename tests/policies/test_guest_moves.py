@@ -80,17 +80,17 @@ def test_it_stays(changes: dict[str, bool], measured: bool) -> None:
     world, other, host, guest = _world()
     if measured:
         _measured(world, host, guest, 0.7, 0.6)
-    if "no idle slot" not in changes:
-        world.end(other, 0)
     world.state.frozen = "frozen" in changes
     if "switched off" in changes:
         world.cycle(PolicySet(replace(POLICY, move_guests=False)))
     if "pending" in changes:
-        world.submit(2, 10.0, required_level=None)
         world.submit(2, 10.0)
-    for _ in range(100 if "no idle slot" not in changes else 60):
+    if "no idle slot" not in changes:
+        world.end(other, 0)
+    for _ in range(100):
         world.advance(1.0)
-    assert world.state.jobs[guest].stop_reason is None
+        world.running()
+    assert (world.state.jobs[guest].attempt, world.state.jobs[guest].guest_of) == (1, (host,))
 
 
 def test_a_pair_without_a_loss_stays() -> None:
