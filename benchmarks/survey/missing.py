@@ -16,8 +16,6 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("Gandiva_fair", "ticket trading between users and types", "total gain", None, "Chaudhary et al., EuroSys'20",
      "quotas count slots of all types alike"),
     ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", NO_NOISE),
-    ("CASSINI", "time shifts of steps", "average JCT", None, "Rajasekaran et al., NSDI'24",
-     "nothing delays a rank's step; priority classes move phases apart instead, see the row of Crux"),
 )  # fmt: skip
 """(system, mechanism, measure, published, source, reason)."""
 

@@ -85,10 +85,22 @@ def test_the_order_of_keys() -> None:
     assert slice_ends_ns(state, new) is None
 
 
-def test_no_job_starves_in_turns() -> None:
-    job = job_of("j", submitted_ns=0)
-    state = State(policy=replace(POLICY, starvation_seconds=1.0), now_ns=NOW_NS, jobs={"j": job})
-    assert order.starves_ns(state, job) is None
+def test_a_wide_job_starts_once_it_starves_and_leaves_after_its_slice() -> None:
+    """The slices of the other gangs never end together."""
+    world = World({"n0": 4}, replace(POLICY, starvation_seconds=300.0))
+    for _ in range(4):
+        world.submit(1, 5000.0, **MOVABLE)
+        world.running()
+        _pass(world, 15)
+    wide = world.submit(4, 5000.0, **MOVABLE)
+    for _ in range(4):
+        world.submit(1, 5000.0, **MOVABLE)
+    _pass(world, 280)
+    assert world.state.jobs[wide].attempt == 0
+    _pass(world, 30)
+    assert world.job_state(wide) is JobState.RUNNING
+    _pass(world, 65)
+    assert world.job_state(wide) is JobState.PENDING
 
 
 @pytest.mark.parametrize(("preempt", "count"), [(True, 0), (False, 1)])

@@ -10,6 +10,7 @@ _LATENCIES = ("tests/controller/test_latencies.py",)
 _SERVICES = ("tests/sim/test_services.py",)
 _SPEEDS = ("tests/controller/test_shared_speeds.py",)
 _MOVES = ("tests/policies/test_guest_moves.py",)
+_SHIFTS = ("tests/sim/test_time_shifts.py",)
 
 MUTANTS = (
     Mutant("policies.sharing.guest_moves:_lost_share", "1 - _own_speed(state, job)", "_own_speed(state, job)", _MOVES),
@@ -42,6 +43,9 @@ MUTANTS = (
     Mutant("core.telemetry.latency_reports:LatencyReports.report", "abs(seconds - before) <= CHANGE * before", "False",
            _LATENCIES),
     Mutant("core.telemetry.latency_reports:LatencyReports.due", "known[0] != group", "False", _LATENCIES),
+    Mutant("sim.speeds.time_shifts:windows", "busy[cell] + load - capacity", "load - capacity", _SHIFTS),
+    Mutant("sim.speeds.time_shifts:shifted_speeds", "return max(plain", "return min(plain", _SHIFTS),
+    Mutant("sim.speeds.time_shifts:windows", "common / repeats)", "common)", _SHIFTS),
     Mutant("sim.speeds.services:Load.at", "begin <= seconds", "False", _SERVICES),
     Mutant("sim.speeds.services:Services._count", "> objective", "> 10 * objective", _SERVICES),
     Mutant("policies.sharing.case:pays", ">= LEAST_PART", ">= 0", _RULES),

@@ -23,7 +23,7 @@ from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
-from scheduler_feedback.policies.queue.order.round_robin import slice_ends_ns
+from scheduler_feedback.policies.queue.order.round_robin import is_past_slice
 from scheduler_feedback.policies.queue.placement import may_borrow, place, usable_types
 
 RENEW_NS = 1800 * 1_000_000_000
@@ -300,8 +300,7 @@ def stop_for(context: CycleContext, job: Job, first: Job) -> None:
         return
     job.preemptions += 1
     why = f"{first.job_id} goes first"
-    ends_ns = slice_ends_ns(context.state, job)
-    if context.state.policy.order is Order.ROUND_ROBIN and ends_ns is not None and ends_ns <= context.now_ns:
+    if context.state.policy.order is Order.ROUND_ROBIN and is_past_slice(context.state, job):
         why = f"its time slice of {span(context.state.policy.slice_seconds)} has ended, and {why}"
     context.index.stop(job, StopReason.PREEMPT, f"preempted; {why}")
     context.decide(job.job_id, "preempt", f"is preempted; {why}")
