@@ -57,7 +57,7 @@ from scheduler_feedback.policies.queue.starting import place_or_reserve, replan,
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
 from scheduler_feedback.policies.remediation.migration import judge_running_gangs
 from scheduler_feedback.policies.remediation.stopping import ask_for_stops
-from scheduler_feedback.policies.sharing import guests, lending, separation
+from scheduler_feedback.policies.sharing import guest_moves, guests, lending, separation
 from scheduler_feedback.policies.sizes.reallocation import reallocate
 
 __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
@@ -133,6 +133,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
     if preempts and policy.order is not Order.FAIR:
         replan(context)
+        guest_moves.move_guests(context)
         guests.start_guests(context)
         return
     reallocate(context, happened)  # choose the sizes of all elastic gangs together
@@ -157,6 +158,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
         place_or_reserve(context)
     resizing.grow(context)  # elastic gangs grow into slots that no pending job needs
     move_to_faster_types(context)
+    guest_moves.move_guests(context)  # to slots that no pending job needs
     guests.start_guests(context)  # beside running jobs, where the rule of policy.sharing allows it
 
 

@@ -10,16 +10,12 @@ NO_NOISE = "its goodput depends on gradient noise, which jobs do not report"
 MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("AntMan", "its scheduler in Muri's runs", "average JCT on muri-1, ks", 5476.4, MURI,
      "first come, first served with its own placement of pairs; not rebuilt, see the other row"),
-    ("Gandiva", "migration and time slicing", "utilisation gain", 0.26, "Xiao et al., OSDI'18",
-     "jobs share slots, but a guest does not move to free slots, and jobs are not suspended in turns"),
     ("SchedTune", "memory prediction", "jobs out of memory", 0.0, "Albahar et al., CCGrid'22 (100 % avoided)",
      "declared memory counts, but is not predicted: agents export the memory of each process, and the controller does "
      "not read it; no trace in GANGWATCH_DATA has the GPU memory that jobs used"),
     ("Gandiva_fair", "ticket trading between users and types", "total gain", None, "Chaudhary et al., EuroSys'20",
      "quotas count slots of all types alike"),
     ("Pollux", "goodput-optimal size and batch", "average JCT", None, "Qiao et al., OSDI'21", NO_NOISE),
-    ("CASSINI", "time shifts of steps", "average JCT", None, "Rajasekaran et al., NSDI'24",
-     "nothing delays a rank's step; priority classes move phases apart instead, see the row of Crux"),
 )  # fmt: skip
 """(system, mechanism, measure, published, source, reason)."""
 

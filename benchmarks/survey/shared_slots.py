@@ -101,12 +101,12 @@ def pair_speeds() -> Mapping[str, Mapping[str, float]]:
     return found
 
 
-def trace_of(seed: int, opportunistic: float = 0.0, only_guaranteed: bool = False) -> Trace:
-    """Return the jobs of one seed. opportunistic: share of the jobs that run on leftovers only."""
+def trace_of(seed: int, opportunistic: float = 0.0, only_guaranteed: bool = False, load: float = LOAD) -> Trace:
+    """Return the jobs of one seed. opportunistic: share of the jobs that run on leftovers only. load: see LOAD."""
     chance = random.Random(f"arrivals {seed}")
     drawn = static_jobs(read_simulation(), JOBS, seed)
     work = sum(job.seconds * job.gpus for job in drawn)
-    span = work / (NODES * 8 * LOAD)
+    span = work / (NODES * 8 * load)
     arrivals = sorted(chance.uniform(0, span) for _ in drawn)
     jobs = []
     for number, (job, at_seconds) in enumerate(zip(drawn, arrivals, strict=True)):

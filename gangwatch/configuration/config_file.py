@@ -365,8 +365,9 @@ def _policy_range(key: str) -> tuple[float, float]:
     """
     if key.endswith(("_fraction", "_confidence")):
         return 0.0, 1.0
-    # A limit of zero seconds would end every job at once.
-    return (1.0 if key in ("default_time_limit_seconds", "start_timeout_seconds") else 0.0), math.inf
+    # A limit of zero seconds would end every job at once, and a slice of zero seconds would stop it at its start.
+    least = ("default_time_limit_seconds", "start_timeout_seconds", "slice_seconds")
+    return (1.0 if key in least else 0.0), math.inf
 
 
 def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> object:

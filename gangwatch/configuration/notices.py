@@ -46,6 +46,8 @@ def finding_of(state: StateFolder, config: Config, named: bool) -> Finding:
 def _without_effect(policy: Policy, jobs_per_slot: int) -> list[tuple[str, str]]:
     """Return each setting that has no effect, with the change that makes it effective."""
     found = _queues_without_effect(policy)
+    if policy.order is Order.ROUND_ROBIN and not policy.preempt:
+        found.append(('policy.order: "round-robin" is first come, first served without preemption', _PREEMPT))
     if policy.sharing is not Sharing.NONE and jobs_per_slot < 2:
         what = f'policy.sharing: "{policy.sharing.value}" has no effect, because a slot holds one job'
         found.append((what, "cluster.jobs_per_slot = 2 or more (a cluster of `gangwatch up` only)"))

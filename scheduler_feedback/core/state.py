@@ -28,6 +28,7 @@ class Order(StrEnum):
     SRSF = "srsf"  # shortest remaining time x GPUs
     LAS = "las"  # least attained time x GPUs, in queues (Tiresias-L)
     THEMIS = "themis"  # worst slowdown first, compared with running alone on its share
+    ROUND_ROBIN = "round-robin"  # longest wait first; with preemption, gangs run in turn, each for a time slice
     FAIR = "fair"  # queues with quota and weight; inside a queue the least expected GPU-seconds first
 
 
@@ -186,6 +187,8 @@ class Policy:
     throughput: dict[str, dict[str, float]] = field(default_factory=dict)
     """Speed of a job relative to the speed that the estimates assume: workload ('' for all other workloads) -> GPU type
     -> speed."""
+    slice_seconds: float = 1800.0
+    """Time slice of the order `round-robin`: a gang that has run this long is stopped if another job waits."""
     history_quantile: float = 0.6
     """Quantile of the run times of similar jobs that is used as the estimate."""
     preempt_gain: float = 4.0
@@ -234,6 +237,8 @@ class Policy:
     separate_below: float = 1.0
     """Jobs that share slots are separated if their measured speeds, weighted by ranks and relative to running alone,
     add up to less than this many times the ranks of the largest."""
+    move_guests: bool = True
+    """Whether jobs that joined others move to slots that no pending job needs, if their measured gain pays."""
     pair_speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Speeds that are known beforehand: workload -> other workload on the same slot -> speed of the first, relative to
     its speed alone. Measured speeds replace them."""

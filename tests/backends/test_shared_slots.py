@@ -21,7 +21,7 @@ from scheduler_feedback.controller.latencies import Latencies
 from scheduler_feedback.controller.shared_speeds import TRIAL_NS, SharedSpeeds
 from scheduler_feedback.core.events import CancelRequested, Event, Submitted
 from scheduler_feedback.core.job import JobSpec, JobState
-from scheduler_feedback.core.state import Policy, Sharing, State
+from scheduler_feedback.core.state import Order, Policy, Sharing, State
 from scheduler_feedback.core.telemetry.step_ring import Requests
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.sharing.pair_speeds import workload_of
@@ -43,9 +43,9 @@ while True:
 class OneSlot:
     """A controller's cycle on a local backend with one slot for two jobs."""
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
+    def __init__(self, folder: Path, policy: Policy, slots: int = 1) -> None:
         self.folder = folder
-        self.backend = LocalBackend(folder / "state", [LocalNode("n0", 1, jobs_per_slot=2)])
+        self.backend = LocalBackend(folder / "state", [LocalNode("n0", slots, jobs_per_slot=2)])
         self.state = State(policy=policy)
         self.cycle(*self.backend.nodes())
 
@@ -101,8 +101,8 @@ class OneSlot:
 def one_slot(tmp_path: Path) -> Iterator[Callable[[Policy], OneSlot]]:
     made: list[OneSlot] = []
 
-    def make(policy: Policy) -> OneSlot:
-        made.append(OneSlot(tmp_path, policy))
+    def make(policy: Policy, slots: int = 1) -> OneSlot:
+        made.append(OneSlot(tmp_path, policy, slots))
         return made[-1]
 
     yield make
@@ -226,3 +226,39 @@ def test_a_service_lends_its_slot_and_recalls_it_in_a_surge(one_slot: Callable[[
     assert world.runs("j-1")
     why = cycle.why_waits(world.state, world.state.jobs["j-2"])
     assert "whose latency is far below its objective" in why
+
+
+@pytest.mark.serial
+def test_jobs_run_in_turn_for_a_time_slice_each(one_slot: Callable[[Policy], OneSlot]) -> None:
+    world = one_slot(Policy(order=Order.ROUND_ROBIN, preempt=True, slice_seconds=2.0))
+    names = ("j-1", "j-2")
+    for name in names:
+        world.submit(name, busy=0.001, idle=0.01)
+    turns: list[str] = []
+
+    def both_ran_twice() -> bool:
+        running = [name for name in names if world.state.jobs[name].state is JobState.RUNNING]
+        assert len(running) < 2, "one at a time"
+        if running and running != turns[-1:]:
+            turns.extend(running)
+        return len(turns) == 4
+
+    world.until(both_ran_twice, 60.0)
+    assert turns == ["j-1", "j-2", "j-1", "j-2"]
+    assert all(world.state.jobs[name].preemptions >= 1 and world.state.jobs[name].retries == 0 for name in names)
+
+
+@pytest.mark.serial
+def test_a_guest_moves_to_a_slot_that_becomes_idle(one_slot: Callable[..., OneSlot]) -> None:
+    world = one_slot(Policy(sharing=Sharing.GANDIVA, separate_below=0.5, migration_cooldown_seconds=0.0), slots=2)
+    world.submit("j-0", busy=0.001, idle=0.01, shareable=False)
+    world.submit("j-1", busy=0.01, idle=0.0)
+    world.until(lambda: world.runs("j-0", "j-1") and world.steps("j-1") > 5)
+    alone = world.rate("j-1")
+    world.submit("j-2", busy=0.01, idle=0.0)
+    world.until(lambda: world.runs("j-1", "j-2") and world.steps("j-2") > 5)
+    measured(world, "j-1", "j-2", alone={"j-1": 1 / alone, "j-2": 1 / alone})
+    world.cycle(CancelRequested("j-0"))
+    world.until(lambda: world.runs("j-1", "j-2") and not world.state.jobs["j-2"].guest_of)
+    slots = {world.state.jobs[one].ranks[0].slot for one in ("j-1", "j-2")}
+    assert len(slots) == 2 and world.state.jobs["j-2"].attempt == 2

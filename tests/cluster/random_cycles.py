@@ -332,7 +332,10 @@ class Ordeal:
         waiting = [self.state.jobs[key[-1]] for key in line]
         first: Job | None = None
         for job in waiting:
-            if job.submitted_ns + job.run_ns + bound_ns > self.now_ns:
+            since_ns = job.submitted_ns + job.run_ns
+            if self.policy.order is Order.ROUND_ROBIN and job.attempt_ended_ns is not None:
+                since_ns = job.attempt_ended_ns
+            if since_ns + bound_ns > self.now_ns:
                 if first is None or first.spec.priority > job.spec.priority:
                     first = job
             elif first is not None:

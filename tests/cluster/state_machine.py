@@ -68,6 +68,7 @@ POLICIES = st.builds(
     min_run_seconds=st.sampled_from([0.0, 10.0]),
     starvation_seconds=st.sampled_from([60.0, 1e6]),
     las_thresholds=st.just((20.0, 200.0)),
+    slice_seconds=st.sampled_from([9.0, 40.0]),
     preempt_gain=st.sampled_from([1.2, 3.0]),
     queues=st.sampled_from([(), QUEUES, QUOTAS, *CELLS]),
     uplink_slowdown=st.sampled_from([0.0, 0.2]),

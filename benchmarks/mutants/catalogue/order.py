@@ -3,6 +3,7 @@
 from benchmarks.mutants.mutant import Mutant
 
 _ORDER = ("tests/policies/test_order.py",)
+_TURNS = ("tests/policies/test_round_robin.py",)
 _ELASTIC = ("tests/sim/test_elastic_preemption.py",)
 _RECLAIM = ("tests/policies/test_reclaim.py",)
 _CHAINS = ("tests/policies/test_policy_parts.py",)
@@ -68,6 +69,8 @@ MUTANTS = (
     ),
     Mutant("policies.intake.expired_timeouts:expire_timeouts", "while index.hopeless:", "if index.hopeless:", _CHAINS),
     Mutant("policies.queue.conservative_backfill:Profile.free_for", "max(length_ns, 1)", "length_ns", _EMPTY),
+    Mutant("policies.order.round_robin:is_past_slice", "ends_ns <= state.now_ns", "ends_ns < state.now_ns", _TURNS),
+    Mutant("policies.order.round_robin:slice_ends_ns", "job.attempt_started_ns + ", "", _TURNS),
     Mutant("policies.order.las:LeastAttainedService.key", "(job.level, job.turn)", "(job.turn, job.level)", _ORDER),
     Mutant("policies.order.las:falls_ns", " - job.run_ns", "", _ORDER),
     Mutant("policies.order.las:falls_ns", " / job.spec.ranks", "", _ORDER),

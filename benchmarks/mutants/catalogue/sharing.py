@@ -9,8 +9,13 @@ _LENT = ("tests/policies/test_muxflow.py",)
 _LATENCIES = ("tests/controller/test_latencies.py",)
 _SERVICES = ("tests/sim/test_services.py",)
 _SPEEDS = ("tests/controller/test_shared_speeds.py",)
+_MOVES = ("tests/policies/test_guest_moves.py",)
+_SHIFTS = ("tests/sim/test_time_shifts.py",)
 
 MUTANTS = (
+    Mutant("policies.sharing.guest_moves:_lost_share", "1 - _own_speed(state, job)", "_own_speed(state, job)", _MOVES),
+    Mutant("policies.sharing.guest_moves:_possible", "not policy.move_guests", "False", _MOVES),
+    Mutant("policies.sharing.guest_moves:move_guests", "(1 + state.policy.migration_margin) * cost", "0", _MOVES),
     Mutant("policies.sharing.room_on_slots:has_room", "> node.jobs_per_slot", "> node.jobs_per_slot + 1", _JOIN),
     Mutant("policies.sharing.room_on_slots:has_room", "sum(needed) > node.slot_memory_mib", "False", _JOIN),
     Mutant("policies.sharing.room_on_slots:has_room", "not all(needed)", "False", _JOIN),
@@ -38,6 +43,9 @@ MUTANTS = (
     Mutant("core.telemetry.latency_reports:LatencyReports.report", "abs(seconds - before) <= CHANGE * before", "False",
            _LATENCIES),
     Mutant("core.telemetry.latency_reports:LatencyReports.due", "known[0] != group", "False", _LATENCIES),
+    Mutant("sim.speeds.time_shifts:windows", "busy[cell] + load - capacity", "load - capacity", _SHIFTS),
+    Mutant("sim.speeds.time_shifts:shifted_speeds", "return max(plain", "return min(plain", _SHIFTS),
+    Mutant("sim.speeds.time_shifts:windows", "common / repeats)", "common)", _SHIFTS),
     Mutant("sim.speeds.services:Load.at", "begin <= seconds", "False", _SERVICES),
     Mutant("sim.speeds.services:Services._count", "> objective", "> 10 * objective", _SERVICES),
     Mutant("policies.sharing.case:pays", ">= LEAST_PART", ">= 0", _RULES),

@@ -21,6 +21,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes import quarantine
 from scheduler_feedback.policies.queue import defragmentation, level_patience, preemption, resizing
 from scheduler_feedback.policies.remediation import migration
+from scheduler_feedback.policies.sharing import guest_moves
 from scheduler_feedback.policies.sizes import reallocation
 
 Source = Callable[[State, SchedulingIndex], Iterator[int]]
@@ -39,6 +40,7 @@ SOURCES: tuple[tuple[str, Source], ...] = (
     ("sizes", reallocation.timeouts),
     ("level patience", level_patience.timeouts),
     ("GPU types", type_moves.timeouts),
+    ("guests", guest_moves.timeouts),
     ("defragmentation", defragmentation.timeouts),
     ("migration", migration.timeouts),
     ("quarantine", quarantine.timeouts),

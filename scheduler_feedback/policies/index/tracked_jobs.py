@@ -15,7 +15,7 @@ from scheduler_feedback.policies.index.held_slots import HeldSlots
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.intake.dependencies import Dependencies
 from scheduler_feedback.policies.queue import order
-from scheduler_feedback.policies.queue.order import las
+from scheduler_feedback.policies.queue.order import las, round_robin
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
 from scheduler_feedback.policies.queue.placement import Shape, relaxes_ns, shape_of
 from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
@@ -233,6 +233,8 @@ class TrackedJobs(HeldSlots):
             self._hold_elastic(job)
         if self.policy.preempt and self.policy.order is Order.LAS:
             self._expect_fall(job)
+        if self.policy.preempt and (ends_ns := self._slice_ends_ns(job)) is not None:
+            heappush(self.timeouts, (ends_ns, job.job_id))
         for at_ns in self._stoppable_ns(job):
             if at_ns > self.state.now_ns:
                 heappush(self.timeouts, (at_ns, job.job_id))
@@ -296,6 +298,10 @@ class TrackedJobs(HeldSlots):
         if job.last_migration_ns is not None:
             at_ns = max(at_ns, job.last_migration_ns + nanoseconds(policy.migration_cooldown_seconds))
         return max(at_ns, self.state.emptied_ns + nanoseconds(self._patience_seconds(job, len(job.ranks))))
+
+    def _slice_ends_ns(self, job: Job) -> int | None:
+        """Return when the gang's time slice ends; None in other orders than ``round-robin``."""
+        return round_robin.slice_ends_ns(self.state, job) if self.policy.order is Order.ROUND_ROBIN else None
 
     def _expect_fall(self, job: Job) -> None:
         """Set a timeout for the time when the job moves to the next level of the order ``las``."""
@@ -394,7 +400,8 @@ class TrackedJobs(HeldSlots):
             return True
         falls = self.policy.order is Order.LAS and at_ns == las.falls_ns(self.state, job)
         idle = job.job_id in self.elastic and not self.state.waits
-        return falls or (idle and at_ns == self._resizable_ns(job))
+        sliced = bool(self.line.order) and at_ns == self._slice_ends_ns(job)
+        return falls or sliced or (idle and at_ns == self._resizable_ns(job))
 
     def first_starved(self) -> Job | None:
         """Return the earliest submitted job past the starvation bound that is not overdue yet."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from heapq import merge
 
 from scheduler_feedback.core.cluster import Tier
-from scheduler_feedback.core.durations import nanoseconds
+from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
@@ -23,6 +23,7 @@ from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
+from scheduler_feedback.policies.queue.order.round_robin import is_past_slice
 from scheduler_feedback.policies.queue.placement import may_borrow, place, usable_types
 
 RENEW_NS = 1800 * 1_000_000_000
@@ -298,5 +299,8 @@ def stop_for(context: CycleContext, job: Job, first: Job) -> None:
             context.decide(job.job_id, "preempt", f"would be preempted for {first.job_id}", outcome="observed")
         return
     job.preemptions += 1
-    context.index.stop(job, StopReason.PREEMPT, f"preempted; {first.job_id} goes first")
-    context.decide(job.job_id, "preempt", f"is preempted; {first.job_id} goes first")
+    why = f"{first.job_id} goes first"
+    if context.state.policy.order is Order.ROUND_ROBIN and is_past_slice(context.state, job):
+        why = f"its time slice of {span(context.state.policy.slice_seconds)} has ended, and {why}"
+    context.index.stop(job, StopReason.PREEMPT, f"preempted; {why}")
+    context.decide(job.job_id, "preempt", f"is preempted; {why}")

@@ -17,14 +17,17 @@ from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.remediation.move_cost import cooling_ns
 
 
-def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
-    """Return whether the gang may be stopped now to continue on other slots."""
+def may_be_moved(state: State, job: Job, now_ns: int, shares: bool = False) -> bool:
+    """Return whether the gang may be stopped now to continue on other slots.
+
+    shares: whether it may have joined other jobs on its slots. A move of another job would stop its guests, too.
+    """
     spec = job.spec
     if job.state is not JobState.RUNNING or job.stop_reason is not None or not spec.restartable:
         return False
     if spec.groups and spec.min_ranks is None and spec.max_ranks is None:
         return False
-    if spec.shareable and index_of(state).partners(job.job_id):  # moving it would stop its guests, too
+    if spec.shareable and not (shares and job.guest_of) and index_of(state).partners(job.job_id):
         return False
     if job.claim or job.attempt_started_ns is None or cooling_ns(state.policy, job, now_ns) > 0:
         return False

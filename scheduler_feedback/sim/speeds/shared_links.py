@@ -24,6 +24,9 @@ STEPS = 40
 JITTER = 0.02
 """Standard deviation of the time to compute, relative to its mean. Real steps vary by some per cent."""
 
+LATE = 0.1
+"""A gang that is late for its window by up to this part of the period communicates at once."""
+
 TINY = 1e-9
 """Least remaining work of a phase, in seconds."""
 
@@ -51,6 +54,20 @@ class Flow(NamedTuple):
     """Traffic on each uplink while it communicates, in nodes' traffic at full rate, by the name of the uplink."""
     network_class: int = 0
     """Priority of its traffic; the highest goes first."""
+
+
+class Window(NamedTuple):
+    """Times at which a gang may begin to communicate."""
+
+    offset_seconds: float
+    """First time, in seconds."""
+    period_seconds: float
+    """Time between two of them, in seconds."""
+
+    def begins(self, at: float) -> float:
+        """Return when the gang begins to communicate if it is ready at this time: at once if it is a little late."""
+        late = (at - self.offset_seconds) % self.period_seconds
+        return at if late <= LATE * self.period_seconds else at + self.period_seconds - late
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +131,13 @@ def rates(flows: Sequence[Flow], active: Sequence[int], capacity: float) -> dict
 
 
 @lru_cache(maxsize=1 << 14)
-def link_speeds(flows: tuple[Flow, ...], capacity: float, seed: int) -> tuple[float, ...]:
-    """Return the speed of each gang beside the others, relative to its step alone on links without a limit."""
+def link_speeds(
+    flows: tuple[Flow, ...], capacity: float, seed: int, windows: tuple[Window | None, ...] = ()
+) -> tuple[float, ...]:
+    """Return the speed of each gang beside the others, relative to its step alone on links without a limit.
+
+    windows: times at which each gang may begin to communicate; a gang without one, or all if empty: at any time.
+    """
     chance = random.Random(f"links {seed} {flows}")
     longest = max(sum(flow.profile) for flow in flows)
     end, counts_from = STEPS * longest, STEPS * longest / 4
@@ -126,13 +148,14 @@ def link_speeds(flows: tuple[Flow, ...], capacity: float, seed: int) -> tuple[fl
         computes[number] = at < flow.profile.compute_seconds
         remaining.append(flow.profile.compute_seconds - at if computes[number] else sum(flow.profile) - at)
     done = [0.0] * len(flows)  # seconds of undisturbed steps
+    computing = [1.0] * len(flows)  # part of the time until the gang communicates for which it computes
     now, rate = 0.0, {}
     changed = True
     while now < end:
         if changed:
             active = [number for number in range(len(flows)) if not computes[number]]
             rate = rates(flows, active, capacity)
-        pace = [1.0 if computes[number] else rate[number] for number in range(len(flows))]
+        pace = [computing[number] if computes[number] else rate[number] for number in range(len(flows))]
         step = min([left / speed for left, speed in zip(remaining, pace, strict=True) if speed > TINY] + [end - now])
         counted = max(min(now + step, end) - max(now, counts_from), 0.0)
         now += step
@@ -144,5 +167,8 @@ def link_speeds(flows: tuple[Flow, ...], capacity: float, seed: int) -> tuple[fl
                 computes[number] = not computes[number]
                 part = flow.profile.compute_seconds if computes[number] else flow.profile.network_seconds
                 remaining[number] = part * max(chance.gauss(1.0, JITTER), 0.1) if computes[number] else part
+                window = windows[number] if windows else None
+                if computes[number] and window is not None and remaining[number] > TINY:
+                    computing[number] = remaining[number] / (window.begins(now + remaining[number]) - now)
                 changed = True
     return tuple(min(one / (end - counts_from), 1.0) for one in done)

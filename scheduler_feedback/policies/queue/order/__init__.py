@@ -15,6 +15,7 @@ from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.policies.queue.order.fair import Fair
 from scheduler_feedback.policies.queue.order.fifo import FirstComeFirstServed
 from scheduler_feedback.policies.queue.order.las import LeastAttainedService
+from scheduler_feedback.policies.queue.order.round_robin import RoundRobin, is_past_slice
 from scheduler_feedback.policies.queue.order.sjf import ShortestJobFirst
 from scheduler_feedback.policies.queue.order.srsf import ShortestRemainingServiceFirst
 from scheduler_feedback.policies.queue.order.srtf import ShortestRemainingTimeFirst
@@ -38,6 +39,7 @@ ORDERS: tuple[Rule, ...] = (
     ShortestRemainingServiceFirst(),
     LeastAttainedService(),
     FinishTimeFairness(),
+    RoundRobin(),
     Fair(),
 )
 
@@ -50,17 +52,23 @@ def key_of(state: State, job: Job) -> tuple[Any, ...]:
     if order is Order.FIFO:  # starvation changes nothing: submission decides anyway
         return (-job.spec.priority, job.submitted_ns, job.job_id)
     now_ns = state.now_ns
-    if has_starved(state, job):
+    if has_starved(state, job) and not (order is Order.ROUND_ROBIN and is_past_slice(state, job)):
         return (-job.spec.priority, 0, job.submitted_ns, job.job_id)
     return (-job.spec.priority, 1, *_RULES[order].key(state, job, now_ns), job.submitted_ns, job.job_id)
 
 
 def starves_ns(state: State, job: Job) -> int | None:
-    """Return when the job's total wait would pass the starvation bound, in ns; None if there is no bound."""
+    """Return when the job's total wait would pass the starvation bound, in ns; None if there is no bound.
+
+    In the order `round-robin`, its wait since its last attempt counts.
+    """
     bound = state.policy.starvation_seconds
     if math.isinf(bound) or state.policy.order is Order.FIFO:
         return None
-    return job.submitted_ns + job.run_ns + round(bound * 1e9)
+    waits_since_ns = job.submitted_ns + job.run_ns
+    if state.policy.order is Order.ROUND_ROBIN and job.attempt_ended_ns is not None:  # its last turn ended then
+        waits_since_ns = job.attempt_ended_ns
+    return waits_since_ns + round(bound * 1e9)
 
 
 def has_starved(state: State, job: Job) -> bool:

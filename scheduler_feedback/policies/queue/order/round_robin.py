@@ -1,0 +1,42 @@
+"""Round robin: gangs run in turn, each for a time slice, and the job that has waited longest goes first.
+
+Gandiva (Xiao et al., OSDI'18, section 3.1) suspends and resumes gangs in this way, so that a new job shows early
+whether it works. Here, a gang saves, ends and restarts (``docs/adr/0143``). A slice begins with the attempt. A gang
+within its slice is not stopped for another one of the same priority, and one past its slice goes behind all pending
+jobs. A job that needs more slots than end their slices together waits for ``Policy.starvation_seconds`` at most: then
+it goes before gangs within their slice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler_feedback.core.durations import nanoseconds
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import Order, State
+
+_WITHIN, _WAITS, _PAST = range(3)
+
+
+class RoundRobin:
+    """Rule that sorts gangs within their time slice first, then pending jobs by their wait, then the other gangs."""
+
+    name = Order.ROUND_ROBIN
+
+    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - the state has the time
+        if not job.state.holds_slots:
+            return (_WAITS, job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns)
+        return (_PAST if is_past_slice(state, job) else _WITHIN, job.attempt_started_ns or 0)
+
+
+def is_past_slice(state: State, job: Job) -> bool:
+    """Return whether the gang runs and its time slice has ended."""
+    ends_ns = slice_ends_ns(state, job)
+    return ends_ns is not None and ends_ns <= state.now_ns
+
+
+def slice_ends_ns(state: State, job: Job) -> int | None:
+    """Return when the time slice of the running gang ends, in ns; None before its start."""
+    if job.attempt_started_ns is None or not job.state.holds_slots:
+        return None
+    return job.attempt_started_ns + nanoseconds(state.policy.slice_seconds)
