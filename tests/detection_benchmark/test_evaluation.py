@@ -54,7 +54,10 @@ def test_healthy_jobs_last_the_requested_gpu_days() -> None:
 
 @pytest.mark.slow
 def test_the_document_has_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    few = "--quick --json --cells 2 --classes grid --healthy-days 0 --located 0 --sizes 64 --workloads balanced --counter-only"
+    few = (
+        "--quick --json --cells 2 --classes grid --healthy-days 0 --located 0 --sizes 64 --workloads balanced "
+        "--counter-only"
+    )
     assert evaluation.main([*few.split(), "--jobs", "1", "--seed", "4100005"]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)
