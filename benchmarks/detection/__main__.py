@@ -89,6 +89,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.classes = tuple(chosen)
     if options.class_runs is None:
         options.class_runs = 1 if options.quick else 2
+    if options.class_runs < 0:
+        parser.error(f"--class-runs: {options.class_runs}; a number of runs, 0 for none")
+    if options.ablations and not options.grid:
+        parser.error(f"--ablations runs the grid, and --classes {','.join(options.classes)} does not contain it")
     try:
         options.sizes = tuple(int(size) for size in options.sizes.split(",")) if options.sizes else SIZES
     except ValueError:

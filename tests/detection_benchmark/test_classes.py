@@ -53,6 +53,12 @@ def test_classes_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed(["--classes", "drift,fancy"])
     assert "--classes: fancy; known are grid, added, all, recompiles" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parsed(["--class-runs", "-1"])
+    assert "--class-runs: -1; a number of runs" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parsed(["--ablations", "--classes", "drift"])
+    assert "--ablations runs the grid" in capsys.readouterr().err
 
 
 def test_every_class_has_healthy_runs_or_faults_and_can_be_staged() -> None:
