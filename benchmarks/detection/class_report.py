@@ -1,9 +1,17 @@
-"""Table of the added classes: right, wrong and missed runs of each."""
+"""Table of the added classes: right, wrong and missed runs of each.
+
+``python -m benchmarks.detection.class_report FILE...`` adds the tables of several documents of ``python -m
+benchmarks.detection --json``, for example of several seeds.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from agent.schema.verdicts.kinds import BLAMING
@@ -72,3 +80,35 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         notes = [f"{kind} {count}" for kind, count in row["false"].items()]
         missed = [f"{kind} {count}" for kind, count in row["missed_faults"].items()]
         yield f"{name:24}" + "".join(f"{row[key]:9}" for key in COLUMNS) + f"  {', '.join(notes)}; {', '.join(missed)}"
+
+
+def merged(tables: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return one table with the sums of several, without the figures of published rules."""
+    parts: dict[tuple[str, bool], list[dict[str, Any]]] = defaultdict(list)
+    for row in (row for one in tables for row in one):
+        parts[row["class"], row["fault"]].append(row)
+    found = []
+    for (name, fault), members in sorted(parts.items()):
+        row = {"class": name, "fault": fault} | {key: sum(one[key] for one in members) for key in COLUMNS}
+        for key in ("false", "missed_faults"):
+            row[key] = dict(sum((Counter(one[key]) for one in members), Counter()))
+        found.append(row)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the sum of the tables of the given documents."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.detection.class_report", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="output of benchmarks.detection --json")
+    tables = []
+    for file in parser.parse_args(arguments).files:
+        try:
+            tables.append(json.loads(file.read_text())["classes"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            parser.error(f"{file}: not a document of benchmarks.detection --json with added classes ({error})")
+    print("\n".join(lines(merged(tables))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,3 +192,25 @@ def test_rows_of_lasting_faults_have_no_severity() -> None:
     found = list(rows(CLASSES["async-saves"], (0.2,), np.random.default_rng(1), 2))
     assert {row.severity for row in found} == {1.0}
     assert isinstance(found[0], Row)
+
+
+def test_tables_of_several_runs_are_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = Outcome(fp=1, false_kinds=["straggler"], confidences=[(0.95, False)])
+    tables = [
+        class_report.table([result("drift", "none", wrong), result("drift", "pcie", Outcome(fn=1))]),
+        class_report.table([result("drift", "none", wrong), result("sharded", "none", Outcome())]),
+    ]
+    files = []
+    for number, one in enumerate(tables):
+        files.append(str(tmp_path / f"{number}.json"))
+        Path(files[-1]).write_text(json.dumps({"classes": one}))
+    assert class_report.main(files) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split()[:7] == ["drift,", "healthy", "2", "0", "0", "0", "2"]
+    assert "straggler 2" in shown[1]
+    assert [line.split()[0] for line in shown[1:]] == ["drift,", "drift,", "sharded,"]
+    for text in ("[]", "{", "{}"):
+        Path(files[0]).write_text(text)
+        with pytest.raises(SystemExit):
+            class_report.main(files)
+        assert f"{files[0]}: not a document" in capsys.readouterr().err
