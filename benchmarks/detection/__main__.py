@@ -6,6 +6,11 @@ takes a random sample of the rows. Several runs (cells) share one simulated clus
 concurrent. One in five clusters loses samples, records and agents at a high rate. Counters are sampled every 1, 10 or
 30 s.
 
+After them it runs the added classes (classes.py): healthy jobs with work of single ranks, unequal GPUs, drift, wrong
+clocks and restarts; faults from the first step and of several GPUs; other parallel layouts. Their table is `classes` in
+the document; the other figures do not contain them. ``--classes added`` runs only these classes, and healthy jobs with
+the same properties; ``--classes grid`` only the grid; a list of names only these classes.
+
 Tuning and test use different seeds and workloads. To set a threshold of a detector, use seeds below 100,000
 (``--tuning``: seed 1, and only the workloads balanced, dp2 and long-context). A test uses other seeds (default
 950,003) and all workloads.
@@ -20,8 +25,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
+from benchmarks.detection import class_report
 from benchmarks.detection.campaign import HEALTHY_DAYS, QUICK_SECONDS, ablations, measure
 from benchmarks.detection.cells import SIZES
+from benchmarks.detection.classes import CLASSES
 from scheduler_feedback.sim.world.plan import WORKLOADS, Workload
 
 TEST_SEED = 950_003
@@ -36,6 +43,7 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     for name, row in {"ours": document["ours"], **document.get("baselines", {})}.items():
         yield f"{name:18}" + "".join(f"{row[key]!s:>17}" for key in keys)
     ours = document["ours"]
+    yield from class_report.lines(document.get("classes", []))
     for part in ("by_family", "by_fault", "by_workload"):
         for name, row in ours[part].items():
             yield f"{part[3:]:9} {name:22} precision {row['precision']}, recall {row['recall']} of {row['runs']}"
@@ -59,7 +67,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--sampling", type=float, help="sample all counters at this interval in seconds (default: drawn)"
     )
     parser.add_argument("--repeats", type=int, default=2, help="runs of each row (default 2)")
-    parser.add_argument("--cells", type=int, help="runs in all, in an order drawn by the seed")
+    parser.add_argument("--cells", type=int, help="runs of the grid in all, in an order drawn by the seed")
+    parser.add_argument("--classes", default="all", metavar="NAMES", help="grid, added, all, or names of added classes "
+                        f"by commas: {', '.join(CLASSES)} (default all)")  # fmt: skip
+    parser.add_argument("--class-runs", type=int, help="runs of each added class, healthy and with a fault each "
+                        "(default 2; with --quick 1)")  # fmt: skip
     parser.add_argument("--located", type=int, help="runs of each large size, for localisation")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: processors)")
     parser.add_argument("--budget", type=float, help="seconds after which no task starts")
@@ -71,6 +83,19 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if unknown:
         parser.error(f"--workloads: {', '.join(unknown)}; known are {', '.join(WORKLOADS)}")
     options.workloads = tuple(names)
+    options.grid = options.classes in ("all", "grid")
+    chosen = CLASSES if options.classes in ("all", "added") else options.classes.split(",")
+    chosen = [] if options.classes == "grid" else list(chosen)
+    unknown = [name for name in chosen if name not in CLASSES]
+    if unknown:
+        parser.error(f"--classes: {', '.join(unknown)}; known are grid, added, all, {', '.join(CLASSES)}")
+    options.classes = tuple(chosen)
+    if options.class_runs is None:
+        options.class_runs = 1 if options.quick else 2
+    if options.class_runs < 0:
+        parser.error(f"--class-runs: {options.class_runs}; a number of runs, 0 for none")
+    if options.ablations and not options.grid:
+        parser.error(f"--ablations runs the grid, and --classes {','.join(options.classes)} does not contain it")
     try:
         options.sizes = tuple(int(size) for size in options.sizes.split(",")) if options.sizes else SIZES
     except ValueError:
@@ -90,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seed": options.seed,
         "workloads": options.workloads,
         "quick": options.quick,
+        "added": options.classes,
     }
     if options.ablations:
         document["ablations"] = ablations(options)

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import fleet, healthy, report
+from benchmarks.detection import class_report, fleet, healthy, report
 from benchmarks.detection.baselines import NAMES
-from benchmarks.detection.cells import MINUTES, Cell, drawn, grid
+from benchmarks.detection.cells import MINUTES, SEVERITIES, Cell, drawn, drawn_of_class, grid
+from benchmarks.detection.classes import CLASSES, rows
 from benchmarks.detection.fleet import Fleet, Result
 from benchmarks.detection.healthy import Alarms, Health
+from benchmarks.detection.score import HEADLINE_SEVERITY
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.sim.world.fault import DISORDERS
+from scheduler_feedback.sim.world.fault import ORIGINAL
 
 QUICK_CELLS, QUICK_LOCATED, QUICK_HEALTHY_DAYS = 110, 8, 560.0
 QUICK_LARGEST = 1024
@@ -43,30 +45,50 @@ Task = Fleet | Health
 
 
 def chosen(options: argparse.Namespace) -> list[Cell]:
-    """Return the runs with a fault, in a random order that depends on the seed."""
+    """Return the runs of the grid, in a random order that depends on the seed."""
+    if not options.grid:
+        return []
     random = np.random.default_rng([options.seed, 3])
     sizes = tuple(s for s in options.sizes if not options.quick or s <= QUICK_LARGEST)
     minutes = (1, 10) if options.quick else MINUTES
-    rows = list(grid(sizes, options.workloads))
-    order = random.permutation(len(rows))
-    limit = QUICK_CELLS if options.quick else len(rows) * options.repeats
+    combinations = list(grid(sizes, options.workloads))
+    order = random.permutation(len(combinations))
+    limit = QUICK_CELLS if options.quick else len(combinations) * options.repeats
     limit = limit if options.cells is None else options.cells
     cells = []
     for number in range(limit):
-        row = rows[order[number % len(rows)]]
+        row = combinations[order[number % len(combinations)]]
         if options.quick:
             # A sample of rows would leave most classes without a row, so draw each class in turn, slowdowns of 10 % and
             # more.
-            names = list(DISORDERS)
-            of_class = [r for r in rows if r.disorder == names[number % len(names)] and r.severity >= 0.10]
+            names = list(ORIGINAL)
+            of_class = [r for r in combinations if r.disorder == names[number % len(names)] and r.severity >= 0.10]
             row = of_class[int(random.integers(len(of_class)))] if of_class else row
         lengths = tuple(m for m in minutes if row.gpus < LARGE or m <= 10)
-        cells.append(drawn(row, options.seed, number if options.quick else number // len(rows), random, lengths))
+        cells.append(
+            drawn(row, options.seed, number if options.quick else number // len(combinations), random, lengths)
+        )
     return cells
+
+
+def of_classes(options: argparse.Namespace) -> list[Cell]:
+    """Return the runs of the added classes, class by class."""
+    found = []
+    minutes = (1, 10) if options.quick else MINUTES
+    for name in options.classes:
+        place = list(CLASSES).index(name)
+        random = np.random.default_rng([options.seed, 31, place])
+        severities = tuple(s for s in SEVERITIES if s >= HEADLINE_SEVERITY)
+        for number, row in enumerate(rows(CLASSES[name], severities, random, options.class_runs)):
+            # With few runs of each class, other classes have other lengths of a step.
+            found.append(drawn_of_class(row, options.seed, number + place, random, minutes))
+    return found
 
 
 def located(options: argparse.Namespace) -> list[Cell]:
     """Return runs with a faulty rank or node in large jobs, to measure how often the right one is named."""
+    if not options.grid:
+        return []
     random = np.random.default_rng([options.seed, 4])
     sizes = (LARGE,) if options.quick else (64, 1024, LARGE, 16384)
     most = options.located if options.located is not None else (QUICK_LOCATED if options.quick else FULL_LOCATED)
@@ -95,6 +117,7 @@ def health(options: argparse.Namespace) -> list[Health]:
             baselines=number < 2 * len(options.workloads),
             rough=bool(random.random() < 0.2),
             long=number % LONG_EVERY == LONG_EVERY - 1,
+            added=not options.grid,
         )
         for number in range(parts)
     ]
@@ -184,7 +207,14 @@ def measure(
             sampling_seconds=options.sampling,
             baselines=baselines,
         )
-        tasks = in_turn(tasks, large, healthy_parts)
+        added = fleet.compose(
+            [replace(cell, reports=reports) for cell in of_classes(options)],
+            options.seed + 2,
+            most_cells=most,
+            baselines=baselines,
+        )
+        # The grid comes first, so that a budget leaves the same results as without the added classes.
+        tasks = in_turn(tasks, large, healthy_parts) + list(added) if options.grid else in_turn(added, healthy_parts)
     elif options.healthy_days is not None:
         tasks = in_turn(tasks, healthy_parts)
     name = "ablation" if switches else "detection" if reports else "counters only"
@@ -196,13 +226,21 @@ def measure(
             alarms.append(found)
         else:
             results += found
+    of_class = [result for result in results if result.cell.of_class]
+    results = [result for result in results if not result.cell.of_class]
     document: dict[str, Any] = {"ours": report.method("ours", results, alarms) | report.ours_more(results, alarms)}
     if baselines:
         document["baselines"] = {name: report.method(name, results, alarms) for name in NAMES}
     if not reports:
         document["period"] = report.periods(results)
-    rows = report.grid(results)
-    return document | {"grid": rows, "behind": report.behind(rows), "runs": len(results), "parts": asdict(parts)}
+    document["classes"] = class_report.table(of_class, NAMES if baselines else ())
+    combinations = report.grid(results)
+    return document | {
+        "grid": combinations,
+        "behind": report.behind(combinations),
+        "runs": len(results),
+        "parts": asdict(parts),
+    }
 
 
 def ablations(options: argparse.Namespace) -> dict[str, Any]:

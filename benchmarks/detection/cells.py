@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.detection.classes import CLASSES, Row, more_on_node, planned, ranks_at_fault, traits_of
 from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.clos_fabric import NODES_PER_POD, Place
 from scheduler_feedback.sim.world.course import Course
-from scheduler_feedback.sim.world.fault import DISORDERS, FORMS, Disorder, Fault, Form
+from scheduler_feedback.sim.world.fault import ADDED, DISORDERS, FORMS, ORIGINAL, Disorder, Fault, Form
 from scheduler_feedback.sim.world.plan import MOST_DP2_GPUS, WORKLOADS, Workload
+from scheduler_feedback.sim.world.traits import NO_TRAITS
 
 SEVERITIES = (0.03, 0.05, 0.10, 0.20, 0.50)
 SIZES = (16, 64, 256, 1024, 8192, 16384)
@@ -42,7 +44,10 @@ OF_WORKLOAD_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the benchmark. second: class of a second fault of the same job, on another node at the same time."""
+    """One run of the benchmark. second: class of a second fault of the same job, on another node at the same time.
+
+    of_class: name of the added class (classes.py) to which the run belongs; '' for runs of the grid.
+    """
 
     disorder: str
     severity: float
@@ -54,6 +59,7 @@ class Cell:
     seed: int
     reports: bool = True
     second: str = ""
+    of_class: str = ""
 
     @property
     def key(self) -> tuple[str, float, int, str, str]:
@@ -100,7 +106,7 @@ def possible(disorder: str, gpus: int, workload: Workload) -> bool:
 
 def grid(sizes: tuple[int, ...] = SIZES, workloads: tuple[Workload, ...] = WORKLOADS) -> Iterator[Cell]:
     """Yield every combination (row) once. The duration, step length and seed of its runs are drawn later."""
-    for disorder, gpus, workload in itertools.product(DISORDERS.values(), sizes, workloads):
+    for disorder, gpus, workload in itertools.product(ORIGINAL.values(), sizes, workloads):
         if not possible(disorder.name, gpus, workload):
             continue
         severities = (1.0,) if disorder.lasting else SEVERITIES
@@ -134,6 +140,12 @@ def drawn(
     )
 
 
+def drawn_of_class(row: Row, seed: int, number: int, random: np.random.Generator, minutes: tuple[int, ...]) -> Cell:
+    """Draw one run of an added class: its duration, step length and seed."""
+    cell = Cell(row.disorder, row.severity, row.gpus, "step", row.workload, 1, 1.0, 0, of_class=row.name)
+    return replace(drawn(cell, seed, number, random, minutes), second="")
+
+
 def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]:
     """Place a run on a simulated cluster from node `first_node` on. Return the run and the next free node.
 
@@ -141,19 +153,34 @@ def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]
     the given severity.
     """
     random = np.random.default_rng([cell.seed, 77])
-    disorder = DISORDERS[cell.disorder]
+    disorder, of_class = DISORDERS[cell.disorder], CLASSES.get(cell.of_class)
     if disorder.family == "interference":
         victim, courses, ranks, aggressor = _neighbours(cell, first_node, begin, random)
     else:
         nodes = cell.gpus // 8
         spread = clos_fabric.place(np.arange(first_node, first_node + nodes), cell.gpus)
-        made = plan.make(cell.name, cell.gpus, cell.workload, cell.step_seconds, random)
-        victim = Course(made, spread, _own(cell, 1), begin, adaptive=bool(random.random() < 0.5))
+        traits = NO_TRAITS
+        if of_class is None:
+            made = plan.make(cell.name, cell.gpus, cell.workload, cell.step_seconds, random)
+        else:
+            made = planned(of_class, cell.name, cell.gpus, cell.workload, cell.step_seconds, random)
+            usual = cell.step_seconds
+            ending = begin + max(LEAD_SECONDS, LEAD_STEPS * usual) + max(cell.minutes * 60.0, LEAST_STEPS * usual)
+            traits = traits_of(of_class.traits, cell.seed, usual, begin, ending)
+        adaptive = bool(random.random() < 0.5)
+        victim = Course(made, spread, _own(cell, 1), begin, adaptive=adaptive, traits=traits)
         courses, aggressor = [victim], ""
-        ranks = _at_fault(disorder, victim, random)
+        if disorder.name in ADDED:
+            ranks = ranks_at_fault(disorder, made, spread, random)
+        else:
+            ranks = _at_fault(disorder, victim, random)
+        if of_class is not None and of_class.several:
+            ranks = more_on_node(ranks, spread, random)
     victim.reports = cell.reports
     usual = victim.usual
     onset = begin + max(LEAD_SECONDS, LEAD_STEPS * usual) + float(random.uniform(0.0, max(30.0, usual)))
+    if of_class is not None and of_class.first_step:
+        onset = begin
     seconds = max(cell.minutes * 60.0, LEAST_STEPS * usual)
     period = max(30.0, 10.0 * usual)
     fault = Fault(cell.disorder, cell.name, ranks, onset, seconds, cell.form, cell.severity, period, 0.0, aggressor)

@@ -14,8 +14,9 @@ class Claim:
     """One verdict of our detectors or of a published rule, and when it was reported for which job.
 
     at: simulated time in seconds. key: claims with the same key are reports of the same claim. rank: -1 if no rank
-    is named. node, device, level: the accused. suspects: further candidates in the method's order, as level:name or
-    node names. moves: whether our scheduler's policy may move a running job because of this claim (ours only).
+    is named. ranks: all accused ranks, if there are several. node, device, level: the accused. suspects: further
+    candidates in the method's order, as level:name or node names. moves: whether our scheduler's policy may move a
+    running job because of this claim (ours only).
     """
 
     at: float
@@ -31,6 +32,7 @@ class Claim:
     confidence: float = 1.0
     suspects: tuple[str, ...] = ()
     moves: bool = False
+    ranks: tuple[int, ...] = ()
 
 
 class Method(Protocol):

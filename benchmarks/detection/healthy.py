@@ -1,7 +1,8 @@
 """Healthy jobs for many GPU-days. Every accusation about them is wrong.
 
 Jobs arrive, run for hours to days, save checkpoints, evaluate, collect garbage, have short stalls, drift, lose samples
-and agents, and end.
+and agents, and end. With the added properties, GPUs are unequal and drift, single ranks have work of their own, hosts'
+clocks are wrong, processes crash and restart, and some jobs have other parallel layouts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from agent.schema.verdicts.kinds import BLAMING
 from benchmarks.detection.baselines import BASELINES, Panel
 from benchmarks.detection.claims import Claim, ClaimLog
+from benchmarks.detection.healthy_traits import with_traits
 from benchmarks.detection.ours import Ours
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.detectors.ablation_switches import Switches
@@ -22,6 +24,7 @@ from scheduler_feedback.sim.world.clos_fabric import NODES_PER_POD
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.outputs.array_output import ROUGH, Delivery, World
 from scheduler_feedback.sim.world.plan import MOST_DP2_GPUS, Workload
+from scheduler_feedback.sim.world.traits import NO_TRAITS
 
 DAY_SECONDS = 86_400.0
 TICK_SECONDS = 60.0
@@ -41,6 +44,7 @@ too much to simulate."""
 class Health:
     """Healthy jobs of one kind on one simulated cluster, with `gpu_days` in total. long: one small job for many days.
 
+    added: whether the jobs have the properties of the added classes (healthy_traits.py).
     switches: detector parts that are turned off for an ablation. sampling_seconds: interval of counters.
     """
 
@@ -51,6 +55,7 @@ class Health:
     reports: bool = True
     rough: bool = False
     long: bool = False
+    added: bool = False
     switches: Switches | None = None
     sampling_seconds: float = 30.0
 
@@ -92,7 +97,12 @@ def jobs(health: Health) -> list[Course]:
         made = plan.make(f"h-{health.seed:08d}-{number}", gpus, health.workload, step_seconds, random)
         place = clos_fabric.place(np.arange(node, node + gpus // 8), gpus)
         begin = float(random.uniform(0.0, 600.0)) if number else 0.0
-        course = Course(made, place, np.random.default_rng([health.seed, number]), begin, bool(random.random() < 0.5))
+        adaptive = bool(random.random() < 0.5)
+        traits = NO_TRAITS
+        if health.added:
+            made, traits = with_traits(made, place, begin, days * DAY_SECONDS, step_seconds, [health.seed, number])
+        of_job = np.random.default_rng([health.seed, number])
+        course = Course(made, place, of_job, begin, adaptive, traits=traits)
         course.block_seconds = TICK_SECONDS
         course.reports = health.reports
         course.finish = begin + days * DAY_SECONDS

@@ -69,4 +69,5 @@ def claim_of(verdict: Verdict, now: float) -> Claim:
         confidence=verdict.confidence,
         suspects=verdict.suspects,
         moves=lacks(verdict, Policy()) is None,
+        ranks=verdict.ranks,
     )

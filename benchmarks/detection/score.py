@@ -43,7 +43,7 @@ class Truth:
     slowed: list[float] = field(default_factory=list)
     ends: list[FloatArray] = field(default_factory=list)
     saved: list[float] = field(default_factory=list)
-    seen: int = 0
+    seen: float = -np.inf
     inferred: float | None = None
 
     def follow(self) -> None:
@@ -51,9 +51,9 @@ class Truth:
         fault = self.staged.fault
         bar = min(HEADLINE_SEVERITY, fault.severity) * 0.9
         for block in self.staged.victim.blocks:
-            if block.first < self.seen:
+            if block.begin[0] < self.seen:  # numbers of steps repeat after a restart
                 continue
-            self.seen = block.first + len(block)
+            self.seen = float(block.end[-1])
             ratio = (block.end - block.begin) / block.without - 1.0
             during = (block.end > fault.begin) & (block.begin < fault.end)
             self.slowed += ratio[during].tolist()
@@ -114,6 +114,8 @@ def names_member(claim: Claim, fault: Fault, staged: Staged, coarse: bool = Fals
         return claim.aggressor == fault.aggressor
     if disorder.family in ("workload", "telemetry"):
         return True
+    if len(fault.ranks) > 1 and disorder.level != "node":
+        return _names_some(claim, fault, staged)
     if disorder.level == "node":
         return claim.node == place.nodes[fault.ranks[0]] or claim.rank in fault.ranks
     rank = fault.ranks[0]
@@ -121,6 +123,17 @@ def names_member(claim: Claim, fault: Fault, staged: Staged, coarse: bool = Fals
         return claim.node == place.nodes[rank]
     named = claim.device and claim.device.startswith((place.gpus[rank], place.nics[rank]))
     return claim.rank == rank or bool(named)
+
+
+def _names_some(claim: Claim, fault: Fault, staged: Staged) -> bool:
+    """Return whether the claim names only faulty ranks, of a fault of several ranks, or a node with such ranks."""
+    place = staged.victim.place
+    if claim.level == "node" or (claim.rank < 0 and not claim.ranks and not claim.device):
+        return claim.node in {place.nodes[rank] for rank in fault.ranks}
+    devices = tuple(name for rank in fault.ranks for name in (place.gpus[rank], place.nics[rank]))
+    if claim.rank < 0 and not claim.ranks:
+        return claim.device.startswith(devices)
+    return {claim.rank, *claim.ranks} - {-1} <= set(fault.ranks)
 
 
 def true_of_workload(claim: Claim, truth: Truth) -> bool:
@@ -137,6 +150,8 @@ def true_of_workload(claim: Claim, truth: Truth) -> bool:
     if claim.cause in ("checkpoint", "evaluation"):
         reach = max(RECENT_SECONDS, RECENT_STEPS * usual)
         return any(0.0 <= claim.at - at <= reach for at in truth.saved)
+    if claim.cause == "pauses":
+        return any(crash.at <= claim.at for crash in staged.victim.traits.restarts)
     if claim.cause in ("sequence-length", "data-loading"):
         return claim.cause == "sequence-length" and workload.startswith(("long-context", "moe"))
     return claim.cause in ("standing-offset", "stage-partition")
@@ -199,8 +214,8 @@ def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
             found.confidences.append((claim.confidence, False))
     if inside:
         found.first, found.cause = inside[0].kind, inside[0].cause
-    if disorder.family == "telemetry":
-        expected = bool(disorder.kinds)
+    if disorder.family == "telemetry" or not disorder.expected:
+        expected = bool(disorder.kinds) and disorder.expected
         found.tp, found.fn = int(right is not None), int(expected and right is None)
         return found
     if silent:

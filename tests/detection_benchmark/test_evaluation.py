@@ -54,7 +54,10 @@ def test_healthy_jobs_last_the_requested_gpu_days() -> None:
 
 @pytest.mark.slow
 def test_the_document_has_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    few = "--quick --json --cells 2 --healthy-days 0 --located 0 --sizes 64 --workloads balanced --counter-only"
+    few = (
+        "--quick --json --cells 2 --classes grid --healthy-days 0 --located 0 --sizes 64 --workloads balanced "
+        "--counter-only"
+    )
     assert evaluation.main([*few.split(), "--jobs", "1", "--seed", "4100005"]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)
@@ -73,7 +76,8 @@ def test_the_document_has_every_part(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.slow
 def test_the_evaluation_runs_as_a_module() -> None:
     few = (
-        "--quick --json --cells 1 --healthy-days 0 --located 0 --sizes 16 --workloads balanced --jobs 2 --seed 4100006"
+        "--quick --json --cells 1 --classes grid --healthy-days 0 --located 0 --sizes 16 --workloads balanced --jobs 2 "
+        "--seed 4100006"
     )
     command = [sys.executable, "-m", "benchmarks.detection", *few.split()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)

@@ -17,6 +17,10 @@ from scheduler_feedback.sim.world.arrays import BoolArray, FloatArray, IntArray
 from scheduler_feedback.sim.world.physics import hardware
 
 NODES_PER_POD = 32
+RACK_NODES = 4
+"""Number of nodes in a rack with a power feed of 40 kW (NVIDIA, DGX SuperPOD reference architecture for DGX H100:
+10.2 kW a node)."""
+
 UPLINKS = 16
 """Number of links from a leaf switch to the spines. Each link has the line rate of one NIC. A leaf has 32 ports for
 NICs, so its uplinks can carry half of the traffic of these NICs."""

@@ -12,67 +12,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.block import Block, add_own_times, given, hang_first_step, rows
 from scheduler_feedback.sim.world.clos_fabric import Place
 from scheduler_feedback.sim.world.condition import Conditions
-from scheduler_feedback.sim.world.effect import EFFECTS, Scene, Signal
+from scheduler_feedback.sim.world.effect import EFFECTS
 from scheduler_feedback.sim.world.fault import DISORDERS, Fault
 from scheduler_feedback.sim.world.physics import step_timing
 from scheduler_feedback.sim.world.plan import Plan
+from scheduler_feedback.sim.world.scene import Scene, Signal
+from scheduler_feedback.sim.world.traits import NO_TRAITS, Restart, Traits
+from scheduler_feedback.sim.world.variation import Variation
 from scheduler_feedback.sim.world.weather import Weather
-
-FOREVER_SECONDS = 1e7
-"""Simulated duration, in seconds, of the step in which a job hangs."""
 
 MOST_MAGNITUDE = 2000.0
 """Upper limit in the search for a fault's magnitude. Beyond it, a device would be broken rather than slow."""
 
 MOST_CELLS = 3_000_000
 """Maximum of steps times ranks in one simulated block, so that a block fits into the processor's caches."""
-
-
-@dataclass(slots=True)
-class Block:
-    """Consecutive steps of a job. The fields' shapes use b for the number of steps and n for the number of ranks."""
-
-    first: int
-    """Number of the first step in the block."""
-    begin: FloatArray
-    """Start of each step, in seconds on the world's clock: float64 [b]."""
-    meet: FloatArray
-    """Start of the gradient exchange in each step, in seconds on the world's clock: float64 [b]."""
-    end: FloatArray
-    """End of each step, in seconds on the world's clock: float64 [b]."""
-    pause: FloatArray
-    """Seconds of saving at the end of each step: float64 [b]."""
-    without: FloatArray
-    """Seconds that each step would take without faults: float64 [b]."""
-    kernels: FloatArray
-    """Seconds in which each rank computes, by step: float32 [b, n]."""
-    products: FloatArray
-    """Seconds in which each rank computes matrix products, by step: float32 [b, n]."""
-    stall: FloatArray
-    """Seconds by which the host delays each rank, by step: float32 [b, n], or [1, n] if equal in all steps."""
-    clock: FloatArray
-    """Clock of each GPU as a share of the boost clock: float32 [b, n], or [1, n] if equal in all steps."""
-    nic: FloatArray
-    """Available share of each NIC's line rate: float32 [b, n], or [1, n] if equal in all steps."""
-    tokens: FloatArray | None
-    """Number of tokens of each rank, by step: float32 [b, n]. None if all ranks have the same number."""
-    squares: FloatArray | None
-    """Sum of squared sequence lengths of each rank, by step: float32 [b, n]. None if all ranks have the same sum."""
-    celsius: FloatArray
-    """Temperature of each GPU in degrees Celsius: float32 [n]."""
-    thermal: FloatArray
-    """Reduction of each GPU's clock by heat, as a share of the boost clock: float32 [n]."""
-    power: FloatArray
-    """Reduction of each GPU's clock by the power cap, as a share of the boost clock: float32 [n]."""
-    signals: list[Signal] = field(default_factory=list)
-    """Changes of counter values by faults in this block."""
-    hangs: tuple[int, str] | None = None
-    """The hanging rank and the part of the step ('compute' or 'transport'), if the last step never ends; else None."""
-
-    def __len__(self) -> int:
-        return len(self.begin)
 
 
 @dataclass(slots=True)
@@ -111,17 +67,29 @@ class Course:
     """End of the job, in seconds on the world's clock; infinite by default."""
     blocks: list[Block] = field(default_factory=list)
     """Simulated blocks that are not deleted yet, in order of time."""
+    traits: Traits = NO_TRAITS
+    """Properties that only some jobs have."""
     weather: Weather = field(init=False)
     """Random variation of the job's devices and work while it is healthy."""
     _fault_random: np.random.Generator = field(init=False)
     """Random generator of the job's faults."""
     _shares: tuple[FloatArray, FloatArray] = field(init=False)
     """For each GPU, the share of time in which it computes, and the share in which it polls in a collective."""
+    variation: Variation | None = field(init=False, default=None)
+    """Differences between the GPUs and hosts of the job; None if it has no traits."""
+    _habit_random: np.random.Generator = field(init=False)
+    """Random generator of the job's habits."""
+    _crashes: list[Restart] = field(init=False)
+    """Crashes that have not happened yet, in order of time."""
 
     def __post_init__(self) -> None:
         self.now = self.begin
         self.weather = Weather.of(self.plan, self.place, self.adaptive, self.begin, self.random)
         self._fault_random = np.random.default_rng(self.random.integers(2**63))
+        self._habit_random = np.random.default_rng([self.traits.seed, 91])
+        self._crashes = sorted(self.traits.restarts, key=lambda crash: crash.at)
+        if self.traits != NO_TRAITS:
+            self.variation = Variation.of(self.traits, self.plan, self.place, self.weather.governor, self.begin)
         self._shares = np.full(self.plan.gpus, 0.75), np.full(self.plan.gpus, 0.2)
         sample = step_timing.run(self.plan, self._sample(4))
         self.usual = float(np.median(sample.seconds - sample.pause))
@@ -130,7 +98,9 @@ class Course:
     # --- magnitudes ---------------------------------------------------------------------------------------------------
 
     def _sample(self, steps: int) -> Conditions:
-        """Return random conditions for a few trial steps. The random state of the job does not change."""
+        """Return random conditions for a few trial steps, in whole rounds. The random state of the job does not
+        change."""
+        steps = -(-steps // self.plan.sync_steps) * self.plan.sync_steps
         aside = replace(
             self.weather,
             random=np.random.default_rng(self.plan.gpus),
@@ -138,7 +108,11 @@ class Course:
             next_evaluation=np.inf,
             drift=self.weather.drift.copy(),
         )
-        return aside.draw(1, np.full(steps, self.begin), self.weather.governor.free_clock())[0]
+        times = np.full(steps, self.begin)
+        conditions = aside.draw(1, times, self.weather.governor.free_clock())[0]
+        if self.variation is not None:
+            self.variation.apply(conditions, times, keep=True)
+        return conditions
 
     def solved(self, fault: Fault) -> Fault:
         """Return the fault with the magnitude that slows the job by the fault's severity.
@@ -150,6 +124,7 @@ class Course:
             return fault
         steps = 36 if self.plan.varies or fault.disorder in ("garbage-collection", "checkpoint") else 6
         conditions = self._sample(steps)
+        steps = len(conditions.pause)
         usual_seconds = float(step_timing.run(self.plan, conditions).seconds.mean())
         overlap = np.full(steps, self._mean_overlap(fault))
 
@@ -212,21 +187,28 @@ class Course:
         """Simulate one block of steps."""
         plan, governor = self.plan, self.weather.governor
         steps = int(np.clip(round(self.block_seconds / self.usual), 1, max(1, MOST_CELLS // plan.gpus)))
+        steps = -(-steps // plan.sync_steps) * plan.sync_steps
         times = self.now + self.usual * np.arange(steps)
         last = float(times[-1]) + self.usual
         active = [f for f in self.faults if f.disorder in EFFECTS and f.begin < last and f.end > self.now]
         hindrance = self._cooling_hindrance(active, times)
         clock, thermal, power = governor.clocks(steps * self.usual, *self._shares, 1.0, hindrance)
         conditions, tokens, squares = self.weather.draw(self.number, times, governor.free_clock())
+        signals = list[Signal]()
+        if self.variation is not None:
+            plain = copy.copy(conditions)
+            self.variation.apply(conditions, times)
+            self._apply_habits(conditions, times, signals)
+            tokens, squares = given(plan, tokens, squares, plain, conditions)
         without = taken = step_timing.run(plan, conditions)
-        happening, signals = conditions, list[Signal]()
+        happening = conditions
         if active:
             happening = copy.copy(conditions)
             happening.clock = clock.reshape(1, *plan.shape).astype(np.float32)
             for fault in active:
                 self._apply(fault, happening, times, signals)
             taken = step_timing.run(plan, happening)
-            tokens, squares = _given(plan, tokens, squares, conditions, happening)
+            tokens, squares = given(plan, tokens, squares, conditions, happening)
         ends = self.now + np.cumsum(taken.seconds)
         hang = next((f for f in self.faults if f.disorder in HANGS and f.begin < ends[-1]), None)
         kept = steps if hang is None else int((ends <= hang.begin).sum())
@@ -234,7 +216,11 @@ class Course:
         if hang is not None and kept == 0:
             hangs, kept = (hang.ranks[0], HANGS[hang.disorder]), 1
             self.hung = True
-            _hang_first_step(hang, taken, signals)
+            hang_first_step(hang, taken, signals)
+        crash = self._crashes[0] if hang is None and self._crashes and self._crashes[0].at < ends[-1] else None
+        if crash is not None:
+            self._crashes.pop(0)
+            kept = int((ends <= crash.at).sum())
         begin = np.concatenate([[self.now], self.now + np.cumsum(taken.seconds)])[: steps + 1]
         flat = (steps, plan.gpus)
         products = np.minimum(taken.kernels, taken.kernels * taken.product_share)
@@ -247,9 +233,9 @@ class Course:
             without=without.seconds[:kept],
             kernels=taken.kernels.reshape(flat)[:kept],
             products=products.reshape(flat)[:kept],
-            stall=_rows(taken.stall, kept),
-            clock=_rows(happening.clock, kept),
-            nic=_rows(happening.nic, kept),
+            stall=rows(taken.stall, kept),
+            clock=rows(happening.clock, kept),
+            nic=rows(happening.nic, kept),
             tokens=None if tokens is None else tokens.reshape(flat)[:kept],
             squares=None if squares is None else squares.reshape(flat)[:kept],
             celsius=governor.celsius.astype(np.float32),
@@ -258,10 +244,15 @@ class Course:
             signals=[replace(signal, values=signal.values[:kept]) for signal in signals],
             hangs=hangs,
         )
-        self.blocks.append(block)
-        self.now = float(block.end[-1])
-        self.number += kept
-        if hangs is None:
+        if taken.replica_seconds is not None:
+            add_own_times(block, plan, begin[:steps], taken.replica_seconds)
+        if kept:
+            self.blocks.append(block)
+            self.now = float(block.end[-1])
+            self.number += kept
+        if crash is not None:
+            self.now, self.number = crash.at + crash.seconds, self._first_repeated(crash)
+        elif hangs is None:
             self._update_averages(block, taken, without)
 
     def _cooling_hindrance(self, active: list[Fault], times: FloatArray) -> FloatArray:
@@ -283,6 +274,18 @@ class Course:
         busy = (block.kernels.sum(axis=0) / working[: len(block)].sum()).astype(np.float64)
         held = block.stall.mean(axis=0) / self.usual
         self._shares = np.clip(busy, 0.05, 1.0), np.clip(1.0 - busy - held, 0.0, 1.0)
+
+    def _first_repeated(self, crash: Restart) -> int:
+        """Return the number of the first step after a crash: it repeats steps, and begins a round."""
+        finished = max(0, self.number - 1 - crash.back)
+        return 1 + finished // self.plan.sync_steps * self.plan.sync_steps
+
+    def _apply_habits(self, conditions: Conditions, times: FloatArray, signals: list[Signal]) -> None:
+        """Apply the work of single ranks that belongs to the healthy job."""
+        for habit in self.traits.habits:
+            scene = self._scene(habit, conditions, np.ones(len(times)), self._habit_random)
+            EFFECTS[habit.disorder](scene, habit, habit.intensity(times), habit.magnitude)
+            signals += scene.signals
 
     def _apply(self, fault: Fault, happening: Conditions, times: FloatArray, signals: list[Signal]) -> None:
         intensity = fault.intensity(times)
@@ -314,38 +317,3 @@ class Course:
 
 HANGS: dict[str, str] = {"hang-compute": "compute", "hang-transport": "transport", "detachment": "compute"}
 """Part of the step in which a job hangs ('compute' or 'transport'), by class of the fault."""
-
-
-def _hang_first_step(hang: Fault, taken: step_timing.Steps, signals: list[Signal]) -> None:
-    """Let the first of these steps never end, because of the fault `hang`."""
-    steps, *shape = taken.kernels.shape
-    taken.seconds[:1] = FOREVER_SECONDS
-    stall = np.zeros((steps, int(np.prod(shape))), np.float32)
-    stall[0, hang.ranks[0]] = FOREVER_SECONDS
-    taken.stall = stall.reshape(steps, *shape)
-    if hang.disorder == "hang-transport":
-        where = np.asarray(hang.ranks[:1], np.intp)
-        signals.append(Signal("nic_sequence_errors", where, np.full(steps, 8.0)))
-    else:
-        taken.meet[:1] = FOREVER_SECONDS
-
-
-def _given(
-    plan: Plan, tokens: FloatArray | None, squares: FloatArray | None, before: Conditions, now: Conditions
-) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return the tokens and squared lengths of each step and rank after faults have changed the replicas' work.
-
-    Both have the shape [steps, stages, data, tensor]. A replica with longer documents reports more tokens.
-    """
-    if now.weight is before.weight:
-        return tokens, squares
-    ratio = (now.weight.sum(axis=-1) / before.weight.sum(axis=-1))[:, None, :, None].astype(np.float32)
-    if tokens is None:
-        tokens = np.full((len(ratio), *plan.shape), plan.tokens, np.float32)
-    return tokens * ratio, None if squares is None else squares * ratio
-
-
-def _rows(values: FloatArray, steps: int) -> FloatArray:
-    """Flatten an array [1 or steps, stages, data, tensor] to float32 [1 or steps, ranks]."""
-    flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
-    return flat if len(flat) == 1 else flat[:steps]

@@ -16,7 +16,7 @@ from scheduler_feedback.sim.world.arrays import FloatArray
 Form = Literal["step", "ramp", "intermittent"]
 FORMS: tuple[Form, ...] = ("step", "ramp", "intermittent")
 
-Level = Literal["gpu", "node", "nic", "link", "job", "fleet"]
+Level = Literal["gpu", "node", "nic", "link", "rack", "job", "fleet"]
 
 RAMP_SHARE = 0.5
 """Share of a fault's duration in which its intensity rises, if the form is a ramp. It then stays at full intensity."""
@@ -38,13 +38,15 @@ class Disorder:
     cause: str
     """Short name of the cause, for example 'thermal' or 'pcie'."""
     family: str
-    """Origin: 'hardware', 'interference', 'workload' (the job slows itself), 'hang' or 'telemetry'. Only for
+    """Origin: 'hardware', 'interference', 'workload' (the job slows itself), 'hang', 'telemetry' or 'healthy'. Only for
     'hardware', a rank or node is to blame and actions against it are right."""
     lasting: bool = False
     """Whether the fault is only present or absent, without a severity."""
+    expected: bool = True
+    """Whether a verdict is due. If not, no verdict is right, too."""
 
 
-DISORDERS: dict[str, Disorder] = {
+ORIGINAL: dict[str, Disorder] = {
     disorder.name: disorder
     for disorder in (
         Disorder("thermal", "gpu", ("straggler", "health"), "thermal", "hardware"),
@@ -75,8 +77,25 @@ DISORDERS: dict[str, Disorder] = {
         Disorder("mass-loss", "fleet", ("freeze",), "rollout", "telemetry", lasting=True),
     )
 }
-"""All classes of faults, by name. In 'agent-loss' and 'mass-loss' only telemetry is lost, so every verdict against a
-rank or node is wrong."""
+"""Classes of faults of the first version of the world, by name. Random draws from them stay reproducible. In
+'agent-loss' and 'mass-loss' only telemetry is lost, so every verdict against a rank or node is wrong."""
+
+ADDED: dict[str, Disorder] = {
+    disorder.name: disorder
+    for disorder in (
+        Disorder("rank-recompiles", "job", ("workload",), "recompilation", "workload", lasting=True, expected=False),
+        Disorder("loader-stalls", "job", ("workload",), "data-loader", "workload", lasting=True, expected=False),
+        Disorder("async-saves", "job", ("workload",), "checkpoint", "workload", lasting=True, expected=False),
+        Disorder("hot-expert", "job", ("workload", "sequence_imbalance"), "experts", "workload", expected=False),
+        Disorder("rack-power-cap", "rack", ("straggler", "health"), "power", "hardware"),
+        Disorder("none", "job", (), "none", "healthy", lasting=True, expected=False),
+    )
+}
+"""Classes that were added later, by name. The first four are work of single ranks of a healthy job, so every verdict
+against a rank or node is wrong. 'none' is a job without any fault."""
+
+DISORDERS: dict[str, Disorder] = ORIGINAL | ADDED
+"""All classes of faults, by name."""
 
 
 @dataclass(frozen=True, slots=True)

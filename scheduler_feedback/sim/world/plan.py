@@ -47,6 +47,10 @@ OVERLAP = 0.6
 """Share of a tensor group's all-reduces that is hidden because it overlaps with matrix products."""
 
 
+MEMORY_PART = 0.12
+"""Time of memory-bound kernels, as a share of the time of matrix products."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Parallel layout of a simulated job, and the work of its parts.
@@ -88,6 +92,24 @@ class Plan:
     reports_tokens: bool
     per_node: int
     model: GpuModel = hardware.H100
+    chunks: int = 1
+    """Number of parts of the model on each rank (virtual stages of an interleaved pipeline); 1 without interleaving."""
+    contention: float = 0.0
+    """Increase of a kernel's time while a collective runs on the same GPU (0.19: 19 %)."""
+    layers: int = 0
+    """Number of layers of a sharded model; 0 if the model is not sharded."""
+    gathered_bytes: float = 0.0
+    """Parameters of one layer of a sharded model that pass through each NIC when they are gathered; 0 without
+    sharding."""
+    sync_steps: int = 1
+    """Number of steps from one exchange between replicas to the next (local SGD); 1: in each step."""
+    reports_waits: bool = True
+    """Whether the ranks report how long they wait in collectives."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the parameters are sharded over all ranks and gathered layer by layer (FSDP)."""
+        return self.gathered_bytes > 0
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -131,7 +153,7 @@ def _layer_seconds(hidden: int, tensor: int, model: GpuModel) -> tuple[float, fl
     """
     product = 24.0 * hidden**2 / tensor / (model.peak_flops * model.achieved)
     moved = 2 * 2 * hidden * BYTES_PER_ELEMENT * (tensor - 1) / tensor * 2 * (1 - OVERLAP) / 2
-    return product, 0.12 * product, moved / model.nvlink_bytes_per_second
+    return product, MEMORY_PART * product, moved / model.nvlink_bytes_per_second
 
 
 def _expert_ranks(most: int, ranks: int) -> int:
@@ -160,13 +182,15 @@ def make(
     random: np.random.Generator,
     per_node: int = hardware.GPUS_PER_NODE,
     communication: float | None = None,
+    cut: tuple[int, int, int] | None = None,
 ) -> Plan:
     """Create a job of this size and workload whose step takes about `step_seconds`, with `per_node` GPUs per node.
 
-    communication: share of the step for the gradient exchange; random if None.
+    communication: share of the step for the gradient exchange; random if None. cut: numbers of (tensor ranks, stages,
+    data ranks); random if None.
     Raises ValueError unless `gpus` is a multiple of 16, and at most MOST_DP2_GPUS for workload 'dp2' (two replicas).
     """
-    tensor, stages, data = _cut(name, gpus, workload, per_node, random)
+    tensor, stages, data = _cut(name, gpus, workload, per_node, random) if cut is None else cut
     microbatches = _microbatches(stages, step_seconds)
     hidden = 4096 if gpus <= 32 else int(random.choice([8192, 12288]))
     bubble = (microbatches + stages - 1) / microbatches

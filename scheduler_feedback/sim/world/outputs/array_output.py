@@ -23,7 +23,8 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Telemetry,
 )
 from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray, IntArray
-from scheduler_feedback.sim.world.course import Block, Course
+from scheduler_feedback.sim.world.block import Block
+from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.outputs.device_counters import Meter
 from scheduler_feedback.sim.world.outputs.node_events import NS, USER_XIDS, WALL_START_NS, fault_events, xid
 
@@ -70,6 +71,9 @@ class _Reported:
     shape: Shape
     meter: Meter
     reported: int = 0
+    """Number of the newest reported step."""
+    reported_end: float = -np.inf
+    """End of the newest reported step, in seconds on the world's clock. After a restart, numbers repeat."""
     held_until: float = 0.0
     finished: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     entered: IntArray = field(default_factory=lambda: np.zeros((0, 3), np.int64))
@@ -207,12 +211,10 @@ class World:
         until = self.now - 1.1 if self.now >= job.held_until else -1.0
         parts = []
         for block in course.blocks:
-            rows = np.flatnonzero(
-                (np.arange(block.first, block.first + len(block)) > job.reported) & (block.end <= until)
-            )
+            rows = np.flatnonzero((block.end > job.reported_end) & (block.end <= until))
             if len(rows):
                 parts.append(self._table(job, block, rows, quiet))
-                job.reported = block.first + int(rows[-1])
+                job.reported, job.reported_end = block.first + int(rows[-1]), float(block.end[rows[-1]])
         steps = _joined(parts) if parts else _joined([self._table(job, course.blocks[0], np.zeros(0, np.intp), quiet)])
         opened, entered = self._open(job, quiet)
         if len(job.finished) != len(shape):
@@ -224,13 +226,17 @@ class World:
     def _table(self, job: _Reported, block: Block, rows: IndexArray, quiet: dict[int, float]) -> StepTable:
         course, random = job.course, self.random
         count, steps = course.plan.gpus, len(rows)
-        length = (block.end - block.begin)[rows, None]
+        length, end = (block.end - block.begin)[rows, None], block.end[rows, None]
+        if block.own_begin is not None and block.own_end is not None:
+            length, end = (block.own_end - block.own_begin)[rows], block.own_end[rows]
         seconds = length + STEP_JITTER_SECONDS * random.standard_normal((steps, count), dtype=np.float32)
         stall = block.stall if len(block.stall) == 1 else block.stall[rows]
         own = block.kernels[rows] + stall
         wait = np.maximum(length - block.pause[rows, None] - own, 0.0)
         wait = wait * (1.0 + WAIT_NOISE * random.standard_normal((steps, count), dtype=np.float32))
-        end_ns = WALL_START_NS + np.round(block.end[rows] * NS).astype(np.int64)[:, None]
+        if course.variation is not None:
+            end = end + course.variation.clock_error(self.now)
+        end_ns = WALL_START_NS + np.round(end * NS).astype(np.int64)
         end_ns = end_ns + (random.standard_normal((1, count), dtype=np.float32) * STEP_JITTER_SECONDS * NS).astype(
             np.int64
         )
@@ -239,7 +245,7 @@ class World:
             silent = np.isin(job.meter.node_of, list(quiet))
             gone |= silent
         seconds[gone] = np.nan
-        wait[gone] = np.nan
+        wait[gone if course.plan.reports_waits else slice(None)] = np.nan
         reports = course.plan.reports_tokens and block.tokens is not None
         tokens = block.tokens[rows].astype(np.float64) if reports and block.tokens is not None else None
         squares = block.squares[rows].astype(np.float64) if reports and block.squares is not None else None
@@ -262,11 +268,19 @@ class World:
             job.entered = np.full((count, 3), -1, np.int64)
         opened = np.full((count, 3), -1, np.int64)
         block = next((b for b in course.blocks if b.end[-1] > self.now), course.blocks[-1])
+        if course.traits.restarts and (block.begin[0] > self.now or block.end[-1] <= self.now):  # it has crashed
+            job.entered[:] = -1
+            return opened, job.entered.copy()
         row = int(np.clip(np.searchsorted(block.begin, self.now, side="right") - 1, 0, len(block) - 1))
         begin, meet = float(block.begin[row]), float(block.meet[row])
         number = block.first + row
         now_ns = WALL_START_NS + round((self.now - 0.3) * NS)
         opened[:] = (number, WALL_START_NS + round(begin * NS), now_ns)
+        if block.own_begin is not None and block.own_end is not None:
+            own_row = np.minimum((block.own_end <= self.now).sum(axis=0), len(block) - 1)
+            own_begin = block.own_begin[own_row, np.arange(count)]
+            opened[:, 0] = block.first + own_row
+            opened[:, 1] = WALL_START_NS + np.round(own_begin * NS).astype(np.int64)
         hang = block.hangs if row == len(block) - 1 else None
         arrival = begin + course.meeting * course.usual
         since = meet if hang is None or hang[1] == "transport" else arrival
@@ -278,7 +292,12 @@ class World:
             inside &= ~silent
             opened[silent, 2] = WALL_START_NS + round(min(quiet.values()) * NS)
         job.entered[inside] = (number, WALL_START_NS + round(since * NS), now_ns)
-        return opened, job.entered.copy()
+        entered = job.entered.copy()
+        if course.variation is not None:
+            error_ns = np.round(course.variation.clock_error(self.now) * NS).astype(np.int64)[:, None]
+            opened[:, 1:] += error_ns
+            entered[:, 1:] += np.where(entered[:, 1:] < 0, 0, error_ns)
+        return opened, entered
 
     # --- counters -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray
-from scheduler_feedback.sim.world.course import Block, Course
+from scheduler_feedback.sim.world.block import Block
+from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.physics.step_timing import local_replicas
 
 TENSOR_PIPE = 0.7
@@ -77,6 +78,9 @@ class Meter:
             return found
         times = np.concatenate([[ends[0] - self.seconds], ends])[:, None] - self.phase  # [windows + 1, nodes]
         blocks = [b for b in course.blocks if b.end[-1] > times.min() and b.begin[0] <= times.max()]
+        if not blocks and course.traits.restarts:
+            # After a crash, no step runs, but agents still sample the idle devices.
+            blocks = [b for b in course.blocks if b.end[-1] <= times.min()][-1:]
         if not blocks:
             return found
         line = _Line(blocks, times)
@@ -118,11 +122,13 @@ class Meter:
         celsius = line.pick(blocks, "celsius", index, self.node_of)
         thermal = line.pick(blocks, "thermal", index, self.node_of)
         power = line.pick(blocks, "power", index, self.node_of)
-        hertz = model.boost_hertz * clock * (1.0 + self._normal(0.003, windows))
-        found[FEATURE["sm_clock"]] = np.minimum(
-            np.round(hertz / CLOCK_STEP_HERTZ) * CLOCK_STEP_HERTZ, model.boost_hertz
-        )
+        variation = self.course.variation
+        boost = model.boost_hertz if variation is None else variation.boost_hertz
+        hertz = boost * clock * (1.0 + self._normal(0.003, windows))
+        found[FEATURE["sm_clock"]] = np.minimum(np.round(hertz / CLOCK_STEP_HERTZ) * CLOCK_STEP_HERTZ, boost)
         watts = governor.watts(clock, products + 0.6 * bound, spin)
+        if variation is not None:
+            watts = watts * variation.watts_share
         found[FEATURE["power"]] = watts * (1.0 + self._normal(0.015, windows))
         found[FEATURE["temperature"]] = np.round(celsius + self._normal(0.7, windows))
         found[FEATURE["thermal_throttle"]] = np.where(thermal > 0.003, np.minimum(1.0, kernels), 0.0)
@@ -136,8 +142,13 @@ class Meter:
         local = local_replicas(plan)
         replicas = 2.0 * (plan.data - 1) / plan.data * plan.data_bytes / local
         stage = plan.coordinates()[0]
-        hops = (stage > 0).astype(float) + (stage < plan.stages - 1)
+        inner = 2.0 * (plan.chunks - 1) if plan.stages > 1 else 0.0
+        hops = (stage > 0).astype(float) + (stage < plan.stages - 1) + inner
         between = plan.stage_bytes * plan.microbatches * hops
+        gathered = 3.0 * plan.layers * plan.gathered_bytes * plan.microbatches  # twice parameters, once gradients
+        if gathered:
+            around += gathered * min(plan.per_node, plan.data)
+            between = between + gathered * (plan.data > plan.per_node)
         exchanged = 2.0 * 3.0 * plan.exchange_bytes * plan.microbatches if plan.expert > plan.per_node else 0.0
         inside = replicas if local >= plan.data else 0.0
         found[FEATURE["nvlink_bytes"]] = computing * around + moving * inside
@@ -197,8 +208,8 @@ class _Line:
 
     All these arrays have the shape of the sample times, [windows, nodes]. index: position, on the time line, of the
     step in which the sample was taken. computing: number of steps whose computing has ended by then, plus the finished
-    share of the current step's computing. moving: number of steps whose gradient exchange has ended by then, plus the
-    finished share of the current one. paused: seconds of saving before the sample.
+    share of the current step's computing. moving: number of gradient exchanges that have ended by then, plus the
+    finished share of the current one. paused: seconds of saving, and of no steps after a crash, before the sample.
     """
 
     def __init__(self, blocks: list[Block], times: FloatArray) -> None:
@@ -211,9 +222,14 @@ class _Line:
         rest = end - pause[self.index]
         self.part = np.clip((times - begin) / np.maximum(meet - begin, 1e-9), 0.0, 1.0)
         self.computing = self.index + self.part
-        self.moving = self.index + np.clip((times - meet) / np.maximum(rest - meet, 1e-9), 0.0, 1.0)
-        before = np.concatenate([[0.0], np.cumsum(pause)])
-        self.paused = before[self.index] + np.clip(times - rest, 0.0, pause[self.index])
+        exchanges = np.concatenate([np.ones(len(b)) if b.exchanges is None else b.exchanges for b in blocks])
+        exchanged = np.concatenate([[0.0], np.cumsum(exchanges)])
+        part = np.clip((times - meet) / np.maximum(rest - meet, 1e-9), 0.0, 1.0)
+        self.moving = exchanged[self.index] + exchanges[self.index] * part
+        idle = pause + np.append(self.begin[1:] - self.end[:-1], max(float(times.max() - self.end[-1]), 0.0))
+        before = np.concatenate([[0.0], np.cumsum(idle)])
+        earlier = np.minimum(times - self.begin[0], 0.0)
+        self.paused = before[self.index] + np.clip(times - rest, 0.0, idle[self.index]) + earlier
 
     def integral(self, values: FloatArray, times: FloatArray) -> FloatArray:
         """Return the integral of a quantity from the first step up to each sample. `values`: its value in each step."""

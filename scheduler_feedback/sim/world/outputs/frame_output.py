@@ -28,7 +28,8 @@ from agent.schema.frame import (
 )
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.sim.world.arrays import FloatArray
-from scheduler_feedback.sim.world.course import Block, Course
+from scheduler_feedback.sim.world.block import Block
+from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.outputs.device_counters import Meter
 from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS, fault_events
 from scheduler_feedback.sim.world.outputs.published_names import GENERATION, LANES, PUBLISHED, TIERS, WIDTHS, Labels
@@ -182,7 +183,7 @@ class FrameExit:
             gpu = [self._tier(agent.layout.counters[i].tier) in ("gpu", "nvlink") for i in range(len(agent.counters))]
             agent.totals[gpu] = 0.0
         gauges, valid = self._sample(agent, windows)
-        wall_ns = WALL_START_NS + round(self.now * NS)
+        wall_ns = WALL_START_NS + round((self.now + self._clock_error(agent)) * NS)
         monotonic_ns = round((self.now + agent.clock) * NS)
         records = [*self._records(agent, passed), *events]
         agent.seq += 1
@@ -215,6 +216,12 @@ class FrameExit:
 
     def _tier(self, index: int) -> str:
         return TIERS[index]
+
+    def _clock_error(self, agent: _Agent) -> float:
+        """Return the error of the node's wall clock in seconds."""
+        number, rank = agent.ranks[0]
+        variation = self.courses[number].variation
+        return 0.0 if variation is None else float(variation.clock_error(self.now)[rank])
 
     def _silent(self, agent: _Agent) -> bool:
         for course in self.courses:
@@ -259,19 +266,20 @@ class FrameExit:
             course, (finished, current) = self.courses[number], passed[number]
             member = Member(course.plan.name, 1, rank)
             for block, row in finished:
-                length = float(block.end[row] - block.begin[row])
+                begin_at, end_at = float(block.begin[row]), float(block.end[row])
+                if block.own_begin is not None and block.own_end is not None:
+                    begin_at, end_at = float(block.own_begin[row, rank]), float(block.own_end[row, rank])
+                length = end_at - begin_at
                 stall = float(block.stall[min(row, len(block.stall) - 1), rank])
                 own = float(block.kernels[row, rank] + block.pause[row]) + stall
-                wait = min(max(length - own, 0.0), length)
+                wait_ns = round(min(max(length - own, 0.0), length) * NS) if course.plan.reports_waits else None
                 tokens = squares = None
                 if course.plan.reports_tokens:
                     tokens = round(course.plan.tokens if block.tokens is None else float(block.tokens[row, rank]))
                     squares = None if block.squares is None else round(float(block.squares[row, rank]))
-                begin = round((float(block.begin[row]) + agent.clock) * NS)
+                begin = round((begin_at + agent.clock) * NS)
                 found.append(
-                    StepRecord(
-                        member, block.first + row, begin, round(length * NS), round(wait * NS), tokens, 1, squares
-                    )
+                    StepRecord(member, block.first + row, begin, round(length * NS), wait_ns, tokens, 1, squares)
                 )
             if current is not None:
                 found += self._opened(course, rank, member, *current, agent.clock)
@@ -335,7 +343,10 @@ def _known(course: Course, rank: int) -> list[tuple[Column, float]]:
     owner = {"attempt": "1", "gang": course.plan.name, "gpu": gpu, "rank": str(rank)}
     owner |= {"container": "", "mig": "", "namespace": "", "pod": "", "slurm_job": ""}
     info = {"driver": "", "gpu": gpu, "index": str(local), "mig_mode": "", "minor": str(local), "serial": ""}
-    info |= {"model": course.plan.model.name, "pci_address": pci, "vbios": ""}
+    model = course.plan.model
+    if course.variation is not None and course.traits.other_model is not None and course.variation.other[rank]:
+        model = course.traits.other_model
+    info |= {"model": model.name, "pci_address": pci, "vbios": ""}
     rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
     rail |= {"rail": str(int(place.rail[rank])), "switch": f"0000:{0x80 + local // 2:02x}:00.0"}
     stage, data, tensor = (int(axis[rank]) for axis in course.plan.coordinates())

@@ -47,6 +47,34 @@ H100 = GpuModel(
     nvlink_bytes_per_second=450e9,  # 18 links of 25 GB/s each way
 )
 
+H200 = GpuModel(
+    name="NVIDIA H200",
+    peak_flops=989e12,  # NVIDIA H200 data sheet, SXM
+    achieved=0.70,
+    memory_bytes_per_second=4.8e12,  # data sheet
+    boost_hertz=1.98e9,
+    least_hertz=0.345e9,
+    limit_watts=700.0,  # data sheet, maximum TDP
+    idle_watts=75.0,
+    spin_watts=130.0,
+    limit_celsius=87.0,
+    nvlink_bytes_per_second=450e9,
+)
+
+A100 = GpuModel(
+    name="NVIDIA A100-SXM4-80GB",
+    peak_flops=312e12,  # NVIDIA A100 data sheet
+    achieved=0.80,
+    memory_bytes_per_second=2.04e12,  # data sheet
+    boost_hertz=1.41e9,
+    least_hertz=0.21e9,
+    limit_watts=400.0,  # data sheet, maximum TDP
+    idle_watts=55.0,
+    spin_watts=75.0,
+    limit_celsius=85.0,
+    nvlink_bytes_per_second=300e9,
+)
+
 GPUS_PER_NODE = 8
 """Number of GPUs on a node's HGX board, with one NIC per GPU."""
 

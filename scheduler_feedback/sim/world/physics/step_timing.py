@@ -2,7 +2,8 @@
 
 Tensor groups synchronise after every layer, expert groups at every all-to-all, pipeline stages at every microbatch,
 replicas at the gradient exchange, and all ranks at the norm of the gradients. A rank spends all other time waiting in a
-collective.
+collective. Sharded jobs (sharding.py) synchronise in every layer, and jobs with local SGD (local_rounds.py) only every
+few steps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from scheduler_feedback.sim.world.arrays import FloatArray
 from scheduler_feedback.sim.world.condition import Conditions
-from scheduler_feedback.sim.world.physics import collective, hardware, pipeline
+from scheduler_feedback.sim.world.physics import collective, hardware, local_rounds, pipeline, sharding
 from scheduler_feedback.sim.world.plan import DATA_OVERLAP, Plan
 
 
@@ -33,6 +34,8 @@ class Steps:
     """Seconds by which the host delays each rank; can be broadcast to the shape of `kernels`."""
     product_share: FloatArray
     """Share of `kernels` that the GPU spends on matrix products."""
+    replica_seconds: FloatArray | None = None
+    """Seconds of each step of each replica: float64 [b, data]. None if all replicas take the same time."""
 
 
 def _spread(values: FloatArray) -> FloatArray:
@@ -55,6 +58,12 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
     forward = product + memory
     forward = np.maximum(forward, _spread(plan.launch_seconds) * c.host) * c.noise
     product_share = product / (product + memory)
+    total = c.weight.sum(axis=-1)[:, None, :, None].astype(np.float32)
+    kernels = 3.0 * forward * total * c.extent[:, None, None, None].astype(np.float32)
+    update = float(plan.optimizer_seconds) / c.memory.min(axis=(1, 2, 3))
+    if plan.sharded:
+        ready, added = sharding.finish(plan, c, forward)
+        return _steps(plan, c, ready, ready + update, kernels + added, product_share)
 
     # In each layer, tensor groups and expert groups are as fast as their slowest rank.
     slowest = forward
@@ -69,14 +78,33 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
     back = np.moveaxis(2.0 * layer + meet, -2, -1) * extent
     begin = np.moveaxis(c.stall.max(axis=-1), -2, -1)
     done = pipeline.finish(ahead, back, c.weight.astype(np.float32), _transfers(plan, c), begin)
+    exposed, hidden = _gradients(plan, c.nic, c.nvlink)  # [b, stages] each
+    if plan.sync_steps > 1:
+        alone = done.max(axis=-1) + update[:, None] + c.pause[:, None]
+        exchange = np.broadcast_to((exposed + hidden).max(axis=-1) * c.network, len(alone))
+        lengths, own = local_rounds.finish(alone, exchange, plan.sync_steps)
+        meets = lengths - c.pause
+        meets[plan.sync_steps - 1 :: plan.sync_steps] -= exchange[plan.sync_steps - 1 :: plan.sync_steps]
+        found = _steps(plan, c, meets, lengths - c.pause, kernels, product_share)
+        found.replica_seconds = own
+        return found
     ready = done.max(axis=-2)  # [b, stages]: the replicas of a stage have their gradients
-    exposed = _gradients(plan, c.nic, c.nvlink)  # [b, stages]
-    update = float(plan.optimizer_seconds) / c.memory.min(axis=(1, 2, 3))
+    if plan.contention:
+        # The exchange begins with the first gradients. While it runs beside the last backward, kernels take longer.
+        beside = np.minimum(hidden * c.network[:, None], (2.0 * layer).max(axis=-1))
+        added = (beside * plan.contention / (1.0 + plan.contention)).astype(np.float32)
+        kernels = kernels + added[:, :, None, None]
+        ready = ready + added
     over = (ready + exposed * c.network[:, None]).max(axis=-1) + update
+    return _steps(plan, c, ready.max(axis=-1), over, kernels, product_share)
+
+
+def _steps(
+    plan: Plan, c: Conditions, ready: FloatArray, over: FloatArray, kernels: FloatArray, product_share: FloatArray
+) -> Steps:
+    """Return the timing of steps with gradients at `ready` [b] and an end, without the pause, at `over` [b]."""
     steps = max(len(over), len(c.pause))
-    meeting = np.broadcast_to(ready.max(axis=-1), steps).astype(np.float64)
-    total = c.weight.sum(axis=-1)[:, None, :, None].astype(np.float32)
-    kernels = 3.0 * forward * total * c.extent[:, None, None, None].astype(np.float32)
+    meeting = np.broadcast_to(ready, steps).astype(np.float64)
     return Steps(
         seconds=np.broadcast_to(over + c.pause, steps).astype(np.float64),
         meet=meeting,
@@ -113,18 +141,22 @@ def _layer_collectives(plan: Plan, c: Conditions) -> FloatArray:
 
 
 def _transfers(plan: Plan, c: Conditions) -> FloatArray:
-    """Return the seconds that it takes to send one microbatch to the next stage: [steps, data, stages - 1]."""
+    """Return the seconds that it takes to send one microbatch to the next stage: [steps, data, stages - 1].
+
+    In an interleaved pipeline, the last stage also sends to the first: [steps, data, stages].
+    """
     if plan.stages == 1:
         return np.zeros((1, plan.data, 0))
-    pair = np.minimum(c.nic[:, 1:], c.nic[:, :-1]).min(axis=-1)
+    nic = c.nic if plan.chunks == 1 else np.concatenate([c.nic, c.nic[:, :1]], axis=1)
+    pair = np.minimum(nic[:, 1:], nic[:, :-1]).min(axis=-1)
     transfer = plan.stage_bytes / (hardware.NIC_GOODPUT * pair) + collective.NETWORK_LATENCY_SECONDS
     return np.moveaxis(transfer, -2, -1)
 
 
-def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
-    """Return the seconds of the gradient exchange that no backward pass hides: [steps, stages]."""
+def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the seconds of the gradient exchange after the last backward pass and beside it: [steps, stages] each."""
     if plan.data < 2 or not plan.data_bytes:
-        return np.zeros((1, plan.stages))
+        return np.zeros((1, plan.stages)), np.zeros((1, plan.stages))
     local = local_replicas(plan)
     if local >= plan.data:
         width, latency, bytes_ = plan.model.nvlink_bytes_per_second * nvlink, collective.NVLINK_LATENCY_SECONDS, 1.0
@@ -134,8 +166,7 @@ def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
     members = np.swapaxes(width, -1, -2)  # [b, stages, tensor, data]
     taken = collective.all_reduce(bytes_, members, plan.data, latency) * plan.rounds
     best = collective.all_reduce(bytes_, np.full((1, plan.data), width.max()), plan.data, latency) * plan.rounds
-    found: FloatArray = (taken - DATA_OVERLAP * best).max(axis=-1)
-    return found
+    return (taken - DATA_OVERLAP * best).max(axis=-1), (DATA_OVERLAP * taken).max(axis=-1)
 
 
 def local_replicas(plan: Plan) -> int:
