@@ -34,7 +34,7 @@ from gangwatch.demo.play import (
     training_command,
 )
 from gangwatch.demo.report import Limits, summary
-from tests.kubernetes.real_kubelets import RealCluster
+from tests.kubernetes.real_kubelets import RealCluster, parent_folder
 
 LEAST_STEP_SECONDS = 0.2
 LEAST_WORK_SECONDS = 0.012
@@ -115,7 +115,7 @@ def main() -> None:
         parser.error(f"--report: {options.report.parent} is not a folder")
     if options.keep is not None and options.keep.exists():
         parser.error(f"--keep: {options.keep} exists already")
-    work = options.keep or Path(tempfile.mkdtemp(prefix="gw-", dir="/tmp"))  # short: sockets have paths of 107 bytes
+    work = options.keep or Path(tempfile.mkdtemp(prefix="gw-", dir=parent_folder()))  # sockets have short paths
     work.mkdir(parents=True, exist_ok=True)
     work.chmod(0o755)  # containers read and write a folder in it
     try:

@@ -124,10 +124,10 @@ def controller(
     signing_days: int,
     revoked_file: str | None,
 ) -> None:
-    """Run the cluster's controller in the foreground, until SIGTERM or until another controller leads.
+    """Run the cluster's controller in the foreground, until SIGTERM.
 
-    Several may run: one leads, and a standby takes over within 15 seconds of its end. All required state is in API
-    objects, so the state folder may be empty.
+    Several may run: one leads, and a standby takes over within 15 seconds of its end. A leader that loses the lease
+    becomes a standby. All required state is in API objects, so the state folder may be empty.
     """
     from gangwatch.commands.kubernetes_controller import Signing, run
     from gangwatch.configuration.config_file import load

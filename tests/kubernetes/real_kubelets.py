@@ -7,6 +7,7 @@ import fcntl
 import http.client
 import json
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gangwatch.state_folder import start_time_of
 from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from tests.deploy.test_chart import CHART, helm
 from tests.kubernetes.harness import Api, wait_for
@@ -26,8 +28,24 @@ from tests.needs import absent
 PROGRAM = Path(__file__).resolve().parents[2] / "packaging" / "cluster" / "cluster.py"
 LOCK = Path("/tmp/gangwatch-cluster-tests.lock")
 NAMESPACE = "gangwatch"
+CLUSTER_BYTES = 5 << 30
+"""Size of the files of a cluster of three nodes."""
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 """Values of a scrape, by name and labels."""
+
+
+def parent_folder() -> Path:
+    """Return where the files of a cluster are written: in memory if there is room, else /tmp. The path is short.
+
+    Most of these 5 GB are the images that each node unpacks. On a disk, their removal alone can take a minute.
+    """
+    memory = Path("/dev/shm")
+    wanted = 2 * CLUSTER_BYTES
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
+    if available < wanted or not memory.is_dir() or shutil.disk_usage(memory).free < wanted:
+        return Path("/tmp")
+    return memory
 
 
 class RealCluster:
@@ -66,11 +84,12 @@ class RealCluster:
             finally:
                 api.close()
         finally:
-            processes = self.processes()
+            processes = {int(one.name): start_time_of(int(one.name)) for one in self.processes()}
             removed = self.command("down")
         assert removed.returncode == 0, removed.stderr
         assert self.remains() == set()
-        wait_for("all processes end", lambda: not [process for process in processes if _runs(process)])
+        known = [(pid, began) for pid, began in processes.items() if began is not None]  # pids are used again
+        wait_for("all processes end", lambda: not any(start_time_of(pid) == began for pid, began in known))
 
     def remains(self) -> set[str]:
         """Return what of the cluster exists on this machine, apart from its processes."""
@@ -123,14 +142,6 @@ class RealCluster:
         while more := {child for child, parent in parents.items() if parent in found} - found:
             found |= more
         return [Path(f"/proc/{process}") for process in sorted(found)]
-
-
-def _runs(process: Path) -> bool:
-    """Return whether the process is alive and not a zombie."""
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def scrape(api: Api, name: str, address: str, port: int, *, password: bool = True) -> tuple[int, Samples]:

@@ -21,7 +21,7 @@ import yaml
 from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT
 from tests.kubernetes.device_plugin import DevicePlugin
 from tests.kubernetes.harness import Api, Cluster, wait_for
-from tests.kubernetes.real_kubelets import NAMESPACE, RealCluster
+from tests.kubernetes.real_kubelets import NAMESPACE, RealCluster, parent_folder
 from tests.needs import component, otlp_program
 from tests.ports import held_port
 
@@ -164,7 +164,7 @@ def bare_site(members: int = 1) -> Iterator[Site]:
     members: number of etcd's members.
     """
     component("kubectl", "kubernetes-client")
-    with TemporaryDirectory(prefix="gw-", dir="/tmp") as folder:
+    with TemporaryDirectory(prefix="gw-", dir=parent_folder()) as folder:
         real = RealCluster(Path(folder) / "cluster")  # a short path, for containerd's sockets
         with real.running(nodes=len(NODES), members=members, gpus=GPUS) as api:
             site = Site(real, api)
