@@ -426,8 +426,8 @@ def test_a_detected_hang_without_a_restart_is_caught(history: History) -> None:
     history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
     history.facts.disturbances[0].restarts = True
     history.add_verdict("j-000001", 1, "hang", "never-arrived", 61.0)
-    assert history.judge(62.0, 100.0) == []
-    assert checks(history.judge(101.0, 120.0)) == {"hang_restarted"}
+    assert history.judge(62.0, 130.0) == []
+    assert checks(history.judge(133.0, 150.0)) == {"hang_restarted"}
 
 
 def test_an_early_report_of_a_hang_restarts_nothing(history: History) -> None:

@@ -544,8 +544,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.unreported_hang:Traffic.stuck",
-        "np.abs(level - polling) > APART",
-        "level - polling > APART",
+        "differs = polling - level > APART * polling",
+        "differs = polling < 0 * level",
         ("tests/detectors/test_unreported_hang.py",),
     ),
     Mutant(

@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(_APART + ":_has_more_work", "if not found.busy[rank]:", "if True:", _COUNTERS),
     Mutant(_APART + ":_errors", "_congested(found, ~here)", "False", _COUNTERS),
     Mutant(_APART + ":_suspects", " or found.slower < LEAST_SLOWDOWN", "", _COUNTERS),
-    Mutant(_APART + ":_failing_memory", "blocks.learned < FROM_START_BLOCKS or ", "", _COUNTERS),
+    Mutant(_APART + ":_failing_memory", "max(least, ALONE * others)", "1.0", _COUNTERS),
     Mutant(_APART + ":_steady_clock", "STEADY *", "9 *", _COUNTERS),
     Mutant("detectors.hang.unreported_hang:Traffic.stuck", ", RUNS_ON)", ", 0.0)", _COUNTERS),
     Mutant(_APART + ":_errors", " & (before <= EACH * found.own[row])", "", _COUNTERS),
@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant("detectors.hang.certain_hangs:blocked_before_peers", ">= STOPPED_SECONDS * 1e9", ">= 0", _BLOCKED),
     Mutant("detectors.hang.certain_hangs:stopped_since", "before.get(rank, now_ns)", "now_ns", _BLOCKED),
     Mutant("detectors.hang.blocked_evidence:in_another_operation", "2 * count > len(called)", "True", _BLOCKED),
-    Mutant("detectors.hang.blocked_evidence:all_wait", "and one.in_collective", "", _BLOCKED),
+    Mutant("detectors.hang.blocked_evidence:all_wait", "and one.reports >= SAME_REPORTS", "", _BLOCKED),
     Mutant(
         "detectors.hang.unreported_hang:Traffic.stuck", "if by_power and not len(apart):", "if by_power:", _COUNTERS
     ),

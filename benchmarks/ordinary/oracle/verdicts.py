@@ -26,9 +26,9 @@ SILENT_SECONDS = 60.0
 """Seconds after an agent was killed or stopped in which its node may be reported as not reporting. The agent's stream
 must be reopened, and verdicts last for a while."""
 
-RESTART_SECONDS = 40.0
+RESTART_SECONDS = 70.0
 """Fair seconds after the verdict within which a hanging gang must be stopped, if it is restartable. They contain the
-next cycle, and the gang's grace of eight seconds."""
+thirty seconds for which a stopped process may be continued, the next cycle, and the gang's grace of eight seconds."""
 
 RESTART_CONFIDENCE = 0.9
 """Least confidence with which a hang restarts a gang: the default of policy.minimum_confidence. The controller reports
