@@ -265,7 +265,7 @@ class CycleThread:
         self._ready = self._backend.responded
         self.progress.cycle_finished()
         self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
-        self.snapshots.changed()
+        self.snapshots.changed(answered=bool(granted))
         switch_error = self._set_switch(events)
         for request, event in granted:
             if switch_error is not None and isinstance(event, FreezeSet):

@@ -86,6 +86,36 @@ def test_a_reader_always_sees_acknowledged_changes() -> None:
     assert snapshots.fresh().result(0).version == 1
 
 
+def test_until_the_next_snapshot_is_due_only_answered_requests_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    state = state_of(1)
+    snapshots = Snapshots(state, clock, lambda: None)
+
+    def slow(state: State, before: State | None = None) -> State:
+        clock.advance(0.01)
+        return frozen(state, before)
+
+    monkeypatch.setattr("scheduler_feedback.api.reading.state_snapshots.frozen", slow)
+    snapshots.changed()
+    first = snapshots.fresh()
+    snapshots.publish(state)
+    assert first.result(0).version == 1
+    snapshots.changed()
+    assert snapshots.fresh().result(0).version == 1, "the next one is due in a fifth of a second"
+    snapshots.changed(answered=True)
+    after = snapshots.fresh()
+    snapshots.publish(state)
+    assert not after.done()
+    clock.advance(0.01 * PAUSE)
+    snapshots.publish(state)
+    assert after.result(0).version == 3
+    clock.advance(0.01 * PAUSE)
+    snapshots.changed()
+    assert not snapshots.fresh().done(), "a newer one may be made now"
+    snapshots.close()
+    assert snapshots.fresh().done()
+
+
 def test_snapshots_take_a_twentieth_of_the_cycle_time_with_any_number_of_readers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -70,7 +70,7 @@ class SnapshotReader:
     # --- of the state ------------------------------------------------------------------------------------------------
 
     async def ask(self, peer: str, question: Callable[[Listing], _T]) -> _T:
-        """Return the result of `question` for a state that is no older than this call.
+        """Return the result of `question` for a state that includes all answered requests (state_snapshots.py).
 
         Raises BusyError, and any error of `question`.
         """

@@ -2,9 +2,10 @@
 
 A reader uses the newest snapshot on its own thread. It never waits for a cycle, and no cycle waits for it. The cycle's
 thread publishes a snapshot between two cycles, if the state has changed and there are readers. This takes at most a
-twentieth of its time, for any number of readers.
+twentieth of its time, for any number of readers. Until the next one may be made, readers get the newest: with 12,500
+nodes it is up to a second old, with a few hundred some milliseconds.
 
-A snapshot includes every answered request: a client that got a response to a request sees its effect in the next read.
+Every read includes every answered request: a client that got a response to a request sees its effect in the next read.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Snapshots:
         self._wake = wake
         self._lock = threading.Lock()
         self._waiting: list[Future[Snapshot]] = []
-        self._version = 0
+        self._version = self._answered = 0
         self._due_ns = self._read_ns = _NONE_NS
         self._seconds = 0.0
         self.newest = Snapshot(0, frozen(state))
@@ -63,12 +64,12 @@ class Snapshots:
         return self._seconds
 
     def fresh(self) -> Future[Snapshot]:
-        """Return a future with a snapshot that is no older than this call."""
+        """Return a future with a snapshot that has all answered requests, and is the newest that may be made now."""
         found: Future[Snapshot] = Future()
         with self._lock:
             self._read_ns = self._clock.monotonic_ns()
             newest = self.newest
-            if newest.version < self._version:
+            if newest.version < self._answered or (newest.version < self._version and self._read_ns >= self._due_ns):
                 self._waiting.append(found)
                 first = len(self._waiting) == 1
             else:
@@ -80,10 +81,15 @@ class Snapshots:
 
     # --- the cycle's thread ------------------------------------------------------------------------------------------
 
-    def changed(self) -> None:
-        """Record that the state has changed. Call it before the response to the request that made the change."""
+    def changed(self, answered: bool = False) -> None:
+        """Record that the state has changed. Call it before the response to the request that made the change.
+
+        answered: whether a request made the change, so that the next read must include it.
+        """
         with self._lock:
             self._version += 1
+            if answered:
+                self._answered = self._version
 
     def wait_seconds(self, most: float) -> float:
         """Return how many seconds the cycle's thread may wait before it calls ``publish``, at most `most`."""
@@ -115,7 +121,7 @@ class Snapshots:
     def close(self) -> None:
         """Stop publishing. Waiting readers get the newest snapshot."""
         with self._lock:
-            self._version = self.newest.version
+            self._version = self._answered = self.newest.version
             waiting, self._waiting = self._waiting, []
         for one in waiting:
             if one.set_running_or_notify_cancel():
