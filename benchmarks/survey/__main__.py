@@ -29,6 +29,7 @@ from benchmarks.survey import (
     gavel_rounds,
     lending,
     locality,
+    memory,
     mig,
     missing,
     muri_groups,
@@ -37,6 +38,8 @@ from benchmarks.survey import (
     services,
     shared_slots,
     shares,
+    sia_goodput,
+    trading,
     traffic,
     virtual_clusters,
 )
@@ -61,10 +64,13 @@ ROWS = (
     *failures.rows(),
     *locality.rows(),
     *elastic.rows(),
+    *sia_goodput.rows(),
     *distance.rows(),
     *traffic.rows(),
     *mig.rows(),
     *energy.rows(),
+    *memory.rows(),
+    *trading.rows(),
     *missing.rows(),
 )
 

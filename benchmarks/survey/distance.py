@@ -8,6 +8,7 @@ from the jobs' reports (``level_patience``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
@@ -18,6 +19,7 @@ from benchmarks.survey import sia_data
 from benchmarks.survey.row import Outcome, Row
 from benchmarks.survey.shares import interval
 from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Estimates, Order, Policy
 from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.simulation import Simulation
@@ -34,32 +36,66 @@ MOST_SECONDS = 14_400.0
 def rows() -> list[Row]:
     """Return the rows of this module."""
     measure = f"average JCT with learnt waits / with the best fixed wait, {sia_data.TRACES} traces of Sia's artifact"
-    return [Row("Dally", "delay timers tuned from the learnt cost of distance", measure, None, "survey", _measured)]
+    skewed = f"average JCT, one node required for all jobs = 1, {sia_data.TRACES} traces of Sia's artifact"
+    return [
+        Row("Dally", "delay timers tuned from the learnt cost of distance", measure, None, "survey", _measured),
+        Row("Tiresias", "skew profile: which jobs need consolidation", skewed, None,
+            "Gu et al., NSDI'19 (other traces)", _skew),
+    ]  # fmt: skip
 
 
-def _trace(number: int, fixed: bool) -> Trace:
-    """Return the trace. fixed: whether gangs of 2 to 8 GPUs require one node instead of preferring it."""
+MOST_LOSS = 0.1
+"""A job requires one node if it loses more than this part of its speed on two, on the GPU type where it loses most."""
+
+
+@cache
+def loss(workload: str, ranks: int) -> float:
+    """Return the largest part of its speed that the job loses on several nodes, as measured."""
+    rates = (
+        (sia_data.speeds().rate(workload, name, ranks, 0), sia_data.speeds().rate(workload, name, ranks, 1))
+        for name in sia_data.GPUS
+    )
+    return max((1 - apart / near for near, apart in rates if near and apart), default=0.0)
+
+
+def _trace(number: int, requires: Callable[[JobSpec], bool]) -> Trace:
+    """Return the trace. requires: which gangs of 2 to 8 GPUs require one node instead of preferring it."""
     level = Level.NODE
     found = sia_data.trace(number, elastic=False)
     jobs = tuple(
         replace(
-            job, spec=structs.replace(job.spec, preferred_level=level, required_level=level if fixed else None)
+            job,
+            spec=structs.replace(job.spec, preferred_level=level, required_level=level if requires(job.spec) else None),
         )
         if 1 < job.spec.ranks <= 8
         else job
         for job in found.jobs
-    )  # fmt: skip
+    )
     return replace(found, jobs=jobs)
 
 
 @cache
-def average_jct(number: int, patience_seconds: float, learns: bool, fixed: bool = False) -> float:
-    """Return the average completion time in seconds."""
+def average_jct(number: int, patience_seconds: float, learns: bool, fixed: bool = False, skewed: bool = False) -> float:
+    """Return the average completion time in seconds. fixed: all gangs require one node; skewed: those that lose."""
     policy = replace(POLICY, level_patience_seconds=patience_seconds, learn_speeds=learns)
-    trace, nodes = _trace(number, fixed), sia_data.nodes()
+    trace = _trace(number, lambda spec: fixed or (skewed and loss(spec.workload, spec.ranks) > MOST_LOSS))
+    nodes = sia_data.nodes()
     report = Simulation(trace, nodes, policy, load=LOAD, speeds=sia_data.speeds(), seed=number).run()
     assert report.avg_jct_seconds is not None and not report.unfinished, "all jobs end"
     return report.avg_jct_seconds
+
+
+def _skew() -> Outcome:
+    traces = range(1, sia_data.TRACES + 1)
+    some = [average_jct(n, 0.0, False, skewed=True) for n in traces]
+    others = {
+        "one node required for all": [average_jct(n, 0.0, False, fixed=True) for n in traces],
+        "for none": [average_jct(n, 0.0, False) for n in traces],
+    }
+    shares = {name: tuple(a / b for a, b in zip(some, one, strict=True)) for name, one in others.items()}
+    text = "; ".join(f"/ {name} {fmean(one):.3f} +-{interval(one):.3f}" for name, one in shares.items())
+    reason = f"one node required for gangs that lose more than {MOST_LOSS:.0%} as measured; {text}"
+    return Outcome(None, round(fmean(shares["one node required for all"]), 4), reason)
 
 
 def _measured() -> Outcome:

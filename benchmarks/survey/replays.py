@@ -57,8 +57,6 @@ def rows() -> list[Row]:
     found += [
         Row("Tiresias", "2D-Gittins: the largest Gittins index per GPU first", "average JCT on muri-3, 2D-LAS = 1",
             None, "Gu et al., NSDI'19 (other traces)", _gittins),
-        Row("Tiresias", "skew profile: which jobs need consolidation", "average JCT, ks", None, "Gu et al., NSDI'19",
-            reason="the speed of a simulated gang does not depend on its placement"),
     ]  # fmt: skip
     found += [
         Row(system, mechanism, f"average wait of {PHILLY_JOBS} Philly jobs, 40x8, FIFO without backfill = 1", None,

@@ -370,6 +370,17 @@ def test_a_node_with_two_kinds_of_device_has_slots_of_the_more_numerous_one() ->
     assert resource_of(node("n2", 0)) == ""
 
 
+def test_replicas_of_shared_gpus_are_slots_of_a_type_of_their_own() -> None:
+    """NVIDIA's device plug-in renames the resource of time slices and MPS replicas."""
+    cache = cache_of()
+    shared = node("n1", 8, "nvidia.com/gpu.shared", **{"nvidia.com/gpu.product": "NVIDIA-A100"})
+    cache.node_changed("n1", None, shared)
+    cache.node_changed("n2", None, node("n2", 2, **{"nvidia.com/gpu.product": "NVIDIA-A100"}))
+    found = seen(cache)
+    assert (found["n1"].slots, found["n1"].gpu_type) == (8, "NVIDIA-A100 gpu.shared")
+    assert (found["n2"].slots, found["n2"].gpu_type) == (2, "NVIDIA-A100")
+
+
 def test_each_mig_profile_of_a_node_is_counted_on_its_own() -> None:
     """Three large instances and four small ones are seven slots. Pods of each profile have their own limit."""
     mixed = node("n1", 3, "nvidia.com/mig-2g.20gb", **{"nvidia.com/gpu.product": "NVIDIA-H200"})

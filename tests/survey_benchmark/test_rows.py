@@ -51,4 +51,4 @@ def test_the_command_prints_one_document() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert [row["system"] for row in rows] == ["MIGER", "CASSINI"] and all(row["reason"] for row in rows)
+    assert [row["system"] for row in rows] == ["CASSINI", "MIGER"] and all(row["reason"] for row in rows)

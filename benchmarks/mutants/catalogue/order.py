@@ -12,8 +12,8 @@ _ESTIMATES = ("tests/policies/test_estimates.py",)
 
 MUTANTS = (
     Mutant("policies.order.__init__:key_of", "(-job.spec.priority, 0,", "(job.spec.priority, 0,", _ORDER),
-    Mutant("policies.order.__init__:key_of", "if has_starved(state, job):", "if False:", _ORDER),
-    Mutant("policies.order.__init__:starves_ns", "job.submitted_ns + job.run_ns +", "job.submitted_ns +", _ORDER),
+    Mutant("policies.order.__init__:key_of", "if has_starved(state, job) and", "if False and", _ORDER),
+    Mutant("policies.order.__init__:starves_ns", "job.submitted_ns + job.run_ns", "job.submitted_ns", _ORDER),
     Mutant("policies.order.__init__:has_starved", "at_ns <= since_ns", "at_ns < since_ns", _ORDER),
     Mutant(
         "policies.order.__init__:has_starved",

@@ -28,11 +28,15 @@ OURS = "gangwatch.io/"
 _KEEPS_AWAY = frozenset({"NoSchedule", "NoExecute"})
 _GPU = "nvidia.com/gpu"
 _MIG = "nvidia.com/mig-"
+SHARED = "nvidia.com/gpu.shared"
+"""Resource of the replicas of shared GPUs (time slices or MPS), if NVIDIA's device plug-in renames them
+(`renameByDefault`). Without the new name, the replicas count as whole GPUs."""
 
 
 def is_accelerator(resource: str) -> bool:
-    """Return whether the units of the resource are slots: whole GPUs, MIG profiles, and such devices of claims."""
-    return resource in (_GPU, DEVICES) or resource.startswith(_MIG)
+    """Return whether the units of the resource are slots: whole GPUs, MIG profiles, replicas of shared GPUs,
+    and such devices of claims."""
+    return resource in (_GPU, SHARED, DEVICES) or resource.startswith(_MIG)
 
 
 @dataclass(frozen=True, slots=True)

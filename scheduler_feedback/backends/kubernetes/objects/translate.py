@@ -17,6 +17,7 @@ from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.objects.annotations import count_of, flag_of, level_of, seconds_of
 from scheduler_feedback.backends.kubernetes.objects.constraints import (
     OURS,
+    SHARED,
     Constraint,
     constraint_of,
     is_accelerator,
@@ -335,13 +336,14 @@ def node_seen(
     """Return the node, converted to the cycle's type, with this number of slots. free: see ``cluster.Node.free``.
 
     accelerators: resources whose units are the node's slots; None: those of its status. A node with MIG profiles of
-    several kinds has the type 'PRODUCT mig-mixed', so a gang can use such nodes together whatever their profiles are.
+    several kinds has the type 'PRODUCT mig-mixed', so a gang can use such nodes together whatever their profiles are. A
+    node with replicas of shared GPUs has the type 'PRODUCT gpu.shared', so no gang mixes them with whole GPUs.
     """
     metadata = node.metadata
     if accelerators is None:
         accelerators = [name for name, count in allocatable_of(node).items() if is_accelerator(name) and count]
     product = metadata.label(labels.gpu_type) if labels.gpu_type else ""
-    profiles = [name.partition("/")[2] for name in accelerators if name.startswith("nvidia.com/mig-")]
+    profiles = [name.partition("/")[2] for name in accelerators if name.startswith("nvidia.com/mig-") or name == SHARED]
     profile = "mig-mixed" if profiles and len(accelerators) > 1 else "".join(profiles)
     return NodeSeen(
         metadata.name,
