@@ -17,6 +17,8 @@ from benchmarks.detection.claims import Claim
 from benchmarks.detection.classes import CLASSES, Row, rows
 from benchmarks.detection.fleet import Result
 from benchmarks.detection.healthy import Health
+from benchmarks.detection.healthy_traits import names_of
+from benchmarks.detection.report import ours_more
 from benchmarks.detection.score import Outcome, Truth, judge
 from scheduler_feedback.sim.world.fault import DISORDERS
 from scheduler_feedback.sim.world.traits import NO_TRAITS
@@ -171,13 +173,24 @@ def test_the_table_counts_runs_of_a_class() -> None:
 
 
 def test_healthy_jobs_get_the_added_properties_only_if_asked() -> None:
-    task = Health("balanced", 400.0, 4_200_003)
-    plain, added = healthy.jobs(task), healthy.jobs(replace(task, added=True))
+    tasks = [Health("balanced", 20.0, 4_200_003 + number) for number in range(8)]
+    plain = [course for task in tasks for course in healthy.jobs(task)]
+    added = [course for task in tasks for course in healthy.jobs(replace(task, added=True))]
     assert [c.plan.gpus for c in plain] == [c.plan.gpus for c in added]
     assert [c.finish for c in plain] == [c.finish for c in added]
     assert all(c.traits == NO_TRAITS for c in plain)
     assert any(c.traits != NO_TRAITS for c in added)
     assert all(r.at > c.begin for c in added for r in c.traits.restarts)
+    assert {name for c in plain for name in names_of(c.plan, c.traits)} == {"none"}
+    assert {"drift", "gpu-spread"} <= {name for c in added for name in names_of(c.plan, c.traits)}
+
+
+def test_accused_jobs_are_counted_by_property() -> None:
+    one = healthy.run(Health("balanced", 4.0, 4_100_003, added=True))
+    assert sum(jobs for jobs, _ in one.by_property.values()) >= one.jobs
+    more = replace(one, by_property={"drift": (3, 1)})
+    found = ours_more([], [replace(one, by_property={"drift": (2, 0), "none": (1, 1)}), more])
+    assert found["accused_jobs_by_property"] == {"drift": {"jobs": 5, "accused": 1}, "none": {"jobs": 1, "accused": 1}}
 
 
 @pytest.mark.slow
