@@ -53,6 +53,8 @@ def test_classes_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     few = parsed(["--classes", "drift,sharded", "--class-runs", "3"])
     assert {c.of_class for c in campaign.of_classes(few)} == {"drift", "sharded"}
     assert len(campaign.of_classes(few)) == 12
+    rare = parsed(["--quick", "--classes", "loader-stalls", "--class-runs", "6"])
+    assert {cell.minutes for cell in campaign.of_classes(rare)} == {10.0}
     assert campaign.chosen(few) == [] and campaign.located(few) == []
     with pytest.raises(SystemExit):
         parsed(["--classes", "drift,fancy"])
