@@ -13,7 +13,7 @@ import pytest
 from benchmarks.detection import campaign, class_report, healthy
 from benchmarks.detection.__main__ import main, parsed
 from benchmarks.detection.cells import Cell, Staged, drawn_of_class, stage
-from benchmarks.detection.claims import Claim
+from benchmarks.detection.claims import Claim, ClaimLog
 from benchmarks.detection.classes import CLASSES, Row, rows
 from benchmarks.detection.fleet import Result
 from benchmarks.detection.healthy import Health
@@ -123,6 +123,18 @@ def test_accusing_healthy_work_of_a_rank_is_wrong_and_silence_is_right() -> None
     assert scored(one, kind="unknown") == (0, 0, 0)
 
 
+def test_an_accusation_may_become_certain_later() -> None:
+    one = staged("gpu-spread", "none", 1.0)
+    claims = [Claim(one.fault.begin + after, "k", one.cell.name, "straggler", 3, confidence=sure)
+              for after, sure in ((10.0, 0.8), (20.0, 0.95), (30.0, 0.7))]  # fmt: skip
+    for count, sure in ((1, 0), (2, 1), (3, 1)):
+        log = ClaimLog()
+        log.add(claims[:count])
+        outcome = judge(Truth(one), log.about(one.cell.name), True, log.highest)
+        assert (outcome.fp, outcome.sure) == (1, sure)
+    assert judge(Truth(one), claims[1:2], True).sure == 1
+
+
 def test_any_accusation_of_a_healthy_run_is_wrong() -> None:
     one = staged("gpu-spread", "none", 1.0)
     assert judge(Truth(one), [], True).fn == 0
@@ -159,7 +171,9 @@ def result(name: str, disorder: str, outcome: Outcome) -> Result:
 
 def test_the_table_counts_runs_of_a_class() -> None:
     results = [
-        result("drift", "none", Outcome(fp=2, false_kinds=["straggler", "workload"], confidences=[(0.95, False)])),
+        result(
+            "drift", "none", Outcome(fp=2, false_kinds=["straggler", "workload"], confidences=[(0.95, False)], sure=1)
+        ),
         result("drift", "none", Outcome()),
         result("drift", "nvlink", Outcome(tp=1, confidences=[(0.99, True)])),
         result("drift", "pcie", Outcome(fn=1, fp=1, false_kinds=["straggler"], confidences=[(0.8, False)])),
@@ -210,7 +224,7 @@ def test_rows_of_lasting_faults_have_no_severity() -> None:
 
 
 def test_tables_of_several_runs_are_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = Outcome(fp=1, false_kinds=["straggler"], confidences=[(0.95, False)])
+    wrong = Outcome(fp=1, false_kinds=["straggler"], confidences=[(0.95, False)], sure=1)
     tables = [
         class_report.table([result("drift", "none", wrong), result("drift", "pcie", Outcome(fn=1))]),
         class_report.table([result("drift", "none", wrong), result("sharded", "none", Outcome())]),
