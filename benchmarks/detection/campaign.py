@@ -74,8 +74,8 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
 def of_classes(options: argparse.Namespace) -> list[Cell]:
     """Return the runs of the added classes, class by class."""
     found = []
-    minutes = (1, 10) if options.quick else MINUTES
     for name in options.classes:
+        minutes = tuple(m for m in ((1, 10) if options.quick else MINUTES) if m >= 10 or not CLASSES[name].rare)
         place = list(CLASSES).index(name)
         random = np.random.default_rng([options.seed, 31, place])
         severities = tuple(s for s in SEVERITIES if s >= HEADLINE_SEVERITY)

@@ -49,16 +49,19 @@ class Method(Protocol):
 class ClaimLog:
     """Claims of one method in one run: the first report of each key.
 
-    moves: keys of claims that allow our scheduler to move a running job, at their first or a later report.
+    moves: keys of claims that allow our scheduler to move a running job, at their first or a later report. highest:
+    highest confidence of each claim, by key.
     """
 
     claims: dict[str, Claim] = field(default_factory=dict)
     moves: set[str] = field(default_factory=set)
+    highest: dict[str, float] = field(default_factory=dict)
 
     def add(self, claims: Sequence[Claim]) -> None:
         """Add claims, but store only the first report of each key."""
         for claim in claims:
             self.claims.setdefault(claim.key, claim)
+            self.highest[claim.key] = max(claim.confidence, self.highest.get(claim.key, 0.0))
             if claim.moves:
                 self.moves.add(claim.key)
 

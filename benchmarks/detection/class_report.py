@@ -16,7 +16,6 @@ from typing import Any
 
 from agent.schema.verdicts.kinds import BLAMING
 from benchmarks.detection.fleet import Result
-from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.sim.world.fault import DISORDERS
 
 COLUMNS = ("runs", "right", "missed", "silent", "accused", "sure", "said")
@@ -27,8 +26,8 @@ def table(results: Sequence[Result], baselines: Sequence[str] = ()) -> list[dict
 
     runs: number of runs. right: runs with a right verdict. missed: runs with a fault of hardware without one. silent:
     runs without any right or wrong verdict. accused: runs with a wrong accusation of hardware or another job. sure:
-    runs with a wrong accusation that was first reported with a confidence of .9 or more. said: runs with a wrong
-    verdict about the job itself. false: kinds of all wrong verdicts. baselines: (right, missed, wrong claims) of each
+    runs with a wrong accusation whose confidence was .9 or more at any time. said: runs with a wrong verdict about the
+    job itself. false: kinds of all wrong verdicts. baselines: (right, missed, wrong claims) of each
     published rule.
     """
     rows: dict[tuple[str, bool], list[Result]] = defaultdict(list)
@@ -47,8 +46,7 @@ def table(results: Sequence[Result], baselines: Sequence[str] = ()) -> list[dict
                 "missed": sum(o.fn for o in outcomes),
                 "silent": sum(not o.tp and not o.fp for o in outcomes),
                 "accused": sum(accusing),
-                "sure": sum(any(sure >= ACTING_CONFIDENCE and not right for sure, right in o.confidences)
-                            for o in outcomes),
+                "sure": sum(o.sure > 0 for o in outcomes),
                 "said": sum(any(not _accuses(kind) for kind in o.false_kinds) for o in outcomes),
                 "false": dict(Counter(kind for o in outcomes for kind in o.false_kinds)),
                 "missed_faults": dict(Counter(r.cell.disorder for r in members if r.outcomes["ours"].fn)),

@@ -58,6 +58,8 @@ class RunClass:
     """Whether the fault begins with the job's first step."""
     several: bool = False
     """Whether two or three GPUs of one node have the fault."""
+    rare: bool = False
+    """Whether the class is about rare events, so that its runs last ten minutes at least."""
 
 
 MIXED: tuple[Workload, ...] = ("balanced", "unequal-stages", "long-context", "moe")
@@ -65,10 +67,10 @@ MIXED: tuple[Workload, ...] = ("balanced", "unequal-stages", "long-context", "mo
 CLASSES: dict[str, RunClass] = {
     one.name: one
     for one in (
-        RunClass("recompiles", ("rank-recompiles",), workloads=MIXED),
-        RunClass("loader-stalls", ("loader-stalls",), workloads=MIXED),
+        RunClass("recompiles", ("rank-recompiles",), workloads=MIXED, rare=True),
+        RunClass("loader-stalls", ("loader-stalls",), workloads=MIXED, rare=True),
         RunClass("hot-expert", ("hot-expert",), workloads=("moe", "moe-untold")),
-        RunClass("async-saves", ("async-saves",), workloads=MIXED),
+        RunClass("async-saves", ("async-saves",), workloads=MIXED, rare=True),
         RunClass("gpu-spread", FAULTS, both=True, workloads=MIXED, traits=("spread",)),
         RunClass("drift", FAULTS, both=True, workloads=MIXED, traits=("drift",)),
         RunClass("mixed-gpus", FAULTS, both=True, traits=("other_model",)),

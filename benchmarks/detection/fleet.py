@@ -157,7 +157,7 @@ def _result(truth: Truth, by_method: dict[str, ClaimLog], sampling_seconds: floa
     staged = truth.staged
     outcomes = {}
     for name, one in by_method.items():
-        outcome = judge(truth, one.about(staged.cell.name), name == "ours")
+        outcome = judge(truth, one.about(staged.cell.name), name == "ours", one.highest)
         # The other jobs are healthy: any accusation of them is wrong.
         for course in staged.courses:
             if course is staged.victim:

@@ -15,7 +15,7 @@ import numpy as np
 from agent.schema.verdicts.kinds import BLAMING
 from benchmarks.detection.baselines import BASELINES, Panel
 from benchmarks.detection.claims import Claim, ClaimLog
-from benchmarks.detection.healthy_traits import with_traits
+from benchmarks.detection.healthy_traits import names_of, with_traits
 from benchmarks.detection.ours import Ours
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.detectors.ablation_switches import Switches
@@ -66,7 +66,7 @@ class Alarms:
 
     wrong_actions: our claims that allow our scheduler to move a running job. sure: our claims with enough confidence
     for a move, regardless of their cause. of_workload: our false claims about jobs' own behaviour, which accuse
-    nothing.
+    nothing. by_property: numbers of jobs with each property (healthy_traits.py), and of those that we accused.
     """
 
     workload: str
@@ -77,6 +77,7 @@ class Alarms:
     wrong_actions: int = 0
     sure: int = 0
     of_workload: dict[str, int] = field(default_factory=dict)
+    by_property: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def jobs(health: Health) -> list[Course]:
@@ -139,7 +140,15 @@ def run(health: Health, ours: Ours | None = None) -> Alarms:
         sum(claim.key in by_method["ours"].moves for claim in reported),
         sum(claim.confidence >= Policy().minimum_confidence for claim in false),
         dict(Counter(f"{claim.kind}/{claim.cause}" for claim in reported if not accuses(claim))),
+        _by_property(courses, {claim.job for claim in false}),
     )
+
+
+def _by_property(courses: list[Course], accused: set[str]) -> dict[str, tuple[int, int]]:
+    """Return the numbers of jobs with each property, and of those that are in `accused`."""
+    named = [(course.plan.name, name) for course in courses for name in names_of(course.plan, course.traits)]
+    jobs, wrong = Counter(name for _, name in named), Counter(name for job, name in named if job in accused)
+    return {name: (count, wrong[name]) for name, count in jobs.items()}
 
 
 def accuses(claim: Claim) -> bool:

@@ -57,6 +57,25 @@ def with_traits(
     return plan, replace(traits, seed=of_traits, habits=habits, restarts=crashes)
 
 
+def names_of(plan: Plan, traits: Traits) -> list[str]:
+    """Return the names of the properties that a job has; 'none' if it has none."""
+    found = [habit.disorder for habit in traits.habits]
+    layouts = {
+        "interleaved": plan.chunks > 1,
+        "sharded": plan.sharded,
+        "local-sgd": plan.sync_steps > 1,
+        "contention": plan.contention > 0 and not plan.sharded,
+    }
+    properties = {
+        "gpu-spread": traits.spread,
+        "drift": traits.drift,
+        "mixed-gpus": traits.other_model is not None,
+        "wrong-clocks": traits.wrong_clocks,
+        "restarts": bool(traits.restarts),
+    }
+    return found + [name for name, has in (layouts | properties).items() if has] or ["none"]
+
+
 def _crashes(begin: float, seconds: float, step_seconds: float, random: np.random.Generator) -> tuple[Restart, ...]:
     found, at = list[Restart](), begin
     while True:

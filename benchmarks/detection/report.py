@@ -87,6 +87,7 @@ def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, 
             workload: _alarms([a for a in alarms if a.workload == workload])
             for workload in sorted({a.workload for a in alarms})
         },
+        "accused_jobs_by_property": _by_property(alarms),
         "said_of_healthy_workloads": dict(sum((Counter(a.of_workload) for a in alarms), Counter())),
     }
 
@@ -242,6 +243,16 @@ def _matrix(results: Sequence[Result], of: Any) -> dict[str, dict[str, int]]:
     for result in results:
         found[result.cell.disorder][of(result.outcomes["ours"])] += 1
     return {fault: dict(row) for fault, row in sorted(found.items())}
+
+
+def _by_property(alarms: Sequence[Alarms]) -> dict[str, dict[str, int]]:
+    """Return how many healthy jobs have each property, and how many of them were accused."""
+    names = sorted({name for a in alarms for name in a.by_property})
+    counts = {name: [a.by_property[name] for a in alarms if name in a.by_property] for name in names}
+    return {
+        name: {"jobs": sum(jobs for jobs, _ in pairs), "accused": sum(accused for _, accused in pairs)}
+        for name, pairs in counts.items()
+    }
 
 
 def _alarms(alarms: Sequence[Alarms]) -> dict[str, Any]:

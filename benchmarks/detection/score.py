@@ -11,7 +11,9 @@ machines (Minder's), the machine suffices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy as np
 from agent.schema.verdicts.kinds import ACCUSING, BLAMING, OF_OWN_JOB
 from benchmarks.detection.cells import TAIL_SECONDS, TAIL_STEPS, Staged
 from benchmarks.detection.claims import Claim
+from scheduler_feedback.detectors.stats.log_odds import ACTING_CONFIDENCE
 from scheduler_feedback.sim.world.arrays import FloatArray
 from scheduler_feedback.sim.world.fault import DISORDERS, Fault
 
@@ -84,7 +87,8 @@ class Truth:
 class Outcome:
     """Score of one method in one run.
 
-    first: kind of the method's first claim about the fault; 'none' if it made no claim.
+    first: kind of the method's first claim about the fault; 'none' if it made no claim. sure: number of wrong
+    accusations whose confidence was .9 or more at any time.
     """
 
     tp: int = 0
@@ -98,6 +102,7 @@ class Outcome:
     top3: bool | None = None
     confidences: list[tuple[float, bool]] = field(default_factory=list)
     false_kinds: list[str] = field(default_factory=list)
+    sure: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outcome as a dictionary for the report."""
@@ -183,8 +188,14 @@ def is_right(claim: Claim, truth: Truth) -> bool:
     return _names_second_fault(claim, staged, closing, coarse=False)
 
 
-def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
-    """Score the claims of one method about the faulty job. names_kinds: whether the method reports kinds."""
+def judge(
+    truth: Truth, claims: list[Claim], names_kinds: bool, highest: Mapping[str, float] = MappingProxyType({})
+) -> Outcome:
+    """Score the claims of one method about the faulty job.
+
+    names_kinds: whether the method reports kinds. highest: highest confidence of each claim, by key; by default that
+    of its first report.
+    """
     staged, fault, disorder = truth.staged, truth.staged.fault, truth.staged.disorder
     found = Outcome()
     closing = _closing(staged)
@@ -212,6 +223,7 @@ def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
         found.false_kinds.append(claim.kind)
         if claim.kind not in OF_OWN_JOB:
             found.confidences.append((claim.confidence, False))
+            found.sure += highest.get(claim.key, claim.confidence) >= ACTING_CONFIDENCE
     if inside:
         found.first, found.cause = inside[0].kind, inside[0].cause
     if disorder.family == "telemetry" or not disorder.expected:

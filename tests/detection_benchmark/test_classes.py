@@ -13,10 +13,12 @@ import pytest
 from benchmarks.detection import campaign, class_report, healthy
 from benchmarks.detection.__main__ import main, parsed
 from benchmarks.detection.cells import Cell, Staged, drawn_of_class, stage
-from benchmarks.detection.claims import Claim
+from benchmarks.detection.claims import Claim, ClaimLog
 from benchmarks.detection.classes import CLASSES, Row, rows
 from benchmarks.detection.fleet import Result
 from benchmarks.detection.healthy import Health
+from benchmarks.detection.healthy_traits import names_of
+from benchmarks.detection.report import ours_more
 from benchmarks.detection.score import Outcome, Truth, judge
 from scheduler_feedback.sim.world.fault import DISORDERS
 from scheduler_feedback.sim.world.traits import NO_TRAITS
@@ -51,6 +53,8 @@ def test_classes_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     few = parsed(["--classes", "drift,sharded", "--class-runs", "3"])
     assert {c.of_class for c in campaign.of_classes(few)} == {"drift", "sharded"}
     assert len(campaign.of_classes(few)) == 12
+    rare = parsed(["--quick", "--classes", "loader-stalls", "--class-runs", "6"])
+    assert {cell.minutes for cell in campaign.of_classes(rare)} == {10.0}
     assert campaign.chosen(few) == [] and campaign.located(few) == []
     with pytest.raises(SystemExit):
         parsed(["--classes", "drift,fancy"])
@@ -119,6 +123,18 @@ def test_accusing_healthy_work_of_a_rank_is_wrong_and_silence_is_right() -> None
     assert scored(one, kind="unknown") == (0, 0, 0)
 
 
+def test_an_accusation_may_become_certain_later() -> None:
+    one = staged("gpu-spread", "none", 1.0)
+    claims = [Claim(one.fault.begin + after, "k", one.cell.name, "straggler", 3, confidence=sure)
+              for after, sure in ((10.0, 0.8), (20.0, 0.95), (30.0, 0.7))]  # fmt: skip
+    for count, sure in ((1, 0), (2, 1), (3, 1)):
+        log = ClaimLog()
+        log.add(claims[:count])
+        outcome = judge(Truth(one), log.about(one.cell.name), True, log.highest)
+        assert (outcome.fp, outcome.sure) == (1, sure)
+    assert judge(Truth(one), claims[1:2], True).sure == 1
+
+
 def test_any_accusation_of_a_healthy_run_is_wrong() -> None:
     one = staged("gpu-spread", "none", 1.0)
     assert judge(Truth(one), [], True).fn == 0
@@ -155,7 +171,9 @@ def result(name: str, disorder: str, outcome: Outcome) -> Result:
 
 def test_the_table_counts_runs_of_a_class() -> None:
     results = [
-        result("drift", "none", Outcome(fp=2, false_kinds=["straggler", "workload"], confidences=[(0.95, False)])),
+        result(
+            "drift", "none", Outcome(fp=2, false_kinds=["straggler", "workload"], confidences=[(0.95, False)], sure=1)
+        ),
         result("drift", "none", Outcome()),
         result("drift", "nvlink", Outcome(tp=1, confidences=[(0.99, True)])),
         result("drift", "pcie", Outcome(fn=1, fp=1, false_kinds=["straggler"], confidences=[(0.8, False)])),
@@ -171,13 +189,24 @@ def test_the_table_counts_runs_of_a_class() -> None:
 
 
 def test_healthy_jobs_get_the_added_properties_only_if_asked() -> None:
-    task = Health("balanced", 400.0, 4_200_003)
-    plain, added = healthy.jobs(task), healthy.jobs(replace(task, added=True))
+    tasks = [Health("balanced", 20.0, 4_200_003 + number) for number in range(8)]
+    plain = [course for task in tasks for course in healthy.jobs(task)]
+    added = [course for task in tasks for course in healthy.jobs(replace(task, added=True))]
     assert [c.plan.gpus for c in plain] == [c.plan.gpus for c in added]
     assert [c.finish for c in plain] == [c.finish for c in added]
     assert all(c.traits == NO_TRAITS for c in plain)
     assert any(c.traits != NO_TRAITS for c in added)
     assert all(r.at > c.begin for c in added for r in c.traits.restarts)
+    assert {name for c in plain for name in names_of(c.plan, c.traits)} == {"none"}
+    assert {"drift", "gpu-spread"} <= {name for c in added for name in names_of(c.plan, c.traits)}
+
+
+def test_accused_jobs_are_counted_by_property() -> None:
+    one = healthy.run(Health("balanced", 4.0, 4_100_003, added=True))
+    assert sum(jobs for jobs, _ in one.by_property.values()) >= one.jobs
+    more = replace(one, by_property={"drift": (3, 1)})
+    found = ours_more([], [replace(one, by_property={"drift": (2, 0), "none": (1, 1)}), more])
+    assert found["accused_jobs_by_property"] == {"drift": {"jobs": 5, "accused": 1}, "none": {"jobs": 1, "accused": 1}}
 
 
 @pytest.mark.slow
@@ -195,7 +224,7 @@ def test_rows_of_lasting_faults_have_no_severity() -> None:
 
 
 def test_tables_of_several_runs_are_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = Outcome(fp=1, false_kinds=["straggler"], confidences=[(0.95, False)])
+    wrong = Outcome(fp=1, false_kinds=["straggler"], confidences=[(0.95, False)], sure=1)
     tables = [
         class_report.table([result("drift", "none", wrong), result("drift", "pcie", Outcome(fn=1))]),
         class_report.table([result("drift", "none", wrong), result("sharded", "none", Outcome())]),

@@ -251,7 +251,7 @@ class Course:
             self.now = float(block.end[-1])
             self.number += kept
         if crash is not None:
-            self.now, self.number = crash.at + crash.seconds, self._first_repeated(crash)
+            self.now, self.number = max(self.now, crash.at + crash.seconds), self._first_repeated(crash)
         elif hangs is None:
             self._update_averages(block, taken, without)
 

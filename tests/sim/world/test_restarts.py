@@ -64,3 +64,11 @@ def test_a_crash_in_the_first_step_begins_again_at_the_first() -> None:
     one.advance_to(60.0)
     assert one.blocks[0].first == 1
     assert one.blocks[0].begin[0] == 30.5
+
+
+def test_a_crash_while_the_job_is_down_does_not_turn_time_back() -> None:
+    one = job(seconds=2.0, traits=Traits(seed=1, restarts=(Restart(50.0, 60.0, 5), Restart(60.0, 10.0, 5))))
+    one.advance_to(200.0)
+    begins = np.concatenate([b.begin for b in one.blocks])
+    assert (np.diff(begins) > 0).all()
+    assert 110.0 in begins
