@@ -1,8 +1,9 @@
 """Fake kubelet for all nodes. It starts no containers: it reports bound pods as running and removes deleted pods.
 
 It replaces the kubelets of a cluster in tests: it reads bound pods and patches their status. `rejects`: nodes that
-reject their pods as a real kubelet does, with phase Failed, a reason and no container. `exits`: returns the exit code
-with which a pod ends at once, or None if the pod continues to run.
+reject their pods as a real kubelet does, with phase Failed, a reason and no container. `pulls`: nodes whose new pods
+stay Pending, as while an image is pulled. `exits`: returns the exit code with which a pod ends at once, or None if the
+pod continues to run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class FakeKubelet:
 
     def __init__(self, access: Access) -> None:
         self.rejects: dict[str, str] = {}
+        self.pulls: set[str] = set()
         self.exits: Callable[[Pod], int | None] = lambda _: None
         self.binds: list[tuple[str, str, str]] = []  # (pod, uid, node) as first seen bound
         self._access = access
@@ -80,6 +82,8 @@ class FakeKubelet:
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self, client: Client, pod: Pod) -> None:
+        if pod.spec.node_name in self.pulls:
+            return
         reason = self.rejects.get(pod.spec.node_name)
         if reason is not None:
             status: dict[str, Any] = {"phase": "Failed", "reason": reason, "message": "Pod was rejected"}

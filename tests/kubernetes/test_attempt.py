@@ -220,6 +220,20 @@ def test_a_gang_of_succeeded_pods_has_succeeded_and_a_failed_pod_is_named_with_i
     assert scan_attempt(attempt, pods) == []
 
 
+@pytest.mark.parametrize("other", ["Pending", "Running"])
+def test_a_pod_that_fails_before_all_pods_run_is_a_failure_at_once(other: str) -> None:
+    """A container that cannot be started because containerd or the kubelet ends, or a program that fails early."""
+    attempt, pods = bound("w-0", "w-1")
+    first, second = pods
+    pods[first] = phase(pods[first], other)
+    pods[second] = phase(pods[second], "Failed", 128)
+    assert scan_attempt(attempt, pods) == [RankFailed("j", 1, 1, 128)]
+    assert scan_attempt(attempt, pods) == []
+    pods[first] = phase(pods[first], "Failed", 143)
+    attempt.phase = Phase.STOPPING
+    assert scan_attempt(attempt, pods) == []
+
+
 @pytest.mark.parametrize("all_over", [True, False])
 def test_of_several_failed_pods_the_first_is_named(all_over: bool) -> None:
     attempt, pods = running("w-0", "w-1", "w-2")

@@ -157,6 +157,24 @@ def test_a_kubelet_rejection_rolls_the_gang_back_and_it_starts_elsewhere(
         wait_for("on both nodes", lambda: sorted(cluster.nodes_of("train").values()) == ["n1", "n2"])
 
 
+def test_a_gang_whose_pod_fails_before_all_pods_run_starts_again_at_once(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane, kubelet: FakeKubelet
+) -> None:
+    """Seen when a kubelet was killed while it started a container. Before, the other pods ran alone for 15 minutes."""
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2")
+    kubelet.pulls.add("n2")
+    kubelet.exits = lambda pod: 128 if pod.spec.node_name == "n1" and kubelet.pulls else None
+    cluster.add_job("train", 2, annotations={RESTARTABLE: "true"}, backoffLimit=100)
+    with running(access, folder) as it:
+        wait_for(
+            "one failed and the gang was stopped", lambda: "train" in it.jobs() and it.jobs()["train"].retries == 1
+        )
+        kubelet.pulls.clear()
+        wait_for("it runs", lambda: it.jobs()["train"].state is JobState.RUNNING, 60)
+        assert it.jobs()["train"].attempt == 2
+
+
 def test_an_api_server_crash_during_binding_leaves_no_gang_partly_bound(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
 ) -> None:

@@ -53,6 +53,12 @@ MUTANTS = (
     Mutant("backends.kubernetes.attempts.gang_resize:resize", "and members < change.now", "", _ELASTIC),
     Mutant("backends.kubernetes.attempts.gang_resize:resize", "owner = parent", "break", _ELASTIC),
     Mutant(
+        "backends.kubernetes.attempts.pod_attempt:scan_attempt",
+        "return _failure(attempt)",
+        "return _failure(attempt) if attempt.reported else []",
+        ("tests/kubernetes/test_attempt.py",),
+    ),
+    Mutant(
         "backends.kubernetes.objects.owner_sizes:_completions",
         "spec.completions != spec.parallelism",
         "False",

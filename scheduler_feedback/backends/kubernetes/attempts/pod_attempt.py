@@ -337,7 +337,8 @@ def scan_attempt(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
     if not attempt.reported and alive == len(attempt.members):
         attempt.reported = attempt.ran = True
         return [AttemptRunning(job_id, number, ranks_seen(attempt))]
-    return _failure(attempt) if attempt.reported else []
+    # Also of a gang that has not run as a whole: it would keep its slots for as long as a start may take.
+    return _failure(attempt)
 
 
 def _failure(attempt: Attempt) -> list[Event]:
