@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gangwatch.configuration.notices import notices
+from scheduler_feedback import cycle
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Order, Policy, State
 from scheduler_feedback.policies.queue import order
@@ -108,3 +109,24 @@ def test_the_order_without_preemption_gets_a_notice(preempt: bool, count: int) -
     found = notices(replace(POLICY, preempt=preempt), 1)
     assert len(found) == count
     assert all("policy.preempt = true" in one for one in found)
+
+
+def test_the_explanation_of_a_waiting_job_says_when_the_next_slice_ends() -> None:
+    world = World({"n0": 2}, POLICY)
+    world.submit(2, 1000.0, **MOVABLE)
+    world.running()
+    waits = world.submit(2, 1000.0, **MOVABLE)
+    world.advance(15.0)
+    found = cycle.explain(world.state, waits)
+    assert found is not None
+    assert found.why.endswith("; the next time slice of a running gang ends in 45 s")
+    assert found.expected_start_ns is None, "expected run times say nothing about turns"
+
+
+def test_gangs_that_may_not_be_stopped_have_no_slice() -> None:
+    world = World({"n0": 2}, POLICY)
+    world.submit(2, 1000.0)
+    world.running()
+    waits = world.submit(2, 1000.0, **MOVABLE)
+    found = cycle.explain(world.state, waits)
+    assert found is not None and "time slice" not in found.why

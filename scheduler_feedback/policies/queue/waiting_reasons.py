@@ -12,7 +12,7 @@ from scheduler_feedback.core.cluster import Node, NodeState, Tier, tier_of
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.explanation import Blocker, Explanation, LearntSpeed, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
-from scheduler_feedback.core.state import Estimates, Policy, Sharing, State
+from scheduler_feedback.core.state import Estimates, Order, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cells import cell_text
@@ -24,6 +24,7 @@ from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue import network_class
 from scheduler_feedback.policies.queue.backfill import reserve
+from scheduler_feedback.policies.queue.order import round_robin
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
 from scheduler_feedback.policies.sharing import muxflow
 from scheduler_feedback.policies.speeds.learnt_speeds import LEVELS, learnt_of
@@ -110,7 +111,15 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if room and job.spec.required_level is not None and not _fits(index.plan, job, state.policy):
         level = job.spec.required_level.value
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
-    return "reservation" if room else "slots", behind_waits(index.plan, job, state.reserved_for)
+    text = behind_waits(index.plan, job, state.reserved_for)
+    if _takes_turns(state.policy):
+        text += round_robin.waits_for_turn(state, [state.jobs[one] for one in sorted(index.running)])
+    return "reservation" if room else "slots", text
+
+
+def _takes_turns(policy: Policy) -> bool:
+    """Return whether gangs leave at the end of their time slice: expected run times then give no expected start."""
+    return policy.preempt and policy.order is Order.ROUND_ROBIN
 
 
 def _awaits_type(state: State, job: Job) -> str:
@@ -310,6 +319,8 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
         return max(now_ns, job.not_before_ns)
     if uses_cells(state.policy):
         return job.expected_start_ns
+    if _takes_turns(state.policy):
+        return None
     plan = index.plan
     free = sum([inside[0] for inside in plan.free_in]) - (plan.free(Tier.SPARE) if plan.has_spares() else 0)
     clean = NOWHERE not in plan.pool

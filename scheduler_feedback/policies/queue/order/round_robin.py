@@ -9,9 +9,10 @@ it goes before gangs within their slice.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from scheduler_feedback.core.durations import nanoseconds
+from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Order, State
 
@@ -27,6 +28,18 @@ class RoundRobin:
         if not job.state.holds_slots:
             return (_WAITS, job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns)
         return (_PAST if is_past_slice(state, job) else _WITHIN, job.attempt_started_ns or 0)
+
+
+def waits_for_turn(state: State, running: Iterable[Job]) -> str:
+    """Return when the next time slice of these gangs ends, as the end of a sentence; '' if none does.
+
+    A gang that may not be stopped has no time slice.
+    """
+    stoppable = (job for job in running if job.spec.preemptible and job.spec.restartable)
+    ends = [ends_ns for job in stoppable if (ends_ns := slice_ends_ns(state, job)) is not None]
+    if not ends:
+        return ""
+    return f"; the next time slice of a running gang ends in {span(max(min(ends) - state.now_ns, 0) / 1e9)}"
 
 
 def is_past_slice(state: State, job: Job) -> bool:
