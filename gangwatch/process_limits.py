@@ -28,7 +28,7 @@ def allow_descriptors(most: int) -> None:
 def use_one_arena() -> None:
     """Make glibc use one heap for all threads (mallopt(3)).
 
-    This saves a megabyte of an agent, and a tenth of a controller with thousands of nodes.
+    This saves a megabyte of an agent, and memory between blocks of a controller with thousands of nodes.
 
     Call it before threads start. With other C libraries it does nothing.
     """
