@@ -17,7 +17,7 @@ import msgspec
 from agent.schema.errors import StateFolderBusyError
 from gangwatch.configuration.config_file import Config, selected_backend
 from gangwatch.configuration.in_force import InForce, write_in_force
-from gangwatch.daemons.process_limits import ShortCollections, allow_descriptors, return_large_blocks, use_one_arena
+from gangwatch.daemons.process_limits import ShortCollections, allow_descriptors, use_one_arena
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import NodePlan, StateFolder
 from gangwatch.supervisor.daemon_ends import read_ends
@@ -80,7 +80,6 @@ def prepare_process(state: StateFolder) -> StopRequest:
     configure_logging(state, "controller")
     allow_descriptors(CONTROLLER_DESCRIPTORS)
     use_one_arena()
-    return_large_blocks()
     ShortCollections().start()
     sys.setswitchinterval(SWITCH_SECONDS)
     # Ignore SIGHUP until the event loop handles it: an early reload request must not end the process.

@@ -7,19 +7,14 @@ import resource
 import time
 from collections.abc import Callable
 
-_M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1
-"""Codes of options of mallopt(3), from malloc.h: the maximum number of heaps, the size from which memory is mapped, and
-the free memory at the end of the heap from which it is returned."""
+_M_ARENA_MAX = -8
+"""Code of the option M_ARENA_MAX of mallopt(3), from malloc.h: the maximum number of heaps."""
 
 ALL_OBJECTS_SECONDS = 3600.0
 """Seconds after which a full garbage collection examines all objects again."""
 
 _FULL = 2
 """Generation of a full collection in the gc module."""
-
-_LARGE_BYTES = 1 << 20
-"""Size from which ``return_large_blocks`` has memory mapped. Smaller blocks are many, and mapping each would cost
-more than it saves."""
 
 
 def allow_descriptors(most: int) -> None:
@@ -33,21 +28,15 @@ def allow_descriptors(most: int) -> None:
 def use_one_arena() -> None:
     """Make glibc use one heap for all threads (mallopt(3)).
 
-    This saves a megabyte of an agent, and a tenth of a controller with thousands of nodes.
+    This saves a megabyte of an agent, and memory between blocks of a controller with thousands of nodes.
 
     Call it before threads start. With other C libraries it does nothing.
     """
-    _mallopt(_M_ARENA_MAX, 1)
+    import ctypes
 
-
-def return_large_blocks() -> None:
-    """Make glibc return freed blocks of a megabyte or more to the kernel at once (mallopt(3)).
-
-    By default, glibc keeps freed blocks of up to 32 MB in the heap once a program has freed one of that size, and small
-    objects that are allocated between them prevent their return. With other C libraries it does nothing.
-    """
-    _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-    _mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 class ShortCollections:
@@ -78,11 +67,3 @@ class ShortCollections:
         elif self._clock() - self._all_s >= ALL_OBJECTS_SECONDS:
             self._all_s = self._clock()
             gc.unfreeze()
-
-
-def _mallopt(option: int, value: int) -> None:
-    import ctypes
-
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(option, value)
