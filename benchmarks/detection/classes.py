@@ -59,7 +59,8 @@ class RunClass:
     several: bool = False
     """Whether two or three GPUs of one node have the fault."""
     rare: bool = False
-    """Whether the class is about rare events, so that its runs last ten minutes at least."""
+    """Whether the class is about rare events, so that its runs last ten minutes at least, and a fault is longer than the
+    time for which a crashed job is down."""
 
 
 MIXED: tuple[Workload, ...] = ("balanced", "unequal-stages", "long-context", "moe")
@@ -79,7 +80,7 @@ CLASSES: dict[str, RunClass] = {
         RunClass("several-gpus", SLOW_GPU, several=True),
         RunClass("stage-a-node", FAULTS, both=True, sizes=(32, 64, 128), layout="stage-a-node"),
         RunClass("stage-several", SLOW_GPU, sizes=(32, 64, 128), layout="stage-a-node", several=True),
-        RunClass("restarts", FAULTS, both=True, workloads=MIXED, traits=("restarts",)),
+        RunClass("restarts", FAULTS, both=True, workloads=MIXED, traits=("restarts",), rare=True),
         RunClass("contention", FAULTS, both=True, layout="contended"),
         RunClass("rack-cap", ("rack-power-cap",), sizes=(64, 128, 256), workloads=MIXED),
         RunClass("interleaved", FAULTS, both=True, layout="interleaved"),
