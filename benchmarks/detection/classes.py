@@ -59,8 +59,8 @@ class RunClass:
     several: bool = False
     """Whether two or three GPUs of one node have the fault."""
     rare: bool = False
-    """Whether the class is about rare events, so that its runs last ten minutes at least, and a fault is longer than the
-    time for which a crashed job is down."""
+    """Whether the class is about rare events, so that its runs last ten minutes at least, and a fault is longer than
+    the time for which a crashed job is down."""
 
 
 MIXED: tuple[Workload, ...] = ("balanced", "unequal-stages", "long-context", "moe")
