@@ -10,7 +10,7 @@ from agent.schema.errors import GangwatchError
 from gangwatch.commands.options import config_option, json_option, print_json, say, state_option, user_name
 from gangwatch.configuration.config_file import Change, Config, as_toml, changes, flatten, load
 from gangwatch.configuration.in_force import read_in_force
-from gangwatch.configuration.notices import notices
+from gangwatch.configuration.notices import notices_of
 from gangwatch.controller_client import Client
 from gangwatch.state_folder import NotRunningError, StateFolder
 from gangwatch.supervisor.daemon_ends import why_no_controller
@@ -47,7 +47,7 @@ def show(state: StateFolder, effective: Config, as_json: bool) -> None:
                     {"key": one.key, "before": one.before, "after": one.after, "restart": one.restart}
                     for one in different
                 ],
-                "notices": list(notices(effective.policy, effective.cluster.jobs_per_slot)),
+                "notices": list(notices_of(effective)),
             }
         )
         return
@@ -59,7 +59,7 @@ def show(state: StateFolder, effective: Config, as_json: bool) -> None:
 
 def say_notices(effective: Config) -> None:
     """Print on standard error each setting that has no effect, one per line."""
-    for notice in notices(effective.policy, effective.cluster.jobs_per_slot):
+    for notice in notices_of(effective):
         say(f"Notice: {notice}")
 
 
@@ -107,7 +107,7 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
         print_json(
             {
                 "changes": [{"key": one.key, "after": one.after, "restart": one.restart} for one in different],
-                "notices": list(notices(wanted.policy, wanted.cluster.jobs_per_slot)),
+                "notices": list(notices_of(wanted)),
             }
         )
     else:

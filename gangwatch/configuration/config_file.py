@@ -235,22 +235,9 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
         raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
     if config.policy.network_classes > 1 and config.slurm.enabled:
         raise ConfigError(f"{where}: policy.network_classes: Slurm starts the jobs, without a class; leave it out")
-    if config.slurm.enabled and (wrong := _not_with_slurm(config.policy)):
-        raise ConfigError(f"{where}: policy.{wrong}; leave it out")
     advised = config.slurm.enabled and config.slurm.mode == "advise"
     mode = Mode.OBSERVE if advised else Mode(config.controller.mode)
     return msgspec.structs.replace(config, policy=replace(config.policy, mode=mode))
-
-
-def _not_with_slurm(policy: Policy) -> str | None:
-    """Return the key of [policy] that cannot be expressed with Slurm, and why; None if there is none."""
-    if policy.sharing is not Sharing.NONE:
-        return "sharing: Slurm starts the jobs, and shares GPUs itself (--gres=shard or --gres=mps)"
-    if policy.sizes is not Sizes.IDLE:
-        return "sizes: a Slurm job has a fixed number of ranks"
-    if any(queue.cells for queue in policy.queues):
-        return "queues: cells have no effect, because Slurm chooses the nodes (see its reservations)"
-    return None
 
 
 def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, where: str) -> msgspec.Struct:

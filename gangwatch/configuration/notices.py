@@ -7,23 +7,28 @@ from gangwatch.configuration.config_file import Config
 from gangwatch.configuration.in_force import read_in_force
 from gangwatch.health.machine import Finding
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.core.state import Order, Policy, Sharing
+from scheduler_feedback.core.state import Order, Policy, Sharing, Sizes
 
 _FAIR = 'policy.order = "fair"'
 _PREEMPT = "policy.preempt = true"
 
 
-def notices(policy: Policy, jobs_per_slot: int) -> tuple[str, ...]:
+def notices(policy: Policy, jobs_per_slot: int, slurm: bool = False) -> tuple[str, ...]:
     """Return a sentence for each setting that has no effect: its key, and the change that makes it effective.
 
-    jobs_per_slot: `cluster.jobs_per_slot` of the same configuration.
+    jobs_per_slot, slurm: `cluster.jobs_per_slot` and `slurm.enabled` of the same configuration.
     """
-    return tuple(f"{what}; set {change}" for what, change in _without_effect(policy, jobs_per_slot))
+    return tuple(f"{what}; set {change}" for what, change in _without_effect(policy, jobs_per_slot, slurm))
 
 
-def finding(policy: Policy, jobs_per_slot: int) -> Finding:
+def notices_of(config: Config) -> tuple[str, ...]:
+    """Return the notices about a configuration."""
+    return notices(config.policy, config.cluster.jobs_per_slot, config.slurm.enabled)
+
+
+def finding(policy: Policy, jobs_per_slot: int, slurm: bool = False) -> Finding:
     """Return the notices as one check result of `gangwatch check`."""
-    found = _without_effect(policy, jobs_per_slot)
+    found = _without_effect(policy, jobs_per_slot, slurm)
     if not found:
         return Finding("policy", "found", f'order = "{policy.order.value}"')
     return Finding("policy", "limited", "; ".join(what for what, _ in found), found[0][1])
@@ -40,17 +45,32 @@ def finding_of(state: StateFolder, config: Config, named: bool) -> Finding:
         except GangwatchError as error:
             return Finding("policy", "limited", str(error), "gangwatch reload writes the file again")
         config = config if in_force is None else in_force.config
-    return finding(config.policy, config.cluster.jobs_per_slot)
+    return finding(config.policy, config.cluster.jobs_per_slot, config.slurm.enabled)
 
 
-def _without_effect(policy: Policy, jobs_per_slot: int) -> list[tuple[str, str]]:
+def _without_effect(policy: Policy, jobs_per_slot: int, slurm: bool) -> list[tuple[str, str]]:
     """Return each setting that has no effect, with the change that makes it effective."""
     found = _queues_without_effect(policy)
     if policy.order is Order.ROUND_ROBIN and not policy.preempt:
         found.append(('policy.order: "round-robin" is first come, first served without preemption', _PREEMPT))
+    if slurm:
+        return found + _without_effect_with_slurm(policy)
     if policy.sharing is not Sharing.NONE and jobs_per_slot < 2:
         what = f'policy.sharing: "{policy.sharing.value}" has no effect, because a slot holds one job'
         found.append((what, "cluster.jobs_per_slot = 2 or more (a cluster of `gangwatch up` only)"))
+    return found
+
+
+def _without_effect_with_slurm(policy: Policy) -> list[tuple[str, str]]:
+    found = []
+    if policy.sharing is not Sharing.NONE:
+        what = "no effect: Slurm starts the jobs, and shares GPUs itself (--gres=shard or --gres=mps)"
+        found.append((f"policy.sharing: {what}", 'policy.sharing = "none"'))
+    if policy.sizes is not Sizes.IDLE:
+        found.append(("policy.sizes: no effect: a Slurm job has a fixed number of ranks", 'policy.sizes = "idle"'))
+    if names := [queue.name for queue in policy.queues if queue.cells]:
+        what = "'cells' have no effect, because Slurm chooses the nodes (see its reservations)"
+        found.append((f"policy.queues: {', '.join(names)}: {what}", "no cells"))
     return found
 
 

@@ -335,11 +335,11 @@ class _Configuration:
 
     def write(self) -> None:
         """Write the active configuration to config.json for the command line, and log settings that have no effect."""
-        from gangwatch.configuration.notices import notices  # only the controller needs it, not the agent
+        from gangwatch.configuration.notices import notices_of  # only the controller needs it, not the agent
 
         write_in_force(self._state, self._in_force)
         config = self._in_force.config
-        for notice in notices(config.policy, config.cluster.jobs_per_slot):
+        for notice in notices_of(config):
             _log.warning("%s", notice)
 
     def reload(self) -> Policy:

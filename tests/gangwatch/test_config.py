@@ -54,12 +54,6 @@ def write(folder: Path, text: str) -> Path:
         ),
         ("[policy]\nnetwork_classes = 4", "policy.network_classes: has no effect without policy.uplink_slowdown"),
         ("[policy]\nnetwork_classes = 4\nuplink_slowdown = 0.1\n[slurm]\nenabled = true", "Slurm starts the jobs"),
-        ('[policy]\nsharing = "gandiva"\n[slurm]\nenabled = true', "Slurm starts the jobs, and shares GPUs itself"),
-        ('[policy]\nsizes = "speedup"\n[slurm]\nenabled = true', "a Slurm job has a fixed number of ranks"),
-        (
-            '[[policy.queues]]\nname = "a"\ncells = {node = 1}\n[slurm]\nenabled = true',
-            "policy.queues: cells have no effect, because Slurm chooses the nodes",
-        ),
         ("[policy]\nslice_seconds = 0", "policy.slice_seconds: expected a number >= 1"),
         ("[agent]\ninterval_seconds = '1ms'", "agent.interval_seconds: expected a number >= 0.05, not '1ms'"),
         ("[agent", "not TOML"),

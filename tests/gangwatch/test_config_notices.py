@@ -15,7 +15,7 @@ from gangwatch.configuration.config_file import Config, load
 from gangwatch.configuration.in_force import InForce, write_in_force
 from gangwatch.configuration.notices import finding, finding_of, notices
 from gangwatch.state_folder import ControllerRecord, StateFolder, this_process, write_atomically
-from scheduler_feedback.core.state import Cell, Order, Policy, Queue, Sharing
+from scheduler_feedback.core.state import Cell, Order, Policy, Queue, Sharing, Sizes
 
 OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
 
@@ -47,6 +47,21 @@ def test_a_notice_names_sharing_on_slots_that_hold_one_job() -> None:
     (only,) = notices(Policy(sharing=Sharing.MUXFLOW), 1)
     assert only.startswith('policy.sharing: "muxflow" has no effect') and "cluster.jobs_per_slot = 2" in only
     assert notices(Policy(sharing=Sharing.MUXFLOW), 2) == notices(Policy(), 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (Policy(sharing=Sharing.GANDIVA), "policy.sharing: no effect: Slurm starts the jobs"),
+        (Policy(sizes=Sizes.SPEEDUP), "policy.sizes: no effect: a Slurm job has a fixed number of ranks"),
+        (Policy(queues=(Queue("a", cells={Cell.NODE: 1}), Queue("b"))), "policy.queues: a: 'cells' have no effect"),
+    ],
+)
+def test_what_slurm_cannot_express_is_said_once_and_is_no_error(policy: Policy, words: str) -> None:
+    (only,) = notices(policy, 2, slurm=True)
+    assert only.startswith(words) and "; set " in only
+    assert notices(policy, 2) == ()
+    assert finding(policy, 2, slurm=True).state == "limited"
 
 
 def test_config_and_check_print_the_notices(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ MUTANTS = (
         "verdict.confidence <= least",
         _PARTS,
     ),
-    Mutant("policies.remediation.hang_restart:why_not_restarted", "now_ns < due_ns", "now_ns <= due_ns", _PARTS),
+    Mutant("policies.remediation.hang_restart:why_not_restarted", "now_ns < due_ns:", "now_ns <= due_ns:", _PARTS),
     Mutant("policies.remediation.hang_restart:why_not_restarted", "if not confirmed:", "if True:", _PARTS),
     Mutant("policies.remediation.hang_restart:why_not_restarted", "now_ns + left_ns\n", "now_ns - left_ns\n", _PARTS),
     Mutant(
