@@ -59,6 +59,20 @@ def test_a_stage_has_more_work_only_if_its_ranks_are_alike(rank_9: float, report
     assert [one.cause for one in found if isinstance(one, Verdict)] == [Cause.STAGE_PARTITION] * reported
 
 
+@pytest.mark.parametrize("throttled", [False, True])
+@pytest.mark.parametrize("counter", ["power_throttle", "thermal_throttle"])
+def test_a_stage_whose_gpus_throttle_has_not_more_work(counter: str, throttled: bool) -> None:
+    """A rack under a power cap may hold one stage. All of its GPUs become slower by the same factor."""
+    job = Job(ranks=RANKS, nodes=8)
+    job.shape = replace(job.shape, stage=np.arange(RANKS) // 4)
+    slow = np.arange(RANKS) // 4 == 2
+    job.work = lambda second: np.where(slow & (second > 60), 0.84, 0.7)
+    job.feature["tensor_active"] = lambda second: np.where(slow & (second > 60) & ~np.array(throttled), 0.74, 0.62)
+    job.feature[counter] = lambda second: np.where(slow & (second > 60) & np.array(throttled), 0.9, 0.0)
+    found = verdicts(course(alone(WorkloadDetector()), [job], 140))
+    assert [one.cause for one in found] == ([] if throttled else [Cause.STAGE_PARTITION])
+
+
 def test_rotating_pauses_are_a_cause_within_the_job() -> None:
     random = np.random.default_rng(3)
     job = Job(ranks=RANKS)

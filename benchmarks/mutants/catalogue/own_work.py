@@ -174,6 +174,12 @@ MUTANTS = (
         "> 1.0",
         ("tests/detectors/test_change_rules.py",),
     ),
+    Mutant(
+        "detectors.workload.change_rules:_pressed",
+        "median(of_roles) + THROTTLED",
+        "9.0",
+        ("tests/detectors/test_workload.py",),
+    ),
     Mutant("detectors.hang.long_step:_hang", "known.mean() < LEAST_KNOWN", "not known.all()", _PAUSES),
     Mutant("detectors.hang.long_step:_hang", "known.mean() < LEAST_KNOWN", "False", _PAUSES),
     Mutant(

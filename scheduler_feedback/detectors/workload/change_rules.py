@@ -60,6 +60,10 @@ largest."""
 APART = 3.0
 """Only one stage has changed if its compute time grew at least this many times as much as that of any other stage."""
 
+THROTTLED = 0.2
+"""The GPUs of a stage are held back if their clocks are throttled for this share of the time more than those of the
+median stage. A rack under a power cap may hold one stage."""
+
 LEAST_OF_STAGE = 4
 """A change of a single stage is reported only if the stage has at least this many ranks."""
 
@@ -238,13 +242,17 @@ def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
 
 
 def _pressed(course: Course, job: JobTelemetry, counters: CounterStatistics) -> list[bool]:
-    """Return, for each role, whether tasks on its hosts wait more for CPUs or disks than on the job's other hosts."""
+    """Return, for each role, whether its hosts or GPUs are held back: tasks on its hosts wait more for CPUs or disks
+    than usual, or its GPUs are throttled more than those of the other roles."""
     if job.shape.job not in counters.columns:
         return [False] * len(course.where.roles)
     columns = counters.of(job.shape.job)
     rows = [FEATURE[name] for name in ("cpu_waiting", "io_waiting")]
     sigmas = np.nan_to_num(counters.newest_sigmas(rows, columns))
-    return [bool((np.median(sigmas[:, members], axis=1) >= HIT_SIGMAS).any()) for members in course.where.roles]
+    throttled = np.nan_to_num(counters.newest[[FEATURE["power_throttle"], FEATURE["thermal_throttle"]], columns])
+    of_roles = np.array([np.median(throttled[:, members], axis=1).max() for members in course.where.roles])
+    waiting = [(np.median(sigmas[:, members], axis=1) >= HIT_SIGMAS).any() for members in course.where.roles]
+    return [bool(found) for found in waiting | (of_roles >= median(of_roles) + THROTTLED)]
 
 
 def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> Iterator[Claim]:
@@ -307,7 +315,7 @@ def _stage_grown(
     """Yield a claim about one stage, if its ranks all take longer than when the job was new, and the other ranks do
     not.
 
-    The cause is more work, or missing input. pressed: returns for each role whether tasks on its hosts wait.
+    The cause is more work, or missing input. pressed: returns for each role whether its hosts or GPUs are held back.
     """
     where = course.where
     if not where.layout_known or len(where.roles) < 2:
