@@ -66,7 +66,9 @@ def test_an_elastic_pytorchjob_starts_small_and_grows(
     with training_operator(plane, cluster.api, tmp_path / "operator"), running(access, folder, policy) as it:
         wait_for("the other gang is bound", lambda: cluster.bound("other") == 1)
         cluster.add_group("train", 2, {**MARKS, **bounds})
-        cluster.api.create(JOBS, pytorch_job("train", 2, worker()))
+        elastic = pytorch_job("train", 2, worker())
+        elastic["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 2}
+        cluster.api.create(JOBS, elastic)
         wait_for("it runs with one worker", lambda: running_job(it))
         wait_for("the other worker is deleted", lambda: [*cluster.nodes_of("train")] == ["train-worker-0"])
         assert replicas(cluster) == 1
