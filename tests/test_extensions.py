@@ -56,7 +56,7 @@ def test_every_module_of_an_extension_is_used(folder: str) -> None:
 def test_every_order_has_one_rule_and_a_name_on_the_page() -> None:
     assert sorted(rule.name for rule in ORDERS) == sorted(Order), f"add the rule to {REGISTRIES[list(REGISTRIES)[-1]]}"
     section = (ROOT / "docs/explanation/scheduler.md").read_text().partition("\n## Order and backfill\n")[2]
-    named = re.findall(r"`(\w+)`", section.partition("Priority takes")[0])
+    named = re.findall(r"`([\w-]+)`", section.partition("Priority takes")[0])
     assert sorted(named) == sorted(Order), "docs/explanation/scheduler.md lists the orders"
 
 

@@ -25,6 +25,7 @@ DEFAULTS: dict[str, Any] = tomllib.loads(config_file.as_toml(config_file.load_de
 MORE: dict[str, dict[str, tuple[Any, ...]]] = {
     "cluster": {"names": (["a", "b"], ["a", "a"], ["-x"], ["a b"], [], [1]), "nodes": (2, 0, -1, "2"), "slots": (8, 0)},
     "agent": {"listen": ("0.0.0.0:9400", ":0", "x", "[::1]:1", "h:99999"), "kubelet_socket": ("", "/x", 7),
+              "collectors": ({"host": True, "nfs": False}, {"hots": False}, {"*": 7}),
               "pod_label_names": (["team"], ["a b", ""], ["k8s.io/x", "k8s.io/x"], [7], "x", ["y"] * 99)},
     "controller": {"listen": ("127.0.0.1:1", "nobody", ""), "mode": ("act", "observe", "advise", "x")},
     "client": {"url": ("https://h:1", "ftp://h", "", 7)},
@@ -32,15 +33,18 @@ MORE: dict[str, dict[str, tuple[Any, ...]]] = {
     "policy": {
         "queues": (
             [{"name": "a", "weight": 2}], [{"name": "a\u202e"}], [{"nam": "a"}], "x", [7],
-            [{"name": "a", "quota": "x"}],
+            [{"name": "a", "quota": "x"}], [{"name": "a", "cells": {"node": 1}}],
+            [{"name": "a", "cells": {"node": 1}, "quota": 4}],
         ),
         "quarantine_seconds": (3, "10m", "1:00:00", "2-00:00:00", "x", float("inf"), "9" * 400),
         "quarantine_max_seconds": (1, "1s", 1e9), "default_time_limit_seconds": (0, 60), "mode": ("act",),
         "preempt": (True, "x"), "quarantine_max_fraction": (2, 0.1), "order": ("fifo", "fair", "x"),
         "network_classes": (2, 2, 99), "uplink_slowdown": (0.1, 2),
+        "sharing": ("gandiva", "x"), "slice_seconds": (0, "5m"),
         "probe_command": (["sleep", "1"], "sleep", [1]), "migration_cooldown_seconds": (True, "1.5h", "250ms"),
     },
     "store": {"keep_days": (1, 1e9), "journal_bytes": (1, 10**9)},
+    "step_quotas": {"reporters": (4, 0)},
     "sloorm": {"enabled": (True,)},
 }  # fmt: skip
 
@@ -76,11 +80,11 @@ def _make_toml(chance: random.Random) -> bytes:
     for section in chance.sample(list(DEFAULTS), chance.randrange(1, 5)):
         keys = list(DEFAULTS[section])
         tree[section] = {key: DEFAULTS[section][key] for key in chance.sample(keys, min(len(keys), 4))}
-    for _ in range(chance.randrange(3)):
-        section = chance.choice([*MORE, "policy"])
+    for _ in range(chance.randrange(4)):
+        section = chance.choice([*MORE, "policy", "agent"])
         key = chance.choice(list(MORE[section]))
         tree.setdefault(section, {})[key] = chance.choice(MORE[section][key])
-    if chance.random() < 0.5:
+    if chance.random() < 0.4:
         tree = mutate.tree(chance, tree)
         tree = tree if isinstance(tree, dict) else {"cluster": tree}
     made = _as_toml(tree).encode("utf-8", "replace")
