@@ -66,7 +66,7 @@ class Alarms:
 
     wrong_actions: our claims that allow our scheduler to move a running job. sure: our claims with enough confidence
     for a move, regardless of their cause. of_workload: our false claims about jobs' own behaviour, which accuse
-    nothing. by_property: numbers of jobs with each property (healthy_traits.py), and of those that we accused.
+    nothing. by_property: numbers of jobs with each property (healthy_traits.py), and of those that were accused.
     """
 
     workload: str

@@ -76,7 +76,8 @@ def _trace(number: int, requires: Callable[[JobSpec], bool]) -> Trace:
 
 @cache
 def average_jct(number: int, patience_seconds: float, learns: bool, fixed: bool = False, skewed: bool = False) -> float:
-    """Return the average completion time in seconds. fixed: all gangs require one node; skewed: those that lose."""
+    """Return the average completion time in seconds. fixed: all gangs require one node. skewed: those that
+    lose more than MOST_LOSS of their speed on several."""
     policy = replace(POLICY, level_patience_seconds=patience_seconds, learn_speeds=learns)
     trace = _trace(number, lambda spec: fixed or (skewed and loss(spec.workload, spec.ranks) > MOST_LOSS))
     nodes = sia_data.nodes()

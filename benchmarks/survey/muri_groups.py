@@ -348,7 +348,7 @@ def _best_pairs(kinds: tuple[tuple[Stages, ...], ...], counts: tuple[int, ...]) 
     for column, (i, j, _) in enumerate(options):
         use[i, column] += 1
         use[j, column] += 1
-    with _standard_output_to_error():
+    with standard_output_to_error():
         found = milp(
             -np.array([weight for *_, weight in options]),
             constraints=LinearConstraint(use, ub=np.array(counts)),
@@ -359,7 +359,7 @@ def _best_pairs(kinds: tuple[tuple[Stages, ...], ...], counts: tuple[int, ...]) 
 
 
 @contextmanager
-def _standard_output_to_error() -> Iterator[None]:
+def standard_output_to_error() -> Iterator[None]:
     """Redirect standard output to standard error: the solver (HiGHS) prints, and `--json` prints a document."""
     sys.stdout.flush()
     kept = os.dup(1)

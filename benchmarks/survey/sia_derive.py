@@ -25,20 +25,20 @@ Times = dict[int, tuple[float, float]]
 """(Seconds of a step, of them of its synchronisation) by local batch."""
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def rows_of(path: Path) -> list[dict[str, str]]:
     with path.open() as file:
         return list(csv.DictReader(file))
 
 
-def _placements(folder: Path, gpu_type: str) -> dict[tuple[int, int], list[Times]]:
+def placements(folder: Path, gpu_type: str) -> dict[tuple[int, int], list[Times]]:
     """Return the times of all measured placements by (nodes, ranks)."""
     found: dict[tuple[int, int], dict[str, Times]] = {}
-    for row in _rows(folder / f"placements-{SUFFIX[gpu_type]}.csv"):
+    for row in rows_of(folder / f"placements-{SUFFIX[gpu_type]}.csv"):
         placement = row["placement"]
         key = len(placement), sum(map(int, placement))
         times = found.setdefault(key, {}).setdefault(placement, {})
         times[round(float(row["local_bsz"]))] = float(row["step_time"]), float(row["sync_time"])
-    for row in _rows(folder / f"scalability-{SUFFIX[gpu_type]}.csv"):
+    for row in rows_of(folder / f"scalability-{SUFFIX[gpu_type]}.csv"):
         key = int(row["num_nodes"]), int(row["num_replicas"])
         times = found.setdefault(key, {}).setdefault("", {})
         times[round(float(row["local_bsz"]))] = float(row["step_time"]), float(row["sync_time"])
@@ -67,7 +67,7 @@ def _samples(folder: Path, model: str, batch: int) -> int:
     """Return the samples until the model is trained with this batch size."""
     sizes = sorted(int(path.stem.split("-")[1]) for path in folder.glob("validation-*.csv"))
     epoch = EPOCHS[model] - 1
-    steps = {size: float(_rows(folder / f"validation-{size}.csv")[epoch]["iteration"]) for size in sizes}
+    steps = {size: float(rows_of(folder / f"validation-{size}.csv")[epoch]["iteration"]) for size in sizes}
     low = max((size for size in sizes if size <= batch), default=sizes[0])
     high = min((size for size in sizes if size >= batch), default=sizes[-1])
     share = 0.0 if low == high else (batch - low) / (high - low)
@@ -78,7 +78,7 @@ def main() -> int:
     source = Path(sys.argv[1])
     jobs, classes = [], set()
     for trace in range(1, TRACES + 1):
-        for row in _rows(source / "workloads" / "saturn" / f"workload-{trace}.csv"):
+        for row in rows_of(source / "workloads" / "saturn" / f"workload-{trace}.csv"):
             batch = int(row["batch_size"])
             classes.add((row["application"], batch))
             jobs.append((trace, float(row["time"]), row["application"], batch, int(row["num_replicas"])))
@@ -86,7 +86,7 @@ def main() -> int:
         print("workload,gpu_type,ranks,level,rate", file=file)
         for model, batch in sorted(classes):
             for gpu_type, gpus in GPUS.items():
-                for (nodes, ranks), measured in sorted(_placements(source / "traces" / model, gpu_type).items()):
+                for (nodes, ranks), measured in sorted(placements(source / "traces" / model, gpu_type).items()):
                     if nodes > 1 and nodes != max(math.ceil(ranks / gpus), 2):
                         continue  # more nodes than a packed gang uses
                     rates = [rate for times in measured if (rate := _rate(times, batch, ranks)) is not None]

@@ -22,7 +22,7 @@ from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
 from benchmarks.survey import elastic, sia_data
-from benchmarks.survey.muri_groups import _standard_output_to_error
+from benchmarks.survey.muri_groups import standard_output_to_error
 from benchmarks.survey.row import Outcome, Row
 from benchmarks.survey.shares import interval
 from scheduler_feedback.core.state import Sizes
@@ -90,7 +90,8 @@ def models() -> dict[str, Any]:
 def gradients(model: str, batch: float, epoch: int) -> tuple[float, float]:
     """Return the squared norm and the variance of the gradient in this epoch."""
     one = models()[model]
-    return tuple(float(np.interp(batch, one["sizes"], one[name][:, epoch])) for name in ("sqr", "var"))  # type: ignore[return-value]
+    sqr, var = (float(np.interp(batch, one["sizes"], one[name][:, epoch])) for name in ("sqr", "var"))
+    return sqr, var
 
 
 @cache
@@ -214,7 +215,7 @@ def choose(jobs: list[GoodputJob], now: float) -> list[int | None]:
     matrix = csr_matrix((values, (rows, columns)), shape=(len(jobs) + len(names), len(entries)))
     high = [1.0] * len(jobs) + [float(sia_data.GPUS[name] * sia_data.NODES[name]) for name in names]
     low = [1.0 if job.restart_left > 0 and job.option is not None else 0.0 for job in jobs] + [0.0] * len(names)
-    with _standard_output_to_error():
+    with standard_output_to_error():
         found = milp(
             np.array([cost for *_, cost in entries]),
             constraints=LinearConstraint(matrix, low, high),

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.survey.sia_data import RESTART_SECONDS
-from benchmarks.survey.sia_derive import EPOCHS, SUFFIX, _placements, _rows
+from benchmarks.survey.sia_derive import EPOCHS, SUFFIX, placements, rows_of
 from benchmarks.survey.sia_goodput import MODELS_FILE, network_seconds
 
 RTX_DEEPSPEECH_MOST = 57
@@ -30,7 +30,7 @@ def _fitted(folder: Path, gpu_type: str) -> tuple[list[float], int, int]:
     """Return the parameters of a GPU type, and the least and largest measured local batch."""
     found = [
         (nodes, ranks, local, step, sync)
-        for (nodes, ranks), all_times in _placements(folder, gpu_type).items()
+        for (nodes, ranks), all_times in placements(folder, gpu_type).items()
         for times in all_times
         for local, (step, sync) in times.items()
     ]
@@ -54,7 +54,7 @@ def main() -> int:
         folder = source / "traces" / model
         epochs = {}
         for path in folder.glob("validation-*.csv"):
-            epochs[int(path.stem.split("-")[1])] = _rows(path)[: EPOCHS[model]]
+            epochs[int(path.stem.split("-")[1])] = rows_of(path)[: EPOCHS[model]]
         types = {}
         for gpu_type in SUFFIX:
             values, least, most = _fitted(folder, gpu_type)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,8 +96,8 @@ def test_the_ranks_of_a_capped_rack_are_all_of_four_nodes() -> None:
 
 
 def scored(one: Staged, after: float = 20.0, **changes: object) -> tuple[int, int, int]:
-    given: dict[str, object] = {"at": one.fault.begin + after, "key": "k", "job": one.cell.name, "kind": "straggler"}
-    outcome = judge(Truth(one), [Claim(**(given | changes))], True)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"at": one.fault.begin + after, "key": "k", "job": one.cell.name, "kind": "straggler"}
+    outcome = judge(Truth(one), [Claim(**(given | changes))], True)
     return outcome.tp, outcome.fp, outcome.fn
 
 

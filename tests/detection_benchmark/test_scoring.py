@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def followed(one: Truth) -> Truth:
 def claim(staged: Staged, after: float = 20.0, **changes: object) -> Claim:
     fault = staged.fault
     rank = fault.ranks[0]
-    given: dict[str, object] = {
+    given: dict[str, Any] = {
         "at": fault.begin + after,
         "key": "one",
         "job": staged.cell.name,
@@ -41,7 +42,7 @@ def claim(staged: Staged, after: float = 20.0, **changes: object) -> Claim:
         "rank": rank,
         "node": staged.victim.place.nodes[rank],
     }
-    return Claim(**(given | changes))  # type: ignore[arg-type]
+    return Claim(**(given | changes))
 
 
 def counts(one: Truth, *claims: Claim, ours: bool = True) -> tuple[int, int, int]:

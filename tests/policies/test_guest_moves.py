@@ -123,3 +123,28 @@ def test_an_opportunistic_guest_starts_again_on_the_idle_slots() -> None:
         world.running()
     job = world.state.jobs[guest]
     assert (job.guest_of, slots_of(world, guest)) == ((), [Slot("n0", 0)])
+
+
+def test_a_guest_whose_restart_is_too_expensive_does_not_hold_up_another() -> None:
+    world = World({"n0": 1, "n1": 1, "n2": 1}, POLICY, jobs_per_slot=2)
+    other = world.submit(1, 300.0, time_limit_seconds=300.0)
+    world.running()
+    hosts = [world.submit(1, 3000.0, **(LONG | {"workload": "a"})) for _ in range(2)]
+    world.running()
+    guests = []
+    for name, cost in (("b", 3000.0), ("c", 20.0)):
+        guests.append(world.submit(1, 3000.0, **(LONG | {"workload": name, "restart_cost_seconds": cost})))
+        world.running()
+    expensive, cheap = guests
+    assert sorted(world.state.jobs[one].guest_of for one in guests) == [(one,) for one in sorted(hosts)]
+    for guest, speed in ((expensive, 0.4), (cheap, 0.6)):
+        _measured(world, world.state.jobs[guest].guest_of[0], guest, 0.7, speed)
+    world.submit(1, 10.0, time_limit_seconds=10.0)  # it waits for n0
+    world.end(other, 0)
+    world.running()
+    for _ in range(120):
+        if world.state.jobs[cheap].stop_reason is not None:
+            break
+        world.advance(1.0)
+    assert world.state.jobs[cheap].stop_reason is StopReason.MIGRATE
+    assert world.state.jobs[expensive].stop_reason is None

@@ -1,4 +1,4 @@
-"""Verdicts of all generators together: what counts as a verdict, and what is wrong with it."""
+"""Verdicts of all generators together: which ones count, and which count as wrong."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant("policies.intake.expired_timeouts:expire_timeouts", "while index.hopeless:", "if index.hopeless:", _CHAINS),
     Mutant("policies.queue.conservative_backfill:Profile.free_for", "max(length_ns, 1)", "length_ns", _EMPTY),
-    Mutant("policies.order.round_robin:is_past_slice", "ends_ns <= state.now_ns", "ends_ns < state.now_ns", _TURNS),
+    Mutant("policies.order.round_robin:is_past_slice", "ends_ns <= now_ns", "ends_ns < now_ns", _TURNS),
     Mutant(
         "policies.order.round_robin:waits_for_turn", "job.spec.preemptible and job.spec.restartable", "True", _TURNS
     ),

@@ -147,7 +147,7 @@ class Fleet:
                 yield "gangwatch_node_clock_skew_seconds", (("node", name),), node.clock.skew_ns / 1e9
         if self._membership is not None:
             refused = self._membership.refused.copy()
-            for name, count in self.occurrences.passed_over.items():
+            for name, count in list(self.occurrences.passed_over.items()):
                 refused[name, Refusal.LIMIT] += count
             for (name, why), count in refused.items():
                 labels = (("node", name), ("reason", why.value))

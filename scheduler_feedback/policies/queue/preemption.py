@@ -300,7 +300,7 @@ def stop_for(context: CycleContext, job: Job, first: Job) -> None:
         return
     job.preemptions += 1
     why = f"{first.job_id} goes first"
-    if context.state.policy.order is Order.ROUND_ROBIN and is_past_slice(context.state, job):
+    if context.state.policy.order is Order.ROUND_ROBIN and is_past_slice(context.state, job, context.now_ns):
         why = f"its time slice of {span(context.state.policy.slice_seconds)} has ended, and {why}"
     context.index.stop(job, StopReason.PREEMPT, f"preempted; {why}")
     context.decide(job.job_id, "preempt", f"is preempted; {why}")

@@ -113,7 +113,7 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
     text = behind_waits(index.plan, job, state.reserved_for)
     if _takes_turns(state.policy):
-        text += round_robin.waits_for_turn(state, [state.jobs[one] for one in sorted(index.running)])
+        text += round_robin.waits_for_turn(state, (state.jobs[one] for one in index.running))
     return "reservation" if room else "slots", text
 
 

@@ -45,7 +45,7 @@ def move_guests(context: CycleContext) -> None:
         job, gain = state.jobs[job_id], -negative
         cost = moving_seconds(state, job, now_ns)
         if gain <= (1 + state.policy.migration_margin) * cost:
-            return
+            continue
         slots = None if job.spec.opportunistic and _leaves(index) else _idle_slots(state, index, job)
         if slots is not None:
             _move(context, job, slots, gain, cost)

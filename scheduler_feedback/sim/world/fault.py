@@ -43,7 +43,7 @@ class Disorder:
     lasting: bool = False
     """Whether the fault is only present or absent, without a severity."""
     expected: bool = True
-    """Whether a verdict is due. If not, no verdict is right, too."""
+    """Whether a verdict is due. If not, silence is right as well."""
 
 
 ORIGINAL: dict[str, Disorder] = {

@@ -20,8 +20,8 @@ GPUs Are Created Equal" (SC 2022), found 8 % on average and 22 % at most, over c
 outliers, up to 1.5 times slower than the median, are faults here: a locked clock from the first step.)"""
 
 WHISKERS = 5.4
-"""Range of a box plot's whiskers, which the range above excludes outliers by, in standard deviations of a normal
-distribution."""
+"""Distance between the whiskers of a box plot, in standard deviations of a normal distribution. The ranges above leave
+out what lies outside of them."""
 
 MEDIAN_CLOCK = 0.93
 """Clock of the median GPU under the power cap, as a share of boost, in jobs whose GPUs are limited by power. The spread

@@ -153,7 +153,7 @@ def _of_pytorch(what: str, spec: _Spec, members: int) -> SizeChange:
         raise BackendError(f"{what} cannot be resized: it has no workers")
     policy = spec.elastic_policy
     if policy is None:
-        raise BackendError(f"{what} cannot be resized: without elasticPolicy, its pods have a fixed number of pods")
+        raise BackendError(f"{what} cannot be resized: without elasticPolicy, its pods would keep the old size")
     if policy.metrics:
         raise BackendError(f"{what} cannot be resized: its elasticPolicy has metrics, so an autoscaler resizes it")
     others = sum(one.replicas for role, one in replicas.items() if role != "Worker")

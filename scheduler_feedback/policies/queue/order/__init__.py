@@ -52,7 +52,7 @@ def key_of(state: State, job: Job) -> tuple[Any, ...]:
     if order is Order.FIFO:  # starvation changes nothing: submission decides anyway
         return (-job.spec.priority, job.submitted_ns, job.job_id)
     now_ns = state.now_ns
-    if has_starved(state, job) and not (order is Order.ROUND_ROBIN and is_past_slice(state, job)):
+    if has_starved(state, job) and not (order is Order.ROUND_ROBIN and is_past_slice(state, job, now_ns)):
         return (-job.spec.priority, 0, job.submitted_ns, job.job_id)
     return (-job.spec.priority, 1, *_RULES[order].key(state, job, now_ns), job.submitted_ns, job.job_id)
 

@@ -24,10 +24,10 @@ class RoundRobin:
 
     name = Order.ROUND_ROBIN
 
-    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - the state has the time
+    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:
         if not job.state.holds_slots:
             return (_WAITS, job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns)
-        return (_PAST if is_past_slice(state, job) else _WITHIN, job.attempt_started_ns or 0)
+        return (_PAST if is_past_slice(state, job, now_ns) else _WITHIN, job.attempt_started_ns or 0)
 
 
 def waits_for_turn(state: State, running: Iterable[Job]) -> str:
@@ -42,10 +42,10 @@ def waits_for_turn(state: State, running: Iterable[Job]) -> str:
     return f"; the next time slice of a running gang ends in {span(max(min(ends) - state.now_ns, 0) / 1e9)}"
 
 
-def is_past_slice(state: State, job: Job) -> bool:
-    """Return whether the gang runs and its time slice has ended."""
+def is_past_slice(state: State, job: Job, now_ns: int) -> bool:
+    """Return whether the gang runs and its time slice has ended at this time."""
     ends_ns = slice_ends_ns(state, job)
-    return ends_ns is not None and ends_ns <= state.now_ns
+    return ends_ns is not None and ends_ns <= now_ns
 
 
 def slice_ends_ns(state: State, job: Job) -> int | None:
