@@ -46,7 +46,7 @@ def _lost() -> Outcome:
     )
     hours: dict[float | None, tuple[float, ...]] = {}
     for every in (None, CHECKPOINT_SECONDS):
-        found = [compared("", replace(simulation, checkpoint_seconds=every, seed=seed)) for seed in SEEDS]
+        found = [compared("", replace(simulation, checkpoint_seconds=every, seed=seed))[0] for seed in SEEDS]
         assert not any(one.unfinished for one in found), "each failure is followed by a retry"
         hours[every] = tuple(one.lost_slot_hours for one in found)
     saved, lost = hours[CHECKPOINT_SECONDS], hours[None]

@@ -17,6 +17,7 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
 from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds, read_speeds
+from scheduler_feedback.sim.traces import sia
 
 SPEEDS_FILE = Path(__file__).parent / "data" / "sia-speeds.csv"
 JOBS_FILE = Path(__file__).parent / "data" / "sia-jobs.csv"
@@ -29,8 +30,8 @@ GPUS = {"t4": 4, "rtx": 8, "a100": 8}
 NODES = {"t4": 6, "rtx": 3, "a100": 2}
 """Number of nodes, by GPU type: Sia's default cluster of 64 GPUs."""
 
-RESTART_SECONDS = {"bert": 120.0, "cifar10": 50.0, "deepspeech2": 25.0, "imagenet": 250.0, "yolov3": 80.0}
-"""Cost of a restart by model, as in the artifact (applications.py)."""
+RESTART_SECONDS = {model: seconds for model, seconds in sia.RESTART_SECONDS.items() if model != "ncf"}
+"""Cost of a restart by model of these traces."""
 
 
 def nodes() -> tuple[NodeSeen, ...]:

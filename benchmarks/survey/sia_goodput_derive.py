@@ -10,6 +10,7 @@ time of a step (Qiao et al., OSDI'21, section 3.2), fitted here to the measured 
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -19,8 +20,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.survey.sia_data import RESTART_SECONDS
-from benchmarks.survey.sia_derive import EPOCHS, SUFFIX, placements, rows_of
 from benchmarks.survey.sia_goodput import MODELS_FILE, network_seconds
+from scheduler_feedback.sim.speeds.sia_measurements import EPOCHS, TYPES, placements
 
 RTX_DEEPSPEECH_MOST = 57
 """Largest local batch of deepspeech2 on rtx that fits its memory, as in the artifact."""
@@ -54,9 +55,10 @@ def main() -> int:
         folder = source / "traces" / model
         epochs = {}
         for path in folder.glob("validation-*.csv"):
-            epochs[int(path.stem.split("-")[1])] = rows_of(path)[: EPOCHS[model]]
+            with path.open() as file:
+                epochs[int(path.stem.split("-")[1])] = list(csv.DictReader(file))[: EPOCHS[model]]
         types = {}
-        for gpu_type in SUFFIX:
+        for gpu_type in TYPES:
             values, least, most = _fitted(folder, gpu_type)
             if model == "deepspeech2" and gpu_type == "rtx":
                 most = RTX_DEEPSPEECH_MOST

@@ -16,12 +16,14 @@ _FIGURES = (
     ("LONGEST WAIT s", "max_queue_seconds", 0),
     ("MAKESPAN s", "makespan_seconds", 0),
     ("UTILIZATION", "utilization", 3),
+    ("GOODPUT", "goodput", 3),
     ("FRAGMENTATION", "fragmentation", 3),
     ("SLOWDOWN", "avg_slowdown", 2),
     ("P99 SLOWDOWN", "p99_slowdown", 1),
     ("USER FAIRNESS", "user_fairness", 3),
     ("PREEMPTIONS", "preemptions", 0),
     ("LOST SLOT-HOURS", "lost_slot_hours", 1),
+    ("ENERGY kWh", "energy_kwh", 0),
     ("UNFINISHED", "unfinished", 0),
     ("REFUSED", "refused", 0),
 )
@@ -39,6 +41,8 @@ def show(document: dict[str, Any]) -> None:
     policies = document["policies"]
     table = table_of("FIGURE", *(one["name"] for one in policies))
     for name, key, digits in _FIGURES:
+        if key == "energy_kwh" and policies[0][key] is None:
+            continue
         add_row(table, name, *(_number(one[key], digits) for one in policies))
     print_table(console, table)
     for title, key, groups in (

@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Order, Policy, Sharing, Sizes
-from scheduler_feedback.sim.results import Report
+from scheduler_feedback.sim.comparison_page import Curves, curves_of, slowdowns
+from scheduler_feedback.sim.results import Account, Report
 from scheduler_feedback.sim.simulation import Simulation
 from scheduler_feedback.sim.truth import Course
-
-SHORTEST_SECONDS = 10.0
-"""Run times below this count as this long in a slowdown, so that jobs of seconds do not dominate it (the bounded
-slowdown of Feitelson et al., "Theory and practice in parallel job scheduling", JSSPP'97)."""
 
 SIZES = (1, 8, 64)
 """Upper bounds of the classes of job size, in ranks. The last class has all larger jobs."""
@@ -53,8 +50,12 @@ class Compared:
     """Share of the free slots that are on partly used nodes."""
     preemptions: int
     """Number of attempts that were stopped for another gang."""
+    goodput: float
+    """Share of all slot-seconds that was lasting progress: utilization without what the next figure counts."""
     lost_slot_hours: float
     """Slot-hours that gangs held without lasting progress: restarts, repeated work, and slow nodes."""
+    energy_kwh: float | None
+    """Energy of all GPUs from the first submission to the last end; None if their power is not given."""
     avg_slowdown: float | None
     """Mean of a job's time from submission to end, divided by its run time alone (at least SHORTEST_SECONDS)."""
     p99_slowdown: float | None
@@ -106,20 +107,40 @@ def _values(choices: type[StrEnum]) -> str:
     return ", ".join(one.value for one in choices)
 
 
-def compared(name: str, simulation: Simulation, progress: Callable[[int, int], None] | None = None) -> Compared:
-    """Run the simulation and return its figures. progress: called with (ended jobs, all jobs). Raises TraceError."""
+@dataclass(frozen=True, slots=True)
+class GpuPower:
+    """Power of a GPU, in watts: without and with a job."""
+
+    idle: float
+    busy: float
+
+    def kwh(self, slots: int, seconds: float, utilization: float) -> float:
+        """Return the energy of this number of GPUs over a time, of which jobs hold a share."""
+        return slots * seconds * (self.idle + utilization * (self.busy - self.idle)) / 3.6e6
+
+
+def compared(
+    name: str,
+    simulation: Simulation,
+    progress: Callable[[int, int], None] | None = None,
+    power: GpuPower | None = None,
+) -> tuple[Compared, Curves]:
+    """Run the simulation and return its figures, and the curves for a page (empty without ``Simulation.spans``).
+
+    progress: called with (ended jobs, all jobs). Raises TraceError.
+    """
     engine = simulation.engine()
     report = engine.run(progress)
-    return figures(name, report, list(engine.courses.values()), engine.account.held_slot_ns)
+    return figures(name, report, list(engine.courses.values()), engine.account, power), curves_of(name, engine)
 
 
-def figures(name: str, report: Report, courses: Sequence[Course], held_slot_ns: int) -> Compared:
-    """Return the figures of a finished simulation. held_slot_ns: slot-nanoseconds that gangs held."""
-    ended = [course for course in courses if course.ended_ns is not None]
-    jct = np.array([((course.ended_ns or 0) - course.submitted_ns) / 1e9 for course in ended])
+def figures(
+    name: str, report: Report, courses: Sequence[Course], account: Account, power: GpuPower | None = None
+) -> Compared:
+    """Return the figures of a finished simulation."""
+    slots, held_slot_ns = sum(account.capacity.values()), account.held_slot_ns
+    ended, jct, slowdown = slowdowns(courses)
     wait = np.array([course.waiting_ns / 1e9 for course in ended])
-    alone = np.array([max(course.work_ns / 1e9, SHORTEST_SECONDS) for course in ended])
-    slowdown = np.maximum(jct / alone, 1.0) if ended else np.zeros(0)
     useful = sum((course.work_ns - course.left_ns) * course.job.spec.ranks for course in courses)
     whose = [course.job.spec.user or course.job.spec.queue for course in ended]
     per_user = _by(whose, jct, wait, slowdown)
@@ -137,7 +158,9 @@ def figures(name: str, report: Report, courses: Sequence[Course], held_slot_ns: 
         utilization=report.utilization,
         fragmentation=report.fragmentation,
         preemptions=report.preemptions,
+        goodput=useful / (slots * report.makespan_seconds * 1e9) if report.makespan_seconds else 0.0,
         lost_slot_hours=max(held_slot_ns - useful, 0) / 3.6e12,
+        energy_kwh=None if power is None else power.kwh(slots, report.makespan_seconds, report.utilization),
         avg_slowdown=float(slowdown.mean()) if ended else None,
         p99_slowdown=float(np.quantile(slowdown, 0.99, method="inverted_cdf")) if ended else None,
         user_fairness=float(means.sum() ** 2 / (means.size * (means**2).sum())) if ended else None,

@@ -27,9 +27,14 @@ _PLACE = "/*DATA*/"
 
 def write_page(path: Path, engine: Engine, report: Report) -> None:
     """Write the page. Raises TraceError if the file cannot be written."""
-    document = json.dumps(page_data(engine, report), separators=(",", ":"), ensure_ascii=False)
+    write_template(path, _TEMPLATE, page_data(engine, report))
+
+
+def write_template(path: Path, template: Path, data: Mapping[str, Any]) -> None:
+    """Write a page: the template with the data as JSON in it. Raises TraceError if the file cannot be written."""
+    document = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     # A job's name may contain '</script>'. In a JSON string, the escaped '<' is the same text.
-    text = _TEMPLATE.read_text(encoding="utf-8").replace(_PLACE, document.replace("<", "\\u003c"))
+    text = template.read_text(encoding="utf-8").replace(_PLACE, document.replace("<", "\\u003c"))
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
@@ -59,9 +64,9 @@ def page_data(engine: Engine, report: Report) -> dict[str, Any]:
             for job, why in ((jobs[span.job_id], span.why),)
         ],
         "left_out": len(spans) - len(kept),
-        "waiting": thinned(_waiting(spans, engine.courses, first_ns, by_ranks=False)),
-        "waiting_ranks": thinned(_waiting(spans, engine.courses, first_ns, by_ranks=True)),
-        "used": thinned(_used(spans, first_ns)),
+        "waiting": thinned(waiting_steps(spans, engine.courses, first_ns, by_ranks=False)),
+        "waiting_ranks": thinned(waiting_steps(spans, engine.courses, first_ns, by_ranks=True)),
+        "used": thinned(used_steps(spans, first_ns)),
     }
 
 
@@ -97,7 +102,7 @@ def lay_out(spans: Sequence[Span], capacity: Mapping[str, int]) -> list[tuple[st
     return found
 
 
-def _waiting(
+def waiting_steps(
     spans: Sequence[Span], courses: Mapping[str, Course], first_ns: int, by_ranks: bool
 ) -> list[tuple[float, int]]:
     """Return (seconds, number of waiting jobs) after each change. With `by_ranks`, the number counts their ranks."""
@@ -112,7 +117,8 @@ def _waiting(
     return _steps(moves, first_ns)
 
 
-def _used(spans: Sequence[Span], first_ns: int) -> list[tuple[float, int]]:
+def used_steps(spans: Sequence[Span], first_ns: int) -> list[tuple[float, int]]:
+    """Return (seconds, number of slots that gangs hold) after each change."""
     moves = []
     for span in spans:
         slots = sum(span.nodes.values())
@@ -136,13 +142,14 @@ def _steps(moves: list[tuple[int, int]], first_ns: int) -> list[tuple[float, int
 
 def thinned(steps: list[tuple[float, int]], most: int = MOST_POINTS) -> list[tuple[float, int]]:
     """Reduce a curve to at most `most` points. The largest value of each interval remains, so that peaks stay
-    visible."""
+    visible, and the last point."""
     if len(steps) <= most:
         return steps
-    begin, length = steps[0][0], (steps[-1][0] - steps[0][0]) / most
+    begin, length = steps[0][0], (steps[-1][0] - steps[0][0]) / (most - 2)
     best: dict[int, tuple[float, int]] = {}
     for at, value in steps:
         stretch = int((at - begin) / length)
         if stretch not in best or value > best[stretch][1]:
             best[stretch] = (at, value)
-    return list(best.values())
+    points = list(best.values())
+    return points if points[-1] == steps[-1] else [*points, steps[-1]]

@@ -121,6 +121,9 @@ def test_a_comparison_runs_what_simulate_runs(jobs: Path) -> None:
         (("fifo", "fifo"), "fifo is named twice"),
         (("fifo", "--load", "0"), "it must be more than 0"),
         (("fifo", "--restart-cost", "-1"), "it cannot be less than 0"),
+        (("fifo", "--html", "/absent/page.html"), "its folder does not exist"),
+        (("fifo", "--gpu-watts", "50"), "requires 2 arguments"),
+        (("fifo", "--gpu-watts", "50", "inf"), "must be two numbers of watts"),
         ((), "Missing argument 'POLICY...'"),
     ],
 )
@@ -160,6 +163,45 @@ def test_sizes_are_in_one_class_each() -> None:
         "65+",
         "65+",
     ]
+
+
+def test_goodput_and_energy_are_those_by_hand(jobs: Path) -> None:
+    options = ("--restartable", "--restart-cost", "30", "--first", "2", "--gpu-watts", "50", "400")
+    (found,) = document(jobs, "srtf+greedy+preempt", *options)["policies"]
+    held, useful, seconds = 3 * 1 + 4 * 50 + 3 * (30 + 99), 3 * 100 + 4 * 50, 180
+    assert found["utilization"] == pytest.approx(held / (4 * seconds))
+    assert found["goodput"] == pytest.approx(useful / (4 * seconds))
+    assert found["energy_kwh"] == pytest.approx((held * 400 + (4 * seconds - held) * 50) / 3.6e6)
+    assert "ENERGY kWh" in run(jobs, "fifo", "--gpu-watts", "50", "400").output
+    assert "ENERGY" not in run(jobs, "fifo").output
+    assert document(jobs, "fifo")["policies"][0]["energy_kwh"] is None
+
+
+def test_the_page_has_figures_and_curves_of_all_policies(jobs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run(jobs, "fifo+none", "fifo+easy", "--html", str(page), "--json")
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    data = json.loads(text.partition('type="application/json">')[2].partition("</script>")[0])
+    assert [one["name"] for one in data["policies"]] == ["fifo+none", "fifo+easy"]
+    assert data["policies"] == [
+        {**one, "wall_seconds": data["policies"][n]["wall_seconds"]}
+        for n, one in enumerate(json.loads(done.stdout)["policies"])
+    ]
+    none, easy = data["curves"]
+    assert (data["slots"], data["refusals"], data["policies"][0]["refused"]) == (4, 0, 1)
+    # Three slots from 0, four from 100 to 150, one or two until 170.
+    assert none["used"] == [[0.0, 3], [100.0, 4], [150.0, 2], [155.0, 1], [170.0, 0]]
+    assert none["waiting"][-1] == [150.0, 0] and max(value for _, value in none["waiting"]) == 6
+    assert (easy["jct"][0], easy["jct"][-1]) == (20.0, 149.0) and len(easy["slowdown"]) == 4
+
+
+def test_a_page_needs_no_jobs_that_end(tmp_path: Path) -> None:
+    jobs, page = tmp_path / "jobs.jsonl", tmp_path / "page.html"
+    jobs.write_text(json.dumps({"submitted_seconds": 0, "run_seconds": 5, "ranks": 9, "queue": "</script>"}) + "\n")
+    done = run(jobs, "fifo", "--html", str(page))
+    assert done.exit_code == 0, done.output
+    assert page.read_text().count("</script>") == 2, "a name in the data does not end its element"
 
 
 def test_progress_counts_all_jobs(jobs: Path) -> None:

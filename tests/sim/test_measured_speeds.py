@@ -26,6 +26,14 @@ LINES = (
 )
 
 
+def test_more_ranks_than_a_node_was_measured_with_are_as_fast_as_on_several_nodes() -> None:
+    speeds = measured_speeds([("a", "t4", 4, 0, 40.0), ("a", "t4", 8, 1, 70.0), ("a", "t4", 16, 1, 30.0)])
+    assert speeds.rate("a", "t4", 4, 0) == pytest.approx(40.0)
+    assert speeds.rate("a", "t4", 8, 0) == pytest.approx(70.0)
+    assert speeds.rate("a", "t4", 16, 0) == pytest.approx(40.0), "not slower than with fewer ranks on one node"
+    assert speeds.rate("a", "t4", 16, 1) == pytest.approx(30.0)
+
+
 def test_rates_between_and_beyond_the_measured_ranks() -> None:
     speeds = measured_speeds(LINES)
     assert speeds.rate("bert", "slow", 2, 0) == pytest.approx(10 * math.sqrt(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,18 @@ from gangwatch.commands.offline.trace_options import (
     check_interval,
     check_load,
     check_seconds,
+    check_writable,
     configured,
     fault_options,
     load_option,
+    real_speeds,
     restart_cost_option,
     shared_slots,
     sharing_options,
     speeds_option,
     trace_options,
 )
-from gangwatch.commands.options import print_json
+from gangwatch.commands.options import print_json, say
 from scheduler_feedback.core.state import Estimates
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
 
@@ -66,6 +69,15 @@ def _policy(name: str) -> tuple[Policy, int]:
 )
 @sharing_options
 @fault_options
+@click.option(
+    "--gpu-watts",
+    type=(click.FloatRange(min=0), click.FloatRange(min=0)),
+    metavar="IDLE BUSY",
+    help="Power of a GPU without and with a job, for the energy of each policy.",
+)
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the figures and charts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run several policies over one trace of jobs and print their figures in one table.
@@ -76,14 +88,13 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
     \b
     Example:
-      gangwatch simulate compare --jobs philly.csv --format philly --nodes 64x8 fifo+easy srtf fair
+      gangwatch simulate compare --jobs philly.csv --format philly --nodes 64x8 fifo+easy srtf fair --html page.html
       gangwatch simulate compare --jobs jobs.txt --format slurm --nodes 64x8 --restart-cost 300 --restartable \\
           today.toml fair+preempt --json
     """
-    from scheduler_feedback.sim.comparison import compared
+    from scheduler_feedback.sim.comparison import GpuPower, compared
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation, read_trace
-    from scheduler_feedback.sim.speeds.measured_speeds import read_speeds
 
     _check(names, options)
     given = {name: _policy(name) for name in names}
@@ -96,7 +107,8 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
         options["seed"],
     )
     nodes = nodes_of(options["nodes_text"])
-    speeds = None if options["speeds_file"] is None else read_speeds(options["speeds_file"])
+    speeds = real_speeds(options["speeds_file"])
+    power = None if options["gpu_watts"] is None else GpuPower(*options["gpu_watts"])
     with collecting_rarely(), showing(f"reading {options['jobs_file']}", as_json):
         trace = read_trace(options["jobs_file"], options["format_name"])
     jobs = trace.jobs[: options["first"]]
@@ -105,7 +117,7 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
             dataclasses.replace(job, spec=structs.replace(job.spec, restartable=True, preemptible=True)) for job in jobs
         )
     trace = dataclasses.replace(trace, jobs=jobs)
-    found = []
+    found, curves = [], []
     notes = dict.fromkeys(trace.notes)
     for number, (name, policy) in enumerate(policies.items(), 1):
         here = sharing.of_file(given[name][1])
@@ -124,11 +136,19 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
             feedback=options["feedback"],
             seed=options["seed"],
             speeds=speeds,
+            spans=options["html"] is not None,
         )
         with collecting_rarely(), counting(f"{name} ({number} of {len(policies)}): jobs ended", as_json) as progress:
-            found.append(dataclasses.asdict(compared(name, simulation, progress)))
+            one, drawn = compared(name, simulation, progress, power)
+        found.append(dataclasses.asdict(one))
+        curves.append(drawn)
     refused = [{"job": one.job_id, "line": one.line, "reason": one.reason} for one in trace.refused]
     document = {"trace": trace.name, "notes": list(notes), "refused": refused, "policies": found}
+    if options["html"] is not None:
+        from scheduler_feedback.sim.comparison_page import write_comparison
+
+        write_comparison(options["html"], document, curves, sum(node.slots for node in nodes))
+        say(f"page: {options['html']}")
     if as_json:
         print_json(document)
     else:
@@ -142,6 +162,9 @@ def _check(names: tuple[str, ...], options: dict[str, Any]) -> None:
     check_load(options["load"])
     check_seconds("--restart-cost", options["restart_cost"])
     check_interval("--checkpoint-interval", options["checkpoint_interval"])
+    check_writable("--html", options["html"])
+    if options["gpu_watts"] is not None and not all(math.isfinite(watts) for watts in options["gpu_watts"]):
+        raise click.BadParameter("must be two numbers of watts", param_hint="--gpu-watts")
     for name in names:
         if names.count(name) > 1:
             raise click.BadParameter(f"{name} is named twice", param_hint="POLICY")

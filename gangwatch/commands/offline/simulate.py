@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,11 @@ from gangwatch.commands.offline.trace_options import (
     check_interval,
     check_load,
     check_seconds,
+    check_writable,
     configured,
     fault_options,
     load_option,
+    real_speeds,
     restart_cost_option,
     shared_slots,
     sharing_options,
@@ -80,9 +81,8 @@ class Options:
             if seconds is not None:
                 check_seconds(name, seconds)
         check_interval("--checkpoint-interval", self.checkpoint_interval)
-        for name, file in (("--html", self.html), ("--journal", self.journal)):
-            if file is not None and (wrong := _unwritable(file)):
-                raise click.BadParameter(f"{file}: {wrong}", param_hint=name)
+        check_writable("--html", self.html)
+        check_writable("--journal", self.journal)
 
     def policy(self, of_file: Policy | None) -> Policy:
         """Return the scheduling policy that the options describe, or that of the configuration file.
@@ -198,7 +198,6 @@ def simulate(context: click.Context, /, **options: Any) -> None:
     from scheduler_feedback.sim.simulated_journal import JournalFile
     from scheduler_feedback.sim.simulated_nodes import nodes_of
     from scheduler_feedback.sim.simulation import Simulation
-    from scheduler_feedback.sim.speeds.measured_speeds import read_speeds
 
     given = Options(**options)
     given.check()
@@ -219,7 +218,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
         checkpoint_seconds=given.checkpoint_interval,
         feedback=given.feedback,
         seed=given.seed,
-        speeds=None if given.speeds_file is None else read_speeds(given.speeds_file),
+        speeds=real_speeds(given.speeds_file),
         spans=given.html is not None,
     )
     engine = simulation.engine(JournalFile(given.journal) if given.journal is not None else None)
@@ -261,17 +260,6 @@ def _given(*parameters: str) -> list[str]:
         for name in parameters
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
-
-
-def _unwritable(file: Path) -> str | None:
-    """Return the reason why the file can't be written; None if it can be written."""
-    if file.is_dir():
-        return "it is a folder"
-    if not file.absolute().parent.is_dir():
-        return "its folder does not exist"
-    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-        return "it can't be written"
-    return None
 
 
 def _run_with_progress(engine: Engine, as_json: bool) -> Report:

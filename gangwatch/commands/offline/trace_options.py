@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from scheduler_feedback.sim.traces import TRACES
 
 if TYPE_CHECKING:
     from scheduler_feedback.core.state import Policy
+    from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
     from scheduler_feedback.sim.speeds.shared_slots import SharedSlots
 
 
@@ -67,7 +69,8 @@ def speeds_option(command: Command) -> Command:
         "speeds_file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Real speeds by workload, GPU type, ranks and level. Default: proportional to the ranks.",
+        help="Real speeds by workload, GPU type, ranks and level, or throughputs of Gavel. Default: proportional to "
+        "the ranks.",
     )(command)
 
 
@@ -106,7 +109,8 @@ def sharing_options(command: Command) -> Command:
         "pair_speeds_file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Real speeds of pairs on one slot, as JSON: workload, other workload, speed. Default: equal shares.",
+        help="Real speeds of pairs on one slot, as JSON: workload, other workload, speed; or throughputs of Gavel. "
+        "Default: equal shares.",
     )
     return shareable(opportunistic(many(speeds(command))))
 
@@ -148,6 +152,32 @@ def check_seconds(option: str, seconds: float) -> None:
     """Raise BadParameter if the seconds of an option are out of range."""
     if not (math.isfinite(seconds) and seconds >= 0):
         raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=option)
+
+
+def check_writable(option: str, file: Path | None) -> None:
+    """Raise BadParameter if the file of an option can't be written. None: not given."""
+    if file is None:
+        return
+    folder = file.absolute().parent
+    if file.is_dir():
+        why = "it is a folder"
+    elif not folder.is_dir():
+        why = "its folder does not exist"
+    elif not os.access(file if file.exists() else folder, os.W_OK):
+        why = "it can't be written"
+    else:
+        return
+    raise click.BadParameter(f"{file}: {why}", param_hint=option)
+
+
+def real_speeds(file: Path | None) -> MeasuredSpeeds | None:
+    """Return the real speeds in the file of --speeds; None without one. Raises TraceError."""
+    if file is None:
+        return None
+    from scheduler_feedback.sim.speeds.gavel_throughputs import is_gavel, read_gavel
+    from scheduler_feedback.sim.speeds.measured_speeds import read_speeds
+
+    return read_gavel(file).speeds if is_gavel(file) else read_speeds(file)
 
 
 def configured(file: Path) -> tuple[Policy, int]:

@@ -4,8 +4,9 @@ A file is a table with a header: workload, gpu_type, ranks, level (node, rack, s
 that holds the gang) and rate (work per second, in any unit of the workload). The run times of the trace are those with
 the requested ranks, in the narrowest level that holds them, on the GPU type of the workload's first line.
 
-Between two numbers of ranks, the logarithm of the rate is linear in that of the ranks; beyond the last, the rate stays.
-A level without lines has the rates of the next narrower one. A workload without lines is proportional to its ranks.
+Between two numbers of ranks, the logarithm of the rate is linear in that of the ranks; beyond the last, the rate stays,
+or is that of a wider level if it was measured there and is higher. A level without lines has the rates of the next
+narrower one. A workload without lines is proportional to its ranks.
 """
 
 from __future__ import annotations
@@ -47,9 +48,14 @@ class MeasuredSpeeds:
 
     def rate(self, workload: str, gpu_type: str, ranks: int, level: int) -> float | None:
         """Return the work per second; None if the workload has no lines for the GPU type."""
+        x = math.log(ranks)
         for narrower in range(level, -1, -1):
             if (curve := self.curves.get((workload, gpu_type, narrower))) is not None:
-                return math.exp(_between(*curve, math.log(ranks)))
+                rate = _between(*curve, x)
+                if x > curve[0][-1]:  # more ranks than a node has, for example: as fast as on several nodes, or faster
+                    wider = (self.curves.get((workload, gpu_type, one)) for one in range(level + 1, len(LEVELS)))
+                    rate = max([rate, *(_between(*one, x) for one in wider if one is not None)])
+                return math.exp(rate)
         return None
 
     def speed(self, spec: JobSpec, gpu_type: str, ranks: int, level: int, narrowest: int) -> float | None:

@@ -14,7 +14,8 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Sharing
 from scheduler_feedback.sim.job_trace import Trace
-from scheduler_feedback.sim.speeds.co_location import CoSpeed, of_pairs, of_stages
+from scheduler_feedback.sim.speeds.co_location import TABLE, CoSpeed, of_pairs, of_stages
+from scheduler_feedback.sim.speeds.gavel_throughputs import is_gavel, read_gavel
 
 USUAL_JOBS = {Sharing.NONE: 1, Sharing.MURI: 4}
 """Jobs on one slot if the user gives no number; two for all other rules, which measure pairs."""
@@ -33,8 +34,8 @@ class SharedSlots:
     """Whether all jobs are shareable, restartable and preemptible, whatever the trace says."""
     opportunistic: float = 0.0
     """Share of the jobs that are opportunistic if the rule is `antman`, drawn at random."""
-    pair_speeds: Speeds = field(default_factory=dict)
-    """True speeds of pairs. Pairs that are absent share time equally."""
+    pair_speeds: TABLE = field(default_factory=dict)
+    """True speeds of pairs by GPU type; those of '' hold on all types. Pairs that are absent share time equally."""
     seed: int = 0
     """Seed of the draw."""
 
@@ -66,7 +67,8 @@ class SharedSlots:
         """Return the true speeds of jobs that share slots: by their stages under `muri`, else those of pairs."""
         if rule is Sharing.MURI:
             return of_stages
-        return of_pairs({node.gpu_type: self.pair_speeds for node in nodes})
+        everywhere = self.pair_speeds.get("", {})
+        return of_pairs({node.gpu_type: self.pair_speeds.get(node.gpu_type, everywhere) for node in nodes})
 
 
 def _noted(trace: Trace, rule: Sharing) -> Trace:
@@ -80,8 +82,10 @@ def _noted(trace: Trace, rule: Sharing) -> Trace:
     return replace(trace, notes=(*trace.notes, note))
 
 
-def read_pair_speeds(path: Path) -> Speeds:
-    """Read a JSON object of speeds of pairs. Raises TraceError."""
+def read_pair_speeds(path: Path) -> TABLE:
+    """Read speeds of pairs: a JSON object, or throughputs in Gavel's format. Raises TraceError."""
+    if is_gavel(path):
+        return read_gavel(path).pairs
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Speeds)
     except (OSError, ValueError) as error:
@@ -92,4 +96,4 @@ def read_pair_speeds(path: Path) -> Speeds:
                 raise TraceError(f"{path}: {one} beside {other}: the speed {speed:g} is not between 0 and 1")
     if not any(found.values()):
         raise TraceError(f"{path}: contains no speed")
-    return found
+    return {"": found}

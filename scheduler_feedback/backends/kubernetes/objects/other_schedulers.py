@@ -75,6 +75,11 @@ def gang_of(pod: Pod) -> str:
     return f"{metadata.namespace}.{name}.{kind}"
 
 
+def queue_of(pod: Pod) -> str:
+    """Return the queue of another scheduler that the pod's labels name; '' for none."""
+    return next((found for key in _QUEUES if (found := pod.metadata.label(key))), "")
+
+
 @dataclass(slots=True)
 class _Member:
     """A pod of an observed gang. A pod that ended with exit code 0 stays a member until the gang ends."""
@@ -239,6 +244,6 @@ def _has_end(events: Iterable[Event], job_id: str) -> bool:
 
 def _spec(name: str, pod: Pod, ranks: int) -> JobSpec:
     """Return the specification of an external gang."""
-    queue = next((found for key in _QUEUES if (found := pod.metadata.label(key))), "default")
+    queue = queue_of(pod) or "default"
     short = name.partition(".")[2].rpartition(".")[0]
     return JobSpec(short, (f"{pod.spec.scheduler_name}: {name}",), ranks, queue=queue, kind=JobKind.EXTERNAL)
