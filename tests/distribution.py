@@ -100,8 +100,8 @@ def _scheduler(config: pytest.Config, log: Any, folder: Path) -> Any:
 
         def schedule(self) -> None:
             if self.collection is None:
-                written = next(folder.iterdir()).read_text()
-                self._groups: dict[str, str] = json.loads(written)
+                written = next(folder.iterdir(), None)  # None: no test was found, which pytest reports
+                self._groups: dict[str, str] = {} if written is None else json.loads(written.read_text())
             super().schedule()
 
         def _reschedule(self, node: WorkerController) -> None:

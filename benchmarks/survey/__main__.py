@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.survey import (
     allox,
+    datasets,
     distance,
     elastic,
     energy,
@@ -63,6 +64,7 @@ ROWS = (
     *resharding.rows(),
     *failures.rows(),
     *locality.rows(),
+    *datasets.rows(),
     *elastic.rows(),
     *sia_goodput.rows(),
     *distance.rows(),

@@ -11,10 +11,6 @@ MISSING: tuple[tuple[str, str, str, float | None, str, str], ...] = (
     ("Pollux", "goodput-optimal size and batch", "average JCT on the Helios traces, 64 GPUs of three types, h", 1.0,
      "Subramanya et al., SOSP'23, table 3 (1.0 +-0.2)",
      "its genetic search is not rebuilt; the row of Sia has the same goodput with an integer program"),
-    ("Training on Kubernetes", "data locality: dataset caches, volume topology", "start-up time, without = 1", None,
-     "studies of training on Kubernetes",
-     "pods go only to nodes that their volumes allow (objects/volumes.py); which node has a dataset in its cache is "
-     "not known, and the simulator has no start-up time by data"),
     ("Training on Kubernetes", "job templates with parameters", "templates shipped", None,
      "studies of training on Kubernetes",
      "five are shipped (ddp, fsdp, deepspeed, mpi, horovod), without a figure to compare; tests/gangwatch starts them"),

@@ -68,6 +68,9 @@ def _without_effect_with_slurm(policy: Policy) -> list[tuple[str, str]]:
         found.append((f"policy.sharing: {what}", 'policy.sharing = "none"'))
     if policy.sizes is not Sizes.IDLE:
         found.append(("policy.sizes: no effect: a Slurm job has a fixed number of ranks", 'policy.sizes = "idle"'))
+    if policy.dataset_cache_gib:
+        what = "no effect: Slurm chooses the nodes, without regard to the datasets in their caches"
+        found.append((f"policy.dataset_cache_gib: {what}", "policy.dataset_cache_gib = 0"))
     if names := [queue.name for queue in policy.queues if queue.cells]:
         what = "'cells' have no effect, because Slurm chooses the nodes (see its reservations)"
         found.append((f"policy.queues: {', '.join(names)}: {what}", "no cells"))

@@ -130,6 +130,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     slot_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     stages: Annotated[tuple[_Seconds, ...], Meta(max_length=16)] = ()
     latency_objective_seconds: _Seconds = 0.0
+    dataset: _Words = ""
+    dataset_gib: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
     def spec(self) -> JobSpec:
         """Return the job specification. Raises RefusedError with the name of an invalid field."""
@@ -137,6 +139,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
             raise RefusedError(400, f"working_directory: {self.working_directory!r} is not an absolute path")
         for field, text in (
             *(("name", self.name), ("user", self.user), ("queue", self.queue), ("workload", self.workload)),
+            ("dataset", self.dataset),
             *(("gpu_types", one) for one in self.gpu_types),
             *(("groups: role", group.role) for group in self.groups),
             *(("after: job_id", one.job_id) for one in self.after),

@@ -80,6 +80,7 @@ RULES: dict[str, Rule] = {
     "JobSpec.gpu_types": NAME,
     "JobSpec.throughput": NAME,
     "JobSpec.workload": NAME,
+    "JobSpec.dataset": NAME,
     "JobSpec.constraint": NAME,
     "JobSpec.requests": NAME,
     "JobSpec.checkpoint_command": ARGUMENTS,

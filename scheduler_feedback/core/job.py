@@ -206,6 +206,11 @@ class JobSpec(msgspec.Struct, frozen=True):
     stages: tuple[float, ...] = ()
     """Seconds that one iteration spends on each resource in turn, such as storage, processors, GPU and network; empty:
     unknown. Jobs that share a slot can use different resources at the same time."""
+    dataset: str = ""
+    """Name of the data that every node of the job reads, such as 'imagenet-22k'; '': none. See
+    `Policy.dataset_cache_gib`."""
+    dataset_gib: float = 0.0
+    """Size of that data on one node, in GiB."""
 
     @property
     def unit(self) -> int:

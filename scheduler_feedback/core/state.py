@@ -239,6 +239,9 @@ class Policy:
     add up to less than this many times the ranks of the largest."""
     move_guests: bool = True
     """Whether jobs that joined others move to slots that no pending job needs, if their measured gain pays."""
+    dataset_cache_gib: float = 0.0
+    """Size of each node's cache of datasets, in GiB. A job prefers nodes that have its dataset there, if it needs no
+    more nodes and uplinks for that. 0: placement ignores datasets."""
     pair_speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Speeds that are known beforehand: workload -> other workload on the same slot -> speed of the first, relative to
     its speed alone. Measured speeds replace them."""
@@ -367,6 +370,15 @@ class MeasuredTraffic(msgspec.Struct, frozen=True):
     """Number of measurements of the mean, the older ones discounted."""
 
 
+class CachedDataset(msgspec.Struct, frozen=True):
+    """A dataset in the cache of a node, as far as the scheduler knows."""
+
+    gib: float
+    """Its size, in GiB."""
+    used_ns: int
+    """Time at which a job with this dataset last started or ended on the node."""
+
+
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
     """State of the cycle: all data on which its decisions depend. All times are the cycle's wall time, in nanoseconds
     since 1970.
@@ -459,6 +471,8 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """Measured speeds by job class, the class with the newest measurement last; see `policies/speeds`."""
     traffic: dict[str, MeasuredTraffic] = {}
     """Measured traffic by job class, the class with the newest measurement last; see `policies/speeds`."""
+    datasets: dict[str, dict[str, CachedDataset]] = {}
+    """Datasets that nodes are expected to have in their caches: dataset -> node."""
     sized_ns: int = 0
     """Time of the last joint choice of sizes."""
     types_ns: int = 0

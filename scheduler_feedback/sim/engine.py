@@ -44,6 +44,7 @@ from scheduler_feedback.sim.job_trace import LATEST_NS, Trace, TraceJob
 from scheduler_feedback.sim.occurrence import Occurrence
 from scheduler_feedback.sim.results import Account, Report, report
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
+from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
 from scheduler_feedback.sim.speeds.measured_speeds import MEASURED_SECONDS, MeasuredSpeeds, reported
 from scheduler_feedback.sim.speeds.shared_links import SharedLinks
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
@@ -128,6 +129,8 @@ class Settings:
     """Real speeds of gangs, which they report after each start; None: proportional to their ranks, not reported."""
     links: SharedLinks | None = None
     """Uplinks that gangs share. With them, gangs report their speeds and waits; None: no gang slows another down."""
+    datasets: DatasetLoads | None = None
+    """Caches of datasets on the nodes; None: gangs start without loading."""
     seed: int = 0
     """Seed of the errors of reported speeds."""
     spans: bool = False
@@ -153,6 +156,7 @@ class Engine:
             co_speed=settings.co_speed,
             speeds=settings.speeds,
             links=settings.links,
+            datasets=settings.datasets,
             largest=max((node.slots for node in nodes), default=0),
         )
         self.account = Account({node.node: node.slots for node in nodes})
@@ -371,6 +375,8 @@ class Engine:
 
     def node(self, name: str, present: bool) -> NodeSeen:
         """Return the event that a node has gone or is back."""
+        if not present and self.machines.datasets is not None:
+            self.machines.datasets.forget(name)
         return replace(next(node for node in self._nodes if node.node == name), present=present)
 
     def _give_up(self) -> None:

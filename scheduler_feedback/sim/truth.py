@@ -22,6 +22,7 @@ from scheduler_feedback.policies.queue.network_class import VARIABLE
 from scheduler_feedback.policies.speeds.learnt_speeds import level_of
 from scheduler_feedback.sim.job_trace import TraceJob
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
+from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
 from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
 from scheduler_feedback.sim.speeds.shared_links import Flow, SharedLinks, loads
 
@@ -71,7 +72,8 @@ class Gang:
     left_ns: int
     """Remaining work of the job, in nanoseconds of run time at full speed."""
     warm_ns: int
-    """Remaining part of the restart cost, in nanoseconds. The gang makes no progress during this time."""
+    """Remaining part of the restart cost and of the load of the dataset, in nanoseconds. The gang makes no progress
+    during this time."""
     full_speed: float
     """Speed if all nodes are healthy, given the number of ranks and the GPU type. 1 is full speed."""
     speed: float
@@ -134,6 +136,8 @@ class Machines:
     """Real speeds by workload; None: proportional to the ranks, and to the given `throughput` of the job."""
     links: SharedLinks | None = None
     """Uplinks that gangs share; None: they do not slow each other down."""
+    datasets: DatasetLoads | None = None
+    """Caches of datasets on the nodes; None: gangs start without loading."""
     crossing: dict[str, dict[str, Gang]] = field(default_factory=dict)
     """Gangs that use the uplink of each rack, by rack and job id."""
     largest: int = 0
@@ -176,6 +180,8 @@ class Machines:
         warm = nanoseconds(spec.restart_cost_seconds) if course.starts else 0
         if course.starts and course.ranks != len(action.placement):
             warm += nanoseconds(spec.reshard_seconds)
+        if self.datasets is not None:
+            warm += nanoseconds(self.datasets.read(spec, ranks))
         course.ranks = len(action.placement)
         gang = Gang(
             course,
@@ -217,6 +223,8 @@ class Machines:
         """Remove the gang from its nodes."""
         for name in gang.nodes:
             self.on_node[name].pop(job_id, None)
+        if self.datasets is not None:
+            self.datasets.left(gang.course.job.spec, gang.nodes)
         for link, _ in gang.flow.loads if gang.flow is not None else ():
             self.crossing[link].pop(job_id, None)
         if gang.course.job.spec.shareable:

@@ -85,6 +85,7 @@ POLICIES = st.builds(
     learn_speeds=st.sampled_from([True, True, True, False]),
     sizes=st.sampled_from([Sizes.IDLE, *Sizes]),
     sizes_seconds=st.sampled_from([0.0, 30.0]),
+    dataset_cache_gib=st.sampled_from([0.0, 0.0, 25.0]),
     ended_jobs_kept=st.sampled_from([3, 10_000]),
 )
 
@@ -307,6 +308,7 @@ class Invariants(RuleBasedStateMachine):
                     shareable=shares, opportunistic=shares and stops and leftovers and length % 3 == 0,
                     latency_objective_seconds=0.1 if shares and length % 3 == 1 else 0.0,
                     slot_memory_mib=10 + length % 30, workload="vw"[length % 2], stages=(length % 5 + 1.0, 3.0, 1.0),
+                    dataset="xyz"[length % 3], dataset_gib=10.0,
                 ),
                 float(length),
                 0,

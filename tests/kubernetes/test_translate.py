@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.objects.annotations import DATASET, DATASET_GIB
 from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of, refusal, why_not
 from scheduler_feedback.backends.kubernetes.objects.objects import (
     Claim,
@@ -381,9 +382,25 @@ def test_declarations_of_a_group_are_used() -> None:
     assert (spec.time_limit_seconds, spec.required_level, spec.restartable, spec.priority) == (600, Level.RACK, True, 7)
 
 
+def test_a_gang_has_a_dataset_with_its_size() -> None:
+    for text, gib in (("150.5", 150.5), ("0", 0.0), ("nan", 0.0), ("much", 0.0)):
+        gang = gang_of(group("train", 1, {DATASET: "imagenet", DATASET_GIB: text}), [pod("w-0", 1, "train")])
+        if gib:
+            assert gang.spec is not None and (gang.spec.dataset, gang.spec.dataset_gib) == ("imagenet", gib)
+        else:
+            assert f"'imagenet' with '{text}' GiB; set both" in gang.refused
+
+
 @pytest.mark.parametrize(
     ("annotation", "text"),
-    [(TIME_LIMIT, "soon"), (RESTARTABLE, "yes"), (REQUIRED_TOPOLOGY, "floor"), (TIME_LIMIT, "-1")],
+    [
+        (TIME_LIMIT, "soon"),
+        (RESTARTABLE, "yes"),
+        (REQUIRED_TOPOLOGY, "floor"),
+        (TIME_LIMIT, "-1"),
+        (DATASET, "imagenet"),
+        (DATASET_GIB, "5"),
+    ],
 )
 def test_an_invalid_annotation_is_refused_and_named(annotation: str, text: str) -> None:
     gang = gang_of(group("train", 1, {annotation: text}), [pod("w-0", 1, "train")])

@@ -6,9 +6,16 @@ _PARTS = ("tests/policies/test_policy_parts.py",)
 _BACKFILL = ("tests/policies/test_backfill.py",)
 _CONSTRAINTS = ("tests/policies/test_constraints.py",)
 _COSTS = ("tests/policies/test_move_cost.py",)
+_DATA = ("tests/policies/test_dataset_cache.py",)
 _TIMEOUTS = ("tests/policies/test_timeouts.py", "tests/policies/test_policy_parts.py")
 
 MUTANTS = (
+    Mutant("policies.data.dataset_cache:note_use", "spec.dataset_gib > room", "False", _DATA),
+    Mutant("policies.data.dataset_cache:note_use", "-one[1].used_ns", "one[1].used_ns", _DATA),
+    Mutant("policies.data.dataset_cache:in_words", "node not in warm", "node in warm", _DATA),
+    Mutant("policies.data.near_data:_as_good", "_nodes(found) <= _nodes(slots)", "True", _DATA),
+    Mutant("policies.data.near_data:_as_good", "len(crossed(plan, found)) <= len(crossed(plan, slots))", "True", _DATA),
+    Mutant("policies.data.near_data:nearer_to_data", "if name not in warm", "if name in warm", _DATA),
     Mutant(
         "policies.queue.reserved_room:ReservedRoom.__init__",
         "1.0 - count * share_of_slot(topology, head, number)",

@@ -218,6 +218,18 @@ _OPTIONS = (
         help="Name of the workload; run times are predicted from jobs of the same workload.",
     ),
     click.option(
+        "--dataset",
+        callback=plain,
+        metavar="NAME",
+        help="Data that every node of the job reads; nodes that have it in their cache are preferred.",
+    ),
+    click.option(
+        "--dataset-gib",
+        type=click.FloatRange(0, min_open=True),
+        metavar="GIB",
+        help="Size of that data on one node.",
+    ),
+    click.option(
         "--job-file",
         callback=_job_file,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -240,6 +252,7 @@ def shape_options(command: _Command) -> _Command:
             "checkpoint_cost_seconds", "checkpoint_command", "checkpoint_timeout_seconds", "priority",
             "min_run_seconds", "required_level", "preferred_level", "workload",
             "slot_memory_mib", "slot_share", "stages", "latency_objective_seconds", "sizes", "reshard_seconds",
+            "dataset", "dataset_gib",
         )  # fmt: skip
         given = {name: value for name in names if (value := rest.pop(name)) or value == 0}
         if sizes := given.get("sizes"):

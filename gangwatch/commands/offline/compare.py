@@ -17,6 +17,8 @@ from gangwatch.commands.offline.trace_options import (
     check_seconds,
     check_writable,
     configured,
+    dataset_loads,
+    dataset_option,
     fault_options,
     load_option,
     real_speeds,
@@ -69,6 +71,7 @@ def _policy(name: str) -> tuple[Policy, int]:
 )
 @sharing_options
 @fault_options
+@dataset_option
 @click.option(
     "--gpu-watts",
     type=(click.FloatRange(min=0), click.FloatRange(min=0)),
@@ -136,6 +139,7 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
             feedback=options["feedback"],
             seed=options["seed"],
             speeds=speeds,
+            datasets=dataset_loads(options["dataset_cache"]),
             spans=options["html"] is not None,
         )
         with collecting_rarely(), counting(f"{name} ({number} of {len(policies)}): jobs ended", as_json) as progress:

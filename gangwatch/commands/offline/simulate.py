@@ -18,6 +18,8 @@ from gangwatch.commands.offline.trace_options import (
     check_seconds,
     check_writable,
     configured,
+    dataset_loads,
+    dataset_option,
     fault_options,
     load_option,
     real_speeds,
@@ -63,6 +65,7 @@ class Options:
     checkpoint_interval: float | None
     feedback: str
     seed: int
+    dataset_cache: tuple[float, float] | None
     speeds_file: Path | None
     config: Path | None
     sharing: str | None
@@ -175,6 +178,7 @@ class _Simulate(click.Group):
 @sharing_options
 @click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="Rules of a published simulation.")
 @fault_options
+@dataset_option
 @click.option("--journal", type=click.Path(path_type=Path), metavar="FILE", help="Record every cycle, for `replay`.")
 @click.option(
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the Gantt chart and queues."
@@ -219,6 +223,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
         feedback=given.feedback,
         seed=given.seed,
         speeds=real_speeds(given.speeds_file),
+        datasets=dataset_loads(given.dataset_cache),
         spans=given.html is not None,
     )
     engine = simulation.engine(JournalFile(given.journal) if given.journal is not None else None)

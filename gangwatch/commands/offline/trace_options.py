@@ -16,6 +16,7 @@ from scheduler_feedback.sim.traces import TRACES
 
 if TYPE_CHECKING:
     from scheduler_feedback.core.state import Policy
+    from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
     from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
     from scheduler_feedback.sim.speeds.shared_slots import SharedSlots
 
@@ -113,6 +114,28 @@ def sharing_options(command: Command) -> Command:
         "Default: equal shares.",
     )
     return shareable(opportunistic(many(speeds(command))))
+
+
+def dataset_option(command: Command) -> Command:
+    """Add the option --dataset-cache."""
+    return click.option(
+        "--dataset-cache",
+        type=(click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, min_open=True)),
+        metavar="GIB GIB_PER_SECOND",
+        help="Real cache of each node for the datasets of jobs, and rate at which a node loads others. Default: jobs "
+        "start without loading.",
+    )(command)
+
+
+def dataset_loads(given: tuple[float, float] | None) -> DatasetLoads | None:
+    """Return the caches that the option describes. Raises BadParameter."""
+    if given is None:
+        return None
+    if not all(map(math.isfinite, given)):
+        raise click.BadParameter("must be two numbers", param_hint="--dataset-cache")
+    from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
+
+    return DatasetLoads(*given)
 
 
 def fault_options(command: Command) -> Command:

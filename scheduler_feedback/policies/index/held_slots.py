@@ -141,6 +141,8 @@ class HeldSlots:
             busy = (slot for slots in (*self.held.values(), *self.claims.values()) for slot in slots)
             self.plan_or_none = Plan(self.state.nodes.values(), busy)
             self.plan_or_none.uplink_slowdown = self.policy.uplink_slowdown
+            if self.policy.dataset_cache_gib:
+                self.plan_or_none.datasets = self.state.datasets
             self.plan_or_none.learnt = learnt_of(self.state)
             if self.policy.learn_speeds:
                 self.plan_or_none.traffic = self.state.traffic

@@ -18,6 +18,7 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
 from scheduler_feedback.core.state import Order, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.policies.data.dataset_cache import forget
 from scheduler_feedback.policies.index.runtime_estimate import work_done
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
@@ -76,6 +77,8 @@ class SchedulingIndex(TrackedJobs):
             return
         self.state.policy = policy
         self.state.idle = False
+        if not policy.dataset_cache_gib:
+            self.state.datasets = {}
         regrouped = self.regrouped
         TrackedJobs.__init__(self, self.state)  # in place: the cycle context refers to this index
         self.regrouped = regrouped
@@ -161,6 +164,7 @@ class SchedulingIndex(TrackedJobs):
         """Remove the node, also from the excluded nodes of all jobs. No job may hold slots of it."""
         self._allow(node)
         del self.state.nodes[node.name]
+        forget(self.state, node.name)
         self.doubtful.discard(node.name)
         self._topology_changed()
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from scheduler_feedback.core.cluster import Node, Tier, tier_of
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.state import MeasuredTraffic
+from scheduler_feedback.core.state import CachedDataset, MeasuredTraffic
 from scheduler_feedback.policies.index.domains import Topology, lowest, numbers
 from scheduler_feedback.policies.speeds.learnt_speeds import LearntSpeeds
 
@@ -68,6 +68,7 @@ class Plan:
     declined: pending jobs that wait for a faster GPU type: by job id, (numbers of the types that the job does not use
     now, as a bit mask; expected start in ns). typed_for: digest of what this depends on (``faster_types``).
     learnt: learnt speeds of jobs, which order the GPU types; None: given speeds do.
+    datasets: nodes that have a dataset in their caches, by its name; empty: placement ignores datasets.
     unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
     """
 
@@ -78,6 +79,7 @@ class Plan:
         "congested",
         "count",
         "crossing",
+        "datasets",
         "declined",
         "free_in",
         "learnt",
@@ -108,6 +110,7 @@ class Plan:
         self.traffic: Mapping[str, MeasuredTraffic] = {}
         self.congested: dict[int, float] = {}
         self.uplink_slowdown = 0.0
+        self.datasets: Mapping[str, Mapping[str, CachedDataset]] = {}
         self.declined: dict[str, tuple[int, int]] = {}
         self.typed_for = b""
         self.learnt: LearntSpeeds | None = None
@@ -181,6 +184,7 @@ class Plan:
         other.crossing, other.congested = self.crossing, self.congested
         other.uplink_slowdown, other.traffic = self.uplink_slowdown, self.traffic
         other.declined, other.typed_for, other.learnt = self.declined, self.typed_for, self.learnt
+        other.datasets = self.datasets
         other.unreported = self.unreported  # shared: a start counts in both
         return other
 

@@ -79,6 +79,10 @@ def malformed(spec: JobSpec) -> str | None:
             return "a checkpoint command needs restartable: it saves a job that is started again"
     if spec.max_retries < 0:
         return f"the number of retries is {spec.max_retries}; it cannot be less than 0"
+    if not 0 <= spec.dataset_gib < math.inf:
+        return f"its dataset has {spec.dataset_gib:g} GiB; it must be more than 0"
+    if bool(spec.dataset) != bool(spec.dataset_gib):
+        return "a dataset needs both its name and its size: dataset and dataset_gib"
     return _invalid_shape(spec) or _invalid_sharing(spec) or _invalid_text(spec)
 
 

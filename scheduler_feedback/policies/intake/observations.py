@@ -23,6 +23,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot, StopReason
 from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.data.dataset_cache import note_use
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
@@ -66,6 +67,7 @@ def attempt_running(context: CycleContext, event: AttemptRunning) -> None:
     starting = job.state is JobState.STARTING
     context.index.run(job, ranks)
     if starting:
+        note_use(context.state, job.spec, (rank.slot.node for rank in job.ranks))
         began = context.now_ns - (job.attempt_started_ns or context.now_ns)
         text = f"all ranks of attempt {job.attempt} are running, {span(began / 1e9)} after the start"
         context.record(job.job_id, "running", text)
@@ -240,6 +242,8 @@ def _leave_attempt(
     ended_ns = min(max(ended_wall_ns, begun_ns), context.now_ns) if ended_wall_ns else context.now_ns
     done = done_seconds if done_seconds is not None else _work_done(job, begun_ns, ended_ns, ran)
     context.index.leave_attempt(job, ranks, ended_ns, ended_ns - begun_ns if ran else 0, done)
+    if ran:
+        note_use(context.state, job.spec, (rank.slot.node for rank in ranks))
     if context.state.verdicts:
         drop_verdicts_of(context, job.job_id, "the attempt has ended")
 

@@ -25,6 +25,7 @@ from scheduler_feedback.core.cluster import Limit, Node, Tier, tier_of
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobSpec, JobState, Slot, resized
 from scheduler_feedback.core.state import Policy
+from scheduler_feedback.policies.data.near_data import nearer_to_data
 from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS, Plan
 from scheduler_feedback.policies.queue.slot_assignment import barred_free, lay
@@ -122,8 +123,33 @@ def place(
     matrix orders the GPU types. most: maximum number of ranks of an elastic gang; None: the number it asks for. An
     elastic gang gets as many ranks as fit, but at least its minimum. spares: whether it may use spare nodes even if it
     is not preemptible. patience: see ``slow_slots_pay``. emptied: nodes on which gangs are assumed to have ended, which
-    frees their CPU and memory.
+    frees their CPU and memory. Nodes that have the job's dataset are preferred (``nearer_to_data``).
     """
+
+    if not job.spec.dataset or not plan.datasets:
+        return _place_anywhere(plan, job, excluded, suspects, policy, most, spares, patience, emptied)
+
+    def without(cold: tuple[str, ...]) -> tuple[Slot, ...] | None:
+        avoided = (*excluded, *cold)
+        return _place_anywhere(plan, job, avoided, suspects, policy, most, spares, patience, emptied)
+
+    mark = plan.checkpoint()
+    slots = without(())
+    return slots if slots is None else nearer_to_data(plan, job.spec.dataset, slots, mark, without)
+
+
+def _place_anywhere(
+    plan: Plan,
+    job: Job,
+    excluded: Collection[str],
+    suspects: bool,
+    policy: Policy | None,
+    most: int | None,
+    spares: bool,
+    patience: float,
+    emptied: Container[str],
+) -> tuple[Slot, ...] | None:
+    """Take slots for the job, as ``place`` does, without regard to its data."""
     limits = plan.topology.limits.get(job.spec.constraint, {})
     if not limits and not (plan.unreported and job.spec.requests):
         return _place_by_slots(plan, job, excluded, suspects, policy, most, spares, patience)

@@ -11,6 +11,7 @@ from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, Slot, resized
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.data import dataset_cache
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
@@ -159,6 +160,7 @@ def start(
     speed = attempt_speed(context.state.policy, job, gpu_type, len(slots), context.index.plan.learnt)
     job.network_class = chosen_class(context.state, context.index.plan, job, slots)
     why += in_words(context.state, context.index.plan, job, slots)
+    why += dataset_cache.in_words(context.state, job.spec, slots)
     context.index.start(job, slots, context.action_id(), speed, guest_of, part)
     spec = with_class(resized(job.spec, len(slots)), job.network_class)
     if part:

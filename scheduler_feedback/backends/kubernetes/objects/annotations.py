@@ -7,6 +7,9 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Metadata
 from scheduler_feedback.backends.kubernetes.objects.rank_order import whole
 from scheduler_feedback.core.cluster import Level
 
+DATASET = "gangwatch.io/dataset"
+DATASET_GIB = "gangwatch.io/dataset-gib"
+
 
 def flag_of(metadata: Metadata, key: str) -> bool:
     """Return the annotation `key`: true or false, by default false."""
@@ -37,6 +40,20 @@ def seconds_of(metadata: Metadata, key: str, default: float | None) -> float | N
     if not 0 <= seconds < 1e9:
         raise BackendError(f"annotation {key}: {text[:40]!r} is not a number of seconds")
     return seconds
+
+
+def dataset_of(metadata: Metadata) -> tuple[str, float]:
+    """Return the name of the gang's dataset and its size in GiB; ('', 0) without one."""
+    name, text = metadata.annotation(DATASET), metadata.annotation(DATASET_GIB)
+    if not name and not text:
+        return "", 0.0
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = 0.0
+    if not name or not 0 < gib < 1e9:
+        raise BackendError(f"annotations {DATASET} and {DATASET_GIB}: {name[:40]!r} with {text[:40]!r} GiB; set both")
+    return name, gib
 
 
 def level_of(metadata: Metadata, key: str) -> Level | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+from scheduler_feedback.backends.kubernetes.objects.annotations import DATASET, DATASET_GIB
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.elastic_gangs import LEAST_MEMBERS, MEMBERS, MOST_MEMBERS
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata
@@ -36,6 +37,8 @@ ANNOTATIONS = (
     ARRAY,
     ARRAY_PARALLEL,
     CHECKPOINT_INTERVAL,
+    DATASET,
+    DATASET_GIB,
     LEAST_MEMBERS,
     MOST_MEMBERS,
     PREEMPTIBLE,

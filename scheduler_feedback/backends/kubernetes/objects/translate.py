@@ -14,7 +14,13 @@ from datetime import datetime
 from msgspec import structs
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.objects.annotations import count_of, flag_of, level_of, seconds_of
+from scheduler_feedback.backends.kubernetes.objects.annotations import (
+    count_of,
+    dataset_of,
+    flag_of,
+    level_of,
+    seconds_of,
+)
 from scheduler_feedback.backends.kubernetes.objects.constraints import (
     OURS,
     SHARED,
@@ -272,6 +278,7 @@ def _spec(pods: Sequence[Pod], declared: Metadata, constraint: Constraint) -> Jo
     if len({count for count in counts if count}) == 1:  # else no amount is that of every pod
         requests = tuple(sorted((*requests, (constraint.resource, max(counts)))))
     required = level_of(declared, REQUIRED_TOPOLOGY)
+    dataset, dataset_gib = dataset_of(declared)
     if required is None and any(pod.spec.devices is not None and pod.spec.devices.channel for pod in pods):
         required = Level.ISLAND  # a ComputeDomain's channels connect nodes of one NVLink domain
     return JobSpec(
@@ -294,6 +301,8 @@ def _spec(pods: Sequence[Pod], declared: Metadata, constraint: Constraint) -> Jo
         constraint=constraint.name,
         requests=requests,
         array_parallel=count_of(declared, ARRAY_PARALLEL),
+        dataset=dataset,
+        dataset_gib=dataset_gib,
     )
 
 
