@@ -26,7 +26,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
     with_queues,
 )
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import UpstreamGroup
-from scheduler_feedback.backends.kubernetes.published.rebuild import deleted, rebuild
+from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild, resumed
 from scheduler_feedback.core.state import Policy
 
 _KUBERNETES = "scheduler_feedback.backends.kubernetes"
@@ -99,7 +99,7 @@ def _parse_objects(data: bytes) -> str:
                     cache.why_not(constraint, node)
     policy = with_queues(Policy(), cache.queues.values())
     state, _ = rebuild(cache, seen, policy, 10**18)
-    if gone := deleted(cache, state.jobs.values()):
+    if gone := resumed(cache, state.jobs.values()):
         raise AssertionError(f"rebuilt from the cache, but not in it: {gone}")
     return REFUSED if refused else ACCEPTED
 

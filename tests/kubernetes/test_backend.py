@@ -158,6 +158,22 @@ def test_a_gang_that_was_deleted_while_no_controller_ran_is_cancelled(
     assert not [event for event in backend.observe(()) if isinstance(event, CancelRequested)]
 
 
+@pytest.mark.parametrize("pods", [0, 1, 2])
+def test_a_gang_of_the_journal_is_cancelled_if_it_is_deleted_before_all_of_its_pods_exist(
+    pods: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that started while the pods of a gang were being deleted did not notice that the group was, too."""
+    backend = RecordingBackend(monkeypatch)
+    backend.cache.group_changed("default/g", None, group("g", 2))
+    backend.update(*(pod(f"g-{number}", 1, "g") for number in range(pods)))
+    job_id = backend.cache.gang("default/g").job_id  # type: ignore[union-attr]
+    backend.resume(State(jobs={job_id: Job(job_id, JobSpec("g", ("default/g",), 2), JobState.PENDING, 1)}))
+    assert [event for event in backend.observe(()) if not isinstance(event, NodeSeen)] == [], "the cycle has it"
+    backend.cache.group_changed("default/g", backend.cache.groups["default/g"], None)
+    (cancelled,) = [event for event in backend.observe(()) if isinstance(event, CancelRequested)]
+    assert cancelled.job_id == job_id
+
+
 def test_a_start_and_a_stop_are_each_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = RecordingBackend(monkeypatch)
     backend.update(pod("a", 1))

@@ -54,9 +54,9 @@ MUTANTS = (
         "pass",
         _CLUSTER,
     ),
-    Mutant("backends.kubernetes.published.rebuild:deleted", "not job.state.ended and ", "", _BACKEND),
-    Mutant("backends.kubernetes.published.rebuild:deleted", " and job.spec.kind is not JobKind.PROBE", "", _BACKEND),
-    Mutant("backends.kubernetes.published.rebuild:deleted", "{*cache.groups, *cache.pods}", "cache.pods", _BACKEND),
+    Mutant("backends.kubernetes.published.rebuild:resumed", "not job.state.ended and ", "", _BACKEND),
+    Mutant("backends.kubernetes.published.rebuild:resumed", " and job.spec.kind is not JobKind.PROBE", "", _BACKEND),
+    Mutant("backends.kubernetes.published.rebuild:resumed", "{*cache.groups, *cache.pods}", "cache.pods", _BACKEND),
     Mutant("backends.kubernetes.agents:is_agent", '== "gangwatch"\n        and', '== "gangwatch"\n        or', _CACHE),
     Mutant("backends.kubernetes.agents:AgentFiles.write", "if file.stem not in agents:", "if False:", _CACHE),
     Mutant(

@@ -49,7 +49,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
     slots_of,
 )
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API, UpstreamGroup
-from scheduler_feedback.backends.kubernetes.published.rebuild import deleted
+from scheduler_feedback.backends.kubernetes.published.rebuild import resumed
 from scheduler_feedback.core.actions import Action, StartGang
 from scheduler_feedback.core.events import (
     AttemptUnknown,
@@ -329,11 +329,14 @@ class KubernetesBackend(ClusterBackend):
             self._submitted[key], self._keys[job_id] = job_id, key
 
     def resume(self, state: State) -> None:
-        """Cancel the gangs that were deleted while no controller ran and that the journal still has.
+        """Record the gangs of the journal, and cancel those that were deleted while no controller ran.
 
         Their attempts are adopted until their pods are gone: another gang may have the name now.
         """
-        for job_id in deleted(self.cache, state.jobs.values()):
+        existing, deleted = resumed(self.cache, state.jobs.values())
+        for job_id, key in existing.items():
+            self.know(job_id, key)
+        for job_id in deleted:
             with self.cache.lock:
                 self._keys[job_id] = state.jobs[job_id].spec.command[0]
             self._emit(CancelRequested(job_id, _DELETED))

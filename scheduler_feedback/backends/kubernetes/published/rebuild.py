@@ -43,16 +43,16 @@ def rebuild(
     return state, keys
 
 
-def deleted(cache: InformerCache, jobs: Iterable[Job]) -> list[str]:
-    """Return the ids of the jobs that have not ended, and whose gang does not exist. Probes have no gang.
+def resumed(cache: InformerCache, jobs: Iterable[Job]) -> tuple[dict[str, str], list[str]]:
+    """Return what exists of the jobs that have not ended: the key of each gang by job id, and the jobs without a gang.
 
-    The cache must have listed all objects. No watch reports the deletion of a gang that was deleted before the list.
+    Probes have no gang. The cache must have listed all objects. No watch reports the deletion of a gang that was
+    deleted before the list.
     """
     with cache.lock:
-        gangs = (cache.gang(key) for key in {*cache.groups, *cache.pods})
-        existing = {gang.job_id for gang in gangs if gang is not None}
-    left = (job for job in jobs if not job.state.ended and job.spec.kind is not JobKind.PROBE)
-    return [job.job_id for job in left if job.job_id not in existing]
+        keys = {gang.job_id: key for key in {*cache.groups, *cache.pods} if (gang := cache.gang(key)) is not None}
+    left = [job.job_id for job in jobs if not job.state.ended and job.spec.kind is not JobKind.PROBE]
+    return {job_id: keys[job_id] for job_id in left if job_id in keys}, [one for one in left if one not in keys]
 
 
 def _node(seen: NodeSeen, node: Node, now_ns: int) -> cluster.Node:
