@@ -99,7 +99,7 @@ def _parse_objects(data: bytes) -> str:
                     cache.why_not(constraint, node)
     policy = with_queues(Policy(), cache.queues.values())
     state, _ = rebuild(cache, seen, policy, 10**18)
-    if gone := resumed(cache, state.jobs.values()):
+    if gone := resumed(cache, state.jobs.values())[1]:
         raise AssertionError(f"rebuilt from the cache, but not in it: {gone}")
     return REFUSED if refused else ACCEPTED
 
