@@ -107,7 +107,7 @@ def test_annotations_of_gangwatch_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (pod("x", 2, None), "ml.x.pod: pod ml/x has not ended"),
+        (pod("x", 2, None), "line 40: pod ml/x has not ended"),
         (pod("x", None, None, phase="Pending"), "pod ml/x is still pending"),
         (pod("x", None, 5, phase="Failed"), "no pod of it ever ran, so its run time is unknown"),
         (pod("x", 9, 5), "pod ml/x ended before it started"),

@@ -206,7 +206,7 @@ def _job(name: str, members: Sequence[_Seen]) -> TraceJob | Refused:
             gpu_types=(kind,) if kind else (),
         )
     except (ValueError, BackendError) as error:
-        return Refused(name, first.line, f"line {first.line}: {name}: {error}")
+        return Refused(name, first.line, f"line {first.line}: {error}")
     work_ns = sum(count * (end - begin) for begin, end, count in held)
     return TraceJob(name, first.line, _created_ns(first), work_ns / ranks / 1e9, spec)
 
