@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from scheduler_feedback.detectors.interference.load_history import BlockHistory, LoadHistory
-from scheduler_feedback.detectors.interference.shared_resources import Resource, Resources
+from scheduler_feedback.detectors.interference.shared_resources import Resources
+from scheduler_feedback.detectors.resource_users import Resource
 
 HOST, OTHER, UPLINK = ("host", "a"), ("host", "b"), ("uplink", "u")
 NAN = math.nan

@@ -9,7 +9,8 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Float32Array
-from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, Resource, Resources
+from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, Resources
+from scheduler_feedback.detectors.resource_users import Resource
 
 LEAST_GROWTH = 64
 """Least number of columns that are added at once; more for a large array, an eighth of it."""
