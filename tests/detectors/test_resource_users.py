@@ -18,7 +18,7 @@ def shape(job: str, hosts: list[str]) -> Shape:
 
 
 def shared_of(shapes: list[Shape]) -> set[tuple[str, str]]:
-    users = Counter(one for each in shapes for one in each.resources)
+    users: Counter[tuple[str, str]] = Counter(one for each in shapes for one in each.resources)
     return {one for one, count in users.items() if count > 1}
 
 

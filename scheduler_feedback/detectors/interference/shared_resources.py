@@ -23,6 +23,7 @@ class Sharing:
     def __init__(self) -> None:
         self._shapes: tuple[Shape, ...] = ()
         self._known: Resources = {}
+        self._of_job: dict[str, list[tuple[Resource, dict[str, IntArray]]]] = {}
         self._users = ResourceUsers()
         # Indices of ranks by resource, of jobs that share one; by the identity of the job's shape.
         self._ranks: dict[int, tuple[Shape, dict[Resource, IntArray]]] = {}
@@ -36,6 +37,10 @@ class Sharing:
         if self._users.take(shapes):
             self._shapes = shapes
             self._known = self._find()
+            self._of_job = {}
+            for one in self._known.items():
+                for name in one[1]:
+                    self._of_job.setdefault(name, []).append(one)
             self.senders = {name for (kind, _), jobs in self._known.items() if kind in SENDING for name in jobs}
             first = dict(zip((shape.job for shape in shapes), (one.start for one in telemetry.columns()), strict=True))
             parts = [
@@ -62,6 +67,10 @@ class Sharing:
                 if resource in shared:
                     found.setdefault(resource, {})[shape.job] = places
         return found
+
+    def of_job(self, job: str) -> list[tuple[Resource, dict[str, IntArray]]]:
+        """Return the shared resources that the job uses, with the indices of each job's ranks there."""
+        return self._of_job.get(job, [])
 
     def sums(self, values: Float32Array) -> FloatArray:
         """Return float64 [pairs]: the load of each job on each shared resource in one window, in the order of the

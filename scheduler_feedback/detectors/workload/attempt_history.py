@@ -247,9 +247,7 @@ def _learn(course: Course) -> None:
 
 def _mark(course: Course) -> None:
     """Update the time since which steps have been longer than usual."""
-    if course.usual is None:
-        return
-    if len(course.seconds) < 2:
+    if course.usual is None or len(course.seconds) < 2:
         return
     newest = course.seconds[-2], course.seconds[-1]
     longer = min(newest) >= LONGER * course.usual.seconds
