@@ -27,6 +27,7 @@ from benchmarks.ingest.decisions import ACCEPTED
 from benchmarks.ingest.fingerprint import BEGUN_NS, WALL_NS, Hashed
 from benchmarks.ingest.frames import Agents
 from benchmarks.ingest.timeline import Plan, Timeline
+from gangwatch.daemons.process_limits import ShortCollections
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
@@ -37,6 +38,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.detection import SharedState
+from scheduler_feedback.feed.feed import COLLECT_AFTER
 
 SECOND = 1_000_000_000
 SLOTS = 10
@@ -190,17 +192,18 @@ def measure(
         parts.end()
 
     watch.run_tick = tick  # type: ignore[method-assign]
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])  # as in a controller
+    collections = ShortCollections()
+    collections.start()
     warm = int(warm_seconds / tick_seconds)
     begun = time.thread_time()
     while len(parts.ticks) < warm + ticks:
         before = len(parts.ticks)
         simulated.advance(every)
-        if len(parts.ticks) == warm and before < warm:
-            gc.collect()
-            gc.freeze()
         if len(parts.ticks) > before and len(parts.ticks) % 10 == 0:
             used = 1e3 * parts.ticks[-1]["tick"]
             print(f"{len(parts.ticks)} ticks, the last one {used:.0f} ms of CPU time", file=sys.stderr)
+    collections.stop()
     if profile:
         profiler.dump_stats(profile)
     if broken := watch.broken():

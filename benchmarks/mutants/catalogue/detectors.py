@@ -144,9 +144,9 @@ MUTANTS = (
         ("tests/detectors/test_baseline.py",),
     ),
     Mutant(
-        "detectors.steps.baseline:learn",
-        "[: max(1, len(windows) - 1)]\n    wait,",
-        "\n    wait,",
+        "detectors.steps.baseline:_without_worst",
+        "[: max(1, len(windows) - 1)]",
+        "",
         ("tests/detectors/test_baseline.py",),
     ),
     Mutant(
