@@ -128,16 +128,15 @@ class WorkloadDetector:
             self._shapes, self._roles = shapes, Grouping(joined([shape.roles for shape in shapes]))
             self._ends = np.cumsum([int(shape.roles.max()) + 1 for shape in shapes]).tolist()
         shares = group_mean(counters.values[place], self._roles)  # [windows, roles of all jobs]
-        known = np.isfinite(shares)
-        first = 0
-        for shape, last in zip(shapes, self._ends, strict=True):
-            of_job, first = slice(first, last), last
+        starts = [0, *self._ends[:-1]]
+        known = np.logical_and.reduceat(np.isfinite(shares), starts, axis=1).T.tolist()  # by job, for each window
+        ends_ns = counters.at_ns.tolist()
+        for shape, first, last, of_job in zip(shapes, starts, self._ends, known, strict=True):
             course = self._courses.get(shape.job)
             if course is not None and course.shape is shape:
-                share = shares[:, of_job]
-                for window, at_ns in enumerate(counters.at_ns.tolist()):
-                    if known[window, of_job].all():
-                        course.busy.append(Busy(at_ns, counters.seconds, share[window]))
+                for is_known, at_ns, share in zip(of_job, ends_ns, shares, strict=True):
+                    if is_known:
+                        course.busy.append(Busy(at_ns, counters.seconds, share[first:last]))
 
     def _wait(self, telemetry: Telemetry) -> None:
         """Add the time that tasks on the nodes wait to the job's history. Needed for jobs with one stage per node and
