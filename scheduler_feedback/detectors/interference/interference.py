@@ -70,6 +70,10 @@ CONGESTED_RANKS = 0.2
 """If the topology is unknown, the detector abstains only if at least this share of the job's ports is congested.
 Otherwise it returns no result."""
 
+LEAST_MARKED = 10.0
+"""A port is congested only if its congestion marks a second are more than this many times those of the ports with few,
+or more than this number if those have less than one."""
+
 UNKNOWN_COST = 0.10
 """If the topology is unknown, the detector abstains only if communication takes longer by at least this share of a
 step. Otherwise it returns no result."""
@@ -194,9 +198,11 @@ class InterferenceDetector:
             return []
         self._tested = self._windows
         findings: list[Finding] = []
+        accusing = {name for name, _ in (*self._active, *self._idle)}
         for name, course in self._courses.items():
             self._forget_hosts(course)
-            findings += self._judge(present[name], course, telemetry)
+            if name in accusing or self._may_be_disturbed(present[name], course):
+                findings += self._judge(present[name], course, telemetry)
         return findings
 
     def measures(self) -> Iterator[Sample]:
@@ -322,15 +328,18 @@ class InterferenceDetector:
             fine = known[k]
             if not fine.any():
                 continue
-            seconds = float(steps.seconds[k][fine].mean())
-            own = np.where(fine, steps.seconds[k] - steps.wait_seconds[k], np.nan)
+            whole = bool(fine.all())
+            own = steps.seconds[k] - steps.wait_seconds[k]
+            seconds = float((steps.seconds[k] if whole else steps.seconds[k][fine]).mean())
+            if not whole:
+                own = np.where(fine, own, np.nan)
             course.usual_seconds.append(seconds)
             course.step = int(steps.number[k])
-            last_ns = int(steps.end_ns[k][fine].max())
-            first = int(np.searchsorted(ends, last_ns - round(seconds * 1e9), side="right"))
-            until = min(int(np.searchsorted(ends, last_ns, side="right")) + 1, len(ends))
+            last_ns = int((steps.end_ns[k] if whole else steps.end_ns[k][fine]).max())
+            first = int(ends.searchsorted(last_ns - round(seconds * 1e9), side="right"))
+            until = min(int(ends.searchsorted(last_ns, side="right")) + 1, len(ends))
             usual = median(np.array(course.usual_seconds))
-            communication = (seconds - float(np.nanmax(own))) / usual
+            communication = (seconds - float(np.fmax.reduce(own))) / usual
             course.communication.add(first, max(first, until), communication)
             lost = {"": communication}
             for place, excess in course.hosts.excess(own, fine):
@@ -341,6 +350,16 @@ class InterferenceDetector:
                 course.steps.add(last_ns - round(seconds * 1e9), last_ns, lost)
 
     # --- judging ----------------------------------------------------------------------------------------------------
+
+    def _may_be_disturbed(self, job: JobTelemetry, course: _Course) -> bool:
+        """Return whether a test of the job can have a result: it shares a resource, or its ports may be congested."""
+        name = job.shape.job
+        if self._sharing.of_job(name) or course.rivals:
+            return True
+        if course.unknown_reported or "uplink" in job.shape.sharing:
+            return False
+        level = self._counters.newest[FEATURE["nic_congestion"], self._counters.of(name)]
+        return bool((level > LEAST_MARKED).any())
 
     def _judge(
         self,
@@ -565,7 +584,9 @@ class InterferenceDetector:
             return []
         more = float(np.median(known[-8:]) - np.quantile(known, 0.2))
         level = self._counters.newest[FEATURE["nic_congestion"], self._counters.of(job.shape.job)]
-        marked = level > 10.0 * max(float(np.nanquantile(level, 0.1)), 1.0) if np.isfinite(level).any() else level > 0
+        if not np.isfinite(level).any():
+            return []
+        marked = level > LEAST_MARKED * max(float(np.nanquantile(level, 0.1)), 1.0)
         if more < UNKNOWN_COST or float(np.mean(marked)) < CONGESTED_RANKS:
             return []
         course.unknown_reported = True

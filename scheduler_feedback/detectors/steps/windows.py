@@ -266,6 +266,8 @@ def _gain_by_rank(compute: FloatArray, where: Places) -> FloatArray:
     """Return how much shorter the steps of a rank's role would be without that rank, for each rank: [k steps, n ranks]
     -> [n].
     """
+    if len(where.roles) == 1:
+        return _gain(compute.copy())
     result = np.zeros(compute.shape[1])
     if where.grid is not None:
         result[where.grid] = _gain(compute[:, where.grid])
@@ -284,6 +286,13 @@ def _gain(compute: FloatArray) -> FloatArray:
     if count == 1:
         return np.zeros(compute.shape[1:])
     flat = compute.reshape(-1, count)
+    if len(flat) == 1:  # one step of one role: the usual case with long steps
+        values, alone = flat[0], np.zeros(count)
+        first = int(values.argmax())
+        largest_value = float(values[first])
+        values[first] = -np.inf
+        alone[first] = largest_value - float(values.max())
+        return alone.reshape(compute.shape[1:])
     row = np.arange(len(flat))
     slowest = flat.argmax(axis=1)
     largest = flat[row, slowest]
@@ -302,6 +311,8 @@ def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> Float
     nodes = len(where.names)
     if nodes == compute.shape[1]:
         return gain[np.argsort(where.index)]
+    if where.node_grid is not None and len(where.roles) == 1:
+        return _gain(compute[:, where.node_grid[0]].max(axis=2))
     result = np.zeros(nodes)
     if where.node_grid is not None:
         present = np.stack([present for _, present, _ in where.by_node])
