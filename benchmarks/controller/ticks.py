@@ -15,7 +15,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,9 @@ class Parts:
         return dict(sorted(found.items(), key=lambda one: -one[1][0]))
 
 
-def install(parts: Parts, watch: DetectionThread) -> None:
-    """Measure the parts of the thread's ticks."""
+@contextmanager
+def measured_parts(parts: Parts, watch: DetectionThread) -> Iterator[None]:
+    """Measure the parts of the thread's ticks, with the garbage collections of a controller."""
     for name, detector in watch._detectors.items():
         detector.tick = parts.timed(name, detector.tick)  # type: ignore[method-assign]
     watch.run_tick = parts.timed("tick", watch.run_tick)  # type: ignore[method-assign]
@@ -100,8 +102,19 @@ def install(parts: Parts, watch: DetectionThread) -> None:
         ("shared inputs", SharedState, "begin"), ("counters", CounterStatistics, "take"),
         ("arbiter", SharedState, "conclude"),
     )  # fmt: skip
-    for name, owner, method in owners:
-        setattr(owner, method, parts.timed(name, getattr(owner, method)))
+    before = [getattr(owner, method) for _, owner, method in owners]
+    thresholds, collections = gc.get_threshold(), ShortCollections()
+    for (name, owner, method), made in zip(owners, before, strict=True):
+        setattr(owner, method, parts.timed(name, made))
+    gc.set_threshold(COLLECT_AFTER, *thresholds[1:])
+    collections.start()
+    try:
+        yield
+    finally:
+        collections.stop()
+        gc.set_threshold(*thresholds)
+        for (_, owner, method), made in zip(owners, before, strict=True):
+            setattr(owner, method, made)
 
 
 class Simulated:
@@ -173,10 +186,11 @@ def measure(
     ended_seconds: float,
     seed: int,
     profile: str = "",
+    lifetime_seconds: float = LIFETIME_SECONDS,
 ) -> dict[str, Any]:
     """Measure the ticks of one controller. warm_seconds: simulated time until ranks are disturbed. every: seconds
     between two frames of an agent. profile: file for a profile of the measured ticks by cProfile; '' for none."""
-    plan = Plan(nodes, seed, BEGUN_NS, BEGUN_NS + int(warm_seconds * SECOND), LIFETIME_SECONDS)
+    plan = Plan(nodes, seed, BEGUN_NS, BEGUN_NS + int(warm_seconds * SECOND), lifetime_seconds)
     simulated, parts = Simulated(plan, tick_seconds, ended_seconds), Parts()
     watch = simulated.watch
     if profile:
@@ -184,26 +198,22 @@ def measure(
 
         profiler, run_tick = cProfile.Profile(), watch.run_tick
         watch.run_tick = lambda: profiler.runcall(run_tick) if len(parts.ticks) >= warm else run_tick()  # type: ignore
-    install(parts, watch)
-    run_tick_of_parts = watch.run_tick
-
-    def tick() -> None:
-        run_tick_of_parts()
-        parts.end()
-
-    watch.run_tick = tick  # type: ignore[method-assign]
-    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])  # as in a controller
-    collections = ShortCollections()
-    collections.start()
     warm = int(warm_seconds / tick_seconds)
     begun = time.thread_time()
-    while len(parts.ticks) < warm + ticks:
-        before = len(parts.ticks)
-        simulated.advance(every)
-        if len(parts.ticks) > before and len(parts.ticks) % 10 == 0:
-            used = 1e3 * parts.ticks[-1]["tick"]
-            print(f"{len(parts.ticks)} ticks, the last one {used:.0f} ms of CPU time", file=sys.stderr)
-    collections.stop()
+    with measured_parts(parts, watch):
+        run_tick_of_parts = watch.run_tick
+
+        def tick() -> None:
+            run_tick_of_parts()
+            parts.end()
+
+        watch.run_tick = tick  # type: ignore[method-assign]
+        while len(parts.ticks) < warm + ticks:
+            before = len(parts.ticks)
+            simulated.advance(every)
+            if len(parts.ticks) > before and len(parts.ticks) % 10 == 0:
+                used = 1e3 * parts.ticks[-1]["tick"]
+                print(f"{len(parts.ticks)} ticks, the last one {used:.0f} ms of CPU time", file=sys.stderr)
     if profile:
         profiler.dump_stats(profile)
     if broken := watch.broken():
@@ -235,14 +245,21 @@ def main() -> int:
         "--ended", type=float, default=ENDED_SECONDS,
         help=f"seconds from the end of a job until its data is deleted (default {ENDED_SECONDS:.0f})",
     )  # fmt: skip
+    parser.add_argument(
+        "--lifetime", type=float, default=LIFETIME_SECONDS,
+        help=f"mean seconds from a job's start to its end (default {LIFETIME_SECONDS:.0f})",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", default="", metavar="FILE", help="write a cProfile of the measured ticks")
     arguments = parser.parse_args()
-    if min(arguments.nodes, arguments.ticks, arguments.every) < 1 or min(arguments.warm, arguments.tick_seconds) <= 0:
-        parser.error("--nodes, --ticks and --every must be at least 1, --warm and --tick-seconds above 0")
+    if (
+        min(arguments.nodes, arguments.ticks, arguments.every) < 1
+        or min(arguments.warm, arguments.tick_seconds, arguments.lifetime) <= 0
+    ):
+        parser.error("--nodes, --ticks and --every must be at least 1, --warm, --tick-seconds and --lifetime above 0")
     found = measure(
         arguments.nodes, arguments.warm, arguments.ticks, arguments.tick_seconds, arguments.every,
-        arguments.ended, arguments.seed, arguments.profile,
+        arguments.ended, arguments.seed, arguments.profile, arguments.lifetime,
     )  # fmt: skip
     print(json.dumps(found, indent=2) if arguments.json else found)
     return 0
