@@ -44,7 +44,7 @@ def test_the_shared_resources_equal_those_of_a_whole_count() -> None:
     assert seen > 5
 
 
-def test_a_job_whose_shape_changes_is_counted_anew() -> None:
+def test_a_job_whose_shape_changes_is_counted_again() -> None:
     users = ResourceUsers("host")
     one, other = shape("x", ["a", "b"]), shape("y", ["b"])
     users.take([one, other])
