@@ -170,7 +170,6 @@ def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
         "rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "jobs": len(fleet.jobs),
         "features": len(FEATURES),
-        "groupings": len(counters.overlapping),
         "ranks_in_alarm_by_counters": alarmed,
         "verdicts": reported,
     }

@@ -147,6 +147,12 @@ class Backend(ABC):
         """Return detector results with the cycle's names of gangs. Called by the detection thread."""
         return events
 
+    def job_of(self, gang: str) -> str:
+        """Return the cycle's name of the job that agents report as this gang: the data of a job's gangs is deleted when
+        the job's attempt ends. Any thread may call it.
+        """
+        return gang
+
     def obstacle(self) -> str:
         """Return why the backend cannot carry out all actions, although it observes the system; '' if it can.
 

@@ -112,7 +112,7 @@ class Controller:
         self._placements = Placements(backend.attest, backend.attest_data)
         self._detection = DetectionThread(
             detectors, self._report_results, self._clock,
-            fabric=settings.fabric, failures=self.failures, placements=self._placements,
+            fabric=settings.fabric, failures=self.failures, placements=self._placements, job_of=backend.job_of,
         )  # fmt: skip
         self._feed = RestartingFeed(self._make_feed, self.failures)
         self._freeze_switch = FreezeSwitch(folder / "frozen")

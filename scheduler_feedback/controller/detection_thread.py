@@ -86,6 +86,7 @@ class DetectionThread:
 
     found: called with verdicts and first steps, on the detection thread. fabric: the switch of each node. failures:
     where bugs are reported; None: a private one. placements: which ranks each node may report; None: any, for tests.
+    job_of: returns the scheduler's name of the job that agents report as a gang; None: the names are the same.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class DetectionThread:
         fabric: Fabric | None = None,
         failures: PartFailures | None = None,
         placements: Placements | None = None,
+        job_of: Callable[[str], str] | None = None,
     ) -> None:
         self._fabric = fabric
+        self._job_of = job_of
         self._placements = placements
         self._begin()
         self._detectors = {detector.name: detector for detector in detectors}
@@ -143,9 +146,9 @@ class DetectionThread:
         self._offered += 1
         self._queue.append((layout, frame, received_ns))
 
-    def forget(self, gang: str) -> None:
-        """Drop the data of a gang whose attempt has ended, before the next tick."""
-        self._forgotten.append(gang)
+    def forget(self, job: str) -> None:
+        """Drop the data of a job's gangs before the next tick, because the job's attempt has ended."""
+        self._forgotten.append(job)
 
     def broken(self) -> str:
         """Return the parts that are out of service, and why; empty if all parts work."""
@@ -413,8 +416,14 @@ class DetectionThread:
                 self._set_aside(frame.node, error)
 
     def _forget(self) -> None:
-        while self._forgotten:
-            self._fleet.forget(self._forgotten.popleft())
+        ended = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        if ended and self._job_of is not None:
+            # Slurm's agents name the step 'slurm-7.0' and the scheduler the job 'slurm-7'. Data that stayed would share
+            # each node with the next job there.
+            jobs = set(ended)
+            ended += [gang for gang in self._fleet.gangs if gang not in jobs and self._job_of(gang) in jobs]
+        for gang in ended:
+            self._fleet.forget(gang)
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._forgot_ns > FORGET_SECONDS * 1e9:
             self._forgot_ns = now_ns

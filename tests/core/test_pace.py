@@ -14,7 +14,7 @@ from scheduler_feedback.api.web.job_progress import is_stalled
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.telemetry import pace as pace_module
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.pace import Pace, Paces
+from scheduler_feedback.core.telemetry.pace import Pace, Paces, _Ring
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors.context import DetectionContext
@@ -84,6 +84,27 @@ def test_a_row_grows_with_late_reports_of_steps_that_ended_in_its_second() -> No
     assert found.slowest_own_seconds[0] == pytest.approx([0.1, 0.4, 0.1, 0.1])
     paces.take(telemetry(of, 3, [[0.1, 0.1, 0.1, 0.1]], [4.2]))  # reported late, by another clock
     assert read(paces).steps.tolist() == [4], "no row is older than the newest row"
+
+
+def test_steps_that_come_one_by_one_give_the_same_rows() -> None:
+    random = np.random.default_rng(1)
+    count, ranks = 40, 6
+    ends = np.cumsum(random.uniform(0.1, 1.5, count) * SECOND).astype(np.int64)
+    seconds = random.uniform(0.5, 2.0, (count, ranks))
+    waits = np.where(random.uniform(size=seconds.shape) < 0.2, np.nan, 0.3 * seconds)
+    end_ns = WALL + ends[:, None] + random.integers(0, SECOND // 10, seconds.shape)
+    shape = Shape("j", 1, np.arange(ranks), ("n",) * ranks)
+    together, apart = _Ring(shape, 64), _Ring(shape, 64)
+    together.add(StepTable(np.arange(count), end_ns, seconds, waits))
+    for one in range(count):
+        row = slice(one, one + 1)
+        apart.add(StepTable(np.arange(count)[row], np.maximum(end_ns[row], end_ns[:one].max(initial=0)),
+                            seconds[row], waits[row]))  # fmt: skip
+    assert together.count == apart.count > 10 and together.end_ns == apart.end_ns
+    for name in ("at_ns", "steps", "newest"):
+        assert np.array_equal(getattr(together, name), getattr(apart, name)), name
+    for name in ("seconds", "slowest_seconds", "own_seconds", "slowest_own_seconds"):
+        np.testing.assert_allclose(getattr(together, name), getattr(apart, name), rtol=1e-6, err_msg=name)
 
 
 def test_peers_have_the_same_role() -> None:

@@ -197,3 +197,36 @@ def test_detectors_of_a_stream_share_statistics_and_switches() -> None:
     )
     assert context.counters is one.counters and context.switches is one.counters._switches is switches
     assert another.counters is not one.counters and another.counters._switches == Switches()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_moving_columns_within_the_arrays_equals_new_arrays(seed: int) -> None:
+    """Jobs start and end, and sometimes change their order: their columns move to the left, the right, or stay."""
+    random = np.random.default_rng(seed)
+    moved, anew = CounterStatistics(), CounterStatistics()
+    jobs: list[Shape] = []
+    in_place = 0
+    for window in range(60):
+        if random.uniform() < 0.3 and jobs:
+            del jobs[int(random.integers(len(jobs)))]
+        if random.uniform() < 0.4 or not jobs:
+            ranks = np.arange(random.integers(1, 9))
+            new = Shape(f"job-{window}", 1, ranks, tuple(f"node-{rank}" for rank in ranks.tolist()))
+            jobs.insert(int(random.integers(len(jobs) + 1)) if random.uniform() < 0.2 else len(jobs), new)
+        if random.uniform() < 0.05:
+            jobs.reverse()
+        count = sum(map(len, jobs))
+        values = random.normal(1.0, 0.1, (len(FEATURES), 1, count)).astype(np.float32)
+        values[:, :, random.uniform(size=count) < 0.1] = np.nan
+        at_ns = START + window * SECOND
+        of_jobs = tuple(JobTelemetry(one) for one in jobs)
+        new_telemetry = Telemetry(at_ns, of_jobs, Counters(np.array([at_ns]), 1.0, values))
+        before = moved._room.get("score")
+        moved.take(new_telemetry)
+        if anew._room:  # with more room than is kept, every array is made anew
+            anew._room["score"] = np.pad(anew.score, ((0, 0), (0, 3 * count + 99)), constant_values=np.nan)
+        anew.take(new_telemetry)
+        in_place += moved._room["score"] is before
+        for name in ("_mean", "_square", "_taken", "scale", "level", "peers", "newest", "score"):
+            assert np.array_equal(getattr(moved, name), getattr(anew, name), equal_nan=True), (window, name)
+    assert in_place > 30

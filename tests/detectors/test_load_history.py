@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from scheduler_feedback.detectors.interference.load_history import BlockHistory, LoadHistory
-from scheduler_feedback.detectors.interference.shared_resources import Resource, Resources
+from scheduler_feedback.detectors.interference.shared_resources import Resources
+from scheduler_feedback.detectors.resource_users import Resource
 
 HOST, OTHER, UPLINK = ("host", "a"), ("host", "b"), ("uplink", "u")
 NAN = math.nan
@@ -82,6 +83,20 @@ def test_histories_equal_those_of_one_list_for_each_job_and_resource(seed: int) 
             values.append(last if math.isnan(load) else load)
         for (job, one), values in expected.items():
             np.testing.assert_array_equal(history.of(job, one), values[-kept:], err_msg=f"{window} {job} {one}")
+
+
+def test_loads_that_are_no_longer_shared_are_kept_for_the_hold_time() -> None:
+    """Jobs that follow each other on their nodes share all of them for seconds only."""
+    history, both, other = LoadHistory(20, 4), shared({HOST: "xy"}), shared({OTHER: "xy"})
+    take(history, both, 1.0, 2.0)
+    for window in range(12):
+        users = {OTHER: "xy", ("host", str(window)): "vw"}  # other resources change meanwhile
+        take(history, shared(users), 3.0, 4.0, 5.0, 6.0)
+        known = history.of("x", HOST)
+        assert known[0] == (1.0 if window < 4 else 0.0) or window in (4, 5, 6, 7), "freed by one of the next sweeps"
+    assert not history.of("x", HOST).any()
+    take(history, other, 3.0, 4.0)
+    assert history.of("x", OTHER).tolist() == [0.0] + [3.0] * 13, "what is shared all the time stays"
 
 
 def test_blocks_are_means_of_the_known_windows() -> None:

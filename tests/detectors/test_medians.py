@@ -65,6 +65,26 @@ def test_the_median_of_others_excludes_the_value_itself(reported: list[float]) -
             assert np.array_equal(median_of_the_others(array, index), naive, equal_nan=True)
 
 
+@pytest.mark.parametrize("count", [63, 64, 65, 255, 256, 257, 511, 512, 513, 514, 1000])
+def test_sorted_and_partitioned_arrays_have_the_same_medians(count: int) -> None:
+    random = np.random.default_rng(count)
+    for unknown in (0, 1, count // 2 - 1, count // 2, count // 2 + 2, count):
+        array = np.round(random.uniform(-1.0, 1.0, count), 2)  # with ties
+        array[random.permutation(count)[:unknown]] = np.nan
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            assert np.array_equal(median(array), np.median(array), equal_nan=True)
+            assert np.array_equal(row_medians(array[None, :]), [np.median(array)], equal_nan=True)
+            assert np.array_equal(column_medians(array[:, None]), [np.median(array)], equal_nan=True)
+        found = median_of_others(array)
+        for index in range(0, count, 7):
+            rest = np.sort(np.delete(array, index))
+            half = len(rest) // 2
+            naive = rest[half] if len(rest) % 2 else (rest[half - 1] + rest[half]) / 2
+            assert np.array_equal(found[index], naive, equal_nan=True)
+            assert np.array_equal(median_of_the_others(array, index), naive, equal_nan=True)
+
+
 def shape(stages: list[int], nodes: list[int]) -> Shape:
     return Shape("j", 1, np.arange(len(stages)), tuple(f"n{node}" for node in nodes), stage=np.array(stages))
 

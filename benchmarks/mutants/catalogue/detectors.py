@@ -144,9 +144,9 @@ MUTANTS = (
         ("tests/detectors/test_baseline.py",),
     ),
     Mutant(
-        "detectors.steps.baseline:learn",
-        "[: max(1, len(windows) - 1)]\n    wait,",
-        "\n    wait,",
+        "detectors.steps.baseline:_without_worst",
+        "[: max(1, len(windows) - 1)]",
+        "",
         ("tests/detectors/test_baseline.py",),
     ),
     Mutant(
@@ -1036,10 +1036,40 @@ MUTANTS = (
     ),
     # --- sharing ---
     Mutant(
-        "detectors.interference.shared_resources:Sharing._count",
-        "if self._users[resource] == 2:",
-        "if self._users[resource]:",
-        ("tests/detectors/test_correlation.py",),
+        "detectors.resource_users:ResourceUsers._begin",
+        "if users[resource] == 2:",
+        "if users[resource]:",
+        ("tests/detectors/test_resource_users.py",),
+    ),
+    Mutant(
+        "detectors.resource_users:ResourceUsers._end",
+        "if users[resource] == 1:",
+        "if not users[resource]:",
+        ("tests/detectors/test_resource_users.py",),
+    ),
+    Mutant(
+        "detectors.interference.host_ranks:HostRanks.excess",
+        "np.fmax.reduceat",
+        "np.fmin.reduceat",
+        ("tests/detectors/test_host_ranks.py",),
+    ),
+    Mutant(
+        "detectors.interference.host_ranks:HostRanks.excess",
+        "if self._apart:",
+        "if True:",
+        ("tests/detectors/test_host_ranks.py",),
+    ),
+    Mutant(
+        "detectors.interference.interference:InterferenceDetector._forget_hosts",
+        "self._windows - since >= HOLD_WINDOWS",
+        "self._windows >= since",
+        ("tests/detectors/test_host_ranks.py",),
+    ),
+    Mutant(
+        "detectors.interference.load_history:LoadHistory.forget",
+        "self._used[self._order] = self._count",
+        "pass",
+        ("tests/detectors/test_load_history.py",),
     ),
     Mutant(
         "detectors.interference.shared_resources:Sharing.sums",
@@ -1713,8 +1743,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.workload.attempt_history:_mark",
-        "min(list(course.seconds)[-2:])",
-        "max(list(course.seconds)[-2:])",
+        "min(newest)",
+        "max(newest)",
         ("tests/detectors/test_attempt_history.py",),
     ),
     Mutant(

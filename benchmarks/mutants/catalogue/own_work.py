@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.alarm_case:measure",
-        "slowed = _without_one_stall(case, gain)",
+        'slowed = case.kept("gain without one stall", lambda: _without_one_stall(case, gain))',
         "slowed = gain",
         ("tests/detectors/test_alarm_checks.py",),
     ),

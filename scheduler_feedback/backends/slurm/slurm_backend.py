@@ -220,6 +220,10 @@ class SlurmBackend(Backend):
             self._scan_soon()
         return ready
 
+    def job_of(self, gang: str) -> str:
+        number = number_of(gang)
+        return gang if number is None else job_id_of(number)
+
     def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:
         """Return whether the node may report a gang. Slurm lists a job's nodes, but not which rank runs on which.
 

@@ -187,6 +187,18 @@ class _Ring:
         own = np.where(np.isfinite(table.wait_seconds), table.seconds - table.wait_seconds, table.seconds)
         np.maximum(own, 0.0, out=own)
         mean = table.seconds.mean(axis=1)
+        if len(own) == 1:  # the usual case with long steps
+            end = int(table.end_ns.max())
+            row = self._row_of(end // ROW_NS * ROW_NS)
+            self.steps[row] += 1
+            self.newest[row] = table.number[0]
+            self.seconds[row] += mean[0]
+            self.slowest_seconds[row] = np.fmax(self.slowest_seconds[row], mean[0])
+            self.own_seconds[row] += own[0]
+            slowest = self.slowest_own_seconds[row]
+            np.fmax(slowest, own[0], out=slowest, casting="same_kind")
+            self.end_ns = max(self.end_ns, end)
+            return
         end_ns = np.maximum.accumulate(table.end_ns.max(axis=1))
         second = end_ns // ROW_NS * ROW_NS
         starts = np.flatnonzero(np.diff(second, prepend=-1))

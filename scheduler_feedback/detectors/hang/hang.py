@@ -171,10 +171,11 @@ class HangDetector:
             del self._watched[name]
         by_counters = {job.shape.job for job in telemetry.jobs if job.shape.job in context.by_counters and _silent(job)}
         self._unreported.keep(by_counters)
-        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+        columns = telemetry.columns() if by_counters else []
+        for place, job in enumerate(telemetry.jobs):
             findings += self._evaluate(job, telemetry)
             if job.shape.job in by_counters:
-                findings += self._evaluate_unreported(job, columns, telemetry)
+                findings += self._evaluate_unreported(job, columns[place], telemetry)
         return findings
 
     def _pauses(self, telemetry: Telemetry) -> list[Finding]:

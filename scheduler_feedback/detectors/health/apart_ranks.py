@@ -154,6 +154,9 @@ class ApartRanks:
         telemetry = context.telemetry
         for gone in self._of.keys() - {job.shape.job for job in telemetry.jobs}:
             del self._of[gone]
+        if not context.by_counters:
+            self._of.clear()
+            return
         counters = telemetry.counters
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             name, shape = job.shape.job, job.shape

@@ -141,9 +141,13 @@ class Speeds:
 
     def _counters(self, telemetry: Telemetry, by_counters: frozenset[str]) -> None:
         values = telemetry.counters.values
-        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+        judged = [job.steps is None or job.shape.job in by_counters for job in telemetry.jobs]
+        if not any(judged):
+            self.slowdown_tests.clear()
+            return
+        for job, columns, is_judged in zip(telemetry.jobs, telemetry.columns(), judged, strict=True):
             name = job.shape.job
-            if job.steps is not None and name not in by_counters:
+            if not is_judged:
                 self.slowdown_tests.pop(name, None)
                 continue
             test = self.slowdown_tests.get(name)

@@ -32,9 +32,10 @@ from scheduler_feedback.core.telemetry.telemetry import (
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import ALARM
-from scheduler_feedback.detectors.interference.load_history import BlockHistory, LoadHistory
+from scheduler_feedback.detectors.interference.host_ranks import HostRanks
+from scheduler_feedback.detectors.interference.load_history import HOLD_WINDOWS, BlockHistory, LoadHistory
 from scheduler_feedback.detectors.interference.rivals import RIVAL_CORRELATION, Series, equal_rivals, not_distinguished
-from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, SENDING, Resources, Sharing, ranks_of
+from scheduler_feedback.detectors.interference.shared_resources import SENDING, Resources, Sharing, ranks_of
 from scheduler_feedback.detectors.interference.unreported_victim import LEAST_WAIT, Unreported
 from scheduler_feedback.detectors.interference.victim_steps import (
     BLOCK_STEP_WINDOWS,
@@ -65,13 +66,13 @@ TEST_SECONDS = 6.0
 LEAST_COST = 0.05
 """Interference is reported only if the victim loses at least this share of its step while the neighbour is busy."""
 
-LEAST_ELSEWHERE = 0.25
-"""The compute time of a job's ranks on a shared host is compared with that of its ranks on hosts without other jobs.
-This requires that the latter are at least this share of all its ranks; otherwise the whole compute time is used."""
-
 CONGESTED_RANKS = 0.2
 """If the topology is unknown, the detector abstains only if at least this share of the job's ports is congested.
 Otherwise it returns no result."""
+
+LEAST_MARKED = 10.0
+"""A port is congested only if its congestion marks a second are more than this many times those of the ports with few,
+or more than this number if those have less than one."""
 
 UNKNOWN_COST = 0.10
 """If the topology is unknown, the detector abstains only if communication takes longer by at least this share of a
@@ -97,6 +98,10 @@ class _Course:
     """Communication time in each window, as a share of the step."""
     excess: dict[str, Means] = field(default_factory=dict)
     """Extra compute time of the job's ranks on each shared host, in each window; NaN where unknown."""
+    unshared: dict[str, int] = field(default_factory=dict)
+    """Number of the window since which a host in `excess` is not shared any more."""
+    hosts: HostRanks | None = None
+    """The job's ranks on the hosts in `excess`; None until they are needed."""
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     steps: Steps = field(default_factory=Steps)
     """Loss of the job in each of its steps. Used to find correlations if a step covers several windows."""
@@ -193,8 +198,11 @@ class InterferenceDetector:
             return []
         self._tested = self._windows
         findings: list[Finding] = []
+        accusing = {name for name, _ in (*self._active, *self._idle)}
         for name, course in self._courses.items():
-            findings += self._judge(present[name], course, resources, telemetry)
+            self._forget_hosts(course)
+            if name in accusing or self._may_be_disturbed(present[name], course):
+                findings += self._judge(present[name], course, telemetry)
         return findings
 
     def measures(self) -> Iterator[Sample]:
@@ -242,13 +250,30 @@ class InterferenceDetector:
             self._ends.append(int(ends[window]))
 
     def _follow_hosts(self, resources: Resources) -> None:
-        """Begin to collect the extra compute time of jobs on hosts that they now share."""
+        """Begin to collect the extra compute time of jobs on hosts that they now share. Note which hosts they do not
+        share any more."""
+        now: dict[str, set[str]] = {}
         for (kind, place), members in resources.items():
             for name in members if kind == "host" else ():
+                now.setdefault(name, set()).add(place)
                 course = self._courses[name]
                 if place not in course.excess:
                     course.excess[place] = Means()
                     course.excess[place].window(len(self._ends) + 1)
+                    course.hosts = None
+        for name, course in self._courses.items():
+            if course.excess:
+                shared = now.get(name, set())
+                course.unshared = {
+                    place: course.unshared.get(place, self._windows) for place in course.excess if place not in shared
+                }
+
+    def _forget_hosts(self, course: _Course) -> None:
+        """Delete the history of hosts that the job has not shared for HOLD_WINDOWS windows."""
+        for place in [place for place, since in course.unshared.items() if self._windows - since >= HOLD_WINDOWS]:
+            del course.unshared[place], course.excess[place]
+            course.steps.lost.pop(place, None)
+            course.hosts = None
 
     def _forget_loads(self, job: str) -> None:
         """Delete the load of a job that has ended or restarted."""
@@ -297,32 +322,28 @@ class InterferenceDetector:
         if course is None:
             return
         known = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
-        hosts = {place: ranks_of(job.shape, "host", place) for place in course.excess}
-        elsewhere = np.ones(len(job.shape), np.bool_)
-        for ranks in hosts.values():
-            elsewhere[ranks] = False
-        apart = elsewhere.mean() >= LEAST_ELSEWHERE
+        if course.hosts is None or course.hosts.shape is not job.shape:
+            course.hosts = HostRanks(job.shape, course.excess)
         for k in range(len(steps)):
             fine = known[k]
             if not fine.any():
                 continue
-            seconds = float(steps.seconds[k][fine].mean())
-            own = np.where(fine, steps.seconds[k] - steps.wait_seconds[k], np.nan)
+            whole = bool(fine.all())
+            own = steps.seconds[k] - steps.wait_seconds[k]
+            seconds = float((steps.seconds[k] if whole else steps.seconds[k][fine]).mean())
+            if not whole:
+                own = np.where(fine, own, np.nan)
             course.usual_seconds.append(seconds)
             course.step = int(steps.number[k])
-            last_ns = int(steps.end_ns[k][fine].max())
-            first = int(np.searchsorted(ends, last_ns - round(seconds * 1e9), side="right"))
-            until = min(int(np.searchsorted(ends, last_ns, side="right")) + 1, len(ends))
+            last_ns = int((steps.end_ns[k] if whole else steps.end_ns[k][fine]).max())
+            first = int(ends.searchsorted(last_ns - round(seconds * 1e9), side="right"))
+            until = min(int(ends.searchsorted(last_ns, side="right")) + 1, len(ends))
             usual = median(np.array(course.usual_seconds))
-            communication = (seconds - float(np.nanmax(own))) / usual
+            communication = (seconds - float(np.fmax.reduce(own))) / usual
             course.communication.add(first, max(first, until), communication)
             lost = {"": communication}
-            for place, ranks in hosts.items():
-                there = own[ranks]
-                if not np.isfinite(there).any():
-                    continue
-                reference = own[elsewhere & fine] if apart else NO_RANKS
-                over = (float(np.nanmax(there)) - (float(np.median(reference)) if len(reference) else 0.0)) / usual
+            for place, excess in course.hosts.excess(own, fine):
+                over = excess / usual
                 course.excess[place].add(first, max(first, until), over)
                 lost[place] = over
             if usual >= LONG_STEP_WINDOWS * window_seconds:
@@ -330,15 +351,24 @@ class InterferenceDetector:
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
+    def _may_be_disturbed(self, job: JobTelemetry, course: _Course) -> bool:
+        """Return whether a test of the job can have a result: it shares a resource, or its ports may be congested."""
+        name = job.shape.job
+        if self._sharing.of_job(name) or course.rivals:
+            return True
+        if course.unknown_reported or "uplink" in job.shape.sharing:
+            return False
+        level = self._counters.newest[FEATURE["nic_congestion"], self._counters.of(name)]
+        return bool((level > LEAST_MARKED).any())
+
     def _judge(
         self,
         job: JobTelemetry,
         course: _Course,
-        resources: Resources,
         telemetry: Telemetry,
     ) -> list[Finding]:
         name = job.shape.job
-        over = self._ended(name, resources, telemetry)
+        over = self._ended(name, telemetry)
         enough = least(telemetry.counters.seconds)
         inferred = course.unreported
         lost = None if inferred is None else inferred.lost()
@@ -349,7 +379,7 @@ class InterferenceDetector:
             growth = max(grown(long.values(key), LEAST_WINDOWS, LEAST_STATE) for key in long.lost)
         if growth < LEAST_COST:
             return over + self._clear(name, telemetry.now_ns)
-        tried = list(self._neighbours(job, course, resources, telemetry, lost, long))
+        tried = list(self._neighbours(job, course, telemetry, lost, long))
         sure = [(found, series) for found, series in tried if found is not None]
         others = tuple(dict.fromkeys(found.aggressor for found, _ in sure))
         over += self._clear(name, telemetry.now_ns, others)
@@ -370,7 +400,6 @@ class InterferenceDetector:
         self,
         job: JobTelemetry,
         course: _Course,
-        resources: Resources,
         telemetry: Telemetry,
         lost: FloatArray | None,
         long: Steps | None,
@@ -381,9 +410,9 @@ class InterferenceDetector:
         reports; else None. long: the job's steps if there are enough long ones; else None.
         """
         name, inferred, seconds = job.shape.job, course.unreported, telemetry.counters.seconds
-        for (kind, place), members in resources.items():
+        for (kind, place), members in self._sharing.of_job(name):
             own = course.excess.get(place) if kind == "host" else course.communication
-            if name not in members or own is None:
+            if own is None:
                 continue
             victim = own.values() if lost is None else lost
             for aggressor in sorted(members.keys() - {name}):
@@ -500,7 +529,7 @@ class InterferenceDetector:
                      -3.0 if errors >= ALARM else 0.5),
         ]  # fmt: skip
 
-    def _ended(self, name: str, resources: Resources, telemetry: Telemetry) -> list[Finding]:
+    def _ended(self, name: str, telemetry: Telemetry) -> list[Finding]:
         """Clear verdicts against neighbours that have been idle for long. A verdict is reported again once its
         neighbour is busy."""
         seconds = telemetry.counters.seconds
@@ -509,8 +538,8 @@ class InterferenceDetector:
         for key in [key for key in (*self._active, *self._idle) if key[0] == name]:
             loads = [
                 self._loads.of(key[1], resource)
-                for resource, members in resources.items()
-                if name in members and key[1] in members
+                for resource, members in self._sharing.of_job(name)
+                if key[1] in members
             ]
             if not loads:  # the neighbour has ended, or shares nothing with the victim
                 self._idle.discard(key)
@@ -555,7 +584,9 @@ class InterferenceDetector:
             return []
         more = float(np.median(known[-8:]) - np.quantile(known, 0.2))
         level = self._counters.newest[FEATURE["nic_congestion"], self._counters.of(job.shape.job)]
-        marked = level > 10.0 * max(float(np.nanquantile(level, 0.1)), 1.0) if np.isfinite(level).any() else level > 0
+        if not np.isfinite(level).any():
+            return []
+        marked = level > LEAST_MARKED * max(float(np.nanquantile(level, 0.1)), 1.0)
         if more < UNKNOWN_COST or float(np.mean(marked)) < CONGESTED_RANKS:
             return []
         course.unknown_reported = True

@@ -9,7 +9,13 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Float32Array
-from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, Resource, Resources
+from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, Resources
+from scheduler_feedback.detectors.resource_users import Resource
+
+HOLD_WINDOWS = 60
+"""Number of windows for which the history of a resource is kept after a job has stopped sharing it: some minutes, so
+that a short gap in the telemetry deletes nothing. When jobs follow each other on their nodes, the old and the new one
+share each of these nodes for seconds. Kept for longer, such histories would take most of the detector's memory."""
 
 LEAST_GROWTH = 64
 """Least number of columns that are added at once; more for a large array, an eighth of it."""
@@ -18,13 +24,15 @@ LEAST_GROWTH = 64
 class LoadHistory:
     """Newest loads of each job on each resource that it shares, one value for each window. Owned by one thread.
 
-    kept: number of windows that are kept.
+    kept: number of windows that are kept. hold: number of windows for which a load is kept that is not shared any more.
     """
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, kept: int, hold: int = HOLD_WINDOWS) -> None:
         self._kept = kept
+        self._hold = min(hold, kept)
         self._count = 0  # windows so far
         self._swept = 0  # their number when unused columns were last looked for
+        self._used: IntArray = np.zeros(0, np.int64)  # number of windows when a column was last shared
         self._loads: Float32Array = np.zeros((kept, 0), np.float32)
         self._columns: dict[str, dict[Resource, int]] = {}
         self._free: list[int] = []
@@ -42,8 +50,9 @@ class LoadHistory:
         that is unknown stays as it was. A job has no load on a resource before it shares it, and while it does not.
         """
         if resources is not self._of:
+            self._used[self._order] = self._count
             self._of = resources
-            if self._count - self._swept >= self._kept:
+            if self._count - self._swept >= self._hold:
                 self._sweep(resources)
             self._order = np.fromiter(self._find(resources), np.int64)
         place, before = self._count % self._kept, (self._count - 1) % self._kept
@@ -65,10 +74,12 @@ class LoadHistory:
 
     def forget(self, job: str) -> None:
         """Delete the history of a job that has ended or restarted."""
+        self._used[self._order] = self._count
         columns = list(self._columns.pop(job, {}).values())
         self._loads[:, columns] = 0.0
         self._free += columns
         self._of = {}  # the job may get other columns
+        self._order = NO_RANKS
 
     def _find(self, resources: Resources) -> Iterator[int]:
         """Yield the column of each job and resource, in the order of `resources`."""
@@ -83,14 +94,17 @@ class LoadHistory:
                 yield column
 
     def _sweep(self, resources: Resources) -> None:
-        """Free the columns of jobs that have not shared the resource in any kept window: they contain only zeros."""
+        """Free the columns of jobs that have not shared the resource for the hold time."""
         self._swept = self._count
-        loaded = np.count_nonzero(self._loads, axis=0)
+        old = self._used <= self._count - self._hold
+        freed: list[int] = []
         for job, columns in self._columns.items():
             for resource, column in list(columns.items()):
-                if not loaded[column] and job not in resources.get(resource, ()):
+                if old[column] and job not in resources.get(resource, ()):
                     del columns[resource]
-                    self._free.append(column)
+                    freed.append(column)
+        self._loads[:, freed] = 0.0
+        self._free += freed
 
     def _widen(self) -> None:
         width = self._loads.shape[1]
@@ -98,6 +112,7 @@ class LoadHistory:
         wider = np.zeros((self._kept, width + add), np.float32)
         wider[:, :width] = self._loads
         self._loads = wider
+        self._used = np.concatenate([self._used, np.zeros(add, np.int64)])
         self._free += range(width + add - 1, width - 1, -1)
 
 
@@ -108,7 +123,7 @@ class BlockHistory:
     """
 
     def __init__(self, kept: int, windows: int) -> None:
-        self.loads = LoadHistory(kept)
+        self.loads = LoadHistory(kept, -(-HOLD_WINDOWS // windows))
         self._ends_ns: IntArray = np.zeros(kept, np.int64)
         self._windows = windows
         self._of: Resources = {}

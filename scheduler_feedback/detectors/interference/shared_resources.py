@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape, Telemetry
+from scheduler_feedback.detectors.resource_users import Resource, ResourceUsers
 
 SENDING = ("uplink", "nic", "pcie_switch")
 """Kinds of resources that jobs load by sending data through them. The other kind is a host, whose CPUs jobs share."""
-
-Resource = tuple[str, str]
-"""Kind and name of a shared resource, for example ('host', 'node-0')."""
 
 Resources = dict[Resource, dict[str, IntArray]]
 """For each shared resource, the jobs that use it, and the indices of each job's ranks there."""
@@ -27,8 +23,8 @@ class Sharing:
     def __init__(self) -> None:
         self._shapes: tuple[Shape, ...] = ()
         self._known: Resources = {}
-        self._users: Counter[Resource] = Counter()  # number of jobs that use each resource
-        self._shared: set[Resource] = set()  # those with several users
+        self._of_job: dict[str, list[tuple[Resource, dict[str, IntArray]]]] = {}
+        self._users = ResourceUsers()
         # Indices of ranks by resource, of jobs that share one; by the identity of the job's shape.
         self._ranks: dict[int, tuple[Shape, dict[Resource, IntArray]]] = {}
         self.senders: set[str] = set()
@@ -38,10 +34,13 @@ class Sharing:
     def of(self, telemetry: Telemetry) -> Resources:
         """Return the shared resources. They are computed again only when the jobs change."""
         shapes = tuple(job.shape for job in telemetry.jobs)
-        if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
-            self._count(shapes)
+        if self._users.take(shapes):
             self._shapes = shapes
             self._known = self._find()
+            self._of_job = {}
+            for one in self._known.items():
+                for name in one[1]:
+                    self._of_job.setdefault(name, []).append(one)
             self.senders = {name for (kind, _), jobs in self._known.items() if kind in SENDING for name in jobs}
             first = dict(zip((shape.job for shape in shapes), (one.start for one in telemetry.columns()), strict=True))
             parts = [
@@ -54,37 +53,24 @@ class Sharing:
             self._counts = np.array([len(ranks) for _, ranks in parts], np.int64)
         return self._known
 
-    def _count(self, shapes: tuple[Shape, ...]) -> None:
-        """Update the users of each resource. Only jobs whose shape has changed are read: there may be a thousand."""
-        stay = {id(shape) for shape in shapes} & {id(shape) for shape in self._shapes}
-        for shape in self._shapes:
-            if id(shape) not in stay:
-                for resource in shape.resources:
-                    self._users[resource] -= 1
-                    if self._users[resource] == 1:
-                        self._shared.discard(resource)
-                    elif not self._users[resource]:
-                        del self._users[resource]
-        for shape in shapes:
-            if id(shape) not in stay:
-                for resource in shape.resources:
-                    self._users[resource] += 1
-                    if self._users[resource] == 2:
-                        self._shared.add(resource)
-
     def _find(self) -> Resources:
         """Return the shared resources, with the indices of each job's ranks there."""
         found: Resources = {}
+        shared = self._users.shared
         before, self._ranks = self._ranks, {}
         for shape in self._shapes:
-            if self._shared.isdisjoint(shape.resources):
+            if shared.isdisjoint(shape.resources):
                 continue
             ranks = before.get(id(shape)) or (shape, _places(shape))
             self._ranks[id(shape)] = ranks
             for resource, places in ranks[1].items():
-                if resource in self._shared:
+                if resource in shared:
                     found.setdefault(resource, {})[shape.job] = places
         return found
+
+    def of_job(self, job: str) -> list[tuple[Resource, dict[str, IntArray]]]:
+        """Return the shared resources that the job uses, with the indices of each job's ranks there."""
+        return self._of_job.get(job, [])
 
     def sums(self, values: Float32Array) -> FloatArray:
         """Return float64 [pairs]: the load of each job on each shared resource in one window, in the order of the

@@ -15,8 +15,8 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape
-from scheduler_feedback.detectors.interference.shared_resources import Resource
 from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged
+from scheduler_feedback.detectors.resource_users import Resource
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS, pad
 
 LEAST_WAIT = 0.03

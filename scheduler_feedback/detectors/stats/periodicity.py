@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -179,6 +180,7 @@ def tail(steps: int, long: int, beats: int, hits: int) -> float:
     return ways / math.comb(steps, long)
 
 
+@lru_cache(1024)
 def beats_needed(period: int, test: int) -> int:
     """Return how many long steps, each `period` steps (2 to 4) after the last, are needed to exclude chance.
 

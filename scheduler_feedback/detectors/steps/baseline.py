@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, MAJOR_FAULTS
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
-from scheduler_feedback.detectors.stats.medians import median_of_others
+from scheduler_feedback.detectors.stats.medians import median, median_of_others
 from scheduler_feedback.detectors.stats.spread import spread
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_others, middle_of_peers
 from scheduler_feedback.detectors.steps.windows import LEAST_COMPUTE, Window, join
@@ -176,7 +176,7 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
     """
     windows = after_start_up(windows)
     compute = np.array([window.compute for window in windows])
-    usual_windows = sorted(windows, key=lambda window: window.step_seconds)[: max(1, len(windows) - 1)]
+    usual_windows = _without_worst(windows)
     wait, step_seconds = join(usual_windows, "wait"), float(join(usual_windows, "step_seconds"))
     count = compute.shape[1]
     usual = (compute.sum(axis=0) - compute.max(axis=0)) / max(len(windows) - 1, 1) if len(windows) > 1 else compute[0]
@@ -208,6 +208,11 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
     )
 
 
+def _without_worst(windows: Sequence[Window]) -> list[Window]:
+    """Return the windows without the one with the longest steps, shortest steps first."""
+    return sorted(windows, key=lambda window: window.step_seconds)[: max(1, len(windows) - 1)]
+
+
 def _without_stalls(residual: FloatArray) -> FloatArray:
     """Return the standard deviation of each rank's residuals [w, n] without its worst window: [n].
 
@@ -226,7 +231,7 @@ def after_start_up(windows: Sequence[Window]) -> Sequence[Window]:
 
     The ranks do not compile or fill caches equally fast. Their differences there would hide faults for the whole run.
     """
-    middle = np.array([float(np.median(window.compute)) for window in windows])
+    middle = np.array([median(window.compute) for window in windows])
     if not np.isfinite(middle).all():
         return windows
     long = np.flatnonzero(middle[:START_UP_WINDOWS] >= START_UP * middle.min())
@@ -237,15 +242,26 @@ def learn_early(windows: Sequence[Window], role: FloatArray | None, where: Place
     """Return a baseline of the first few windows if a rank is far slower than its peers in all of them; else None."""
     if len(windows) < EARLY_WINDOWS or not all(window.known for window in windows):
         return None
+    # Most jobs have no such rank, which the newest window shows already.
+    step_seconds = float(join(_without_worst(after_start_up(windows)), "step_seconds"))
+    if not (_apart(windows[-1], step_seconds, where) >= EARLY_RATIO).any():
+        return None
     found = learn(windows, role, where, final=False)
     if not found.from_start.any():
         return None
-    logs = [log_compute(window.compute, found.step_seconds) for window in windows]
-    place = np.array([row - np.nan_to_num(middle_of_peers(row, where), nan=np.inf) for row in logs])
+    place = np.array([_apart(window, found.step_seconds, where) for window in windows])
     sure = found.from_start & (place >= EARLY_RATIO).all(axis=0)
     if not sure.any():
         return None
     return replace(found, from_start=sure, reference=np.where(sure, found.reference, found.compute))
+
+
+def _apart(window: Window, step_seconds: float, where: Places) -> FloatArray:
+    """Return by how much longer each rank computes than its peers in a window, as a logarithm: [n]; minus infinity if
+    it has too few peers."""
+    row = log_compute(window.compute, step_seconds)
+    result: FloatArray = row - np.nan_to_num(middle_of_peers(row, where), nan=np.inf)
+    return result
 
 
 def _slow_from_start(

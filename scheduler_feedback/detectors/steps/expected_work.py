@@ -51,10 +51,12 @@ def fit(compute: FloatArray, tokens: FloatArray, squares: FloatArray) -> Work | 
     known = np.isfinite(compute) & np.isfinite(tokens) & (compute > 0)
     if known.sum() < 8 or len(compute) < 2:
         return None
-    usual = float(np.median(compute[known]))
     columns = {"token": tokens}
     if np.isfinite(squares[known]).all():
         columns["square"] = squares
+    if all((values == values[0]).all() for values in columns.values()):
+        return None  # all work is alike, as in most jobs
+    usual = float(np.median(compute[known]))
 
     def centred(values: FloatArray) -> FloatArray:
         values = np.where(known, values, np.nan)

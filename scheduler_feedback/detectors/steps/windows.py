@@ -138,7 +138,8 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
     ranks, nodes = seconds.shape[1], len(where.names)
     present = np.isfinite(seconds)
     whole = bool(present.all())
-    waits_known = bool(np.isfinite(waits[present]).all()) and bool(present.any())
+    known = np.isfinite(waits)
+    waits_known = bool(known.all() if whole else known[present].all()) and bool(whole or present.any())
     compute = seconds - waits
     if work is not None and steps.tokens is not None:
         compute = compute / work.factor(steps.tokens[rows], None if steps.squares is None else steps.squares[rows])
@@ -152,7 +153,8 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
         stopped = np.zeros(ranks)
     else:
         began, ended = consumed(began_ns), consumed(end_ns[-1])
-        stopped = np.nan_to_num(ended.values[:, STOPPED] - began.values[:, STOPPED])
+        stopped = ended.values[:, STOPPED] - began.values[:, STOPPED]
+        stopped[np.isnan(stopped)] = 0.0
     if waits_known:
         gain = _gain_by_rank(compute, where)
         by_node = _gain_by_node(compute, where, gain)
@@ -160,21 +162,29 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
         compute = np.full_like(compute, np.nan)
         gain, by_node = np.full(ranks, np.nan), np.full(nodes, np.nan)
     number = steps.number[rows]
+    if len(seconds) == 1:  # the usual case with long steps: nothing is to be averaged
+        mean_compute = peak = compute[0]
+        peak_step = np.full(ranks, number[0])
+        mean_wait, present_in_any = waits[0].copy(), present[0]
+    else:
+        mean_compute, peak = compute.mean(axis=0), compute.max(axis=0)
+        peak_step = number[compute.argmax(axis=0)]  # all of it is known, or nothing
+        mean_wait, present_in_any = waits.mean(axis=0), present.any(axis=0)
     return Window(
         steps=len(seconds),
         first_ns=int(began_ns[0]),
         last_ns=int(end_ns[-1, 0]),
         step_seconds=float(seconds.mean()),
-        compute=compute.mean(axis=0),
-        wait=waits.mean(axis=0) if waits_known else np.full(ranks, np.nan),
+        compute=mean_compute,
+        wait=mean_wait if waits_known else np.full(ranks, np.nan),
         gain=gain,
         node_gain=by_node,
-        peak=compute.max(axis=0),
-        peak_step=number[compute.argmax(axis=0)],  # all of it is known, or nothing
+        peak=peak,
+        peak_step=peak_step,
         shared_wait=float(waits.min(axis=1).mean()) if waits_known else float("nan"),
         began=began,
         stopped=stopped,
-        present=np.asarray(present.any(axis=0), np.bool_),
+        present=present_in_any,
         first_step=int(number[0]),
         last_step=int(number[-1]),
         tokens=_mean(steps.tokens, rows, ranks),
@@ -184,7 +194,10 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
 
 
 def _mean(values: FloatArray | None, rows: slice, ranks: int) -> FloatArray:
-    return np.broadcast_to(np.nan, ranks) if values is None else values[rows].mean(axis=0)  # one value for all ranks
+    if values is None:
+        return np.broadcast_to(np.nan, ranks)  # one value for all ranks
+    mean: FloatArray = values[rows][0].copy() if rows.stop - rows.start == 1 else values[rows].mean(axis=0)
+    return mean
 
 
 def _filled(values: FloatArray, where: Places) -> FloatArray:
@@ -235,8 +248,10 @@ def blame_stopped(window: Window, usual_shared_wait: float, where: Places) -> Wi
     state shows the stop. Nothing is changed if ranks on several nodes were stopped.
     """
     excess = window.shared_wait - SHARED_WAIT_SLACK * usual_shared_wait
+    if not excess > 0:
+        return window
     stopped = np.flatnonzero(window.stopped > 0)
-    if not excess > 0 or not len(stopped) or len(set(where.index[stopped].tolist())) > 1:
+    if not len(stopped) or len(set(where.index[stopped].tolist())) > 1:
         return window
     rank = int(window.stopped.argmax())
     compute, wait, gain, node_gain = (a.copy() for a in (window.compute, window.wait, window.gain, window.node_gain))
@@ -251,6 +266,8 @@ def _gain_by_rank(compute: FloatArray, where: Places) -> FloatArray:
     """Return how much shorter the steps of a rank's role would be without that rank, for each rank: [k steps, n ranks]
     -> [n].
     """
+    if len(where.roles) == 1:
+        return _gain(compute.copy())
     result = np.zeros(compute.shape[1])
     if where.grid is not None:
         result[where.grid] = _gain(compute[:, where.grid])
@@ -269,6 +286,13 @@ def _gain(compute: FloatArray) -> FloatArray:
     if count == 1:
         return np.zeros(compute.shape[1:])
     flat = compute.reshape(-1, count)
+    if len(flat) == 1:  # one step of one role: the usual case with long steps
+        values, alone = flat[0], np.zeros(count)
+        first = int(values.argmax())
+        largest_value = float(values[first])
+        values[first] = -np.inf
+        alone[first] = largest_value - float(values.max())
+        return alone.reshape(compute.shape[1:])
     row = np.arange(len(flat))
     slowest = flat.argmax(axis=1)
     largest = flat[row, slowest]
@@ -287,6 +311,8 @@ def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> Float
     nodes = len(where.names)
     if nodes == compute.shape[1]:
         return gain[np.argsort(where.index)]
+    if where.node_grid is not None and len(where.roles) == 1:
+        return _gain(compute[:, where.node_grid[0]].max(axis=2))
     result = np.zeros(nodes)
     if where.node_grid is not None:
         present = np.stack([present for _, present, _ in where.by_node])

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +37,8 @@ LEAST_OF_STALL = 8
 """One stall of another rank is left out of the time that it explains, if there are at least this many windows."""
 
 Means = dict[tuple[int, str], FloatArray]
-"""Means of fields over the newest windows. The key is the number of windows and the name of the field."""
+"""Arrays computed from the newest windows, mostly means of fields. The key is the number of windows and the name of the
+array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,14 @@ class Case:
     def mean(self, of: str) -> FloatArray:
         """Return the mean of the field with this name over the windows since the alarm began, weighted by their
         steps."""
+        return self.kept(of, lambda: join([judged.window for judged in self.interval], of))
+
+    def kept(self, of: str, make: Callable[[], FloatArray]) -> FloatArray:
+        """Return the array with this name for the windows since the alarm began, and make it only once."""
         key = (len(self.interval), of)
         found = self.means.get(key)
         if found is None:
-            found = self.means[key] = join([judged.window for judged in self.interval], of)
+            found = self.means[key] = make()
         return found
 
 
@@ -171,7 +176,7 @@ def measure(case: Case) -> Measured:
     split = _attribute(case, from_start)
     if split.cause is Cause.SUSPENDED and case.shared_machine and split.contested_share >= CONTESTED_HINT:
         own_gain = min(own_gain, max(split.rest, 0.0))  # exclude what other load on the machine may have added
-    slowed = _without_one_stall(case, gain)
+    slowed = case.kept("gain without one stall", lambda: _without_one_stall(case, gain))
     slowed = slowed if from_start else np.minimum(slowed, _own_excess(case, compute))
     others_gain = np.delete(slowed, sorted(case.explained.union(case.alarmed if few else [rank, *of_node])))
     return Measured(
@@ -296,10 +301,10 @@ def _attribute(case: Case, from_start: bool) -> Attribution:
     if len(windows) < 2:
         return Attribution(Cause.UNKNOWN, False, np.nan)
     interval = AlarmInterval(
-        compute=join(windows[:-1], "compute"),
-        per_step=per_step(windows),
+        compute=case.kept("compute before the last window", lambda: join(windows[:-1], "compute")),
+        per_step=case.kept("consumed per step", lambda: per_step(windows)),
         samples=(windows[-1].began.values - windows[0].began.values)[:, STOPPED : SAMPLES + 1],
-        step_seconds=float(join(windows, "step_seconds")),
+        step_seconds=float(case.mean("step_seconds")),
         stopped_again=stopped_again(case.interval, case.rank),
     )
     healthy = (

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.stats.group_intersection import SLOW_SHARE
-from scheduler_feedback.detectors.stats.medians import row_medians
 from scheduler_feedback.detectors.stats.spread import spread, spread_of_others
 from scheduler_feedback.detectors.steps.baseline import SPREAD_FLOOR, Baseline, log_compute
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_others, middle_of_peers
@@ -75,8 +74,9 @@ def judge_window(watched: GangState, baseline: Baseline, window: Window, switche
         watched.score = score
     watched.history.append(Judged(window, sigmas))
     _forget(watched)
-    newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:]]
-    if len(newest) == RECENT_WINDOWS:
+    history = watched.history
+    if len(history) >= RECENT_WINDOWS:
+        newest = [history[index].window for index in range(-RECENT_WINDOWS, 0)]
         recent = sum(one.steps * one.step_seconds for one in newest) / sum(one.steps for one in newest)
         watched.best_step_seconds = min(watched.best_step_seconds, recent / _less_work(watched, window))
 
@@ -102,7 +102,7 @@ def _less_work(watched: GangState, window: Window) -> float:
 
     Needed so that a short phase of less work, such as an evaluation, does not become the best step time.
     """
-    work = float(np.exp(row_medians(np.array(watched.shifts)).mean())) if len(watched.shifts) else 1.0
+    work = float(np.exp(np.array(watched.middles).mean())) if watched.middles else 1.0
     if work >= LIGHT_WORK:
         watched.light_since_ns = None
         return min(work, 1.0)
@@ -118,26 +118,31 @@ def _sigmas(watched: GangState, baseline: Baseline, window: Window, switches: Sw
     """
     now = log_compute(window.compute, baseline.step_seconds)
     shift = now - log_compute(baseline.reference, baseline.step_seconds)
-    watched.shifts.append(shift)
+    watched.add_shift(shift)
     residual = shift - middle_of_others(shift, watched.where)
     peers = now - middle_of_peers(now, watched.where)
     if not switches.self_residual:
         residual = np.where(np.isnan(peers), 0.0, peers)
     residual = np.where(baseline.from_start, residual, np.fmin(residual, peers))
     residual[~window.present] = 0.0
-    recent = np.array(watched.shifts)
     scale = np.maximum(baseline.own_spread, SPREAD_FLOOR)
     if not switches.frozen_scale:
-        scale = np.maximum((recent - row_medians(recent)[:, None]).std(axis=0), SPREAD_FLOOR)
+        scale = np.maximum(_around_middles(watched).std(axis=0), SPREAD_FLOOR)
     if len(now) > LARGE_GANG:
-        scale = np.maximum(scale, spread(recent - row_medians(recent)[:, None]))
-    else:
-        high = residual > ALLOWANCE_SIGMAS * scale
+        scale = np.maximum(scale, spread(_around_middles(watched)))
+    elif (high := residual > ALLOWANCE_SIGMAS * scale).any():
+        recent = np.array(watched.shifts)
         for rank in np.flatnonzero(high).tolist():
             others = _compared_with(watched.where, high, rank, watched.score >= HIGHEST_SCORE)
             scale[rank] = max(scale[rank], spread_of_others(recent[:, others], int(np.searchsorted(others, rank))))
     sigmas: FloatArray = residual / scale
     return sigmas
+
+
+def _around_middles(watched: GangState) -> FloatArray:
+    """Return the shifts of the newest windows relative to the median of each window: [windows, n]."""
+    found: FloatArray = np.array(watched.shifts) - np.array(watched.middles)[:, None]
+    return found
 
 
 def _compared_with(where: Places, high: npt.NDArray[np.bool_], rank: int, certain: npt.NDArray[np.bool_]) -> IntArray:

@@ -16,6 +16,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
+from scheduler_feedback.detectors.stats.medians import median
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS, Baseline
 from scheduler_feedback.detectors.steps.expected_work import Work
 from scheduler_feedback.detectors.steps.places import Places, places
@@ -95,6 +96,9 @@ class GangState:
     """Time in ns since which the median rank has computed less than in the warm-up; None if it does not."""
     history: deque[Judged] = field(default_factory=lambda: deque(maxlen=HISTORY_WINDOWS))
     shifts: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_WINDOWS))
+    """Increase of each rank's compute time over its reference, in log seconds, one row [n] for each newest window."""
+    middles: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_WINDOWS))
+    """Median of each row of `shifts`."""
     counted: int = 0
     """Number of windows judged so far."""
     longest_episode: int = 0
@@ -146,6 +150,11 @@ class GangState:
         self.score = np.zeros(count)
         self.since = np.full(count, -1, np.int64)
         self.refused = np.zeros(count, np.int64)
+
+    def add_shift(self, shift: FloatArray) -> None:
+        """Add the increase of each rank's compute time over its reference in the newest window, in log seconds: [n]."""
+        self.shifts.append(shift)
+        self.middles.append(median(shift))
 
     def take_in(self, steps: StepTable) -> StepTable:
         """Return the pending steps followed by the new steps, without the first steps of the attempt."""

@@ -27,10 +27,12 @@ def lasting_set(watched: GangState, shape: Shape, alarmed: Collection[int]) -> f
 
     Each of them has been slow for NODE_WINDOWS windows, as a node has to be before it is accused.
     """
-    lasting = frozenset(rank for rank in alarmed if len(watched.interval(rank)) >= NODE_WINDOWS)
     count = len(watched.ranks)
     most = most_alarmed(count)
-    if len(alarmed) <= most or len(alarmed) - len(lasting) > most or 2 * len(lasting) >= count:
+    if len(alarmed) <= most:
+        return frozenset()
+    lasting = frozenset(rank for rank in alarmed if len(watched.interval(rank)) >= NODE_WINDOWS)
+    if len(alarmed) - len(lasting) > most or 2 * len(lasting) >= count:
         return frozenset()
     if not watched.where.layout_known:
         return frozenset()

@@ -38,9 +38,11 @@ def learn_levels(watched: GangState, baseline: Baseline, raised: Collection[int]
     for rank in watched.refused_since.keys() - set(raised):
         del watched.refused_since[rank]
     old = [rank for rank, since in watched.refused_since.items() if watched.counted - since >= INTERVAL_WINDOWS]
+    if not old or not baseline.final:
+        return
     old = [rank for rank in old if rank not in watched.accused]
     newest = [judged.window.compute for judged in list(watched.history)[-INTERVAL_WINDOWS:]]
-    if not old or not baseline.final or len(newest) < INTERVAL_WINDOWS or any(not len(one) for one in newest):
+    if not old or len(newest) < INTERVAL_WINDOWS or any(not len(one) for one in newest):
         return
     logs = log_compute(np.array(newest), baseline.step_seconds)
     half = len(logs) // 2
@@ -61,8 +63,11 @@ def learn_levels(watched: GangState, baseline: Baseline, raised: Collection[int]
     watched.score[known] = 0.0
     watched.since[known] = -1
     watched.refused[known] = 0
-    for index, shift in enumerate(watched.shifts):
-        watched.shifts[index] = shift - change
+    shifts = [shift - change for shift in watched.shifts]
+    watched.shifts.clear()
+    watched.middles.clear()
+    for shift in shifts:
+        watched.add_shift(shift)
     for judged in watched.history:
         judged.sigmas[known] = 0.0  # they compared the rank with its peers
     for rank in known:

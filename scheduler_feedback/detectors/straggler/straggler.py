@@ -118,7 +118,7 @@ class StragglerDetector:
                 continue
             steps = watched.take_in(job.steps)
             windows, used = cut(steps, watched.where, job.consumed, self._timed, watched.work)
-            watched.pending = rest(steps, used)
+            watched.pending = rest(steps, used) if used < len(steps) else None
             for window in windows:
                 findings += self._take(name, watched, window, job)
         gone = [n for n, w in self._watched.items() if n not in present and telemetry.now_ns - w.seen_ns > ABSENT_NS]
@@ -226,15 +226,19 @@ class StragglerDetector:
     def _conclude(self, name: str, watched: GangState, baseline: Baseline, job: JobTelemetry) -> list[Proposal]:
         findings: list[Proposal] = []
         window = watched.history[-1].window
-        alarmed = [
-            rank for rank in np.flatnonzero(watched.score >= ALARM).tolist() if persistent(watched, rank, self._timed)
-        ]
+        over = watched.score >= ALARM
+        alarmed = (
+            [rank for rank in np.flatnonzero(over).tolist() if persistent(watched, rank, self._timed)]
+            if over.any()
+            else []
+        )
         raised = frozenset(alarmed)
         if self._context.switches.group_intersection and len(alarmed) > 1:
             newest = np.array([judged.sigmas for judged in list(watched.history)[-LEAST_HITS:]])
             alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
         refused, watched.refused = watched.refused, np.zeros_like(watched.refused)
-        watched.refused[alarmed] = refused[alarmed]
+        if alarmed:
+            watched.refused[alarmed] = refused[alarmed]
         lasting = lasting_set(watched, job.shape, alarmed)
         means: Means = {}
         for rank in alarmed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURES, JobTelemetry, 
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.cause_signatures import MARGIN, Priors, evidence, weigh
+from scheduler_feedback.detectors.resource_users import ResourceUsers
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
@@ -39,17 +39,14 @@ class Causes:
 
     def __init__(self) -> None:
         self._priors = Priors()
-        self._shapes: tuple[Shape, ...] = ()
+        self._users = ResourceUsers("host")
         self._crowded: set[str] = set()
 
     def begin(self, context: DetectionContext) -> None:
         """Set the context of the current tick for all further calls."""
         self._context = context
-        shapes = tuple(job.shape for job in context.telemetry.jobs)
-        if shapes != self._shapes:
-            self._shapes = shapes
-            hosts = Counter(host for shape in shapes for host in set(shape.sharing.get("host", ())) if host)
-            self._crowded = {host for host, jobs in hosts.items() if jobs > 1}
+        if self._users.take([job.shape for job in context.telemetry.jobs]):
+            self._crowded = self._users.names()
 
     def on_device(self, job: JobTelemetry, rank: int) -> bool:
         """Return whether the rank computes on a GPU with readable counters. GPU counters then show its state better

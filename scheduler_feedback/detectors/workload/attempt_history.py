@@ -141,6 +141,11 @@ class Course:
     beat_tests: int = 0
     """Number of tests for long steps at a period below five steps. More tests require more evidence."""
     active: dict[str, ActiveVerdict] = field(default_factory=dict)
+    ranks: tuple[int, ...] = field(init=False)
+    """Rank numbers, as Python integers."""
+
+    def __post_init__(self) -> None:
+        self.ranks = tuple(self.shape.ranks.tolist())
 
     def forget_verdicts(self, verdict_ids: Collection[str]) -> None:
         """Forget these verdicts, which the arbiter refused or withdrew."""
@@ -242,10 +247,11 @@ def _learn(course: Course) -> None:
 
 def _mark(course: Course) -> None:
     """Update the time since which steps have been longer than usual."""
-    if course.usual is None:
+    if course.usual is None or len(course.seconds) < 2:
         return
-    longer = len(course.seconds) >= 2 and min(list(course.seconds)[-2:]) >= LONGER * course.usual.seconds
-    calm = len(course.seconds) >= 2 and max(list(course.seconds)[-2:]) < LONGER * course.usual.seconds
+    newest = course.seconds[-2], course.seconds[-1]
+    longer = min(newest) >= LONGER * course.usual.seconds
+    calm = max(newest) < LONGER * course.usual.seconds
     if longer and not course.since_ns:
         course.since_ns = course.ends_ns[-2] - round(course.seconds[-2] * 1e9)
     elif calm:

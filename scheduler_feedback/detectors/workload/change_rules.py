@@ -135,7 +135,7 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, counters: CounterSt
         return
     if job.shared_machine is not None and bool(job.shared_machine.any()):
         return  # other load on a shared machine looks the same
-    count = int(np.clip(math.ceil(RECENT_SECONDS / usual.seconds), LEAST_RECENT, MOST_RECENT))
+    count = min(max(math.ceil(RECENT_SECONDS / usual.seconds), LEAST_RECENT), MOST_RECENT)
     if course.taken < WARM_UP_STEPS + count:
         return
     seconds = median(np.array(list(course.seconds)[-count:]))

@@ -322,7 +322,7 @@ class UnreportedWorkloads:
         for activity in self._activities.values() if context.published.refused else ():
             activity.forget_verdicts(context.published.refused)
         findings: list[Finding] = []
-        if not windows:
+        if not windows or not unreported:
             return findings
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             name = job.shape.job

@@ -8,7 +8,6 @@ before.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -19,6 +18,7 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURE, Grouping, JobTe
 from scheduler_feedback.core.verdict import Cleared, Finding, Verdict
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import joined
+from scheduler_feedback.detectors.resource_users import ResourceUsers
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.group_medians import group_mean
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS
@@ -59,7 +59,8 @@ class WorkloadDetector:
         self._unreported = UnreportedWorkloads()
         self._shapes: tuple[Shape, ...] = ()
         self._roles = Grouping(())
-        self._hosts: tuple[tuple[Shape, ...], set[str]] = ((), set())  # shapes, and the hosts of several of them
+        self._users = ResourceUsers("host")
+        self._crowded: set[str] = set()  # hosts that several jobs use
         self._ends: list[int] = []  # end of each job's roles among the roles of all jobs
 
     def tick(self, context: DetectionContext) -> list[Finding]:
@@ -72,7 +73,8 @@ class WorkloadDetector:
         if context.published.refused:
             for course in self._courses.values():
                 course.forget_verdicts(context.published.refused)
-        crowded = self._crowded(tuple(job.shape for job in telemetry.jobs))
+        if self._users.take([job.shape for job in telemetry.jobs]):
+            self._crowded = self._users.names()
         self._follow(telemetry)
         self._wait(telemetry)
         for job in telemetry.jobs:
@@ -84,21 +86,11 @@ class WorkloadDetector:
             )
             if take_in(course, job.steps) and course.taken - course.evaluated >= every:
                 course.evaluated = course.taken
-                is_crowded = not crowded.isdisjoint(job.shape.sharing.get("host", ()))
+                is_crowded = bool(self._crowded) and not self._crowded.isdisjoint(job.shape.sharing.get("host", ()))
                 findings += self._conclude(course, job, is_crowded, context)
         if self._timed:
             findings += self._unreported.evaluate(context)
         return findings
-
-    def _crowded(self, shapes: tuple[Shape, ...]) -> set[str]:
-        """Return the hosts on which ranks of several jobs run. They are determined again only if a shape has
-        changed."""
-        before, crowded = self._hosts
-        if len(shapes) != len(before) or any(a is not b for a, b in zip(shapes, before, strict=True)):
-            jobs_on = Counter(host for shape in shapes for host in set(shape.sharing.get("host", ())) if host)
-            crowded = {host for host, jobs in jobs_on.items() if jobs > 1}
-            self._hosts = shapes, crowded
-        return crowded
 
     def measures(self) -> Iterator[Sample]:
         """Yield no samples: this detector has no metrics."""
@@ -136,16 +128,15 @@ class WorkloadDetector:
             self._shapes, self._roles = shapes, Grouping(joined([shape.roles for shape in shapes]))
             self._ends = np.cumsum([int(shape.roles.max()) + 1 for shape in shapes]).tolist()
         shares = group_mean(counters.values[place], self._roles)  # [windows, roles of all jobs]
-        known = np.isfinite(shares)
-        first = 0
-        for shape, last in zip(shapes, self._ends, strict=True):
-            of_job, first = slice(first, last), last
+        starts = [0, *self._ends[:-1]]
+        known = np.logical_and.reduceat(np.isfinite(shares), starts, axis=1).T.tolist()  # by job, for each window
+        ends_ns = counters.at_ns.tolist()
+        for shape, first, last, of_job in zip(shapes, starts, self._ends, known, strict=True):
             course = self._courses.get(shape.job)
             if course is not None and course.shape is shape:
-                share = shares[:, of_job]
-                for window, at_ns in enumerate(counters.at_ns.tolist()):
-                    if known[window, of_job].all():
-                        course.busy.append(Busy(at_ns, counters.seconds, share[window]))
+                for is_known, at_ns, share in zip(of_job, ends_ns, shares, strict=True):
+                    if is_known:
+                        course.busy.append(Busy(at_ns, counters.seconds, share[first:last]))
 
     def _wait(self, telemetry: Telemetry) -> None:
         """Add the time that tasks on the nodes wait to the job's history. Needed for jobs with one stage per node and
@@ -155,6 +146,8 @@ class WorkloadDetector:
             return
         uncounted = np.isnan(counters.values[FEATURE["tensor_active"]])
         all_counted = not uncounted.any()
+        if all_counted and all(course.pressure is None for course in self._courses.values()):
+            return
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             course = self._courses.get(job.shape.job)
             if course is None or course.shape is not job.shape:

@@ -98,16 +98,14 @@ def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
     """
     if len(course.compute) < LEAST_STEPS:
         return
-    newest = np.array([course.compute[row] for row in range(-min(len(course.compute), WARM_UP_STEPS), 0)])
     seconds = float(np.mean(course.seconds))
-    ranks = tuple(course.shape.ranks.tolist())
     young = course.taken <= RECENT_STEPS or f"{STAGE}-" in " ".join(course.active)
     if young or not crowded:
-        yield from _stages(course, seconds, ranks)
-    yield from _sequences(course, newest, seconds)
+        yield from _stages(course, seconds, course.ranks)
+    yield from _sequences(course, seconds)
     yield from _rhythms(course, seconds)
     if job.shared_machine is None or not job.shared_machine.any():  # other load on a shared machine looks the same
-        yield from _offsets(course, seconds, ranks)
+        yield from _offsets(course, seconds, course.ranks)
         if not crowded:  # processes sharing a CPU lengthen every second to fourth step as well
             yield from _beats(course, seconds)
 
@@ -233,15 +231,15 @@ def _offset_claim(
     )  # fmt: skip
 
 
-def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[Claim]:
+def _sequences(course: Course, seconds: float) -> Iterator[Claim]:
     """Yield a claim about unequal sequences, if ranks are slow one after the other because they have more work."""
     whole = len(course.compute)
     passes_known, tokens_known = len(course.forward) == whole == len(course.backward), len(course.tokens) == whole
     if whole < WARM_UP_STEPS // 2 or not (passes_known or tokens_known):
         return
     # Use recent steps only, so that a new cause is found soon; fewer if steps are long.
-    newest_steps = int(np.clip(SEQUENCE_SECONDS / max(seconds, 1e-9), LEAST_SEQUENCE_STEPS, WARM_UP_STEPS))
-    compute = compute[-newest_steps:]
+    newest_steps = int(min(max(SEQUENCE_SECONDS / max(seconds, 1e-9), LEAST_SEQUENCE_STEPS), WARM_UP_STEPS))
+    compute = np.array([course.compute[row] for row in range(-min(whole, newest_steps), 0)])
     cost = float(np.mean(compute.max(axis=1) - compute.mean(axis=1))) / seconds
     if cost < SEQUENCE_COST:
         return
