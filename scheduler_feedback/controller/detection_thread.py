@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from agent.schema.clock import Clock
@@ -216,25 +216,34 @@ class DetectionThread:
                 return True
             time.sleep(MEASURED_REST_SECONDS)  # a thread that takes a lock again at once leaves none for others
 
-    def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
-        """Return at most `most` recent step times of the gang, those with sequence numbers above `sequence`.
+    def _gang_of(self, job: str, gangs: Collection[str] | None = None) -> str:
+        """Return the name under which agents report the job's newest gang, among those of the fleet or these. Needs the
+        lock."""
+        gangs = self._fleet.gangs if gangs is None else gangs
+        if self._job_of is None or job in gangs:
+            return job
+        return next((gang for gang in reversed(list(gangs)) if self._job_of(gang) == job), job)
+
+    def pace_of(self, job: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
+        """Return at most `most` recent step times of the job's gang, those with sequence numbers above `sequence`.
 
         None if no step of the gang is known. Waits for a running tick.
         """
         with self._lock:
-            return self._paces.since(gang, sequence, most)
+            return self._paces.since(self._gang_of(job, self._paces.gangs), sequence, most)
 
-    def blocked_of(self, gang: str) -> list[Blocked]:
-        """Return the newest report of each rank of the gang that makes no progress, by rank. Waits for a running
+    def blocked_of(self, job: str) -> list[Blocked]:
+        """Return the newest report of each rank of the job that makes no progress, by rank. Waits for a running
         tick."""
         with self._lock:
-            return [report for _, report in sorted(self._fleet.blocked(gang).items())]
+            return [report for _, report in sorted(self._fleet.blocked(self._gang_of(job)).items())]
 
     def speeds(self) -> dict[str, Speed]:
-        """Return the current speed of each gang with known steps; while a tick runs, those of the last call."""
+        """Return the current speed of each job with known steps; while a tick runs, those of the last call."""
         if self._lock.acquire(blocking=self._speeds is None):
             try:
-                self._speeds = self._paces.speeds()
+                speeds, job_of = self._paces.speeds(), self._job_of
+                self._speeds = speeds if job_of is None else {job_of(gang): one for gang, one in speeds.items()}
             finally:
                 self._lock.release()
         assert self._speeds is not None
@@ -318,21 +327,21 @@ class DetectionThread:
                     self._begin_again(error)
         return (self._due_ns - now_ns) / 1e9
 
-    def step_seconds(self, gang: str) -> float | None:
-        """Return the mean time of the gang's newest steps; None if it has none, or if detection is busy."""
+    def step_seconds(self, job: str) -> float | None:
+        """Return the mean time of the job's newest steps; None if it has none, or if detection is busy."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            return self._fleet.gang_step_seconds(gang)
+            return self._fleet.gang_step_seconds(self._gang_of(job))
         finally:
             self._lock.release()
 
-    def requests(self, gang: str) -> Requests | None:
-        """Return the gang's newest steps as requests; None if it has none, or if detection is busy."""
+    def requests(self, job: str) -> Requests | None:
+        """Return the job's newest steps as requests; None if it has none, or if detection is busy."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            return self._fleet.gang_requests(gang)
+            return self._fleet.gang_requests(self._gang_of(job))
         finally:
             self._lock.release()
 

@@ -13,6 +13,7 @@ from scheduler_feedback.core.events import AttemptEnded
 from tests.cluster.memory_backend import MemoryBackend, World
 from tests.controller.site import serving
 from tests.core.test_consumption import SECOND, WALL, Machine
+from tests.core.test_pace import shape, steady
 
 
 def of_slurm(gang: str) -> str:
@@ -65,3 +66,24 @@ def test_the_controller_forgets_by_the_names_of_its_backend(tmp_path: Path, monk
         with watch._lock:
             watch._forget()
         assert watch._fleet.gangs.keys() == {"slurm-8.0"}
+
+
+def test_step_times_of_a_slurm_job_are_those_of_its_newest_step() -> None:
+    """The page of a job and the measured speeds of shared slots ask with the scheduler's name."""
+    watch = DetectionThread((), lambda _: None, ManualClock(0, WALL), job_of=of_slurm)
+    for number, name in enumerate(("slurm-7.0", "slurm-77.0", "slurm-7.1", "j-000007")):
+        steady(watch._paces, shape(job=name, attempt=number), 3)
+    for job, gang in (("slurm-7", "slurm-7.1"), ("slurm-77", "slurm-77.0"), ("j-000007", "j-000007")):
+        found = watch.pace_of(job)
+        assert found is not None and found.gang == gang
+    assert watch.pace_of("slurm-8") is None
+    node = Machine("n0", (("slurm-7.0", 0), ("slurm-7.1", 0), ("j-000007", 0)))
+    watch.offer(node.layout(), node.frame(99 * SECOND), 0)
+    watch.run_tick()
+    assert [watch._gang_of(job) for job in ("slurm-7", "j-000007", "slurm-8")] == ["slurm-7.1", "j-000007", "slurm-8"]
+
+
+def test_speeds_are_by_the_names_of_the_scheduler() -> None:
+    watch = DetectionThread((), lambda _: None, ManualClock(0, WALL), job_of=of_slurm)
+    steady(watch._paces, shape(job="slurm-7.0"), 3)
+    assert list(watch.speeds()) == ["slurm-7"]

@@ -6,6 +6,7 @@ A row is one second in which steps were completed. Detectors have their own, sho
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -305,6 +306,11 @@ class Paces:
     def __init__(self) -> None:
         self._rings: dict[str, _Ring] = {}
         self._present: set[str] = set()
+
+    @property
+    def gangs(self) -> Collection[str]:
+        """Names of the gangs whose steps are kept, oldest first."""
+        return self._rings.keys()
 
     def take(self, telemetry: Telemetry) -> None:
         """Add the new steps of all jobs."""
