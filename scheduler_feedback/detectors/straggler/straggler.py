@@ -39,7 +39,7 @@ from scheduler_feedback.detectors.steps.expected_work import Work, fit
 from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.detectors.steps.shared_sequences import judged_by_sequences
 from scheduler_feedback.detectors.steps.windows import Window, blame_stopped, cut, join
-from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means, times_its_usual
 from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
@@ -246,7 +246,7 @@ class StragglerDetector:
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
             case = self._case(watched, baseline, rank, alarmed, raised, job, means, lasting)
-            judgement = self._causes.judged_by(judge(case), job, baseline)
+            judgement = self._causes.judged_by(judge(case), job, baseline, times_its_usual(case))
             judgement = judged_by_sequences(judgement, case, job, watched.episode(rank), watched.longest_episode)
             judgement = judged_by_rotation(judgement, case, self._context.published.rotating.get(name))
             if not judgement.refusal and log_odds.confidence(judgement.evidence) < LEAST_CONFIDENCE:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.telemetry import FEATURES, JobTelemetry, Shape
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.cause_signatures import MARGIN, Priors, evidence, weigh
@@ -24,6 +25,10 @@ OF_PARTS = frozenset(
 )
 """Causes that the fault history records, because they are faults of a part. Causes that affect only processes are not
 recorded."""
+
+MORE_WORK = 0.5
+"""A rank has more work if the cycles of its tensor cores grew by at least this share of its compute time (both as
+logarithms). A fault does not change them: they follow from the work, at any clock and with any kernel."""
 
 CONTENDED = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.UNKNOWN})
 """Causes that another job on the same host can produce. A slow rank without a known cause is included."""
@@ -59,8 +64,12 @@ class Causes:
             return False
         return bool(np.isfinite(counters.newest[GPU_ROWS, counters.of(job.shape.job).start + rank]).any())
 
-    def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
-        """Return the judgement with the cause that device counters show, if process counters show none."""
+    def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline, longer: float = 1.0) -> Judgement:
+        """Return the judgement with the cause that device counters show, if process counters show none.
+
+        longer: compute time of the rank, divided by that of a healthy rank. If its tensor cores did as much more work,
+        the alarm is refused.
+        """
         counters = self._context.counters
         if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in counters.columns:
             return judgement
@@ -76,10 +85,29 @@ class Causes:
         if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:
             refusal = "another job uses the same host, and no counter excludes contention between the two jobs"
             return replace(judgement, cause=cause, evidence=items, refusal=refusal)
+        more = self._more_work(column, judgement.step_seconds)
+        if cause is Cause.UNKNOWN and 0 < MORE_WORK * math.log(longer) <= more:
+            refusal = (
+                f"its tensor cores do {math.exp(more):.3g} times their usual work, relative to its peers: it has more "
+                "work, such as a popular expert"
+            )
+            return replace(judgement, evidence=items, refusal=refusal, counters=True)
         if cause is not Cause.UNKNOWN:
             margin = log_odds.bounded(float(weighed.margin[0]), 0.0, 1.0)
             items = (*items, Evidence("log_odds_of_cause", float(weighed.margin[0]), MARGIN, "", str(cause), margin))
         return replace(judgement, cause=cause, evidence=items, confidence=log_odds.confidence(items), counters=True)
+
+    def _more_work(self, column: int, step_seconds: float) -> float:
+        """Return by how much the tensor core cycles of this column have grown, compared with its peers: a logarithm.
+
+        -infinity if it is unknown, or if a window of counters is shorter than a step: in a part of a step, a rank that
+        takes longer works while its peers wait.
+        """
+        counters = self._context.counters
+        tensor, clock = counters.level[[FEATURE["tensor_active"], FEATURE["sm_clock"]], column].tolist()
+        if self._context.telemetry.counters.seconds < step_seconds or not math.isfinite(tensor):
+            return -math.inf
+        return float(tensor + (clock if math.isfinite(clock) else 0.0))
 
     def with_past(self, judgement: Judgement, shape: Shape) -> Judgement:
         """Return the judgement with earlier verdicts on the part and its node as further evidence.

@@ -25,6 +25,7 @@ from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, NODE_WINDOWS
 from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
 from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, NODE, slow_node
+from scheduler_feedback.detectors.workload.throttled_group import throttled_group
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 
 LEAST_RECENT, MOST_RECENT = 4, 16
@@ -143,15 +144,34 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, counters: CounterSt
         normal = np.array(list(course.normal)[-count:])
         compute = np.array(list(course.compute)[-count:])
         recent = Recent(seconds, normal, compute, np.log(column_medians(normal) / usual.normal))
-        node = _slow_node(course, usual, recent) or _slow_stages_of_node(course, usual)
-        if node is not None:
-            yield node
+        slow = (
+            _throttled_group(course, job, usual, recent, counters)
+            or _slow_node(course, usual, recent)
+            or _slow_stages_of_node(course, usual)
+        )
+        if slow is not None:
+            yield slow
             return
         idle = _idle(course, usual, recent)
         yield from _grown(course, usual, recent, idle)
         yield from _stage_grown(course, usual, recent, idle, lambda: _pressed(course, job, counters))
         yield from _lengths_grown(course, usual, recent)
     yield from _pauses(course, usual, max(count, PAUSE_STEPS))
+
+
+def _throttled_group(
+    course: Course, job: JobTelemetry, usual: Usual, recent: Recent, counters: CounterStatistics
+) -> Claim | None:
+    """Return a claim that ranks on several nodes are held back together, if their clocks are throttled; else None."""
+    if job.shape.job not in counters.columns:
+        return None
+    newest = counters.newest[:, counters.of(job.shape.job)]
+    least = max(SHIFT_SIGMAS * usual.sway, math.log(LEAST_SLOWDOWN))
+    claim = throttled_group(course.shape, course.where, usual, recent.shift, least, newest)
+    if claim is None:
+        return None
+    members = np.flatnonzero(np.isin(course.shape.ranks, claim.ranks))
+    return claim if _shifted(usual, recent.normal, members) else None
 
 
 def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:

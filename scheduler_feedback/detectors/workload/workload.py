@@ -16,7 +16,7 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Grouping, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.core.verdict import Cleared, Finding, Verdict
+from scheduler_feedback.core.verdict import Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import joined
 from scheduler_feedback.detectors.stats import log_odds
@@ -41,7 +41,8 @@ HOLD_STEPS, HOLD_SECONDS = 64, 120.0
 varies by chance: with shorter limits, verdicts would appear and clear every minute."""
 
 HOLD_NODE_STEPS = 8
-"""Number of steps, used instead of HOLD_STEPS, for verdicts on a node: these can lead to actions and must end soon."""
+"""Number of steps, used instead of HOLD_STEPS, for verdicts on nodes or GPUs: they can lead to actions and must end
+soon."""
 
 LEAST_CONFIDENCE = 0.5
 
@@ -209,7 +210,7 @@ class WorkloadDetector:
                 last_step=course.numbers[-1],
                 detected_step=course.numbers[-1],
             )
-            if claim.node:
+            if claim.kind is Kind.STRAGGLER:
                 members = {(name, job.shape.attempt, rank) for rank in claim.ranks}
                 if not members.isdisjoint(context.published.accused):
                     continue  # another detector has reported it
@@ -221,8 +222,9 @@ class WorkloadDetector:
                 reason = "two expected long steps in a row did not occur"
                 findings.append(Cleared(one.verdict.verdict_id, name, course.last_ns, reason, course.numbers[0]))
                 continue
-            hold = HOLD_NODE_STEPS if one.verdict.node else HOLD_STEPS
-            hold_ns = HOLD_SECONDS * 1e9 if self._timed and not one.verdict.node else 0
+            accuses = one.verdict.kind is Kind.STRAGGLER
+            hold = HOLD_NODE_STEPS if accuses else HOLD_STEPS
+            hold_ns = HOLD_SECONDS * 1e9 if self._timed and not accuses else 0
             steps = course.taken - one.seen
             if steps <= hold or course.last_ns - one.seen_ns < hold_ns:
                 continue
