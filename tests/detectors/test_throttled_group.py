@@ -1,4 +1,4 @@
-"""Ranks on several nodes whose GPUs are held back together: a rack under a power cap that holds whole stages of a job."""
+"""Ranks on several nodes whose GPUs are throttled together: a rack under a power cap that holds whole stages."""
 
 from __future__ import annotations
 
