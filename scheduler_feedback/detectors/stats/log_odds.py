@@ -71,6 +71,9 @@ STAGE_OF_ONE = 0.0
 Clear cases then get a confidence of .73. On seeds 35000 to 35159 of `benchmarks.traces --layout deep`, 20 of 28 of them
 were right."""
 
+ROUTED_IN_TURN = -2.0
+"""Weight against pauses in turn if the job routes tokens to experts and does not report them."""
+
 OFFSET_APART = -2.0
 """Weight against more work of a rank with a constant offset that is far from all other ranks: its hardware may be
 slow."""

@@ -22,6 +22,7 @@ from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS
+from scheduler_feedback.detectors.straggler.popular_experts import has_experts
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, NODE_WINDOWS
 from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
 from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, NODE, slow_node
@@ -451,9 +452,14 @@ def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
     if not alike or often > ROTATING_SHARE or len(who_paused) < PAUSE_RANKS or on_node > PAUSE_NODE_SHARE:
         return
     noise = max(usual.tops_spread, 0.01)
+    routed: tuple[Evidence, ...] = ()
+    if has_experts(course.shape) and len(course.tokens) < count:
+        against = "the job routes tokens to experts and does not report them: popular experts slow ranks in turn, too"
+        routed = (Evidence("tokens_reported", 0.0, 1.0, "", against, log_odds.ROUTED_IN_TURN),)
     yield Claim(
         "pauses", Kind.WORKLOAD, Cause.PAUSES, -1, (), usual.seconds,
         (
+            *routed,
             Evidence("slowest_above_the_middle", float(np.median(above)), usual.top, "ratio",
                      "usual excess of the slowest rank in a step", log_odds.of_residual(excess / noise)),
             Evidence("slow_steps_of_the_slowest_rank", often, ROTATING_SHARE, "ratio", "a faulty rank is slow in all",
