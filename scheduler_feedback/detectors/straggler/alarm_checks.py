@@ -163,7 +163,7 @@ def _peers_wait(case: Case, measured: Measured) -> Refusal | None:
 
 def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
     """Refuse a rank that was slow from the start if more work can explain its slowness."""
-    if not measured.from_start or case.baseline.role_known:
+    if not measured.from_start or case.baseline.role_known or case.shown is not Cause.UNKNOWN:
         return None
     as_long = [rank for rank in measured.of_node if case.baseline.from_start[rank]]
     if as_long and not measured.split.known:

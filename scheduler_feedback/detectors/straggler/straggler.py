@@ -48,6 +48,7 @@ from scheduler_feedback.detectors.straggler.own_level import learn_levels, note_
 from scheduler_feedback.detectors.straggler.persistence import doubt, doubt_of_work, extend, is_own_work
 from scheduler_feedback.detectors.straggler.popular_experts import may_be_popular
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
+from scheduler_feedback.detectors.straggler.shown_from_start import learn_shown
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler.verdict_building import (
     DETECTOR,
@@ -275,6 +276,7 @@ class StragglerDetector:
         findings += cleared(name, watched, window)
         findings += whole_gang(name, watched, baseline, bool(alarmed), self._timed)
         learn_levels(watched, baseline, raised)
+        learn_shown(watched, watched.baseline or baseline, lambda rank: self._causes.shown(job, rank))
         return findings
 
     def _case(
@@ -303,6 +305,7 @@ class StragglerDetector:
             for_work=watched.work is not None,
             accused=frozenset(alarmed) & (watched.accused - {rank}),
             lasting=lasting,
+            shown=self._causes.shown(job, rank) if baseline.from_start[rank] else Cause.UNKNOWN,
             on_device=self._causes.on_device(job, rank),
             means=means,
         )

@@ -15,6 +15,7 @@ from scheduler_feedback.detectors.counters.cause_signatures import MARGIN, Prior
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
+from scheduler_feedback.detectors.straggler.shown_from_start import cause_shown
 
 MISSING = "process_counters"
 
@@ -64,6 +65,13 @@ class Causes:
             return False
         return bool(np.isfinite(counters.newest[GPU_ROWS, counters.of(job.shape.job).start + rank]).any())
 
+    def shown(self, job: JobTelemetry, rank: int) -> Cause:
+        """Return the cause that the counters of a rank (index) without a healthy past show."""
+        counters = self._context.counters
+        if job.shape.job not in counters.columns:
+            return Cause.UNKNOWN
+        return cause_shown(counters, counters.of(job.shape.job).start + rank)
+
     def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline, longer: float = 1.0) -> Judgement:
         """Return the judgement with the cause that device counters show, if process counters show none.
 
@@ -81,6 +89,8 @@ class Causes:
         weighed = weigh(counters, suspects, self._priors, self._context.switches, from_start)
         items = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(counters, column))
         cause = weighed.name(0)
+        if cause is Cause.UNKNOWN and from_start:
+            cause = cause_shown(counters, column)
         hosts = job.shape.sharing.get("host", ())
         if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:
             refusal = "another job uses the same host, and no counter excludes contention between the two jobs"
