@@ -70,6 +70,13 @@ def test_device_counters_give_the_cause_if_nothing_else_does() -> None:
         assert causes.judged_by(one, job, BASELINE) is one, "a cause by process counters is kept"
 
 
+@pytest.mark.parametrize(("counter", "value", "hinted"), [("cpu_waiting", 0.09, True), ("sm_clock", 1.1, False)])
+def test_a_counter_may_deviate_too_little_to_show_the_cause(counter: str, value: float, hinted: bool) -> None:
+    causes, _, [job] = after([shape_of("j")], **{counter: value})
+    found = causes.judged_by(judgement(), job, BASELINE)
+    assert (found.cause, found.hinted) == (Cause.UNKNOWN, hinted)
+
+
 def test_a_rank_with_as_much_more_tensor_work_has_more_work() -> None:
     causes, _, [job] = after([shape_of("j")], tensor_active=1.4)
     one = replace(judgement(), step_seconds=0.9)

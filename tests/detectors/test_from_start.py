@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,12 @@ NODE = np.arange(RANKS) // 4 == 1
 RANK = np.arange(RANKS) == 5
 
 
-def found_in(slow: float = 1.0, where: np.ndarray = NODE, stages: bool = False, **counters: object) -> list[Verdict]:
-    """Return the verdicts on a job of four nodes in which these ranks take `slow` times as long since the start."""
+def found_in(slow: float = 1.0, stages: bool = False, **counters: Any) -> list[Verdict]:
+    """Return the verdicts on a job of four nodes. The ranks of NODE take `slow` times as long since the start."""
     job = Job(ranks=RANKS)
     if stages:
         job.shape = replace(job.shape, stage=np.arange(RANKS) // 4)
-    job.work = lambda second: np.where(where, 0.7 * slow, 0.7)
+    job.work = lambda second: np.where(NODE, 0.7 * slow, 0.7)
     for name, value in counters.items():
         make = value if callable(value) else (lambda second, value=value: np.asarray(value))
         job.feature[name] = make
@@ -31,7 +32,7 @@ def found_in(slow: float = 1.0, where: np.ndarray = NODE, stages: bool = False, 
 
 @pytest.mark.parametrize(("counter", "cause"), [("cpu_waiting", Cause.CPU_CONTENTION), ("io_waiting", Cause.STORAGE)])
 def test_a_node_whose_host_is_busy_since_the_start_is_slow_for_that_reason(counter: str, cause: Cause) -> None:
-    (verdict, *more) = found_in(1.12, **{counter: np.where(NODE, 0.3, 0.0)})
+    (verdict, *more) = found_in(1.12, False, **{counter: np.where(NODE, 0.3, 0.0)})
     assert not more
     assert (verdict.kind, verdict.cause, verdict.node, verdict.level) == (Kind.STRAGGLER, cause, "j-n1", "node")
     assert verdict.confidence >= 0.9
@@ -56,7 +57,7 @@ def test_neither_a_slower_node_nor_a_busy_host_is_enough() -> None:
 def test_a_part_that_fails_in_all_first_windows_is_reported(
     counter: str, value: float, usual: float, cause: Cause, level: str
 ) -> None:
-    (verdict,) = found_in(**{counter: np.where(RANK, value, usual)})
+    (verdict,) = found_in(1.0, False, **{counter: np.where(RANK, value, usual)})
     assert (verdict.kind, verdict.cause, verdict.rank, verdict.level) == (Kind.HEALTH, cause, 5, level)
     assert verdict.slowdown == 1.0 and verdict.confidence >= 0.9
 

@@ -84,6 +84,8 @@ class Judgement:
     """Whether the job is not slower. The alarm then leads neither to a verdict nor to an abstention."""
     asleep: bool = False
     """Whether the rank's processes only sleep more (`Attribution.asleep`)."""
+    hinted: bool = False
+    """Whether a device counter deviates as with a fault, although too little to show the cause."""
     about: tuple[int, ...] = ()
     """Indices of other ranks to which the refusal applies too."""
 

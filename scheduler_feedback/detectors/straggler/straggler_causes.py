@@ -11,7 +11,8 @@ import numpy as np
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.context import DetectionContext
-from scheduler_feedback.detectors.counters.cause_signatures import MARGIN, Priors, evidence, weigh
+from scheduler_feedback.detectors.counters.cause_signatures import EVIDENT, MARGIN, Priors, evidence, weigh
+from scheduler_feedback.detectors.counters.feature_scales import BAD
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
@@ -20,6 +21,9 @@ from scheduler_feedback.detectors.straggler.shown_from_start import cause_shown
 MISSING = "process_counters"
 
 GPU_ROWS = np.array([row for row, feature in enumerate(FEATURES) if feature.of == "gpu"], np.intp)
+
+BAD_ROWS = np.flatnonzero(BAD)
+"""Rows of the counters whose deviation in one direction indicates a fault."""
 
 OF_PARTS = frozenset(
     {Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.PCIE, Cause.NIC, Cause.LINK}
@@ -102,10 +106,14 @@ class Causes:
                 "work, such as a popular expert"
             )
             return replace(judgement, evidence=items, refusal=refusal, counters=True)
+        hinted = bool(
+            (counters.level[BAD_ROWS, column] * BAD[BAD_ROWS] >= EVIDENT * counters.scale[BAD_ROWS, column]).any()
+        )
         if cause is not Cause.UNKNOWN:
             margin = log_odds.bounded(float(weighed.margin[0]), 0.0, 1.0)
             items = (*items, Evidence("log_odds_of_cause", float(weighed.margin[0]), MARGIN, "", str(cause), margin))
-        return replace(judgement, cause=cause, evidence=items, confidence=log_odds.confidence(items), counters=True)
+        confidence = log_odds.confidence(items)
+        return replace(judgement, cause=cause, evidence=items, confidence=confidence, counters=True, hinted=hinted)
 
     def _more_work(self, column: int, step_seconds: float) -> float:
         """Return by how much the tensor core cycles of this column have grown, compared with its peers: a logarithm.

@@ -301,14 +301,14 @@ def not_yet_sure(
     """Return the judgement of a rank that may still be healthy for this reason, with a lower confidence.
 
     The confidence is then too low for actions on a running job. If the job's own work is likely, it is too low for a
-    verdict. So it is if counters are known and show no cause: they show most faults, so that the rest is more often the
-    job's own work. And so it is for an expert that may be popular: no counter shows how many tokens an expert gets.
+    verdict. So it is if counters are known and none of them deviates: they show most faults, so that the rest is more
+    often the job's own work. And so it is for an expert that may be popular: no counter shows how many tokens it gets.
 
     windows: windows for which the rank has been slow. mates: indices of the other alarmed ranks of its node. own_work:
     whether the job's own work is more likely than a fault. routed: whether the rank may compute a popular expert.
     """
     why = Evidence("windows_of_slowness", float(windows), float(LEAST_WINDOWS), "windows", reason, 0.0)
-    own_work = routed or own_work or judgement.counters
+    own_work = routed or (not judgement.hinted if judgement.counters else own_work)
     unsure = OWN_WORK_CONFIDENCE if own_work else UNSURE_CONFIDENCE
     confidence = min(judgement.confidence, unsure)
     refusal = reason if confidence < LEAST_CONFIDENCE else ""
