@@ -181,7 +181,7 @@ class HealthDetector:
                 rank=number,
                 node=node,
                 cause=why.cause,
-                confidence=log_odds.confidence(items),
+                confidence=(log_odds.without_waits if why.without_waits else log_odds.confidence)(items),
                 slowdown=max(1.0, why.slower),
                 step_seconds_before=before,
                 step_seconds_now=now,

@@ -83,6 +83,9 @@ WITHOUT_COUNTERS = (3.040, 0.314)
 weights. Fitted by ``python -m benchmarks.traces.fit --results FILE`` to seeds 64000 to 78082 (the file traces-64000 of
 docs/measurements): 2,753 of 2,766 verdicts were right. Two fault classes and the other generators are held out."""
 
+WITHOUT_WAITS = (-3.013, 0.859)
+"""Offset and slope of the log odds that an accusation by counters alone is right, in a job without waits. FITTED"""
+
 LEAST_FITTED = 4.0
 """The fitted line is used from this sum of weights on. Only one of the 2,766 verdicts had less: below it, the weights
 themselves give the confidence."""
@@ -106,6 +109,11 @@ def without_counters(evidence: Iterable[Evidence]) -> float:
     items = tuple(evidence)
     total = sum(item.log_likelihood_ratio for item in items)
     return confidence(items, *WITHOUT_COUNTERS) if total >= LEAST_FITTED else confidence(items)
+
+
+def without_waits(evidence: Iterable[Evidence]) -> float:
+    """Return the confidence of an accusation by counters alone, in a job that reports no waits, by the fitted line."""
+    return confidence(evidence, *WITHOUT_WAITS)
 
 
 def of_residual(sigmas: float) -> float:
