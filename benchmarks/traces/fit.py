@@ -86,7 +86,7 @@ def by_counters(rows: Sequence[Row]) -> Row | None:
 
     Only traces with counters and without known waits that are not in HELD_OUT count. Hangs are not included.
     """
-    used = [row for row in rows if row["counters"] and row["truth"]["waits"] != "known"]
+    used = [row for row in rows if row.get("counters") and row["truth"]["waits"] != "known"]
     kept = counted([row for row in used if row["truth"]["name"] not in HELD_OUT])
     verdicts = [v for v in kept if v["kind"] in ("straggler", "health") and not v["early"]]
     if not verdicts:

@@ -18,9 +18,9 @@ NODE = np.arange(RANKS) // 4 == 1
 RANK = np.arange(RANKS) == 5
 
 
-def found_in(slow: float = 1.0, stages: bool = False, **counters: Any) -> list[Verdict]:
-    """Return the verdicts on a job of four nodes. The ranks of NODE take `slow` times as long since the start."""
-    job = Job(ranks=RANKS)
+def found_in(slow: float = 1.0, stages: bool = False, nodes: int = 4, **counters: Any) -> list[Verdict]:
+    """Return the verdicts on a job of some nodes. The ranks of NODE take `slow` times as long since the start."""
+    job = Job(ranks=RANKS, nodes=nodes)
     if stages:
         job.shape = replace(job.shape, stage=np.arange(RANKS) // 4)
     job.work = lambda second: np.where(NODE, 0.7 * slow, 0.7)
@@ -32,7 +32,7 @@ def found_in(slow: float = 1.0, stages: bool = False, **counters: Any) -> list[V
 
 @pytest.mark.parametrize(("counter", "cause"), [("cpu_waiting", Cause.CPU_CONTENTION), ("io_waiting", Cause.STORAGE)])
 def test_a_node_whose_host_is_busy_since_the_start_is_slow_for_that_reason(counter: str, cause: Cause) -> None:
-    (verdict, *more) = found_in(1.12, False, **{counter: np.where(NODE, 0.3, 0.0)})
+    (verdict, *more) = found_in(1.12, False, 4, **{counter: np.where(NODE, 0.3, 0.0)})
     assert not more
     assert (verdict.kind, verdict.cause, verdict.node, verdict.level) == (Kind.STRAGGLER, cause, "j-n1", "node")
     assert verdict.confidence >= 0.9
@@ -57,7 +57,7 @@ def test_neither_a_slower_node_nor_a_busy_host_is_enough() -> None:
 def test_a_part_that_fails_in_all_first_windows_is_reported(
     counter: str, value: float, usual: float, cause: Cause, level: str
 ) -> None:
-    (verdict,) = found_in(1.0, False, **{counter: np.where(RANK, value, usual)})
+    (verdict,) = found_in(1.0, False, 4, **{counter: np.where(RANK, value, usual)})
     assert (verdict.kind, verdict.cause, verdict.rank, verdict.level) == (Kind.HEALTH, cause, 5, level)
     assert verdict.slowdown == 1.0 and verdict.confidence >= 0.9
 
@@ -75,5 +75,6 @@ def test_other_errors_since_the_start_are_left_to_maintenance(errors: Callable[[
     assert not found_in(nvlink_errors=errors)
 
 
-def test_links_that_are_slow_on_all_nodes_are_how_the_machines_are_built() -> None:
-    assert not found_in(pcie_link=np.full(RANKS, 0.5))
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_links_that_are_slow_everywhere_are_how_the_machines_are_built(nodes: int) -> None:
+    assert not found_in(nodes=nodes, pcie_link=np.full(RANKS, 0.5))
