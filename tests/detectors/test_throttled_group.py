@@ -33,6 +33,7 @@ def test_ranks_that_are_throttled_together_have_one_verdict(counter: str, cause:
     assert (verdict.kind, verdict.cause, verdict.rank, verdict.node) == (Kind.STRAGGLER, cause, 8, "")
     assert verdict.ranks == tuple(np.flatnonzero(SLOW).tolist())
     assert verdict.confidence >= 0.9
+    assert verdict.slowdown == pytest.approx(1.14, abs=0.02)
     assert {"compute_to_usual", counter, "sm_clock"} == {item.measure for item in verdict.evidence}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -172,7 +172,7 @@ def _throttled_group(
     if claim is None:
         return None
     members = np.flatnonzero(np.isin(course.shape.ranks, claim.ranks))
-    return claim if _shifted(usual, recent.normal, members) else None
+    return replace(claim, step_seconds=recent.seconds) if _shifted(usual, recent.normal, members) else None
 
 
 def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:

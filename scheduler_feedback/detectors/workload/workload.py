@@ -182,7 +182,7 @@ class WorkloadDetector:
             confidence = log_odds.confidence(claim.evidence)
             if confidence < LEAST_CONFIDENCE:
                 continue
-            step_seconds = float(np.mean(course.seconds))
+            step_seconds = float(np.mean(course.seconds)) if claim.step_seconds is None else claim.step_seconds
             verdict = Verdict(
                 verdict_id=(
                     f"{name}.{job.shape.attempt}.{claim.key}.{course.numbers[0]}"
