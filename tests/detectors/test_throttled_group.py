@@ -44,6 +44,13 @@ def test_it_ends_soon_after_the_clocks_have_recovered() -> None:
     assert [one.verdict_id for _, one in found if isinstance(one, Cleared)] == [verdict.verdict_id]
 
 
+def test_other_ranks_may_be_throttled_at_their_usual_clock() -> None:
+    job = rack()
+    job.feature["power_throttle"] = lambda second: np.where((SLOW | (np.arange(RANKS) == 1)) & (second > 60), 0.9, 0.0)
+    (verdict,) = verdicts(course(make_detection(), [job], 140))
+    assert verdict.ranks == tuple(np.flatnonzero(SLOW).tolist())
+
+
 @pytest.mark.parametrize(
     "job",
     [
