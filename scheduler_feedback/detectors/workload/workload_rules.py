@@ -76,10 +76,6 @@ between two long steps."""
 OFFSET = "offset"
 """Key of the claim (suspected cause) about constant offsets."""
 
-OFFSET_ERRORS = 2.35
-"""A rank is named only if its offset is OFFSET_RATIO with a certainty of 95 %: if it is still that large less this many
-standard errors of its mean over OFFSET_BLOCKS parts (Student's t, three degrees of freedom)."""
-
 WANDER_SIGMAS = 2.0
 """Half of a constant offset may have begun after the warm-up if that is at most this many standard deviations of such
 changes in the job: the offsets of all its ranks wander (PAI job 1)."""
@@ -166,8 +162,7 @@ def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator
         return
     blocks = np.array([block for _, block in course.offsets])
     low, mean = blocks.min(axis=0), blocks.mean(axis=0)
-    errors = blocks.std(axis=0, ddof=1) / math.sqrt(OFFSET_BLOCKS)
-    always = (low >= OFFSET_RATIO / 2) & (mean - OFFSET_ERRORS * errors >= OFFSET_RATIO)
+    always = (low >= OFFSET_RATIO / 2) & (mean >= OFFSET_RATIO)
     if course.usual is not None:
         first = np.log(course.usual.compute)
         began = mean - (first - middle_of_peers(first, course.where))
