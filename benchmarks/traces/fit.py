@@ -9,7 +9,8 @@ Fitted are:
 
 - for each group of verdicts, the line that turns the sum of the evidence's weights into log odds;
 - the frequency of faults among slow ranks of which it is not known yet whether they stay slow;
-- the number of windows after which an ended slowdown was more often a fault than the job's own work.
+- the number of windows after which an ended slowdown was more often a fault than the job's own work;
+- with ``--results`` of traces with counters and without waits: the line of the accusations by counters alone.
 """
 
 from __future__ import annotations
@@ -80,6 +81,21 @@ def lines(rows: Sequence[Row]) -> Row:
     return found
 
 
+def by_counters(rows: Sequence[Row]) -> Row | None:
+    """Return the line of accusations by counters alone, and the numbers of verdicts; None without such traces.
+
+    Only traces with counters and without known waits that are not in HELD_OUT count. Hangs are not included.
+    """
+    used = [row for row in rows if row.get("counters") and row["truth"]["waits"] != "known"]
+    kept = counted([row for row in used if row["truth"]["name"] not in HELD_OUT])
+    verdicts = [v for v in kept if v["kind"] in ("straggler", "health") and not v["early"]]
+    if not verdicts:
+        return None
+    right = np.array([float(v["mark"] == "right") for v in verdicts])
+    offset, slope = fit_line(np.array([v["log_odds"] for v in verdicts]), right)
+    return {"offset": round(offset, 3), "slope": round(slope, 3), "verdicts": len(verdicts), "right": int(right.sum())}
+
+
 def early(rows: Sequence[Row]) -> Row:
     """Return how often the first report on a slow rank without a known cause names a fault.
 
@@ -118,7 +134,7 @@ def fitted(rows: Sequence[Row]) -> Row:
     """Return all fitted values. Only traces with known waits that are not in HELD_OUT count."""
     used = [row for row in rows if row["truth"]["waits"] == "known" and row["truth"]["name"] not in HELD_OUT]
     return {"traces": len(used), "held_out": HELD_OUT, "lines": lines(used), "early": early(used),
-            "ended": least_windows(used)}  # fmt: skip
+            "ended": least_windows(used), "by_counters": by_counters(rows)}  # fmt: skip
 
 
 def with_line(rows: Sequence[Row], offset: float, slope: float) -> list[Row]:

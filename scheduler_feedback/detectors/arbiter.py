@@ -116,7 +116,7 @@ def _parts(verdict: Verdict, ranks: frozenset[int]) -> frozenset[Part]:
         return frozenset()
     if verdict.kind is Kind.INTERFERENCE:
         return frozenset({Part.HOST if verdict.cause is Cause.HOST_CONTENTION else Part.NETWORK})
-    if verdict.kind in OF_OWN_JOB or verdict.cause is Cause.UNKNOWN:
+    if verdict.kind in OF_OWN_JOB or verdict.cause is Cause.UNKNOWN or not verdict.node:  # or of ranks on several nodes
         return OF_RANK
     return frozenset({Part.HOST if verdict.cause in OF_HOST or verdict.level == "node" else Part.DEVICE})
 

@@ -12,6 +12,7 @@ import pytest
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Shape, StepTable
 from scheduler_feedback.core.verdict import Cause, Kind
+from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.places import Places, places
 from scheduler_feedback.detectors.workload import change_rules, workload_rules
@@ -263,9 +264,9 @@ def test_a_constant_offset_is_reported_if_it_slows_the_job() -> None:
 # --- changes since the job was new -----------------------------------------------------------------------------------
 
 
-def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim]:
+def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4, shape: Shape = SHAPE) -> list[Claim]:
     """Return the rule's claims after one rank in each step paused for `by` seconds, in the order of `ranks`."""
-    run = Run()
+    run = Run(shape)
     noise = np.random.default_rng(4).normal(1.0, 0.004, (WARM_UP_STEPS + 12, RANKS))
     run.steps(own(WARM_UP_STEPS) * noise[:WARM_UP_STEPS])
     times = own(12) * noise[WARM_UP_STEPS:]
@@ -287,6 +288,12 @@ def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim
 )
 def test_rotating_pauses_need_four_ranks_on_several_nodes(ranks: list[int], reported: bool) -> None:
     assert [(one.cause, one.rank) for one in paused(ranks)] == [(Cause.PAUSES, -1)] * reported
+
+
+def test_pauses_in_turn_may_be_popular_experts_if_tokens_are_not_reported() -> None:
+    (pauses,) = paused([0, 5, 10, 15])
+    (routed,) = paused([0, 5, 10, 15], shape=replace(SHAPE, expert=np.arange(RANKS) % 4))
+    assert log_odds.confidence(pauses.evidence) >= 0.9 > log_odds.confidence(routed.evidence) >= 0.5
 
 
 def test_pauses_are_reported_if_most_steps_have_one_and_the_job_is_slower() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,24 @@ def test_device_counters_give_the_cause_if_nothing_else_does() -> None:
     assert found.confidence > 0.6
     for one in (judgement(Cause.SUSPENDED), judgement(refusal="no"), judgement(Cause.COMPUTE)):
         assert causes.judged_by(one, job, BASELINE) is one, "a cause by process counters is kept"
+
+
+@pytest.mark.parametrize(("counter", "value", "hinted"), [("cpu_waiting", 0.09, True), ("sm_clock", 1.1, False)])
+def test_a_counter_may_deviate_too_little_to_show_the_cause(counter: str, value: float, hinted: bool) -> None:
+    causes, _, [job] = after([shape_of("j")], **{counter: value})
+    found = causes.judged_by(judgement(), job, BASELINE)
+    assert (found.cause, found.hinted) == (Cause.UNKNOWN, hinted)
+
+
+def test_a_rank_with_as_much_more_tensor_work_has_more_work() -> None:
+    causes, _, [job] = after([shape_of("j")], tensor_active=1.4)
+    one = replace(judgement(), step_seconds=0.9)
+    found = causes.judged_by(one, job, BASELINE, 1.4)
+    assert "it has more work" in found.refusal
+    assert not causes.judged_by(one, job, BASELINE, 2.5).refusal, "it explains too little of its time"
+    assert not causes.judged_by(judgement(), job, BASELINE, 1.4).refusal, "a window is shorter than a step"
+    slower, _, [job] = after([shape_of("j")], tensor_active=1.4, sm_clock=1 / 1.4)
+    assert slower.judged_by(one, job, BASELINE, 1.4).cause is Cause.GPU, "a lower clock needs longer for the same work"
 
 
 def test_without_a_deviating_counter_the_cause_is_unknown() -> None:

@@ -617,11 +617,11 @@ def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
     detectors = make_detection()
     job = Job(ranks=16)
     job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
-    job.feature["thermal_throttle"] = lambda second: np.where((np.arange(16) == 3) & (second > 90), 0.4, 0.0)
-    job.feature["sm_clock"] = lambda second: np.where((np.arange(16) == 3) & (second > 90), 0.75, 1.0)
-    before = [one for one in verdicts(course(detectors, [job], 85)) if one.kind is Kind.STRAGGLER]
+    job.feature["thermal_throttle"] = lambda second: np.where((np.arange(16) == 3) & (second > 100), 0.4, 0.0)
+    job.feature["sm_clock"] = lambda second: np.where((np.arange(16) == 3) & (second > 100), 0.75, 1.0)
+    before = [one for one in verdicts(course(detectors, [job], 95)) if one.kind is Kind.STRAGGLER]
     assert {(one.rank, one.cause) for one in before} == {(3, Cause.UNKNOWN)}
-    later = course(detectors, [job], 60, first=86)
+    later = course(detectors, [job], 60, first=96)
     *_, after = [one for one in verdicts(later) if one.kind is Kind.STRAGGLER]
     assert (after.verdict_id, after.cause) == (before[0].verdict_id, Cause.THERMAL)
     assert after.confidence >= 0.9

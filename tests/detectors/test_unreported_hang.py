@@ -82,6 +82,7 @@ def test_if_all_ranks_poll_no_rank_is_accused() -> None:
         (without(3), {"lasts": 35}),
         (without(3), {"lasts": 120, "pause": 90}),  # it paused for nearly as long before
         (without(3), {"writes": True}),
+        (without(3) * np.linspace(0.7, 1.3, RANKS), {}),  # they start up at different speeds
         (without(3), {"stops": 100}),  # new: the length of its pauses is unknown
     ],
 )

@@ -221,7 +221,9 @@ def test_a_rank_that_may_be_healthy_has_a_low_confidence_and_the_reason_is_shown
     assert not_yet_sure(judgement(confidence=0.5), "it may recompile", 4, ()).confidence == 0.5
     refused = not_yet_sure(judgement(confidence=0.99), "it may recompile", 4, (3, 5), own_work=True)
     assert (refused.refusal, refused.about) == ("it may recompile", (3, 5)), "the job's own work, without counters"
-    assert not not_yet_sure(replace(judgement(confidence=0.99), counters=True), "it", 4, (), own_work=True).refusal
+    with_counters = replace(judgement(confidence=0.99), counters=True)
+    assert not_yet_sure(with_counters, "it may recompile", 4, ()).refusal, "known counters show no cause"
+    assert not not_yet_sure(replace(with_counters, hinted=True), "it may stall", 4, (), own_work=True).refusal
 
 
 @pytest.mark.parametrize(

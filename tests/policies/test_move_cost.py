@@ -155,6 +155,7 @@ def test_only_accusing_kinds_accuse_a_node() -> None:
         ({"confidence": 0.9}, None, False),
         ({"confidence": 0.899}, "confidence", False),
         ({"cause": Cause.UNKNOWN}, "cause", False),
+        ({"node": ""}, "node", True),
         ({"kind": Kind.WORKLOAD}, "kind", True),
         ({"kind": Kind.HEALTH}, "kind", True),
     ],

@@ -54,6 +54,16 @@ def test_held_out_classes_and_early_verdicts_do_not_count() -> None:
     assert found["early"]["share"] == 1.0
 
 
+def test_accusations_by_counters_alone_have_a_line_of_their_own() -> None:
+    one = row((7.0, True), (9.0, True), (7.0, False))
+    assert fit.by_counters([one]) is None, "its waits are known"
+    alone = one | {"counters": True, "truth": one["truth"] | {"waits": "null"}}
+    held_out = alone | {"truth": alone["truth"] | {"name": "gradual"}}
+    found = fit.by_counters([one, alone, held_out])
+    assert found is not None
+    assert (found["verdicts"], found["right"]) == (3, 2)
+
+
 def test_a_line_is_checked_on_other_traces() -> None:
     rows = [row((4.0, True), (4.0, False)), row((4.0, True), name="gradual"), row((-9.0, False), name="hang")]
     found = fit.check(rows, {"offset": 0.0, "slope": 0.5})

@@ -1298,8 +1298,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.verdict_building:not_yet_sure",
-        "own_work = routed or (own_work and not judgement.counters)",
-        "own_work = routed or own_work",
+        "not judgement.hinted if judgement.counters else own_work",
+        "own_work",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(

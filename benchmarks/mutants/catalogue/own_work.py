@@ -23,7 +23,19 @@ _FIT = ("tests/traces_benchmark/test_fit.py",)
 _APART = "detectors.health.apart_ranks"
 _BLOCKS = "detectors.counters.step_blocks"
 
+_GROUP = "detectors.workload.throttled_group"
+_SHOWN = "detectors.straggler.shown_from_start"
+_FIRST = "detectors.health.failing_from_start"
+_THROTTLED = ("tests/detectors/test_throttled_group.py",)
+_FROM_START = ("tests/detectors/test_from_start.py",)
+
 MUTANTS = (
+    Mutant(_GROUP + ":throttled_group", "< NEARLY_ALL", "< 0.0", _THROTTLED),
+    Mutant(_GROUP + ":throttled_group", " & (clocks * LEAST_SLOWDOWN <= free)", "", _THROTTLED),
+    Mutant(_SHOWN + ":learn_shown", "new |= members", "pass", _FROM_START),
+    Mutant(_SHOWN + ":cause_shown", "(away >= least) if least > 0", "(away >= 9.0) if least > 0", _FROM_START),
+    Mutant(_FIRST + ":_suspects", "(first.lowest[row] > 0) & (mean >= least)", "(mean >= least)", _FROM_START),
+    Mutant(_FIRST + ":_suspects", "failing &= others > PCIE_LEAST", "pass", _FROM_START),
     Mutant(_APART + ":_suspects", "if found.steps >= STEPS:", "if True:", _COUNTERS),
     Mutant(_APART + ":_least_steps", "HOST_STEPS if cause in OF_HOST else STEPS", "STEPS", _COUNTERS),
     Mutant(_APART + ":_has_more_work", "if not found.busy[rank]:", "if True:", _COUNTERS),

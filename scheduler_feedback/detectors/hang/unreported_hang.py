@@ -47,6 +47,10 @@ APART = 0.5
 """A rank does not poll like the others if its SM activity differs from that of the median rank by more than this share
 of the median rank's."""
 
+ALIKE = 0.1
+"""The ranks that poll run one kernel. If the SM activity of the middle half of them differs by more than this
+share, they do not poll: after a restart, ranks start up at different speeds."""
+
 RUNS_ON = 0.5
 """A kernel that runs on, while the others poll, keeps at least this share of the SMs busy. A rank that starts or
 compiles, and runs short kernels, has less."""
@@ -161,6 +165,9 @@ class Traffic:
         differs = polling - level > APART * polling
         if not by_power:
             differs |= level > max((1 + APART) * polling, RUNS_ON)
+            upper, lower = np.quantile(level[~differs], (0.75, 0.25)).tolist()
+            if upper - lower > ALIKE * polling:
+                return None
         apart = np.flatnonzero(known)[differs]
         if by_power and not len(apart):
             return None

@@ -343,7 +343,7 @@ def _suspicion(
     return Suspicion(
         shape.nodes[rank], level if device else "node", device or shape.nodes[rank], cause,
         f"the job waits for it: it {state} while its peers poll", found.slower, more, job, rank, found.slower,
-        Kind.STRAGGLER,
+        Kind.STRAGGLER, True,
     )  # fmt: skip
 
 
@@ -411,6 +411,7 @@ def _errors(job: JobTelemetry, found: Apart, blocks: StepBlocks, apart_ones: lis
         yield Suspicion(
             shape.nodes[rank], level if device else "node", device or shape.nodes[rank], cause,
             "its errors began when the job became slower", found.slower, evidence, job, rank, found.slower,
+            without_waits=True,
         )  # fmt: skip
         return
 
@@ -430,10 +431,17 @@ def _failing_memory(job: JobTelemetry, blocks: StepBlocks) -> Iterator[Suspicion
         return
     shape = job.shape
     device = shape.gpus[rank] if shape.gpus else ""
-    evidence = Evidence("memory_errors", float(rates[rank]), others, "1/s", "any other rank; since the start", 2.0)
+    evidence = (
+        Evidence("memory_errors", float(rates[rank]), others, "1/s", "any other rank; since the start", 2.0),
+        Evidence("spread_of_memory_errors", float(spread[rank]), float(rates[rank]) / 2, "1/s", "half of the rate",
+                 1.0),
+        Evidence("blocks_of_steps", float(blocks.learned), float(FROM_START_BLOCKS), "blocks", "all since the start",
+                 1.0),
+    )  # fmt: skip
     yield Suspicion(
         shape.nodes[rank], "gpu" if device else "node", device or shape.nodes[rank], Cause.MEMORY,
-        "its memory has had errors in each block of steps since the start", float(rates[rank]), (evidence,), job, rank,
+        "its memory has had errors in each block of steps since the start", float(rates[rank]), evidence, job, rank,
+        without_waits=True,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Verdict
 from scheduler_feedback.detectors.context import DetectionContext, PartFault, Proposal
 from scheduler_feedback.detectors.health.apart_ranks import ApartRanks
 from scheduler_feedback.detectors.health.device_outliers import DifferingCounters
+from scheduler_feedback.detectors.health.failing_from_start import FailingFromStart
 from scheduler_feedback.detectors.health.job_speed import Speed
 from scheduler_feedback.detectors.health.port_health import Ports
 from scheduler_feedback.detectors.health.stale_agents import StaleAgents
@@ -61,6 +62,7 @@ class HealthDetector:
         self._silence = StaleAgents()
         self._counted = DifferingCounters()
         self._apart = ApartRanks()
+        self._from_start = FailingFromStart()
         self._active: dict[tuple[str, str], Verdict] = {}
 
     def tick(self, context: DetectionContext) -> list[Proposal]:
@@ -82,6 +84,8 @@ class HealthDetector:
         for why in self._counted.failing(context):
             findings += self._accuse(why, context)
         for why in self._apart.failing(context):
+            findings += self._accuse(why, context)
+        for why in self._from_start.failing(context):
             findings += self._accuse(why, context)
         jobs = {job.shape.job for job in telemetry.jobs}
         for key in [key for key, one in self._active.items() if one.gang and one.gang not in jobs]:
@@ -177,7 +181,7 @@ class HealthDetector:
                 rank=number,
                 node=node,
                 cause=why.cause,
-                confidence=log_odds.confidence(items),
+                confidence=(log_odds.without_waits if why.without_waits else log_odds.confidence)(items),
                 slowdown=max(1.0, why.slower),
                 step_seconds_before=before,
                 step_seconds_now=now,

@@ -29,3 +29,5 @@ class Suspicion:
     slower: float = 1.0
     """The job's step time divided by its best step time."""
     kind: Kind = Kind.HEALTH
+    without_waits: bool = False
+    """Whether the job reports no waits, so that counters alone accuse the device: the confidence is fitted."""

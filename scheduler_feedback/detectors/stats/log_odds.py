@@ -71,6 +71,9 @@ STAGE_OF_ONE = 0.0
 Clear cases then get a confidence of .73. On seeds 35000 to 35159 of `benchmarks.traces --layout deep`, 20 of 28 of them
 were right."""
 
+ROUTED_IN_TURN = -2.0
+"""Weight against pauses in turn if the job routes tokens to experts and does not report them."""
+
 OFFSET_APART = -2.0
 """Weight against more work of a rank with a constant offset that is far from all other ranks: its hardware may be
 slow."""
@@ -79,6 +82,11 @@ WITHOUT_COUNTERS = (3.040, 0.314)
 """Offset and slope of the log odds that a verdict on a slow rank without counters is right, given the sum of its
 weights. Fitted by ``python -m benchmarks.traces.fit --results FILE`` to seeds 64000 to 78082 (the file traces-64000 of
 docs/measurements): 2,753 of 2,766 verdicts were right. Two fault classes and the other generators are held out."""
+
+WITHOUT_WAITS = (-3.179, 0.902)
+"""Offset and slope of the log odds that an accusation by counters alone is right, in a job without waits.
+Fitted by ``python -m benchmarks.traces.fit --results FILE`` to seeds 200000 to 200287, 220000 to 220228 and 221000 to
+221055 (the files traces-200000, traces-220000 and traces-221000 of docs/measurements): 135 of 138 were right."""
 
 LEAST_FITTED = 4.0
 """The fitted line is used from this sum of weights on. Only one of the 2,766 verdicts had less: below it, the weights
@@ -103,6 +111,11 @@ def without_counters(evidence: Iterable[Evidence]) -> float:
     items = tuple(evidence)
     total = sum(item.log_likelihood_ratio for item in items)
     return confidence(items, *WITHOUT_COUNTERS) if total >= LEAST_FITTED else confidence(items)
+
+
+def without_waits(evidence: Iterable[Evidence]) -> float:
+    """Return the confidence of an accusation by counters alone, in a job that reports no waits, by the fitted line."""
+    return confidence(evidence, *WITHOUT_WAITS)
 
 
 def of_residual(sigmas: float) -> float:

@@ -74,6 +74,8 @@ class Case:
     """Indices of ranks whose alarms other alarmed ranks of their groups explain (group_intersection.py)."""
     lasting: frozenset[int] = frozenset()
     """Indices of many ranks that have been slow for long, each for its own reason (lasting_set.py)."""
+    shown: Cause = Cause.UNKNOWN
+    """Cause that the counters of a rank that was slow from the start show (shown_from_start.py)."""
     on_device: bool = False
     """Whether the rank computes on a GPU with readable counters."""
     means: Means = field(default_factory=dict)
@@ -124,7 +126,8 @@ class Measured:
     """Seconds that a step would save without the next best suspect, leaving out its longest window; at most by how much
     that suspect became slower."""
     role_outlier: bool
-    """Whether the rank was slow from the start, and differed from its role far more than any other rank."""
+    """Whether the rank was slow from the start, and differed from its role far more than any other rank, or counters
+    show the cause."""
     few: bool
     """Whether few enough ranks are alarmed for each to be slow for its own reason."""
     of_node: tuple[int, ...]
@@ -193,7 +196,9 @@ def measure(case: Case) -> Measured:
         step_seconds=float(case.mean("step_seconds")),
         gain=own_gain,
         next_gain=float(others_gain.max()) if len(others_gain) else 0.0,
-        role_outlier=from_start and not baseline.role_known and is_role_outlier(baseline, where, rank),
+        role_outlier=from_start
+        and not baseline.role_known
+        and (case.shown is not Cause.UNKNOWN or is_role_outlier(baseline, where, rank)),
         few=few,
         of_node=tuple(of_node),
         of_other_nodes=tuple(of_other_nodes),

@@ -84,6 +84,8 @@ class Judgement:
     """Whether the job is not slower. The alarm then leads neither to a verdict nor to an abstention."""
     asleep: bool = False
     """Whether the rank's processes only sleep more (`Attribution.asleep`)."""
+    hinted: bool = False
+    """Whether a device counter deviates as with a fault, although too little to show the cause."""
     about: tuple[int, ...] = ()
     """Indices of other ranks to which the refusal applies too."""
 
@@ -163,7 +165,7 @@ def _peers_wait(case: Case, measured: Measured) -> Refusal | None:
 
 def _has_no_larger_part(case: Case, measured: Measured) -> Refusal | None:
     """Refuse a rank that was slow from the start if more work can explain its slowness."""
-    if not measured.from_start or case.baseline.role_known:
+    if not measured.from_start or case.baseline.role_known or case.shown is not Cause.UNKNOWN:
         return None
     as_long = [rank for rank in measured.of_node if case.baseline.from_start[rank]]
     if as_long and not measured.split.known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.verdict import Evidence
+from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.counters.cause_attribution import CAUSE_SHARE, LEAST_FAULTS, Attribution
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.straggler.alarm_case import Case, Measured
@@ -16,6 +16,8 @@ def evidence_of(case: Case, measured: Measured) -> tuple[Evidence, ...]:
         return facts
     if measured.role_outlier:
         against = "no healthy history of this rank, but its peers have the same work, and no other rank is as slow"
+        if case.shown is not Cause.UNKNOWN:
+            against = f"no healthy history of this rank, but its counters differ from those of its peers: {case.shown}"
         return (*facts, Evidence("healthy_state_known", 0.0, 1.0, "", against, log_odds.ROLE_OUTLIER))
     weight = log_odds.ROLE_LAID_OUT if case.where.layout_known else log_odds.ROLE_UNKNOWN
     against = "no healthy history of this rank; its share of the work may be larger"

@@ -39,7 +39,7 @@ from scheduler_feedback.detectors.steps.expected_work import Work, fit
 from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.detectors.steps.shared_sequences import judged_by_sequences
 from scheduler_feedback.detectors.steps.windows import Window, blame_stopped, cut, join
-from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means
+from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case, Means, times_its_usual
 from scheduler_feedback.detectors.straggler.alarm_checks import judge
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, mates_of, persistent
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
@@ -48,6 +48,7 @@ from scheduler_feedback.detectors.straggler.own_level import learn_levels, note_
 from scheduler_feedback.detectors.straggler.persistence import doubt, doubt_of_work, extend, is_own_work
 from scheduler_feedback.detectors.straggler.popular_experts import may_be_popular
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
+from scheduler_feedback.detectors.straggler.shown_from_start import learn_shown
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler.verdict_building import (
     DETECTOR,
@@ -250,7 +251,7 @@ class StragglerDetector:
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
             case = self._case(watched, baseline, rank, alarmed, raised, job, means, lasting)
-            judgement = self._causes.judged_by(judge(case), job, baseline)
+            judgement = self._causes.judged_by(judge(case), job, baseline, times_its_usual(case))
             judgement = judged_by_sequences(judgement, case, job, watched.episode(rank), watched.longest_episode)
             judgement = judged_by_rotation(judgement, case, self._context.published.rotating.get(name))
             if not judgement.refusal and log_odds.confidence(judgement.evidence) < LEAST_CONFIDENCE:
@@ -279,6 +280,7 @@ class StragglerDetector:
         findings += cleared(name, watched, window)
         findings += whole_gang(name, watched, baseline, bool(alarmed), self._timed)
         learn_levels(watched, baseline, raised)
+        learn_shown(watched, watched.baseline or baseline, lambda rank: self._causes.shown(job, rank))
         return findings
 
     def _case(
@@ -307,6 +309,7 @@ class StragglerDetector:
             for_work=watched.work is not None,
             accused=frozenset(alarmed) & (watched.accused - {rank}),
             lasting=lasting,
+            shown=self._causes.shown(job, rank) if baseline.from_start[rank] else Cause.UNKNOWN,
             on_device=self._causes.on_device(job, rank),
             means=means,
         )

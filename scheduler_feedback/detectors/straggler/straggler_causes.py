@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.telemetry import FEATURES, JobTelemetry, Shape
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.context import DetectionContext
-from scheduler_feedback.detectors.counters.cause_signatures import MARGIN, Priors, evidence, weigh
+from scheduler_feedback.detectors.counters.cause_signatures import EVIDENT, MARGIN, Priors, evidence, weigh
+from scheduler_feedback.detectors.counters.feature_scales import BAD
 from scheduler_feedback.detectors.resource_users import ResourceUsers
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
+from scheduler_feedback.detectors.straggler.shown_from_start import cause_shown
 
 MISSING = "process_counters"
 
 GPU_ROWS = np.array([row for row, feature in enumerate(FEATURES) if feature.of == "gpu"], np.intp)
+
+BAD_ROWS = np.flatnonzero(BAD)
+"""Rows of the counters whose deviation in one direction indicates a fault."""
 
 OF_PARTS = frozenset(
     {Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.PCIE, Cause.NIC, Cause.LINK}
 )
 """Causes that the fault history records, because they are faults of a part. Causes that affect only processes are not
 recorded."""
+
+MORE_WORK = 0.5
+"""A rank has more work if the cycles of its tensor cores grew by at least this share of its compute time (both as
+logarithms). A fault does not change them: they follow from the work, at any clock and with any kernel."""
 
 CONTENDED = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.UNKNOWN})
 """Causes that another job on the same host can produce. A slow rank without a known cause is included."""
@@ -56,8 +66,19 @@ class Causes:
             return False
         return bool(np.isfinite(counters.newest[GPU_ROWS, counters.of(job.shape.job).start + rank]).any())
 
-    def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
-        """Return the judgement with the cause that device counters show, if process counters show none."""
+    def shown(self, job: JobTelemetry, rank: int) -> Cause:
+        """Return the cause that the counters of a rank (index) without a healthy past show."""
+        counters = self._context.counters
+        if job.shape.job not in counters.columns:
+            return Cause.UNKNOWN
+        return cause_shown(counters, counters.of(job.shape.job).start + rank)
+
+    def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline, longer: float = 1.0) -> Judgement:
+        """Return the judgement with the cause that device counters show, if process counters show none.
+
+        longer: compute time of the rank, divided by that of a healthy rank. If its tensor cores did as much more work,
+        the alarm is refused.
+        """
         counters = self._context.counters
         if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in counters.columns:
             return judgement
@@ -69,14 +90,39 @@ class Causes:
         weighed = weigh(counters, suspects, self._priors, self._context.switches, from_start)
         items = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(counters, column))
         cause = weighed.name(0)
+        if cause is Cause.UNKNOWN and from_start:
+            cause = cause_shown(counters, column)
         hosts = job.shape.sharing.get("host", ())
         if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:
             refusal = "another job uses the same host, and no counter excludes contention between the two jobs"
             return replace(judgement, cause=cause, evidence=items, refusal=refusal)
+        more = self._more_work(column, judgement.step_seconds)
+        if cause is Cause.UNKNOWN and 0 < MORE_WORK * math.log(longer) <= more:
+            refusal = (
+                f"its tensor cores do {math.exp(more):.3g} times their usual work, relative to its peers: it has more "
+                "work, such as a popular expert"
+            )
+            return replace(judgement, evidence=items, refusal=refusal, counters=True)
+        hinted = bool(
+            (counters.level[BAD_ROWS, column] * BAD[BAD_ROWS] >= EVIDENT * counters.scale[BAD_ROWS, column]).any()
+        )
         if cause is not Cause.UNKNOWN:
             margin = log_odds.bounded(float(weighed.margin[0]), 0.0, 1.0)
             items = (*items, Evidence("log_odds_of_cause", float(weighed.margin[0]), MARGIN, "", str(cause), margin))
-        return replace(judgement, cause=cause, evidence=items, confidence=log_odds.confidence(items), counters=True)
+        confidence = log_odds.confidence(items)
+        return replace(judgement, cause=cause, evidence=items, confidence=confidence, counters=True, hinted=hinted)
+
+    def _more_work(self, column: int, step_seconds: float) -> float:
+        """Return by how much the tensor core cycles of this column have grown, compared with its peers: a logarithm.
+
+        -infinity if it is unknown, or if a window of counters is shorter than a step: in a part of a step, a rank that
+        takes longer works while its peers wait.
+        """
+        counters = self._context.counters
+        tensor, clock = counters.level[[FEATURE["tensor_active"], FEATURE["sm_clock"]], column].tolist()
+        if self._context.telemetry.counters.seconds < step_seconds or not math.isfinite(tensor):
+            return -math.inf
+        return float(tensor + (clock if math.isfinite(clock) else 0.0))
 
     def with_past(self, judgement: Judgement, shape: Shape) -> Judgement:
         """Return the judgement with earlier verdicts on the part and its node as further evidence.

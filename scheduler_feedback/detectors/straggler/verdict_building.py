@@ -51,8 +51,8 @@ LEAST_FAULT_WINDOWS = 9
 slowdowns, of which 6 were faults."""
 
 OWN_WORK_CONFIDENCE = 0.2
-"""Used instead of UNSURE_CONFIDENCE if the job's own work is more likely than a fault (persistence.py) and no counters
-are known. It is below LEAST_CONFIDENCE: the rank is reported as unknown."""
+"""Used instead of UNSURE_CONFIDENCE if the job's own work is more likely than a fault (persistence.py), or if known
+counters show no cause. It is below LEAST_CONFIDENCE: the rank is reported as unknown."""
 
 GANG_SLOWDOWN = 1.10
 """If no single rank is slow, an abstention about the whole gang is reported only if the gang is at least this many
@@ -300,15 +300,15 @@ def not_yet_sure(
 ) -> Judgement:
     """Return the judgement of a rank that may still be healthy for this reason, with a lower confidence.
 
-    The confidence is then too low for actions on a running job. If the job's own work is likely and no counters are
-    known, it is too low for a verdict. So it is for an expert that may be popular, whatever counters are known: none of
-    them shows how many tokens an expert gets.
+    The confidence is then too low for actions on a running job. If the job's own work is likely, it is too low for a
+    verdict. So it is if counters are known and none of them deviates: they show most faults, so that the rest is more
+    often the job's own work. And so it is for an expert that may be popular: no counter shows how many tokens it gets.
 
     windows: windows for which the rank has been slow. mates: indices of the other alarmed ranks of its node. own_work:
     whether the job's own work is more likely than a fault. routed: whether the rank may compute a popular expert.
     """
     why = Evidence("windows_of_slowness", float(windows), float(LEAST_WINDOWS), "windows", reason, 0.0)
-    own_work = routed or (own_work and not judgement.counters)
+    own_work = routed or (not judgement.hinted if judgement.counters else own_work)
     unsure = OWN_WORK_CONFIDENCE if own_work else UNSURE_CONFIDENCE
     confidence = min(judgement.confidence, unsure)
     refusal = reason if confidence < LEAST_CONFIDENCE else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from scheduler_feedback.detectors.stats.spread import MAD_TO_SIGMA
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.expected_work import fit
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS
+from scheduler_feedback.detectors.straggler.popular_experts import has_experts
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, NODE_WINDOWS
 from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
 from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, NODE, slow_node
+from scheduler_feedback.detectors.workload.throttled_group import throttled_group
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 
 LEAST_RECENT, MOST_RECENT = 4, 16
@@ -143,15 +145,34 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, counters: CounterSt
         normal = np.array(list(course.normal)[-count:])
         compute = np.array(list(course.compute)[-count:])
         recent = Recent(seconds, normal, compute, np.log(column_medians(normal) / usual.normal))
-        node = _slow_node(course, usual, recent) or _slow_stages_of_node(course, usual)
-        if node is not None:
-            yield node
+        slow = (
+            _throttled_group(course, job, usual, recent, counters)
+            or _slow_node(course, usual, recent)
+            or _slow_stages_of_node(course, usual)
+        )
+        if slow is not None:
+            yield slow
             return
         idle = _idle(course, usual, recent)
         yield from _grown(course, usual, recent, idle)
         yield from _stage_grown(course, usual, recent, idle, lambda: _pressed(course, job, counters))
         yield from _lengths_grown(course, usual, recent)
     yield from _pauses(course, usual, max(count, PAUSE_STEPS))
+
+
+def _throttled_group(
+    course: Course, job: JobTelemetry, usual: Usual, recent: Recent, counters: CounterStatistics
+) -> Claim | None:
+    """Return a claim that ranks on several nodes are held back together, if their clocks are throttled; else None."""
+    if job.shape.job not in counters.columns:
+        return None
+    newest = counters.newest[:, counters.of(job.shape.job)]
+    least = max(SHIFT_SIGMAS * usual.sway, math.log(LEAST_SLOWDOWN))
+    claim = throttled_group(course.shape, course.where, usual, recent.shift, least, newest)
+    if claim is None:
+        return None
+    members = np.flatnonzero(np.isin(course.shape.ranks, claim.ranks))
+    return replace(claim, step_seconds=recent.seconds) if _shifted(usual, recent.normal, members) else None
 
 
 def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
@@ -431,9 +452,14 @@ def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
     if not alike or often > ROTATING_SHARE or len(who_paused) < PAUSE_RANKS or on_node > PAUSE_NODE_SHARE:
         return
     noise = max(usual.tops_spread, 0.01)
+    routed: tuple[Evidence, ...] = ()
+    if has_experts(course.shape) and len(course.tokens) < count:
+        against = "the job routes tokens to experts and does not report them: popular experts slow ranks in turn, too"
+        routed = (Evidence("tokens_reported", 0.0, 1.0, "", against, log_odds.ROUTED_IN_TURN),)
     yield Claim(
         "pauses", Kind.WORKLOAD, Cause.PAUSES, -1, (), usual.seconds,
         (
+            *routed,
             Evidence("slowest_above_the_middle", float(np.median(above)), usual.top, "ratio",
                      "usual excess of the slowest rank in a step", log_odds.of_residual(excess / noise)),
             Evidence("slow_steps_of_the_slowest_rank", often, ROTATING_SHARE, "ratio", "a faulty rank is slow in all",

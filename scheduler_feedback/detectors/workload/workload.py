@@ -15,7 +15,7 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Grouping, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.core.verdict import Cleared, Finding, Verdict
+from scheduler_feedback.core.verdict import Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.detectors.counters.counter_statistics import joined
 from scheduler_feedback.detectors.resource_users import ResourceUsers
@@ -41,7 +41,8 @@ HOLD_STEPS, HOLD_SECONDS = 64, 120.0
 varies by chance: with shorter limits, verdicts would appear and clear every minute."""
 
 HOLD_NODE_STEPS = 8
-"""Number of steps, used instead of HOLD_STEPS, for verdicts on a node: these can lead to actions and must end soon."""
+"""Number of steps, used instead of HOLD_STEPS, for verdicts on nodes or GPUs: they can lead to actions and must end
+soon."""
 
 LEAST_CONFIDENCE = 0.5
 
@@ -174,7 +175,7 @@ class WorkloadDetector:
             confidence = log_odds.confidence(claim.evidence)
             if confidence < LEAST_CONFIDENCE:
                 continue
-            step_seconds = float(np.mean(course.seconds))
+            step_seconds = float(np.mean(course.seconds)) if claim.step_seconds is None else claim.step_seconds
             verdict = Verdict(
                 verdict_id=(
                     f"{name}.{job.shape.attempt}.{claim.key}.{course.numbers[0]}"
@@ -202,7 +203,7 @@ class WorkloadDetector:
                 last_step=course.numbers[-1],
                 detected_step=course.numbers[-1],
             )
-            if claim.node:
+            if claim.kind is Kind.STRAGGLER:
                 members = {(name, job.shape.attempt, rank) for rank in claim.ranks}
                 if not members.isdisjoint(context.published.accused):
                     continue  # another detector has reported it
@@ -214,8 +215,9 @@ class WorkloadDetector:
                 reason = "two expected long steps in a row did not occur"
                 findings.append(Cleared(one.verdict.verdict_id, name, course.last_ns, reason, course.numbers[0]))
                 continue
-            hold = HOLD_NODE_STEPS if one.verdict.node else HOLD_STEPS
-            hold_ns = HOLD_SECONDS * 1e9 if self._timed and not one.verdict.node else 0
+            accuses = one.verdict.kind is Kind.STRAGGLER
+            hold = HOLD_NODE_STEPS if accuses else HOLD_STEPS
+            hold_ns = HOLD_SECONDS * 1e9 if self._timed and not accuses else 0
             steps = course.taken - one.seen
             if steps <= hold or course.last_ns - one.seen_ns < hold_ns:
                 continue

@@ -27,5 +27,7 @@ class Claim:
     """Step time in seconds that the job would have without the cause."""
     evidence: tuple[Evidence, ...]
     first_step: int | None = None
+    step_seconds: float | None = None
+    """Step time in seconds that the cause explains; None: the mean of all steps that are kept."""
     node: str = ""
     """Name of the slow node; '' if the cause is within the job."""

@@ -166,6 +166,8 @@ def lacks(verdict: Verdict, policy: Policy, confirmed: bool = False) -> tuple[st
     """
     if verdict.kind not in MOVING:
         return _no_reason(verdict)
+    if not verdict.node:
+        return "node", "its ranks are on several nodes, which the verdict does not name"
     if verdict.cause is Cause.UNKNOWN and not confirmed:
         return "cause", "the cause is unknown, so another node may not help"
     if verdict.confidence < policy.minimum_confidence and not confirmed:

@@ -1,0 +1,80 @@
+"""Faults from the first step: counters show them, although neither they nor the steps ever change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.detectors import make_detection
+from tests.detectors.test_detectors import Job, course, verdicts
+
+RANKS = 16
+NODE = np.arange(RANKS) // 4 == 1
+RANK = np.arange(RANKS) == 5
+
+
+def found_in(slow: float = 1.0, stages: bool = False, nodes: int = 4, **counters: Any) -> list[Verdict]:
+    """Return the verdicts on a job of some nodes. The ranks of NODE take `slow` times as long since the start."""
+    job = Job(ranks=RANKS, nodes=nodes)
+    if stages:
+        job.shape = replace(job.shape, stage=np.arange(RANKS) // 4)
+    job.work = lambda second: np.where(NODE, 0.7 * slow, 0.7)
+    for name, value in counters.items():
+        make = value if callable(value) else (lambda second, value=value: np.asarray(value))
+        job.feature[name] = make
+    return [one for one in verdicts(course(make_detection(), [job], 100)) if one.kind in (Kind.STRAGGLER, Kind.HEALTH)]
+
+
+@pytest.mark.parametrize(("counter", "cause"), [("cpu_waiting", Cause.CPU_CONTENTION), ("io_waiting", Cause.STORAGE)])
+def test_a_node_whose_host_is_busy_since_the_start_is_slow_for_that_reason(counter: str, cause: Cause) -> None:
+    (verdict, *more) = found_in(1.12, False, 4, **{counter: np.where(NODE, 0.3, 0.0)})
+    assert not more
+    assert (verdict.kind, verdict.cause, verdict.node, verdict.level) == (Kind.STRAGGLER, cause, "j-n1", "node")
+    assert verdict.confidence >= 0.9
+
+
+def test_neither_a_slower_node_nor_a_busy_host_is_enough() -> None:
+    assert not found_in(1.12)
+    assert not found_in(1.0, cpu_waiting=np.where(NODE, 0.3, 0.0))
+    assert not found_in(1.12, cpu_waiting=np.where(~NODE, 0.3, 0.0)), "other hosts are busy"
+    assert not found_in(1.12, cpu_waiting=np.where(NODE, 0.3, 0.0), stages=True), "its stage is on no other node"
+
+
+@pytest.mark.parametrize(
+    ("counter", "value", "usual", "cause", "level"),
+    [
+        ("nvlink_errors", 3.0, 0.0, Cause.NVLINK, "gpu"),
+        ("nic_physical_errors", 3.0, 0.0, Cause.NIC, "nic"),
+        ("memory_errors", 8.0, 0.0, Cause.MEMORY, "gpu"),
+        ("pcie_link", 0.5, 1.0, Cause.PCIE, "gpu"),
+    ],
+)
+def test_a_part_that_fails_in_all_first_windows_is_reported(
+    counter: str, value: float, usual: float, cause: Cause, level: str
+) -> None:
+    (verdict,) = found_in(1.0, False, 4, **{counter: np.where(RANK, value, usual)})
+    assert (verdict.kind, verdict.cause, verdict.rank, verdict.level) == (Kind.HEALTH, cause, 5, level)
+    assert verdict.slowdown == 1.0 and verdict.confidence >= 0.9
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        lambda second: np.where(RANK & (second % 9 != 4), 3.0, 0.0),  # one window without errors
+        lambda second: np.where(RANK, 0.05, 0.0),  # few errors
+        lambda second: np.where(RANK, 3.0, 1.0),  # other nodes have errors, too
+        lambda second: np.where(RANK & (second > 8), np.nan, 3.0 * RANK),  # not known for long enough
+    ],
+)
+def test_other_errors_since_the_start_are_left_to_maintenance(errors: Callable[[float], np.ndarray]) -> None:
+    assert not found_in(nvlink_errors=errors)
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_links_that_are_slow_everywhere_are_how_the_machines_are_built(nodes: int) -> None:
+    assert not found_in(nodes=nodes, pcie_link=np.full(RANKS, 0.5))
