@@ -17,16 +17,18 @@ from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_f
 from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.consumption import Consumption, Group
 from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
-from scheduler_feedback.core.telemetry.counter_features import Counting, Failed
+from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.fleet_records import Attempts
+from scheduler_feedback.core.telemetry.frame_batch import Failed
 from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.membership import Membership
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
 from scheduler_feedback.core.telemetry.record_checks import LARGEST, possible
+from scheduler_feedback.core.telemetry.series_queue import SeriesQueue
 from scheduler_feedback.core.telemetry.step_ring import Requests
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
@@ -53,8 +55,9 @@ class Fleet:
         self._touched: set[str] = set()
         self._consumption = Consumption(self._attempts.trails)
         self._states: dict[str, NodeStates] = {}
-        self.counting = Counting()
-        self.occurrences = Occurrences(None if placements is None else parts)
+        self._counting = Counting()
+        self._occurrences = Occurrences(None if placements is None else parts)
+        self._series = SeriesQueue(self._counting, self._consumption, self._occurrences)
         self.aside: dict[str, set[tuple[str, int]]] = {}
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -67,8 +70,20 @@ class Fleet:
     @property
     def gangs(self) -> Mapping[str, Gang]:
         """The newest attempt of each gang, by name."""
-        self._consumption.settle()
+        self._series.settle()
         return self._attempts.gangs
+
+    @property
+    def counting(self) -> Counting:
+        """Features of the ranks of all nodes."""
+        self._series.settle()
+        return self._counting
+
+    @property
+    def occurrences(self) -> Occurrences:
+        """Device events of all nodes."""
+        self._series.settle()
+        return self._occurrences
 
     @property
     def guarded(self) -> bool:
@@ -147,7 +162,7 @@ class Fleet:
                 yield "gangwatch_node_clock_skew_seconds", (("node", name),), node.clock.skew_ns / 1e9
         if self._membership is not None:
             refused = self._membership.refused.copy()
-            for name, count in list(self.occurrences.passed_over.items()):
+            for name, count in list(self._occurrences.passed_over.items()):
                 refused[name, Refusal.LIMIT] += count
             for (name, why), count in refused.items():
                 labels = (("node", name), ("reason", why.value))
@@ -212,12 +227,21 @@ class Fleet:
         if whole:
             if (states := self._states.get(node.name)) is not None:
                 states.take(frame)
-            self.counting.take(layout, frame, continues)
+            if node._series_id != layout.layout_id:
+                self._series.read(node, layout, frame)
+            gangs = self._attempts.gangs
             for group in node._groups:
-                self._consume(node, group, frame, continues, received_ns)
+                if (gang := group.gang) is not None and gangs.get(group.name) is gang:
+                    gang.received_ns = received_ns
+                else:
+                    self._join(node, group, frame, received_ns)
         events = self._attempts.take(node, frame, continues, received_ns)
-        if whole or events:
-            self.occurrences.observe(layout, frame, continues, events)
+        if events:
+            self._series.add_events(node, layout, frame, events)
+        if whole:
+            self._series.add(node, frame, continues)
+        elif events:
+            self._series.compare(node, frame, continues)
         return True
 
     def newly_refused(self) -> list[tuple[str, str, Refusal]]:
@@ -231,7 +255,7 @@ class Fleet:
     def failed(self) -> list[Failed]:
         """Return (node, error) of the frames that could not be processed since the last call. Each error is a bug."""
         found: list[Failed] = []
-        for failed in (self._consumption.failed, self.counting.failed, self.occurrences.failed):
+        for failed in (self._consumption.failed, self._counting.failed, self._occurrences.failed):
             found += failed
             failed.clear()
         return found
@@ -240,9 +264,11 @@ class Fleet:
         """Stop processing the node's frames until it is readmitted, and delete its data."""
         gangs = self._attempts.gangs.values()
         self.aside[name] = {(gang.name, gang.attempt) for gang in gangs if name in gang.nodes}
-        self.counting.drop(name)
-        self.occurrences.forget(name)
         node = self._nodes.get(name)
+        if node is not None:
+            self._series.drop(node)
+        self._counting.drop(name)
+        self._occurrences.forget(name)
         if node is not None:
             self._consumption.drop(node._groups)
             if self._membership is not None:
@@ -300,8 +326,7 @@ class Fleet:
             if member is not None:
                 of_gang = places.setdefault((member.gang, member.attempt), {})
                 of_gang.setdefault(member.rank, {})[CONSUMED.index(column.metric)] = index
-        if known:
-            self._consumption.settle()  # queued frames belong to these groups
+        self._series.settle_of(node)  # queued frames belong to these groups
         groups = []
         for (name, attempt), of_ranks in places.items():
             ranks = tuple(sorted(of_ranks))
@@ -318,18 +343,22 @@ class Fleet:
             self._states[node.name] = states
         node._layout_id = layout.layout_id
 
-    def _consume(self, node: NodeView, group: Group, frame: Frame, continues: bool, received_ns: int) -> None:
+    def _join(self, node: NodeView, group: Group, frame: Frame, received_ns: int) -> None:
+        """Find the attempt to which the consumption of the group's ranks is added. It is not used if there is none."""
         gang = self._attempts.of(group.name, group.attempt, received_ns)
-        if gang is None or frame.tier_ns[group.places.tier] <= 0:
-            return
-        gang.received_ns = received_ns
-        if gang is not group.gang:
+        if gang is not None and frame.tier_ns[group.places.tier] <= 0:
+            gang = None  # not sampled yet
+        columns: list[int] = []
+        if gang is not None:
+            gang.received_ns = received_ns
             columns = [self._attempts.column(gang, rank, node.name) for rank in group.ranks]
             if -1 in columns:
-                return  # one of these ranks belongs to another node
+                gang = None  # one of these ranks belongs to another node
+        if gang is not group.gang:
+            self._series.settle_of(node)
             group.gang = gang
-            group.slots = gang.slots_of(np.array(columns, np.intp))
-        self._consumption.take(group, gang, frame, continues)
+            if gang is not None:
+                group.places.slots[group.row] = gang.slots_of(np.array(columns, np.intp))
 
 
 def _misfit(layout: AnyLayout, frame: Frame) -> FrameError:

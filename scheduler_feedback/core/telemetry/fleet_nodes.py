@@ -9,6 +9,7 @@ from agent.schema.frame import Member, Record, RecordTable, StepRecord
 from scheduler_feedback.core.telemetry.consumption import Group
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
+from scheduler_feedback.core.telemetry.occurrences import WatchedNode
 
 MOST_WAITING = 512
 """Maximum number of records of one node that wait until the scheduler has their gang: a minute of one-second steps of
@@ -65,6 +66,16 @@ class NodeView:
     """Expected sequence number of the next record; None before the first frame."""
     _layout_id: str = ""
     """Id of the layout of the newest frame."""
+    _series_id: str = ""
+    """Id of the layout whose series are used: that of the newest frame with counters that were not superseded."""
+    _cohort: object = None
+    """Nodes with the same series in the same places (series_queue.py)."""
+    _kind_row: int = 0
+    """Row of the node in the features of its cohort."""
+    _watched: WatchedNode | None = None
+    """Monitored series of the node."""
+    _queued: int = -1
+    """Number of batches that were processed before the node's newest frame was queued."""
     _groups: list[Group] = field(default_factory=list)
     """Groups of ranks whose consumption the layout contains."""
     _records: tuple[Record, ...] | RecordTable = ()
