@@ -10,6 +10,7 @@ The records of a frame are an array of maps, or a table if the reader requested 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -287,8 +288,16 @@ class Decoder:
 
     def _read_valid(self, bits: bytes, count: int) -> None:
         self._valid_bits = bits
-        self._valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.bool_)
-        self._valid.flags.writeable = False
+        self._valid = _valid_of(bits, count)
+
+
+@lru_cache(1024)
+def _valid_of(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
+    """Return the unpacked validity bits of `count` counters. Thousands of streams share the same array, usually that
+    of all valid ones."""
+    valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.bool_)
+    valid.flags.writeable = False
+    return valid
 
 
 _BYTES_HEAD = {b"\xc4": 1, b"\xc5": 2, b"\xc6": 4}

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.rates import Change, difference, exact
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, Trails
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, NO_OWNER, Trails
 from scheduler_feedback.core.telemetry.frame_batch import Batch, Failed
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, Gang
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
 
 GAP_NS = 60_000_000_000
 """Longest gap between samples across which a 32-bit counter is trusted (no such counter exists today)."""
@@ -43,7 +43,8 @@ class Places:
     index: [m, 6], position of each counter of CONSUMED; -1 for none. widths: [m, 6], bits of each counter.
     tier: index of the tier (collector with its interval) of all these counters. key: key of these positions in
     Consumption.
-    trails: samples of consumption of all gangs. slots: [r, m], slots of each group's ranks in these samples.
+    trails: samples of consumption of all gangs. slots: [r, m], slots of each group's ranks in these samples. owners:
+    [r], number of the attempt with these slots; NO_OWNER: the group is not used.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Places:
         self._before_valid = np.zeros((0, *index.shape), np.bool_)
         self._before_ns = np.zeros(0, np.int64)
         self.slots = np.zeros((0, len(index)), np.intp)
+        self.owners = np.zeros(0, np.int64)
 
     def add(self, row_of: Group | None) -> int:
         """Add a row for a group, and return the row's index.
@@ -68,12 +70,13 @@ class Places:
         self._rows = max(self._rows, row + 1)
         if row >= len(self._known):
             rows = max(4, 2 * len(self._known))
-            for name in ("_known", "_before", "_before_valid", "_before_ns", "slots"):
+            for name in ("_known", "_before", "_before_valid", "_before_ns", "slots", "owners"):
                 old = getattr(self, name)
                 new = np.zeros((rows, *old.shape[1:]), old.dtype)
                 new[: len(old)] = old
                 setattr(self, name, new)
         self._known[row] = False
+        self.owners[row] = NO_OWNER
         if row_of is not None and np.array_equal(row_of.places.index >= 0, self.index >= 0):
             there = row_of.places
             self._known[row], self._before_ns[row] = there._known[row_of.row], there._before_ns[row_of.row]
@@ -92,26 +95,22 @@ class Places:
 
     def _fold(self, position: int, batch: Batch) -> None:
         """Add the consumption in these frames, of the group at `position` of each node."""
-        groups = [node._groups[position] for node in batch.nodes]
-        used = [place for place, group in enumerate(groups) if group.gang is not None]
-        if len(used) < len(groups):
-            if not used:
-                return
-            batch, groups = batch.only(used), [groups[place] for place in used]
-        rows = np.array([group.row for group in groups], np.intp)
+        rows = np.array([node._group_rows[position] for node in batch.nodes], np.intp)
         at_ns, continues = batch.tier_ns[:, self.tier], batch.continues
+        counters, counters_valid = batch.counters, batch.valid
+        used = self.owners[rows] != NO_OWNER
+        if not used.all():
+            rows, at_ns, continues = rows[used], at_ns[used], continues[used]
+            counters, counters_valid = counters[used], counters_valid[used]
         known = self._known[rows]
         elapsed_ns = at_ns - self._before_ns[rows]
         new = (at_ns > 0) & ~(known & continues & (elapsed_ns == 0))
-        counters, counters_valid = batch.counters, batch.valid
         if not new.all():
-            at = np.flatnonzero(new)
-            if not len(at):
-                return
-            groups = [groups[place] for place in at.tolist()]
-            rows, at_ns, elapsed_ns, counters = rows[at], at_ns[at], elapsed_ns[at], counters[at]
-            continues, known, counters_valid = continues[at], known[at], counters_valid[at]
-        shape = (len(groups), *self.index.shape)
+            rows, at_ns, elapsed_ns, counters = rows[new], at_ns[new], elapsed_ns[new], counters[new]
+            continues, known, counters_valid = continues[new], known[new], counters_valid[new]
+        if not len(rows):
+            return
+        shape = (len(rows), *self.index.shape)
         now = counters.take(self._flat, axis=1).reshape(shape)
         valid = counters_valid.take(self._flat, axis=1).reshape(shape) & self._present
         before, before_valid = self._before[rows], self._before_valid[rows]
@@ -133,24 +132,15 @@ class Places:
         self._before[rows], self._before_valid[rows] = now, valid
         advance[restarted] = 0.0
         advance[~valid] = np.nan
-        _hand_over(self._trails, groups, self.slots[rows], restarted, advance, at_ns)
-
-
-def _hand_over(
-    trails: Trails, groups: Sequence[Group], slots: npt.NDArray[np.intp], restarted: npt.NDArray[np.bool_],
-    advance: FloatArray, at_ns: npt.NDArray[np.int64],
-) -> None:  # fmt: skip
-    """Add the consumption of all ranks of the batch at once.
-
-    slots: [k groups, m], slots of the ranks. restarted: ranks whose counters cannot be compared with earlier samples.
-    """
-    if any(group.gang is None or group.gang.left for group in groups):  # another attempt of the gang has begun
-        kept = np.array([group.gang is not None and not group.gang.left for group in groups])
-        slots, restarted, advance, at_ns = slots[kept], restarted[kept], advance[kept], at_ns[kept]
-    flat = slots.ravel()
-    if (begun := restarted.ravel()).any():
-        trails.forget(flat[begun])
-    trails.consume(flat, advance.reshape(len(flat), len(CONSUMED)), np.repeat(at_ns, slots.shape[1]))
+        slots = self.slots[rows]
+        # Another attempt of a gang may have begun since its frames were queued, with the same slots.
+        kept = self._trails.owner[slots[:, 0]] == self.owners[rows]
+        if not kept.all():
+            slots, restarted, advance, at_ns = slots[kept], restarted[kept], advance[kept], at_ns[kept]
+        flat = slots.ravel()
+        if (begun := restarted.ravel()).any():
+            self._trails.forget(flat[begun])
+        self._trails.consume(flat, advance.reshape(len(flat), len(CONSUMED)), np.repeat(at_ns, slots.shape[1]))
 
 
 class Consumption:

@@ -16,7 +16,7 @@ from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
 from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.consumption import Consumption, Group
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, NO_OWNER
 from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
@@ -27,7 +27,7 @@ from scheduler_feedback.core.telemetry.membership import Membership
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
-from scheduler_feedback.core.telemetry.record_checks import LARGEST, possible
+from scheduler_feedback.core.telemetry.record_checks import LARGEST_BITS, possible
 from scheduler_feedback.core.telemetry.series_queue import SeriesQueue
 from scheduler_feedback.core.telemetry.step_ring import Requests
 
@@ -70,19 +70,19 @@ class Fleet:
     @property
     def gangs(self) -> Mapping[str, Gang]:
         """The newest attempt of each gang, by name."""
-        self._series.settle()
+        self._settle()
         return self._attempts.gangs
 
     @property
     def counting(self) -> Counting:
         """Features of the ranks of all nodes."""
-        self._series.settle()
+        self._settle()
         return self._counting
 
     @property
     def occurrences(self) -> Occurrences:
         """Device events of all nodes."""
-        self._series.settle()
+        self._settle()
         return self._occurrences
 
     @property
@@ -93,15 +93,18 @@ class Fleet:
     @property
     def records_refused(self) -> int:
         """Number of refused records whose values are impossible."""
+        self._settle()
         return self._attempts.refused
 
     @property
     def records_of_ended_attempts(self) -> int:
         """Number of records of attempts that a newer attempt of the gang has replaced."""
+        self._settle()
         return self._attempts.ended
 
     def first_steps(self) -> list[tuple[str, int, int, int]]:
         """Return the first finished step of each attempt since the last call: (gang, attempt, step, end wall time)."""
+        self._settle()
         return self._attempts.first_steps()
 
     @property
@@ -117,12 +120,12 @@ class Fleet:
 
     def gang_step_seconds(self, gang: str) -> float | None:
         """Return the mean time of the gang's newest steps; None if the gang is unknown or has no steps."""
-        known = self._attempts.gangs.get(gang)
+        known = self.gangs.get(gang)
         return None if known is None else known.step_seconds()
 
     def gang_requests(self, gang: str) -> Requests | None:
         """Return the gang's newest steps as requests; None if the gang is unknown or has no steps."""
-        known = self._attempts.gangs.get(gang)
+        known = self.gangs.get(gang)
         return None if known is None else known.newest_requests()
 
     def shares_machine(self, node: str) -> bool:
@@ -153,7 +156,7 @@ class Fleet:
 
     def measures(self) -> Iterator[Sample]:
         """Yield the fleet's metric samples. Frames may be processed between two samples."""
-        for name, gang in list(self._attempts.gangs.items()):
+        for name, gang in list(self.gangs.items()):
             seconds = gang.step_seconds()
             if seconds is not None:
                 yield "gangwatch_gang_step_seconds", (("gang", name),), seconds
@@ -192,8 +195,7 @@ class Fleet:
             frame.layout_id != layout.layout_id
             or frame.node != layout.node
             or (len(frame.tier_ns), len(frame.gauges), len(frame.counters)) != layout.sizes
-            or not (0 <= seq < LARGEST and 0 <= monotonic_ns < LARGEST)
-            or not (0 <= frame.wall_ns < LARGEST and 0 <= frame.record_seq < LARGEST)
+            or (seq | monotonic_ns | frame.wall_ns | frame.record_seq) >> LARGEST_BITS  # negative, or too large
         ):
             raise _misfit(layout, frame)
         node = self._nodes.get(frame.node)
@@ -217,6 +219,7 @@ class Fleet:
         if self._membership is not None:
             here = self._membership.here(node.name)
             if node._here is not here:
+                self._attempts.tables.settle_of_node(node)
                 node._here, node._records, node._opened = here, (), ()  # check its records again
             layout = self._membership.layout_of(layout, here, received_ns)
         if node._layout_id != layout.layout_id:
@@ -255,14 +258,15 @@ class Fleet:
     def failed(self) -> list[Failed]:
         """Return (node, error) of the frames that could not be processed since the last call. Each error is a bug."""
         found: list[Failed] = []
-        for failed in (self._consumption.failed, self._counting.failed, self._occurrences.failed):
+        parts = (self._consumption, self._counting, self._occurrences, self._attempts.tables)
+        for failed in [part.failed for part in parts]:
             found += failed
             failed.clear()
         return found
 
     def set_aside(self, name: str) -> None:
         """Stop processing the node's frames until it is readmitted, and delete its data."""
-        gangs = self._attempts.gangs.values()
+        gangs = self.gangs.values()
         self.aside[name] = {(gang.name, gang.attempt) for gang in gangs if name in gang.nodes}
         node = self._nodes.get(name)
         if node is not None:
@@ -316,6 +320,11 @@ class Fleet:
             self._machines.pop(node.machine, None)
         self._machines.setdefault(machine, set()).add(node.name)
 
+    def _settle(self) -> None:
+        """Process the queued frames."""
+        self._attempts.tables.settle()
+        self._series.settle()
+
     # --- counters -----------------------------------------------------------------------------------------------------
 
     def _read_layout(self, node: NodeView, layout: Layout) -> None:
@@ -337,7 +346,7 @@ class Fleet:
             sizes = len(layout.tiers), len(layout.counters)
             groups.append(self._consumption.group(name, attempt, ranks, table, widths, tier, sizes, old))
         self._consumption.drop(node._groups)
-        node._groups = groups
+        node._groups, node._group_rows = groups, [group.row for group in groups]
         states = NodeStates(layout.gauges, self._states.pop(node.name, None), self._attempts.gangs)
         if states.members or states.gone:
             self._states[node.name] = states
@@ -357,6 +366,7 @@ class Fleet:
         if gang is not group.gang:
             self._series.settle_of(node)
             group.gang = gang
+            group.places.owners[group.row] = NO_OWNER if gang is None else gang.number
             if gang is not None:
                 group.places.slots[group.row] = gang.slots_of(np.array(columns, np.intp))
 

@@ -10,6 +10,7 @@ from scheduler_feedback.core.telemetry.consumption import Group
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
 from scheduler_feedback.core.telemetry.occurrences import WatchedNode
+from scheduler_feedback.core.telemetry.telemetry import IndexArray
 
 MOST_WAITING = 512
 """Maximum number of records of one node that wait until the scheduler has their gang: a minute of one-second steps of
@@ -24,8 +25,10 @@ class KnownRanks:
     """Ranks of the table."""
     gang: Gang
     """Attempt of the gang to which their records are added."""
-    columns: list[int]
-    """Column of each rank in the gang."""
+    columns: IndexArray
+    """intp [m]: column of each rank in the gang."""
+    slots: IndexArray
+    """intp [m]: slot of each rank in the arrays of all gangs."""
     ranks: frozenset[int] | None
     """Ranks of the gang that the node may report; None: any."""
     changes: int
@@ -78,10 +81,14 @@ class NodeView:
     """Number of batches that were processed before the node's newest frame was queued."""
     _groups: list[Group] = field(default_factory=list)
     """Groups of ranks whose consumption the layout contains."""
+    _group_rows: list[int] = field(default_factory=list)
+    """Row of each group in the arrays of its places."""
     _records: tuple[Record, ...] | RecordTable = ()
     """Records of the newest frame if all of them are about open steps and collectives; otherwise empty."""
-    _opened: tuple[tuple[Gang, list[int]], ...] = ()
-    """Open steps and collectives of the newest frame, by gang, as ``Gang.opened_all`` takes them."""
+    _opened: tuple[tuple[Gang, IndexArray], ...] = ()
+    """Cells of the open steps and collectives of the newest frame, by gang (open_table.py)."""
+    _tables_queued: int = -1
+    """Number of batches of tables that were processed before the node's newest table was queued."""
     _ranks: KnownRanks | None = None
     """Ranks of the node's last table of records, if all of them were accepted."""
     _here: object = None

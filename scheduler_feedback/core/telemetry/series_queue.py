@@ -24,6 +24,10 @@ MOST_QUEUED = 256
 cache."""
 
 
+_Queued = tuple[NodeView, Frame, bool]
+"""A node, its frame, and whether the node's last frame is of the same boot and agent process."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Cohort:
     """Nodes whose frames have the same series in the same places."""
@@ -42,7 +46,7 @@ class SeriesQueue:
     def __init__(self, counting: Counting, consumption: Consumption, occurrences: Occurrences) -> None:
         self._counting, self._consumption, self._occurrences = counting, consumption, occurrences
         self._cohorts: WeakValueDictionary[tuple[object, ...], Cohort] = WeakValueDictionary()
-        self._queue: list[tuple[NodeView, Frame, bool, int]] = []
+        self._queue: list[_Queued] = []
         self._number = 0
         self._batches = 0
 
@@ -51,8 +55,7 @@ class SeriesQueue:
         self.settle_of(node)
         whole = layout.whole()
         counts = self._counting.read(whole)
-        self._number += 1
-        node._watched, columns = self._occurrences.read(whole, frame, self._number)
+        node._watched, columns = self._occurrences.read(whole, frame, self._number + len(self._queue))
         node._kind_row = counts.row
         places = tuple(group.places for group in node._groups)
         key = (counts.kind, columns, *places)
@@ -64,9 +67,8 @@ class SeriesQueue:
     def add(self, node: NodeView, frame: Frame, continues: bool) -> None:
         """Queue a frame with the node's layout. continues: whether the node's last frame is of the same boot and agent
         process."""
-        self._number += 1
         queue = self._queue
-        queue.append((node, frame, continues, self._number))
+        queue.append((node, frame, continues))
         node._queued = self._batches
         if len(queue) >= MOST_QUEUED:
             self.settle()
@@ -76,16 +78,16 @@ class SeriesQueue:
         if node._series_id != layout.layout_id:
             self.read(node, layout, frame)
         self.settle_of(node)  # events of a node keep their order
-        self._number += 1
-        self._occurrences.record(events, frame, self._number)
+        self._occurrences.record(events, frame, self._number + len(self._queue))
 
     def compare(self, node: NodeView, frame: Frame, continues: bool) -> None:
         """Search a frame's series for device events only. The next frame's counters cover both frames."""
         self.settle_of(node)
-        self._number += 1
         assert isinstance(node._cohort, Cohort)
         fold = partial(self._occurrences.fold, node._cohort.columns)
-        fold_apart(fold, Batch([node], [frame], [continues], [self._number]), self._occurrences.failed)
+        batch = Batch([node], [frame], [continues], [self._number + len(self._queue)])
+        fold_apart(fold, batch, self._occurrences.failed)
+        self._number += 1
 
     def drop(self, node: NodeView) -> None:
         """Remove the node's queued frames."""
@@ -101,19 +103,24 @@ class SeriesQueue:
         if not self._queue:
             return
         queue, self._queue = self._queue, []
+        number = self._number
+        self._number += len(queue)
         self._batches += 1
-        while queue:
+        nodes, frames, continues = zip(*queue, strict=True)
+        whole = Batch(nodes, frames, continues, range(number, self._number))
+        left: Sequence[int] = range(len(queue))
+        while left:
             # First the first frame of each node, then the second ones. Most nodes have only one.
-            first = {id(one[0]): one for one in reversed(queue)}
-            later = [] if len(first) == len(queue) else [one for one in queue if first[id(one[0])] is not one]
-            alike: dict[Cohort, list[tuple[NodeView, Frame, bool, int]]] = {}
-            for one in first.values() if later else queue:
-                cohort = one[0]._cohort
+            first = {id(nodes[place]): place for place in reversed(left)}
+            now = left if len(first) == len(left) else sorted(first.values())
+            alike: dict[object, list[int]] = {}
+            for place in now:
+                alike.setdefault(nodes[place]._cohort, []).append(place)
+            for cohort, places in alike.items():
                 assert isinstance(cohort, Cohort)
-                alike.setdefault(cohort, []).append(one)
-            for cohort, entries in alike.items():
-                self._fold(cohort, Batch(*zip(*entries, strict=True)))
-            queue = later
+                self._fold(cohort, whole.only(places))
+            done = set(now) if len(now) < len(left) else left
+            left = [place for place in left if place not in done]
 
     def _fold(self, cohort: Cohort, batch: Batch) -> None:
         parts: list[tuple[Callable[[Batch], None], list[Failed]]] = []
