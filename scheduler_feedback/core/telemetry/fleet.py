@@ -228,13 +228,12 @@ class Fleet:
             self._touched.add(node.name)
         whole = not (superseded and continues)
         if whole:
-            if (states := self._states.get(node.name)) is not None:
-                states.take(frame)
+            if node._has_states:
+                self._states[node.name].take(frame)
             if node._series_id != layout.layout_id:
                 self._series.read(node, layout, frame)
-            gangs = self._attempts.gangs
             for group in node._groups:
-                if (gang := group.gang) is not None and gangs.get(group.name) is gang:
+                if (gang := group.gang) is not None and not gang.left:
                     gang.received_ns = received_ns
                 else:
                     self._join(node, group, frame, received_ns)
@@ -350,6 +349,7 @@ class Fleet:
         states = NodeStates(layout.gauges, self._states.pop(node.name, None), self._attempts.gangs)
         if states.members or states.gone:
             self._states[node.name] = states
+        node._has_states = node.name in self._states
         node._layout_id = layout.layout_id
 
     def _join(self, node: NodeView, group: Group, frame: Frame, received_ns: int) -> None:

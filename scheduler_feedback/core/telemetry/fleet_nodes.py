@@ -81,6 +81,8 @@ class NodeView:
     """Number of batches that were processed before the node's newest frame was queued."""
     _groups: list[Group] = field(default_factory=list)
     """Groups of ranks whose consumption the layout contains."""
+    _has_states: bool = False
+    """Whether the kernel states of the node's ranks are kept (process_states.py)."""
     _group_rows: list[int] = field(default_factory=list)
     """Row of each group in the arrays of its places."""
     _records: tuple[Record, ...] | RecordTable = ()

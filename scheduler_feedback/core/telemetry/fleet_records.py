@@ -167,13 +167,23 @@ class Attempts:
 
         continues: whether the node's last frame is of the same boot and agent process.
         """
-        if continues and not node._waiting and self._queued(node, frame, received_ns):
-            return ()
+        if continues and not node._waiting and node._record_seq is not None:
+            records: Sequence[Record] | RecordTable = frame.records if frame.table is None else frame.table
+            if records is node._records and node._opened and node._record_seq == frame.record_seq:
+                for gang, _ in node._opened:
+                    if gang.left:
+                        break
+                else:
+                    node._record_seq += len(records)
+                    self.tables.add_again(node, frame.monotonic_ns, received_ns)
+                    return ()
+            elif self._queued(node, frame, node._record_seq, received_ns):
+                return ()
         self.tables.settle_of_node(node)
         if node._waiting and received_ns >= node._waiting_ns and (waited := self._waited(node, received_ns)):
             self._take(node, frame, waited, received_ns)
         table = frame.table
-        records: Sequence[Record] | RecordTable = frame.records if table is None else table
+        records = frame.records if table is None else table
         count = len(records)
         expected = node._record_seq if continues else None
         if not count and continues:
@@ -188,21 +198,10 @@ class Attempts:
         self._take_table(node, frame, table if not known else table.after(known), received_ns)
         return ()
 
-    def _queued(self, node: NodeView, frame: Frame, received_ns: int) -> bool:
-        """Queue the frame's records if they need no more checks: they are those of the node's last frame, or a table of
-        the ranks of its last table. Return False without any change otherwise."""
-        table, expected = frame.table, node._record_seq
-        if expected is None:
-            return False
-        records: Sequence[Record] | RecordTable = frame.records if table is None else table
-        if records is node._records and node._opened and expected == frame.record_seq:
-            for gang, _ in node._opened:
-                if self.gangs.get(gang.name) is not gang:
-                    return False
-            node._record_seq = expected + len(records)
-            self.tables.add_again(node, frame.monotonic_ns, received_ns)
-            return True
-        known = node._ranks
+    def _queued(self, node: NodeView, frame: Frame, expected: int, received_ns: int) -> bool:
+        """Queue the frame's table if it needs no more checks, because its ranks are those of the node's last table.
+        Return False without any change otherwise. expected: sequence number of the next record."""
+        table, known = frame.table, node._ranks
         if table is None or known is None or known.members is not table.members or expected > frame.record_seq:
             return False
         gang = known.gang
@@ -288,7 +287,7 @@ class Attempts:
         The backend decides again only after its data, or the node's placement, has changed.
         """
         gang = last.gang
-        if self.gangs.get(gang.name) is not gang:  # another attempt: the search below would count its records twice
+        if gang.left:
             return False
         news = None if self._membership is None else self._membership.news(node.name)
         if news is not None and last.news is news and last.here is node._here:

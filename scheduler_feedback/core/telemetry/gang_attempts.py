@@ -33,8 +33,8 @@ class Gang:
 
     number: identifies the attempt; never used again. trails: samples of consumption of all gangs. opened: open steps
     and collectives of all gangs. None: own ones.
-    left: whether the attempt has ended. stepped: whether the first finished step need not be reported any more.
-    queued: number of batches of tables that were processed before the gang's newest table was queued.
+    left: whether the attempt has ended, or its data was deleted. stepped: whether the first finished step need not be
+    reported any more. queued: number of batches of tables that were processed before the gang's newest one was queued.
     """
 
     def __init__(self, name: str, attempt: int, trails: Trails | None = None, opened: OpenTable | None = None) -> None:

@@ -48,6 +48,10 @@ class _Node:
 
     layout_id: str = ""
     """Id of the layout that the agent sent."""
+    sent: AnyLayout | None = None
+    """Layout that the agent sent."""
+    parts_changes: int = -1
+    """Number of changes of the GPUs' nodes when all GPUs of the layout belonged to the node."""
     layout: AnyLayout | None = None
     """Layout of the node with the accepted names of its ranks."""
     came_ns: int = 0
@@ -163,8 +167,9 @@ class Membership:
         node = self._nodes.get(layout.node)
         if node is None:
             node = self._nodes[layout.node] = _Node()
-        if node.layout_id == layout.layout_id:
+        if node.sent is layout or node.layout_id == layout.layout_id:
             assert node.layout is not None
+            node.sent = layout
             if node.here is here and (node.again_ns is None or received_ns < node.again_ns):
                 return node.layout
             news = self._placements.news(layout.node)
@@ -172,13 +177,15 @@ class Membership:
                 news is not None
                 and node.news is news
                 and node.here is here
-                and self._parts.owns(layout.node, node.parts)
+                and (node.parts_changes == self._parts.changes or self._parts.owns(layout.node, node.parts))
             ):
+                node.parts_changes = self._parts.changes
                 node.again_ns = received_ns + AGAIN_NS  # nothing has changed on which the decisions depend
                 return node.layout
             if self._as_before(node, here, received_ns):  # the usual case, once a second
                 return node.layout
         else:
+            node.sent = None
             self._whole = layout.whole()
             node.members, node.parts = _named(self._whole)
             node.decided = {}
