@@ -207,25 +207,29 @@ class Fleet:
             node.frames_refused += 1
             return False
         if continues:
-            node.frames_missed += seq - node.seq - 1
-        elif not same_machine:
-            self._move(node, frame.boot_id)
-        node.machine, node.agent_id, node.seq = frame.boot_id, frame.agent_id, seq
-        node.wall_ns, node.monotonic_ns, node.received_ns = frame.wall_ns, monotonic_ns, received_ns
+            if seq - node.seq != 1:
+                node.frames_missed += seq - node.seq - 1
+        else:
+            if not same_machine:
+                self._move(node, frame.boot_id)
+            node.machine, node.agent_id = frame.boot_id, frame.agent_id
+        node.seq, node.wall_ns, node.monotonic_ns, node.received_ns = seq, frame.wall_ns, monotonic_ns, received_ns
         if node.clock.take(frame.wall_ns, monotonic_ns, received_ns, self._here_ns):
             self._touched.add(node.name)
         if received_ns > self._newest_received_ns:
             self._newest_received_ns = received_ns
         if self._membership is not None:
-            here = self._membership.here(node.name)
+            here = self._membership.here(frame.node)
             if node._here is not here:
                 self._attempts.tables.settle_of_node(node)
                 node._here, node._records, node._opened = here, (), ()  # check its records again
             layout = self._membership.layout_of(layout, here, received_ns)
-        if node._layout_id != layout.layout_id:
-            layout = layout.whole() if self._membership is None else self._membership.whole_of(layout)
-            self._read_layout(node, layout)
-            self._touched.add(node.name)
+        if node._layout is not layout:
+            node._layout = layout
+            if node._layout_id != layout.layout_id:
+                layout = layout.whole() if self._membership is None else self._membership.whole_of(layout)
+                self._read_layout(node, layout)
+                self._touched.add(node.name)
         whole = not (superseded and continues)
         if whole:
             if node._has_states:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from agent.schema.frame import Member, Record, RecordTable, StepRecord
+from agent.schema.frame import AnyLayout, Member, Record, RecordTable, StepRecord
 from scheduler_feedback.core.telemetry.consumption import Group
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
@@ -67,8 +67,10 @@ class NodeView:
     """Number of records that are missing in the sequence so far."""
     _record_seq: int | None = None
     """Expected sequence number of the next record; None before the first frame."""
+    _layout: AnyLayout | None = None
+    """Layout of the newest frame, with the accepted names of its ranks."""
     _layout_id: str = ""
-    """Id of the layout of the newest frame."""
+    """Id of the layout that was read last."""
     _series_id: str = ""
     """Id of the layout whose series are used: that of the newest frame with counters that were not superseded."""
     _cohort: object = None

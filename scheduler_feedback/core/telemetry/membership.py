@@ -78,12 +78,13 @@ class _Node:
 class Membership:
     """Decisions about which ranks and GPUs each node may report. Owned by the thread that processes frames.
 
-    parts: node of each GPU. refused: number of refused records and series by node and reason.
-    owners: node of each gang without a placement.
+    parts: node of each GPU. here: function that returns the gangs placed on a node; the same object until they change.
+    refused: number of refused records and series by node and reason. owners: node of each gang without a placement.
     """
 
     def __init__(self, placements: Placements, parts: Parts) -> None:
         self._placements = placements
+        self.here = placements.of
         self._parts = parts
         self._nodes: dict[str, _Node] = {}
         self._owned: Counter[str] = Counter()
@@ -96,10 +97,6 @@ class Membership:
     def same_host(self, one: str, other: str) -> bool:
         """Return whether the agents of both nodes have the same address."""
         return self._placements.same_host(one, other)
-
-    def here(self, node: str) -> Mapping[str, Placed]:
-        """Return the gangs placed on the node. Returns the same object until these gangs change."""
-        return self._placements.of(node)
 
     def news(self, node: str) -> object:
         """Return an object that identifies the backend's data about the node: another one after each change. None: ask
