@@ -103,14 +103,14 @@ MUTANTS = (
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
-        "core.telemetry.consumption:_hand_over",
+        "core.telemetry.consumption:Places._fold",
         "np.repeat(at_ns, slots.shape[1])",
         "np.tile(at_ns, slots.shape[1])",
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
-        "core.telemetry.consumption:_hand_over",
-        "trails.forget(flat[begun])",
+        "core.telemetry.consumption:Places._fold",
+        "self._trails.forget(flat[begun])",
         "pass",
         ("tests/core/test_consumption.py", "tests/core/test_fleet.py"),
     ),
@@ -134,8 +134,8 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.series_queue:SeriesQueue.settle",
-        "for one in reversed(queue)}",
-        "for one in queue}",
+        "for place in reversed(left)}",
+        "for place in left}",
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
@@ -347,15 +347,15 @@ MUTANTS = (
         ("tests/core/test_record_tables.py",),
     ),
     Mutant(
-        "core.telemetry.consumption:_hand_over",
-        "if any(group.gang is None or group.gang.left for group in groups):",
+        "core.telemetry.consumption:Places._fold",
+        "if not kept.all():",
         "if False:",
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
         "core.telemetry.step_ring:StepRing.sequence",
-        "if len(self._queued) + self._most_filled >= self._ranks:",
-        "if len(self._queued) >= self._ranks:",
+        "if self._queued_steps + self._most_filled >= self._ranks:",
+        "if self._queued_steps >= self._ranks:",
         ("tests/core/test_step_ring.py",),
     ),
     Mutant(
@@ -384,8 +384,8 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.fleet_records:Attempts._take",
-        "self._stepped.get(gang.name, -1) < gang.attempt",
-        "self._stepped.get(gang.name, -1) <= gang.attempt",
+        "if not gang.stepped:",
+        "if True:",
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
@@ -396,10 +396,40 @@ MUTANTS = (
     ),
     Mutant("core.telemetry.record_checks:row_of", "now_ns - OLDEST_RECORD_NS <= ", "", ("tests/core/test_fleet.py",)),
     Mutant(
-        "core.telemetry.fleet_records:Attempts._opened_again",
-        "if self.gangs.get(gang.name) is not gang:",
+        "core.telemetry.fleet_records:Attempts.take",
+        "if gang.left:",
         "if False:",
         ("tests/core/test_fleet.py",),
+    ),
+    Mutant(
+        "core.telemetry.fleet_records:Attempts._queued",
+        "node.records_missed += frame.record_seq - expected",
+        "pass",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.record_queue:RecordQueue._fold",
+        "if not finished:",
+        "if True:",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.record_queue:RecordQueue._write_open",
+        "rows.kind[chosen] - OPEN_STEP",
+        "0",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.record_queue:_Rows.wrong",
+        "self.end_ns > now_ns + CLOCK_SLACK_NS",
+        "False",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.record_queue:_Rows.wrong",
+        "| (self._place >= self.sizes[self.frame])",
+        "",
+        ("tests/core/test_record_tables.py",),
     ),
     Mutant(
         "core.telemetry.fleet_records:Attempts.of",
@@ -483,10 +513,22 @@ MUTANTS = (
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang._settle_opened",
-        "chosen = table[:, 0] == kind",
-        "chosen = table[:, 0] >= kind",
+        "core.telemetry.gang_attempts:Gang.open_collectives",
+        "self._open_cells(1)",
+        "self._open_cells(0)",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
+    ),
+    Mutant(
+        "core.telemetry.open_table:OpenTable.reset",
+        "self.cells[cells_of(slots, kind)] = -1",
+        "pass",
+        ("tests/core/test_gang_attempts.py",),
+    ),
+    Mutant(
+        "core.telemetry.open_table:cells_of",
+        "2 * slots + kinds",
+        "2 * slots",
+        ("tests/core/test_gang_attempts.py",),
     ),
     Mutant(
         "core.telemetry.step_ring:StepRing._lengthen",
@@ -654,8 +696,10 @@ MUTANTS = (
         _OCCURRENCES,
     ),
     # --- occurrences ---
-    Mutant("core.telemetry.occurrences:Occurrences._settle", "sorted(changed)", "changed", _OCCURRENCES),
-    Mutant("core.telemetry.occurrences:Occurrences._settle", "if id(node) in now:", "if False:", _OCCURRENCES),
+    Mutant(
+        "core.telemetry.occurrences:Occurrences.take", "key=itemgetter(0)", "key=lambda one: one[1].node", _OCCURRENCES
+    ),
+    Mutant("core.telemetry.occurrences:Occurrences.fold", "counters |= ~batch.continues", "pass", _OCCURRENCES),
     Mutant("core.telemetry.occurrences:Occurrences._record", ' or "before_start" in detail', "", _OCCURRENCES),
     Mutant(
         "core.telemetry.occurrences:Occurrences._record",
