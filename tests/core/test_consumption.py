@@ -308,7 +308,8 @@ def test_queued_frames_of_an_attempt_that_has_ended_are_not_added_to_the_next_on
     first = Gang("j-1", 1, trails)
     group.gang = first
     group.places.slots[group.row] = first.slots_of(np.array([first.column(0, "n1")]))
-    node = NodeView("n1", _groups=[group])
+    group.places.owners[group.row] = first.number
+    node = NodeView("n1", _groups=[group], _group_rows=[group.row])
 
     def frame(second: int) -> Frame:
         at_ns = np.array([second * SECOND])

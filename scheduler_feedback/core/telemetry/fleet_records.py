@@ -205,12 +205,7 @@ class Attempts:
         if table is None or known is None or known.members is not table.members or expected > frame.record_seq:
             return False
         gang = known.gang
-        if not (
-            table.rows
-            and gang.stepped
-            and gang.changes == known.changes
-            and self._allowed_again(node, known, received_ns)
-        ):
+        if not (table.rows and gang.changes == known.changes and self._allowed_again(node, known, received_ns)):
             return False
         node.records_missed += frame.record_seq - expected
         node._record_seq = frame.record_seq + len(table)

@@ -30,7 +30,8 @@ TakeAlone = Callable[[NodeView, Frame, RecordTable, int], None]
 class RecordQueue:
     """Queued tables of records of all nodes.
 
-    opened: open steps and collectives of all ranks. take_alone: processes a table with impossible values, row by row.
+    opened: open steps and collectives of all ranks. take_alone: processes a table row by row; called if the table has
+    impossible values or the first step of a gang.
     failed: (node, error) of frames that could not be processed, until the caller clears the list.
     """
 
@@ -173,6 +174,7 @@ class _Rows:
         self.frames = len(queue)
         self.known = [one[2] for one in queue]
         self.received_ns: IntArray = np.array([one[4] for one in queue], np.int64)
+        self._stepped = np.array([one.gang.stepped for one in self.known], np.bool_)
         self._now_ns: IntArray = np.array([one[1].monotonic_ns for one in queue], np.int64)
         self.frame: IndexArray = np.repeat(np.arange(len(queue)), [len(rows) // ROW_BYTES for rows in tables])
         self.sizes: IndexArray = np.array([len(one.slots) for one in self.known], np.intp)
@@ -182,13 +184,13 @@ class _Rows:
         self.end_ns = self.start_ns + self.duration_ns
 
     def wrong(self) -> list[int]:
-        """Return the places of frames that have an impossible value, in order."""
+        """Return the places of frames that have an impossible value or the first finished step of a gang, in order."""
         now_ns = self._now_ns[self.frame]
         # A sum that overflows is negative, so that it is found too.
         odd = ((self._place | self.number | self.start_ns) >> LARGEST_BITS != 0) | (self.kind >> 1 != 0)
         odd_step = (self._place | self.number | self.start_ns | self.wait_ns + 1 | self.tokens + 1) >> LARGEST_BITS != 0
         odd_step |= ((self.squares + 1) >> LARGEST_BITS != 0) | (self.wait_ns > self.duration_ns)
         odd_step |= (self.duration_ns <= 0) | (self.end_ns < now_ns - OLDEST_RECORD_NS)
-        odd_step |= self.end_ns > now_ns + CLOCK_SLACK_NS
+        odd_step |= (self.end_ns > now_ns + CLOCK_SLACK_NS) | ~self._stepped[self.frame]
         wrong = np.where(self.kind == FINISHED_STEP, odd_step, odd) | (self._place >= self.sizes[self.frame])
         return np.unique(self.frame[wrong]).tolist() if wrong.any() else []
