@@ -409,8 +409,8 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.record_queue:RecordQueue._fold",
-        "if not finished:",
-        "if True:",
+        "if finished:",
+        "if False:",
         ("tests/core/test_record_tables.py",),
     ),
     Mutant(

@@ -122,7 +122,9 @@ class RecordQueue:
         for (node, frame, known, table, _), count, finished in zip(queue, counts, steps, strict=True):
             new = cells[begin : begin + count]
             begin += count
-            if not finished:
+            if finished:
+                node._records, node._opened = (), ()
+            else:
                 new = new.copy()  # a part of an array would keep the whole array
                 node._records, node._opened = table, ((known.gang, new),)
             pieces.append(new)

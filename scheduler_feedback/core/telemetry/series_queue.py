@@ -1,7 +1,7 @@
 """Queue of frames, from which the features, the consumption and the device events are computed together.
 
 Nodes whose layouts have the series in the same places form a cohort. The frames of a cohort are processed in batches of
-up to MOST_QUEUED, or earlier if a caller reads what is computed from them.
+up to MOST_QUEUED, or earlier if a caller needs the results.
 """
 
 from __future__ import annotations
