@@ -133,22 +133,16 @@ MUTANTS = (
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
+        "core.telemetry.series_queue:SeriesQueue._fold",
+        "parts.append((cohort.kind._fold, self._counting.failed))",
+        "pass",
+        ("tests/core/test_counter_features.py",),
+    ),
+    Mutant(
         "core.telemetry.series_queue:SeriesQueue.settle",
         "for place in reversed(left)}",
         "for place in left}",
         ("tests/core/test_consumption.py",),
-    ),
-    Mutant(
-        "core.telemetry.series_queue:SeriesQueue.read",
-        "self.settle_of(node)",
-        "pass",
-        ("tests/core/test_occurrences.py",),
-    ),
-    Mutant(
-        "core.telemetry.series_queue:SeriesQueue.add_events",
-        "self.settle_of(node)",
-        "pass",
-        ("tests/core/test_occurrences.py",),
     ),
     Mutant(
         "core.telemetry.consumption:Places.add",

@@ -209,7 +209,6 @@ class Attempts:
             return False
         node.records_missed += frame.record_seq - expected
         node._record_seq = frame.record_seq + len(table)
-        gang.received_ns = received_ns
         self.tables.add(node, frame, known, table, received_ns)
         return True
 

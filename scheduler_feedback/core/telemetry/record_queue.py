@@ -119,7 +119,8 @@ class RecordQueue:
         pieces: list[IndexArray] = []
         seen_ns: list[int] = []
         begin = 0
-        for (node, frame, known, table, _), count, finished in zip(queue, counts, steps, strict=True):
+        for (node, frame, known, table, received_ns), count, finished in zip(queue, counts, steps, strict=True):
+            known.gang.received_ns = max(known.gang.received_ns, received_ns)  # of a table with accepted rows only
             new = cells[begin : begin + count]
             begin += count
             if finished:
