@@ -10,6 +10,7 @@ The records of a frame are an array of maps, or a table if the reader requested 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -143,8 +144,8 @@ class Decoder:
     """
 
     __slots__ = (
-        "_before_rows", "_frame_before", "_members", "_outline", "_raw_records", "_records", "_table", "_valid",
-        "_valid_bits",
+        "_before_rows", "_frame_before", "_layout_names", "_members", "_outline", "_raw_records", "_records", "_table",
+        "_valid", "_valid_bits",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -156,6 +157,7 @@ class Decoder:
         self._valid_bits = b""
         self._valid = np.zeros(0, np.bool_)
         self._outline: Outline | None = None
+        self._layout_names: tuple[str, str] = ("", "")
         self._frame_before: tuple[str, str, str, str] = ("", "", "", "")
 
     def decode(self, message: bytes) -> Layout | Frame:
@@ -170,6 +172,10 @@ class Decoder:
                 if _encoder.encode(wire) == message:
                     self._outline = outline(message, _FIELDS, [getattr(wire, name) for name in _FIELDS], _VARYING)
                     self._frame_before = frame.node, frame.boot_id, frame.agent_id, frame.layout_id
+                    # The layout's own strings: they are compared faster, and kept once.
+                    if (frame.node, frame.layout_id) == self._layout_names:
+                        node, layout_id = self._layout_names
+                        self._frame_before = node, frame.boot_id, frame.agent_id, layout_id
                 return frame
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
@@ -215,7 +221,9 @@ class Decoder:
             )
         try:
             if envelope.k == "layout":
-                return _checked_layout(_layout_decoder.decode(message).layout, envelope.v)
+                layout = _checked_layout(_layout_decoder.decode(message).layout, envelope.v)
+                self._layout_names = layout.node, layout.layout_id
+                return layout
             if envelope.k == "frame":
                 return self._frame(_frame_decoder.decode(message))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -287,8 +295,16 @@ class Decoder:
 
     def _read_valid(self, bits: bytes, count: int) -> None:
         self._valid_bits = bits
-        self._valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.bool_)
-        self._valid.flags.writeable = False
+        self._valid = _valid_of(bits, count)
+
+
+@lru_cache(1024)
+def _valid_of(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
+    """Return the unpacked validity bits of `count` counters. Thousands of streams share the same array, usually that
+    of all valid ones."""
+    valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.bool_)
+    valid.flags.writeable = False
+    return valid
 
 
 _BYTES_HEAD = {b"\xc4": 1, b"\xc5": 2, b"\xc6": 4}

@@ -10,7 +10,10 @@ from agent.schema.errors import FrameError, VersionError
 from agent.schema.frame import (
     Frame,
     Layout,
+    OpenRecord,
     PackedLayout,
+    Record,
+    StepRecord,
     check_fits,
     pack,
 )
@@ -110,10 +113,32 @@ def make_session(rng: random.Random) -> bytes:
             made = msgspec.structs.replace(made, records=twice[node].records, record_seq=twice[node].record_seq)
         twice[node] = made
         found.append(encode_frame(made, as_table=rng.random() < 0.5))
+        if rng.random() < 0.3:
+            for _ in range(rng.choice((1, 2, 5))):  # tables of the same ranks
+                seq += 1
+                twice[node] = made = _next_frame(rng, made, seq)
+                found.append(encode_frame(made, as_table=True))
     for at, message in enumerate(found):
         if rng.random() < 0.15:
             found[at] = changed(rng, message)
     return b"".join(bytes([rng.randrange(256)]) + with_length(one) for one in found)
+
+
+def _next_frame(rng: random.Random, before: Frame, seq: int) -> Frame:
+    """Return the agent's next frame, with steps and open steps of the same ranks, or the same records again."""
+    at_ns = AT_NS + seq * SECOND
+    records: list[Record] = []
+    for one in before.records:
+        if isinstance(one, StepRecord):
+            begun_ns = at_ns - one.duration_ns - rng.choice((0, 0, 0, 2 * 3600 * SECOND))
+            records.append(msgspec.structs.replace(one, step=rng.choice((seq, seq, -1)), start_ns=begun_ns))
+        elif isinstance(one, OpenRecord):
+            records.append(msgspec.structs.replace(one, number=seq))
+    return msgspec.structs.replace(
+        before, seq=seq, wall_ns=WALL_NS + seq * SECOND, monotonic_ns=at_ns,
+        record_seq=before.record_seq + len(before.records) + rng.choice((0, 0, 0, 1)),
+        records=before.records if rng.random() < 0.2 else tuple(records),
+    )  # fmt: skip
 
 
 def parse_session(data: bytes) -> str:
@@ -146,6 +171,8 @@ TARGETS: tuple[Target, ...] = (
             "scheduler_feedback.core.telemetry.fleet:Fleet.observe",
             "scheduler_feedback.core.telemetry.membership:Membership",
             "scheduler_feedback.core.telemetry.fleet_records:Attempts",
+            "scheduler_feedback.core.telemetry.record_queue",
+            "scheduler_feedback.core.telemetry.series_queue",
             "scheduler_feedback.core.telemetry.blocked_ranks",
             "scheduler_feedback.core.telemetry.occurrences:Occurrences",
             "scheduler_feedback.core.telemetry.device_locations",

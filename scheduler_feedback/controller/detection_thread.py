@@ -413,7 +413,7 @@ class DetectionThread:
             if frame.node in self._aside and self._passes_over(frame.node, received_ns):
                 continue
             # When detection is late, several frames of an agent are queued. Folding only the newest catches up.
-            superseded = left > 0 and _goes_on(frame, queue[0][1])
+            superseded = left > 0 and queue[0][1].node == frame.node and _goes_on(frame, queue[0][1])
             if not superseded:
                 self._frame_age.add(frame.wall_ns)
             try:
@@ -521,10 +521,5 @@ class DetectionThread:
 
 
 def _goes_on(frame: Frame, following: Frame) -> bool:
-    """Return whether both frames are from the same agent and have the same layout."""
-    return (
-        frame.node == following.node
-        and frame.agent_id == following.agent_id
-        and frame.layout_id == following.layout_id
-        and frame.seq < following.seq
-    )
+    """Return whether two frames of a node are from the same agent and have the same layout."""
+    return frame.agent_id == following.agent_id and frame.layout_id == following.layout_id and frame.seq < following.seq

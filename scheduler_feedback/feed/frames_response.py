@@ -39,7 +39,9 @@ class Response:
     response; 1 if it does not accept that, as agents of earlier releases.
     """
 
-    __slots__ = ("_chunked", "_head", "_left", "_line", "_splitter", "ended", "most_every")
+    __slots__ = (
+        "_begin", "_between", "_chunked", "_head", "_left", "_line", "_size", "_splitter", "ended", "most_every",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._head: bytes | None = b""
@@ -47,6 +49,8 @@ class Response:
         self._left = 0  # bytes left of the current chunk; -2 and -1 before its CR and LF
         self._line = b""  # received part of a chunk's first line
         self._splitter = MessageSplitter(MOST_MESSAGE_BYTES)
+        self._between = False  # whether a chunk with a whole message may follow
+        self._begin, self._size = b"", 0  # first bytes and size of the last such chunk
         self.ended = False
         self.most_every = 1
 
@@ -55,23 +59,35 @@ class Response:
 
         Raises RefusedError for another status than 200, FrameError for an invalid response.
         """
-        if self._head is None and self._chunked and not self._left and not self._line and not self._splitter.pending:
-            # The usual case: exactly one chunk with exactly one message.
-            size = _CHUNK.match(data)
-            if size is not None:
-                start = size.end()
-                length = int(size[1], 16)
-                if (
-                    len(data) == start + length + 2
-                    and int.from_bytes(data[start : start + 4], "big") == length - 4
-                    and length - 4 <= MOST_MESSAGE_BYTES
-                    and data[-2:] == b"\r\n"
-                ):
-                    return [bytes(data[start + 4 : -2])]
+        if self._between and (message := self._whole_message(data)) is not None:
+            return [message]  # the usual case: exactly one chunk with exactly one message
         data = bytes(data)
         if self._head is not None:
             data = self._take_head(data)
-        return self._take_chunks(data) if self._chunked else self._splitter.feed(data)
+        messages = self._take_chunks(data) if self._chunked else self._splitter.feed(data)
+        in_chunk = self._head is not None or not self._chunked or self._left or self._line
+        self._between = not in_chunk and not self._splitter.pending
+        return messages
+
+    def _whole_message(self, data: bytes | memoryview) -> bytes | None:
+        """Return the message if the data is one chunk with one message, otherwise None."""
+        if data[-2:] != b"\r\n":
+            return None
+        begin = self._begin
+        if len(data) == self._size and data[: len(begin)] == begin:  # most messages are as long as the last one
+            return bytes(data[len(begin) : -2])
+        line = _CHUNK.match(data)
+        if line is None:
+            return None
+        start, length = line.end(), int(line[1], 16)
+        if (
+            len(data) != start + length + 2
+            or int.from_bytes(data[start : start + 4], "big") != length - 4
+            or length - 4 > MOST_MESSAGE_BYTES
+        ):
+            return None
+        self._begin, self._size = bytes(data[: start + 4]), len(data)
+        return bytes(data[start + 4 : -2])
 
     def _take_head(self, data: bytes) -> bytes:
         """Parse the status line and the headers once they are complete; return the data after them."""

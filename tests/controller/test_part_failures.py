@@ -26,6 +26,7 @@ from scheduler_feedback.controller import restarting_feed
 from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, DetectionThread
 from scheduler_feedback.core.telemetry import consumption, counter_features
 from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
+from scheduler_feedback.core.telemetry.fleet_records import Attempts
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.telemetry_update import Look
@@ -115,7 +116,7 @@ BOUNDARIES = {
     "detection between two reads": Boundary(
         "feed", lambda site, _: setattr(site.controller._feed.feed, "_between", raises)
     ),
-    "a frame is folded": Boundary("fleet", lambda _, patch: patch.setattr(Occurrences, "observe", raises), frames),
+    "a frame is folded": Boundary("fleet", lambda _, patch: patch.setattr(Attempts, "take", raises), frames),
     "queued counters are folded": Boundary(
         "fleet", lambda _, patch: patch.setattr(consumption.Places, "_fold", raises), frames
     ),
@@ -325,9 +326,10 @@ def used(watch: DetectionThread, gang: str) -> float:
 
 
 FOLDS: dict[str, tuple[object, str, Callable[[tuple[object, ...]], list[str]]]] = {
-    "counters": (consumption.Places, "_fold", lambda given: [one[3].node for one in given[1]]),  # type: ignore[attr-defined]
-    "features": (counter_features.Kind, "_fold", lambda given: [one[1].node for one in given[1]]),  # type: ignore[attr-defined]
-    "occurrences": (Occurrences, "observe", lambda given: [given[2].node]),  # type: ignore[attr-defined]
+    "counters": (consumption.Places, "_fold", lambda given: [one.node for one in given[2].frames]),  # type: ignore[attr-defined]
+    "features": (counter_features.Kind, "_fold", lambda given: [one.node for one in given[1].frames]),  # type: ignore[attr-defined]
+    "occurrences": (Occurrences, "fold", lambda given: [one.node for one in given[2].frames]),  # type: ignore[attr-defined]
+    "records": (Attempts, "take", lambda given: [given[2].node]),  # type: ignore[attr-defined]
 }
 
 
@@ -370,7 +372,7 @@ def test_a_node_that_breaks_folding_again_is_set_aside_for_longer(monkeypatch: p
     clock = ManualClock()
     watch = DetectionThread((), lambda _: None, clock)
     bad = Machine("bad", (("job-1", 0),))
-    monkeypatch.setattr(Occurrences, "observe", raises)
+    monkeypatch.setattr(Attempts, "take", raises)
     for _ in range(3600):
         second(watch, clock, bad)
     samples = {(one, labels): value for one, labels, value in watch.measures()}

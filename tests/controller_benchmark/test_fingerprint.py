@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from benchmarks.ingest.fingerprint import Hashed, fingerprint
+from scheduler_feedback.core.telemetry import record_queue, series_queue
 
 
 def test_tables_and_records_have_the_same_fingerprint() -> None:
     found = [fingerprint(6, 6, 3, hashing=True, as_tables=as_tables) for as_tables in (True, False)]
     assert found[0] == found[1] and found[0]["frames"] > 30
     assert fingerprint(6, 6, 4, hashing=True)["telemetry"] != found[0]["telemetry"]
+
+
+@pytest.mark.parametrize("most", [1, 5, 40])
+def test_batches_of_any_size_have_the_same_fingerprint(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With batches of one, each frame is processed alone. Frames are lost, repeated and late, and agents restart."""
+    found = fingerprint(12, 8, 5, hashing=True)
+    for module in (series_queue, record_queue):
+        monkeypatch.setattr(module, "MOST_QUEUED", most)
+    assert fingerprint(12, 8, 5, hashing=True) == found and found["frames"] > 90
 
 
 @dataclass

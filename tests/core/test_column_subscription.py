@@ -10,7 +10,7 @@ from agent.schema.wire import encode_frame
 from benchmarks.ingest.frames import Job, whole_layout
 from exporter.frame_formats import selection, wanted_metrics
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
-from scheduler_feedback.core.telemetry.counter_features import Counting
+from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.process_states import METRIC
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 
@@ -53,11 +53,11 @@ def test_agent_sums_give_the_same_features_as_all_columns() -> None:
     names = tuple(pattern.partition("(")[0] for pattern in WANTED)
     values = []
     for patterns in (WANTED, names):
-        chosen, counting = selection(whole, patterns), Counting()
+        chosen, fleet = selection(whole, patterns), Fleet()
         for seq in (1, 2):
             reported = chosen.apply(frame(seq, whole.sizes, whole.layout_id))
-            counting.take(chosen.layout, reported, seq == 2)
-        [kind] = counting.kinds
+            assert fleet.observe(chosen.layout, reported, seq)
+        [kind] = fleet.counting.kinds
         values.append(kind.values[0])
     summed, apart = values
     assert np.array_equal(np.isnan(summed), np.isnan(apart))

@@ -12,10 +12,11 @@ import pytest
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from scheduler_feedback.core.telemetry import consumption
+from scheduler_feedback.core.telemetry import consumption, series_queue
 from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, CPU, Trails
-from scheduler_feedback.core.telemetry.counter_features import rows_of
 from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
+from scheduler_feedback.core.telemetry.frame_batch import Batch, rows_of
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.core.telemetry.telemetry_update import Look
@@ -119,9 +120,9 @@ def test_frames_of_different_lengths_are_never_in_one_batch(monkeypatch: pytest.
     batches: list[set[tuple[int, int]]] = []
     fold = consumption.Places._fold
 
-    def recorded_fold(self: consumption.Places, batch: Sequence[consumption._Queued]) -> None:
-        batches.append({(len(one[3].counters), len(one[3].tier_ns)) for one in batch})
-        fold(self, batch)
+    def recorded_fold(self: consumption.Places, position: int, batch: Batch) -> None:
+        batches.append({(len(one.counters), len(one.tier_ns)) for one in batch.frames})
+        fold(self, position, batch)
 
     monkeypatch.setattr(consumption.Places, "_fold", recorded_fold)
     machines = [
@@ -225,7 +226,7 @@ class Reference:
 def test_random_layouts_match_frame_by_frame_counting(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes gain and lose ranks, other counters, tiers and agents. Frames are processed one by one or in batches."""
     chance = random.Random(seed)
-    monkeypatch.setattr(consumption, "ROWS_AT_ONCE", chance.choice((1, 3, 256)))
+    monkeypatch.setattr(series_queue, "MOST_QUEUED", chance.choice((1, 3, 256)))
     fleet, reference = Fleet(), Reference()
     machines = [Machine(f"n{number}", ()) for number in range(chance.randint(2, 6))]
     ranks_of = {
@@ -305,18 +306,19 @@ def test_queued_frames_of_an_attempt_that_has_ended_are_not_added_to_the_next_on
     index, widths = np.arange(len(CONSUMED)).reshape(1, -1), np.full((1, len(CONSUMED)), 64, np.uint8)
     group = counted.group("j-1", 1, (0,), index, widths, 0, (1, len(CONSUMED)), None)
     first = Gang("j-1", 1, trails)
-    group.slots = first.slots_of(np.array([first.column(0, "n1")]))
+    group.gang = first
+    group.places.slots[group.row] = first.slots_of(np.array([first.column(0, "n1")]))
+    group.places.owners[group.row] = first.number
+    node = NodeView("n1", _groups=[group], _group_rows=[group.row])
 
     def frame(second: int) -> Frame:
         at_ns = np.array([second * SECOND])
         count = np.full(len(CONSUMED), 100 * second, np.uint64)
         return Frame("n1", "boot", "agent", second, "layout", 0, second * SECOND, at_ns, np.zeros(0), count, count >= 0)
 
-    for second in (1, 2):
-        counted.take(group, first, frame(second), True)
     first.leave()
     second_attempt = Gang("j-1", 2, trails)
     second_attempt.column(0, "n1")
-    counted.settle()
-    assert not counted.failed
+    for second in (1, 2):
+        group.places._fold(0, Batch([node], [frame(second)], [True], [second]))
     assert np.isnan(second_attempt.consumed(np.array([2 * SECOND])).values).all()

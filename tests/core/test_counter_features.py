@@ -8,10 +8,13 @@ from msgspec import structs
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
-from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, StepRecord, Tier, make_layout
+from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
 from scheduler_feedback.controller.detection_thread import DetectionThread
-from scheduler_feedback.core.telemetry.counter_features import Counting, Kind
+from scheduler_feedback.core.telemetry import series_queue
+from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
+from scheduler_feedback.core.telemetry.series_queue import SeriesQueue
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 
@@ -138,13 +141,13 @@ def test_rank_with_two_gpus_uses_the_first() -> None:
     second = Column("gangwatch_gpu_owner_info", (("attempt", "1"), ("gang", "g"), ("gpu", "GPU-2"), ("rank", "0")))
     changed = make_layout(whole.node, whole.tiers, (*whole.gauges, second), whole.counters)
     counting = Counting()
-    counting.take(changed, structs.replace(frame(1, [0] * 5), layout_id=changed.layout_id, gauges=np.ones(9)), False)
+    counting.read(changed)
     assert [one.gpu for one in counting.nodes["n0"].devices] == [UUID]
 
 
 @pytest.mark.parametrize("together_at_most", [256, 2, 1])
 def test_batch_folding_matches_folding_one_by_one(monkeypatch: pytest.MonkeyPatch, together_at_most: int) -> None:
-    monkeypatch.setattr(Kind, "ROWS_AT_ONCE", together_at_most)
+    monkeypatch.setattr(series_queue, "MOST_QUEUED", together_at_most)
     frames = [
         frame(1, [500, 500, 0, 0, 0]), frame(2, [600, 700, 0, 0, 0]), frame(3, [10, 20, 0, 0, 0]),
         frame(4, [20, 40, 0, 0, 0], agent="b"), frame(5, [50, 80, 0, 0, 0], agent="b"),
@@ -160,13 +163,13 @@ def test_batch_folding_matches_folding_one_by_one(monkeypatch: pytest.MonkeyPatc
 
 def test_newest_of_the_queued_frames_is_folded_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     folded: list[int] = []
-    take = Counting.take
+    add = SeriesQueue.add
 
-    def took(self: Counting, changed: AnyLayout, one: Frame, continues: bool) -> None:
+    def added(self: SeriesQueue, node: NodeView, one: Frame, continues: bool) -> None:
         folded.append(one.seq)
-        take(self, changed, one, continues)
+        add(self, node, one, continues)
 
-    monkeypatch.setattr(Counting, "take", took)
+    monkeypatch.setattr(SeriesQueue, "add", added)
     watch = DetectionThread((), lambda _: None, SystemClock(), tick_seconds=3600.0)
     watch.between()
     frames = [frame(seq, [seq * 100, 0, 0, 0, 0]) for seq in (1, 2, 3, 5)]  # the fourth was lost

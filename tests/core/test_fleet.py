@@ -24,7 +24,7 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.core.telemetry import consumption, fleet_records
+from scheduler_feedback.core.telemetry import fleet_records, series_queue
 from scheduler_feedback.core.telemetry.consumption_trail import BLOCK_IO, CONSUMED, CPU, SAMPLES
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
@@ -481,7 +481,7 @@ def consumed(seconds: int, *, io: int | None = 0) -> list[int | None]:
 
 @pytest.mark.parametrize("together_at_most", [256, 3, 1])
 def test_consumption_is_available_for_any_recent_time(monkeypatch: pytest.MonkeyPatch, together_at_most: int) -> None:
-    monkeypatch.setattr(consumption, "ROWS_AT_ONCE", together_at_most)
+    monkeypatch.setattr(series_queue, "MOST_QUEUED", together_at_most)
     layout = layout_of("n0", [0])
     fleet = folded(*((layout, frame_of(layout, s, counters=consumed(s, io=None))) for s in range(10, 20)))
     gang = fleet.gangs[GANG]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.consumption_trail import BLOCK_IO, CONSUMED, CPU, TRAIL, TRAIL_SPACING_NS
-from scheduler_feedback.core.telemetry.gang_attempts import MOST_OPENING, Gang, IntArray
+from scheduler_feedback.core.telemetry.consumption_trail import BLOCK_IO, CONSUMED, CPU, TRAIL, TRAIL_SPACING_NS, Trails
+from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.open_table import OpenTable
 from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS
 
 SECOND = 1_000_000_000
@@ -118,7 +119,7 @@ def test_open_steps_and_collectives_are_separate_and_the_newest_counts() -> None
     assert gang.open_collectives().tolist() == [[-1, -1, -1], [9, 200, 500], [11, 350, 700]]
 
 
-def test_queued_reports_count_in_the_order_of_their_last_report() -> None:
+def test_reports_count_in_their_order() -> None:
     gang, columns = gang_of(2)
     early = [0, columns[0], 7, 100, 1, columns[0], 70, 110]
     late = [0, columns[0], 8, 200]
@@ -130,12 +131,17 @@ def test_queued_reports_count_in_the_order_of_their_last_report() -> None:
     assert gang.open_steps().tolist()[0] == [7, 100, 900]
 
 
-def test_the_number_of_unread_reports_is_bounded() -> None:
-    gang, columns = gang_of(2)
-    for number in range(1000):
-        gang.opened_all([0, columns[0], number, 100], number)
-        assert len(gang._opening) <= MOST_OPENING + 1
-    assert gang.open_steps().tolist()[0] == [999, 100, 999]
+def test_an_attempt_does_not_get_the_open_steps_of_the_one_before() -> None:
+    """It gets the slots of that attempt, whose open steps are then no longer available."""
+    trails, opened = Trails(), OpenTable()
+    first = Gang("g", 1, trails, opened)
+    first.opened_all([0, first.column(0, "n0"), 7, 100], 200)
+    first.leave()
+    second = Gang("g", 2, trails, opened)
+    column = second.column(0, "n0")
+    assert second.open_steps().tolist() == [[-1, -1, -1]]
+    second.opened_all([0, column, 8, 300], 400)
+    assert first.open_steps().tolist() == [[-1, -1, -1]] and second.open_steps().tolist() == [[8, 300, 400]]
 
 
 def test_a_rank_is_at_its_last_reported_position_and_a_reader_detects_a_change() -> None:

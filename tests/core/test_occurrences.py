@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,14 @@ from msgspec import structs
 from agent.node import Node
 from agent.schema.clock import SystemClock
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Record, Tier, make_layout
+from scheduler_feedback.core.telemetry import series_queue
+from scheduler_feedback.core.telemetry.consumption import Consumption
+from scheduler_feedback.core.telemetry.consumption_trail import Trails
+from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.occurrences import STALE_NS, Occurrences
+from scheduler_feedback.core.telemetry.series_queue import SeriesQueue
 from scheduler_feedback.core.telemetry.telemetry import (
     DEVICE_LOST,
     LINK,
@@ -144,7 +150,33 @@ def frame(made: Layout, seq: int, gauges: list[float], counters: tuple[int, ...]
     )  # fmt: skip
 
 
-def reported(found: Occurrences) -> list[tuple[str, str, str]]:
+class Watched:
+    """Device events of some nodes, with the queue of their frames."""
+
+    def __init__(self) -> None:
+        self.occurrences = Occurrences()
+        self._queue = SeriesQueue(Counting(), Consumption(Trails()), self.occurrences)
+        self._nodes: dict[str, NodeView] = {}
+
+    def observe(self, made: Layout, one: Frame, continues: bool, events: Sequence[EventRecord]) -> None:
+        node = self._nodes.setdefault(one.node, NodeView(one.node))
+        if node._series_id != made.layout_id:
+            self._queue.read(node, made, one)
+        if events:
+            self._queue.add_events(node, made, one, events)
+        self._queue.add(node, one, continues)
+
+    def take(self) -> tuple[NodeEvent, ...]:
+        self._queue.settle()
+        return self.occurrences.take()
+
+    def forget(self, node: str) -> None:
+        self._queue.settle()
+        self.occurrences.forget(node)
+        del self._nodes[node]
+
+
+def reported(found: Watched) -> list[tuple[str, str, str]]:
     """Return the kind, entity and main word of each event."""
     return [
         (one.event.kind, one.event.entity, one.event.detail.get("action") or one.event.detail.get("state", ""))
@@ -154,7 +186,7 @@ def reported(found: Occurrences) -> list[tuple[str, str, str]]:
 
 def test_a_port_going_down_and_up_is_reported_once_each_with_its_rdma_name() -> None:
     made = layout(RDMA_INFO, PORT_INFO, *CARRIERS, counters=(LOST,))
-    found = Occurrences()
+    found = Watched()
     course = [  # carriers of eth0 and rail0, losses of rail0
         ((1, 1), 7), ((1, 1), 7), ((0, 0), 8), ((0, 0), 8), ((np.nan, np.nan), 8), ((0, 1), 8), ((1, 1), 3),
     ]  # fmt: skip
@@ -167,7 +199,7 @@ def test_a_port_going_down_and_up_is_reported_once_each_with_its_rdma_name() -> 
 
 def test_ports_always_down_or_unknown_are_no_events() -> None:
     made = layout(RDMA_INFO, PORT_INFO, *CARRIERS, counters=(LOST,))
-    found = Occurrences()
+    found = Watched()
     found.observe(made, frame(made, 1, [1, 1, 1, 0], (5,)), False, ())
     found.observe(made, frame(made, 2, [1, 1, 1, 0], (9,), valid=False), True, ())
     found.observe(made, frame(made, 3, [1, 1, 1, 0], (9,)), False, ())
@@ -176,7 +208,7 @@ def test_ports_always_down_or_unknown_are_no_events() -> None:
 
 def test_a_port_in_transition_is_not_down_and_an_unknown_one_keeps_its_state() -> None:
     made = layout(RDMA_INFO, Column("gangwatch_rdma_port_state", (("device", "mlx5_0"), ("port", "1"))))
-    found = Occurrences()
+    found = Watched()
     for seq, state in enumerate((4.0, 3.0, 2.0, 1.0, np.nan, 1.0, 0.0, 2.0, np.nan, 4.0), 1):
         found.observe(made, frame(made, seq, [1, state]), seq > 1, ())
     events = found.take()
@@ -186,7 +218,7 @@ def test_a_port_in_transition_is_not_down_and_an_unknown_one_keeps_its_state() -
 
 def test_losses_are_counted_between_samples_and_implausible_increases_are_ignored() -> None:
     made = layout(RDMA_INFO, PORT_INFO, counters=(LOST,))
-    found = Occurrences()
+    found = Watched()
     for seq, losses in enumerate((7, 9, 9, 109, 109 + 101, 211), 1):
         found.observe(made, frame(made, seq, [1, 1], (losses,)), seq > 1, ())
     assert [one.event.detail["times"] for one in found.take()] == ["2", "100", "1"]
@@ -200,7 +232,7 @@ def test_losses_are_counted_between_samples_and_implausible_increases_are_ignore
 
 def test_interfaces_without_rdma_devices_count_on_nodes_that_have_none() -> None:
     made = layout(*CARRIERS)
-    found = Occurrences()
+    found = Watched()
     for seq, carriers in enumerate(((1, 1), (0, 1)), 1):
         found.observe(made, frame(made, seq, list(carriers)), seq > 1, ())
     assert reported(found) == [(LINK, "eth0", "down")]
@@ -212,7 +244,7 @@ def test_a_recovery_action_and_a_lost_gpu_are_reported_to_a_new_reader_too() -> 
         for action in ("none", "gpu_reset", "node_reboot")
     ]
     made = layout(GPU_INFO, Column("gangwatch_gpu_up", (("gpu", "GPU-1"),)), *gauges)
-    found = Occurrences()
+    found = Watched()
     for seq, values in enumerate(([1, 0, 0, 1, 0], [1, 0, 0, 1, 0], [1, 1, 1, 0, 0], [1, 1, 0, 0, 1]), 1):
         found.observe(made, frame(made, seq, list(values)), seq > 1, ())
     assert reported(found) == [
@@ -223,7 +255,7 @@ def test_a_recovery_action_and_a_lost_gpu_are_reported_to_a_new_reader_too() -> 
 def test_a_gpu_that_is_lost_in_the_first_frame_is_reported() -> None:
     """The frame's only monitored value is 0, as are the values of a node without frames."""
     made = layout(GPU_INFO, Column("gangwatch_gpu_up", (("gpu", "GPU-1"),)))
-    found = Occurrences()
+    found = Watched()
     for seq in (1, 2):
         found.observe(made, frame(made, seq, [1, 0]), seq > 1, ())
     assert reported(found) == [(DEVICE_LOST, "GPU-1", "")]
@@ -234,7 +266,7 @@ def test_a_gpu_that_is_lost_in_the_first_frame_is_reported() -> None:
 
 def test_records_get_names_of_the_shape_and_old_records_are_left_out() -> None:
     made = layout(GPU_INFO, RDMA_INFO, PORT_INFO)
-    found, at = Occurrences(), NOW + SECOND
+    found, at = Watched(), NOW + SECOND
 
     def record(kind: str, entity: str, time_ns: int = at, **detail: str) -> Record:
         return EventRecord(kind, entity, time_ns, detail)
@@ -259,7 +291,7 @@ def test_records_get_names_of_the_shape_and_old_records_are_left_out() -> None:
 
 def test_a_different_gpu_in_a_slot_is_a_replaced_part() -> None:
     new = Column("gangwatch_gpu_info", (("gpu", "GPU-2"), ("pci_address", "0000:3b:00.0")))
-    found = Occurrences()
+    found = Watched()
     first, none, second = layout(GPU_INFO), layout(), layout(new)
     for seq, (made, values) in enumerate(((first, [1.0]), (none, []), (second, [1.0]), (second, [1.0])), 1):
         found.observe(made, frame(made, seq, values), seq not in (1, 3), ())
@@ -270,7 +302,7 @@ def test_a_different_gpu_in_a_slot_is_a_replaced_part() -> None:
 def test_the_number_of_events_is_limited() -> None:
     made = layout(GPU_INFO)
     storm = [EventRecord("xid", "GPU-1", NOW, {"code": str(n)}) for n in range(3 * Occurrences.MOST_OF_NODE)]
-    found = Occurrences()
+    found = Watched()
     found.observe(made, frame(made, 1, [1.0]), True, storm)
     kept = found.take()
     assert len(kept) == Occurrences.MOST_OF_NODE
@@ -296,36 +328,38 @@ def course_of_three(random: np.random.Generator) -> list[tuple[Layout, Frame, bo
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_frames_together_give_the_events_of_frames_alone_in_the_same_order(seed: int) -> None:
+def test_frames_together_give_the_events_of_frames_alone_in_the_same_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     course = course_of_three(np.random.default_rng(seed))
     results = []
     for at_once in (1, 7, 256):
-        occurrences = Occurrences()
-        occurrences.MOST_QUEUED = at_once  # type: ignore[misc]
+        monkeypatch.setattr(series_queue, "MOST_QUEUED", at_once)
+        watched = Watched()
         taken: list[tuple[NodeEvent, ...]] = []
         for one in course:
             if one is None:
-                taken.append(occurrences.take())
+                taken.append(watched.take())
             else:
-                occurrences.observe(*one)
-        assert not occurrences.failed
+                watched.observe(*one)
+        assert not watched.occurrences.failed
         results.append(taken)
     assert sum(map(len, results[0])) > 20
     assert results[0] == results[1] == results[2]
 
 
 def test_a_frame_that_cannot_be_processed_affects_only_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(occurrences: Occurrences, node: object, one: Frame, continues: bool) -> None:
+    def fails(occurrences: Occurrences, node: object, one: Frame, continues: bool, number: int) -> None:
         if one.node == "n1":
             raise KeyError("bug")
-        original(occurrences, node, one, continues)  # type: ignore[arg-type]
+        original(occurrences, node, one, continues, number)  # type: ignore[arg-type]
 
     original = Occurrences._counters
     monkeypatch.setattr(Occurrences, "_counters", fails)
-    found = Occurrences()
+    found = Watched()
     for seq, losses in ((1, 3), (2, 4)):
         for node in ("n0", "n1"):
             made = make_layout(node, (Tier("fast", 1.0),), (RDMA_INFO, PORT_INFO), (LOST,))
             found.observe(made, structs.replace(frame(made, seq, [1, 1], (losses,)), node=node), seq > 1, ())
     assert [one.node for one in found.take()] == ["n0"]
-    assert [node for node, _ in found.failed] == ["n1", "n1"]
+    assert [node for node, _ in found.occurrences.failed] == ["n1", "n1"]

@@ -269,3 +269,25 @@ def test_the_oldest_of_too_many_records_are_counted_as_missed() -> None:
     for frame in (first, joined):
         fleet.observe(LAYOUTS["n0"], frame, 10_020 * SECOND)
     assert fleet.nodes["n0"].records_missed == 5
+
+
+def test_rows_of_known_ranks_are_checked() -> None:
+    """After the first table, the ranks are known: a step and a collective, a step in the future, and no such rank."""
+    fleet, members = Fleet(), tuple(Member("j-1", 1, rank) for rank in range(2))
+    at_ns = 10_000 * SECOND
+    first = [(2, rank, 1, at_ns - SECOND, SECOND, 0, 0, 0) for rank in range(2)]
+    opened = [(0, 0, 5, at_ns, 0, 0, 0, 0), (1, 1, 70, at_ns, 0, 0, 0, 0)]
+    future, nobody = (2, 0, 9, at_ns + 60 * SECOND, SECOND, 0, 0, 0), (0, 7, 6, at_ns, 0, 0, 0, 0)
+    count = 0
+    for seq, rows in enumerate((first, opened, [future], [nobody]), 1):
+        table = RecordTable(members, b"".join(ROW.pack(*row) for row in rows))
+        none = np.zeros(0)
+        frame = Frame(
+            "n0", "boot", "a", seq, LAYOUTS["n0"].layout_id, 10**18, at_ns, none.astype(np.int64), none,
+            none.astype(np.uint64), none.astype(np.bool_), count, (), table,
+        )  # fmt: skip
+        count += len(rows)
+        assert fleet.observe(LAYOUTS["n0"], frame, seq * SECOND)
+    gang = fleet.gangs["j-1"]
+    assert gang.open_steps()[:, 0].tolist() == [5, -1] and gang.open_collectives()[:, 0].tolist() == [-1, 70]
+    assert fleet.records_refused == 2 and not fleet.failed()

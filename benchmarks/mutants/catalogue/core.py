@@ -103,14 +103,14 @@ MUTANTS = (
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
-        "core.telemetry.consumption:_hand_over",
-        "np.repeat(at_ns, restarted.shape[1])",
-        "np.tile(at_ns, restarted.shape[1])",
+        "core.telemetry.consumption:Places._fold",
+        "np.repeat(at_ns, slots.shape[1])",
+        "np.tile(at_ns, slots.shape[1])",
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
-        "core.telemetry.consumption:_hand_over",
-        "trails.forget(slots[begun])",
+        "core.telemetry.consumption:Places._fold",
+        "self._trails.forget(flat[begun])",
         "pass",
         ("tests/core/test_consumption.py", "tests/core/test_fleet.py"),
     ),
@@ -133,9 +133,15 @@ MUTANTS = (
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
-        "core.telemetry.consumption:Places.settle",
-        "for one in reversed(self.queue)}",
-        "for one in self.queue}",
+        "core.telemetry.series_queue:SeriesQueue._fold",
+        "parts.append((cohort.kind._fold, self._counting.failed))",
+        "pass",
+        ("tests/core/test_counter_features.py",),
+    ),
+    Mutant(
+        "core.telemetry.series_queue:SeriesQueue.settle",
+        "for place in reversed(left)}",
+        "for place in left}",
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
@@ -149,25 +155,31 @@ MUTANTS = (
     ),
     # --- counting ---
     Mutant(
-        "core.telemetry.counter_features:Kind._rates",
-        "goes_on = continues & self._known[rows]",
+        "core.telemetry.counter_features:Kind._fold_counters",
+        "goes_on = batch.continues & self._known[rows]",
         "goes_on = self._known[rows]",
         ("tests/core/test_counter_features.py",),
     ),
     Mutant(
-        "core.telemetry.counter_features:Kind._rates",
-        "(elapsed_ns > 0) & valid & before_valid",
-        "(elapsed_ns > 0) & valid",
-        ("tests/core/test_counter_features.py",),
-    ),
-    Mutant(
-        "core.telemetry.counter_features:Kind._rates",
-        "advance /= seconds",
+        "core.telemetry.counter_features:_Counted.rates",
+        "known &= before_valid",
         "pass",
         ("tests/core/test_counter_features.py",),
     ),
     Mutant(
-        "core.telemetry.counter_features:rows_of",
+        "core.telemetry.counter_features:Kind._fold_counters",
+        "new = ~goes_on |",
+        "new =",
+        ("tests/core/test_counter_features.py",),
+    ),
+    Mutant(
+        "core.telemetry.counter_features:_Counted.rates",
+        "advance *= wired.scale",
+        "pass",
+        ("tests/core/test_counter_features.py",),
+    ),
+    Mutant(
+        "core.telemetry.frame_batch:rows_of",
         "if len(lengths := set(map(len, arrays))) != 1:",
         "if len(lengths := set(map(len, arrays))) < 1:",
         ("tests/core/test_consumption.py",),
@@ -203,8 +215,8 @@ MUTANTS = (
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
-        "core.telemetry.counter_features:fold_apart",
-        "failed.append((node_of(batch[0]), error))",
+        "core.telemetry.frame_batch:fold_apart",
+        "failed.append((batch.frames[0].node, error))",
         "pass",
         ("tests/controller/test_part_failures.py::test_a_node_whose_frames_break_folding_is_set_aside_and_retried",),
     ),
@@ -279,7 +291,7 @@ MUTANTS = (
     Mutant("core.telemetry.fleet:Fleet._move", "left.discard(node.name)", "pass", ("tests/core/test_fleet.py",)),
     Mutant(
         "core.telemetry.fleet:Fleet._read_layout",
-        "self._consumption.settle()",
+        "self._series.settle_of(node)",
         "pass",
         ("tests/core/test_consumption.py",),
     ),
@@ -329,15 +341,15 @@ MUTANTS = (
         ("tests/core/test_record_tables.py",),
     ),
     Mutant(
-        "core.telemetry.consumption:_hand_over",
-        "if any(one[1].left for one in batch):",
+        "core.telemetry.consumption:Places._fold",
+        "if not kept.all():",
         "if False:",
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
         "core.telemetry.step_ring:StepRing.sequence",
-        "if len(self._queued) + self._most_filled >= self._ranks:",
-        "if len(self._queued) >= self._ranks:",
+        "if self._queued_steps + self._most_filled >= self._ranks:",
+        "if self._queued_steps >= self._ranks:",
         ("tests/core/test_step_ring.py",),
     ),
     Mutant(
@@ -366,8 +378,8 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.fleet_records:Attempts._take",
-        "self._stepped.get(gang.name, -1) < gang.attempt",
-        "self._stepped.get(gang.name, -1) <= gang.attempt",
+        "if not gang.stepped:",
+        "if True:",
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
@@ -378,10 +390,40 @@ MUTANTS = (
     ),
     Mutant("core.telemetry.record_checks:row_of", "now_ns - OLDEST_RECORD_NS <= ", "", ("tests/core/test_fleet.py",)),
     Mutant(
-        "core.telemetry.fleet_records:Attempts._opened_again",
-        "if self.gangs.get(gang.name) is not gang:",
+        "core.telemetry.fleet_records:Attempts.take",
+        "if gang.left:",
         "if False:",
         ("tests/core/test_fleet.py",),
+    ),
+    Mutant(
+        "core.telemetry.fleet_records:Attempts._queued",
+        "node.records_missed += frame.record_seq - expected",
+        "pass",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.record_queue:RecordQueue._fold",
+        "if finished:",
+        "if False:",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.record_queue:RecordQueue._write_open",
+        "rows.kind[chosen] - OPEN_STEP",
+        "0",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.record_queue:_Rows.wrong",
+        "(self.end_ns > now_ns + CLOCK_SLACK_NS) | ",
+        "",
+        ("tests/core/test_record_tables.py",),
+    ),
+    Mutant(
+        "core.telemetry.record_queue:_Rows.wrong",
+        "| (self._place >= self.sizes[self.frame])",
+        "",
+        ("tests/core/test_record_tables.py",),
     ),
     Mutant(
         "core.telemetry.fleet_records:Attempts.of",
@@ -465,10 +507,22 @@ MUTANTS = (
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
     Mutant(
-        "core.telemetry.gang_attempts:Gang._settle_opened",
-        "chosen = table[:, 0] == kind",
-        "chosen = table[:, 0] >= kind",
+        "core.telemetry.gang_attempts:Gang.open_collectives",
+        "self._open_cells(1)",
+        "self._open_cells(0)",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
+    ),
+    Mutant(
+        "core.telemetry.open_table:OpenTable.reset",
+        "self.cells[cells_of(slots, kind)] = -1",
+        "pass",
+        ("tests/core/test_gang_attempts.py",),
+    ),
+    Mutant(
+        "core.telemetry.open_table:cells_of",
+        "2 * slots + kinds",
+        "2 * slots",
+        ("tests/core/test_gang_attempts.py",),
     ),
     Mutant(
         "core.telemetry.step_ring:StepRing._lengthen",
@@ -636,8 +690,10 @@ MUTANTS = (
         _OCCURRENCES,
     ),
     # --- occurrences ---
-    Mutant("core.telemetry.occurrences:Occurrences._settle", "sorted(changed)", "changed", _OCCURRENCES),
-    Mutant("core.telemetry.occurrences:Occurrences._settle", "if id(node) in now:", "if False:", _OCCURRENCES),
+    Mutant(
+        "core.telemetry.occurrences:Occurrences.take", "key=itemgetter(0)", "key=lambda one: one[1].node", _OCCURRENCES
+    ),
+    Mutant("core.telemetry.occurrences:Occurrences.fold", "counters |= ~batch.continues", "pass", _OCCURRENCES),
     Mutant("core.telemetry.occurrences:Occurrences._record", ' or "before_start" in detail', "", _OCCURRENCES),
     Mutant(
         "core.telemetry.occurrences:Occurrences._record",

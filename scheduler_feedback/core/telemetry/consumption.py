@@ -1,34 +1,32 @@
 """CPU time and I/O of the ranks' processes, computed from the nodes' cumulative counters and added to the ranks' gangs.
 
-As in counter_features.py, frames are queued and processed together. Nodes whose layouts have the ranks' counters in the
+As in counter_features.py, frames are processed in batches. Nodes whose layouts have the ranks' counters in the
 same places share one set of arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from agent.schema.frame import Frame
 from agent.schema.rates import Change, difference, exact
-from scheduler_feedback.core.telemetry.consumption_trail import Trails
-from scheduler_feedback.core.telemetry.counter_features import Failed, fold_apart, rows_of
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, Gang
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, NO_OWNER, Trails
+from scheduler_feedback.core.telemetry.frame_batch import Batch, Failed
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
 
 GAP_NS = 60_000_000_000
 """Longest gap between samples across which a 32-bit counter is trusted (no such counter exists today)."""
-
-ROWS_AT_ONCE = 256
 
 
 @dataclass(slots=True, eq=False)
 class Group:
     """Ranks of one gang attempt on one node, whose layout contains their counters.
 
-    row: the group's row in the arrays of `places`. slots: the ranks' slots in the samples of consumption.
+    row: the group's row in the arrays of `places`. gang: the attempt to which its consumption is added; None: it is not
+    used.
     """
 
     name: str
@@ -37,10 +35,6 @@ class Group:
     places: Places
     row: int
     gang: Gang | None = None
-    slots: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
-
-
-_Queued = tuple[Group, Gang, npt.NDArray[np.intp], Frame, bool]
 
 
 class Places:
@@ -49,22 +43,23 @@ class Places:
     index: [m, 6], position of each counter of CONSUMED; -1 for none. widths: [m, 6], bits of each counter.
     tier: index of the tier (collector with its interval) of all these counters. key: key of these positions in
     Consumption.
-    trails: samples of consumption of all gangs. failed: receives (node, error) of frames that could not be processed.
+    trails: samples of consumption of all gangs. slots: [r, m], slots of each group's ranks in these samples. owners:
+    [r], number of the attempt with these slots; NO_OWNER: the group is not used.
     """
 
     def __init__(
-        self, index: npt.NDArray[np.intp], widths: npt.NDArray[np.uint8], tier: int, key: bytes, trails: Trails,
-        failed: list[Failed],
-    ) -> None:  # fmt: skip
+        self, index: npt.NDArray[np.intp], widths: npt.NDArray[np.uint8], tier: int, key: bytes, trails: Trails
+    ) -> None:
         self.index, self.widths, self.tier, self.key, self._trails = index, widths, tier, key, trails
-        self._failed = failed
-        self.queue: list[_Queued] = []
+        self._flat, self._present = index.ravel(), index >= 0
         self._rows = 0
         self._free: list[int] = []
         self._known = np.zeros(0, np.bool_)
         self._before = np.zeros((0, *index.shape), np.uint64)
         self._before_valid = np.zeros((0, *index.shape), np.bool_)
         self._before_ns = np.zeros(0, np.int64)
+        self.slots = np.zeros((0, len(index)), np.intp)
+        self.owners = np.zeros(0, np.int64)
 
     def add(self, row_of: Group | None) -> int:
         """Add a row for a group, and return the row's index.
@@ -75,12 +70,13 @@ class Places:
         self._rows = max(self._rows, row + 1)
         if row >= len(self._known):
             rows = max(4, 2 * len(self._known))
-            for name in ("_known", "_before", "_before_valid", "_before_ns"):
+            for name in ("_known", "_before", "_before_valid", "_before_ns", "slots", "owners"):
                 old = getattr(self, name)
                 new = np.zeros((rows, *old.shape[1:]), old.dtype)
                 new[: len(old)] = old
                 setattr(self, name, new)
         self._known[row] = False
+        self.owners[row] = NO_OWNER
         if row_of is not None and np.array_equal(row_of.places.index >= 0, self.index >= 0):
             there = row_of.places
             self._known[row], self._before_ns[row] = there._known[row_of.row], there._before_ns[row_of.row]
@@ -88,8 +84,7 @@ class Places:
         return row
 
     def drop(self, row: int) -> None:
-        """Remove the row of a group, and its queued frames."""
-        self.queue = [one for one in self.queue if one[0].row != row]
+        """Remove the row of a group."""
         self._known[row] = False
         self._free.append(row)
 
@@ -98,36 +93,26 @@ class Places:
         """Whether no group has a row."""
         return len(self._free) == self._rows
 
-    def settle(self) -> None:
-        """Process the queued frames in order."""
-        while self.queue:
-            first = {one[0].row: one for one in reversed(self.queue)}
-            if len(first) == len(self.queue):
-                batch, self.queue = self.queue, []
-            else:
-                batch, later = list(first.values()), [one for one in self.queue if first[one[0].row] is not one]
-                self.queue = later
-            for start in range(0, len(batch), ROWS_AT_ONCE):
-                fold_apart(self._fold, batch[start : start + ROWS_AT_ONCE], _node_of, self._failed)
-
-    def _fold(self, batch: Sequence[_Queued]) -> None:
-        rows = np.array([one[0].row for one in batch], np.intp)
-        at_ns = rows_of([one[3].tier_ns for one in batch])[:, self.tier]
-        continues = np.array([one[4] for one in batch], np.bool_)
+    def _fold(self, position: int, batch: Batch) -> None:
+        """Add the consumption in these frames, of the group at `position` of each node."""
+        rows = np.array([node._group_rows[position] for node in batch.nodes], np.intp)
+        at_ns, continues = batch.tier_ns[:, self.tier], batch.continues
+        counters, counters_valid = batch.counters, batch.valid
+        used = self.owners[rows] != NO_OWNER
+        if not used.all():
+            rows, at_ns, continues = rows[used], at_ns[used], continues[used]
+            counters, counters_valid = counters[used], counters_valid[used]
         known = self._known[rows]
         elapsed_ns = at_ns - self._before_ns[rows]
         new = (at_ns > 0) & ~(known & continues & (elapsed_ns == 0))
         if not new.all():
-            batch = [one for one, is_new in zip(batch, new.tolist(), strict=True) if is_new]
-            if not batch:
-                return
-            rows, at_ns, continues, known, elapsed_ns = (
-                array[new] for array in (rows, at_ns, continues, known, elapsed_ns)
-            )
-        flat = self.index.ravel()
-        shape = (len(batch), *self.index.shape)
-        now = rows_of([one[3].counters for one in batch]).take(flat, axis=1).reshape(shape)
-        valid = rows_of([one[3].counters_valid for one in batch]).take(flat, axis=1).reshape(shape) & (self.index >= 0)
+            rows, at_ns, elapsed_ns, counters = rows[new], at_ns[new], elapsed_ns[new], counters[new]
+            continues, known, counters_valid = continues[new], known[new], counters_valid[new]
+        if not len(rows):
+            return
+        shape = (len(rows), *self.index.shape)
+        now = counters.take(self._flat, axis=1).reshape(shape)
+        valid = counters_valid.take(self._flat, axis=1).reshape(shape) & self._present
         before, before_valid = self._before[rows], self._before_valid[rows]
         advance = (now - before).astype(np.float64)
         plain = known & continues & (elapsed_ns > 0) & (elapsed_ns <= GAP_NS)
@@ -147,31 +132,15 @@ class Places:
         self._before[rows], self._before_valid[rows] = now, valid
         advance[restarted] = 0.0
         advance[~valid] = np.nan
-        _hand_over(self._trails, batch, restarted, advance, at_ns)
-
-
-def _node_of(queued: _Queued) -> str:
-    return queued[3].node
-
-
-def _hand_over(
-    trails: Trails, batch: Sequence[_Queued], restarted: npt.NDArray[np.bool_], advance: FloatArray,
-    at_ns: npt.NDArray[np.int64],
-) -> None:  # fmt: skip
-    """Add the consumption of all ranks of the batch at once.
-
-    restarted: ranks whose counters cannot be compared with earlier samples.
-    """
-    if any(one[1].left for one in batch):  # another attempt of the gang has begun
-        kept = np.array([not one[1].left for one in batch])
-        batch = [one for one in batch if not one[1].left]
-        restarted, advance, at_ns = restarted[kept], advance[kept], at_ns[kept]
-        if not batch:
-            return
-    slots = np.concatenate([one[2] for one in batch])
-    if (begun := restarted.ravel()).any():
-        trails.forget(slots[begun])
-    trails.consume(slots, advance.reshape(len(slots), -1), np.repeat(at_ns, restarted.shape[1]))
+        slots = self.slots[rows]
+        # Another attempt of a gang may have begun since its frames were queued, with the same slots.
+        kept = self._trails.owner[slots[:, 0]] == self.owners[rows]
+        if not kept.all():
+            slots, restarted, advance, at_ns = slots[kept], restarted[kept], advance[kept], at_ns[kept]
+        flat = slots.ravel()
+        if (begun := restarted.ravel()).any():
+            self._trails.forget(flat[begun])
+        self._trails.consume(flat, advance.reshape(len(flat), len(CONSUMED)), np.repeat(at_ns, slots.shape[1]))
 
 
 class Consumption:
@@ -180,7 +149,6 @@ class Consumption:
     def __init__(self, trails: Trails) -> None:
         self._trails = trails
         self._places: dict[bytes, Places] = {}
-        self._queued: dict[int, Places] = {}
         self.failed: list[Failed] = []
 
     def group(
@@ -196,7 +164,7 @@ class Consumption:
         key = index.tobytes() + widths.tobytes() + repr((index.shape, tier, sizes)).encode()
         places = self._places.get(key)
         if places is None:
-            places = self._places[key] = Places(index, widths, tier, key, self._trails, self.failed)
+            places = self._places[key] = Places(index, widths, tier, key, self._trails)
         return Group(name, attempt, ranks, places, places.add(old))
 
     def drop(self, groups: Sequence[Group]) -> None:
@@ -205,15 +173,3 @@ class Consumption:
             group.places.drop(group.row)
             if group.places.empty:
                 del self._places[group.places.key]
-
-    def take(self, group: Group, gang: Gang, frame: Frame, continues: bool) -> None:
-        """Queue the group's part of a frame. `group.slots` are those of the group's ranks in the gang."""
-        group.places.queue.append((group, gang, group.slots, frame, continues))
-        self._queued[id(group.places)] = group.places
-        if len(group.places.queue) >= ROWS_AT_ONCE:
-            group.places.settle()
-
-    def settle(self) -> None:
-        """Process all queued frames."""
-        while self._queued:
-            self._queued.popitem()[1].settle()

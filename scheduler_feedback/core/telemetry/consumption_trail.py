@@ -36,6 +36,8 @@ replaces it instead of the oldest."""
 
 LEAST_SLOTS = 64
 
+NO_OWNER = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
@@ -59,9 +61,11 @@ class Trails:
         """int64 [slots, TRAIL]: time of each kept sample; -1 for none."""
         self._values = np.full((0, TRAIL, len(CONSUMED)), np.nan)
         self._newest = np.full(0, -1, np.int64)
+        self.owner = np.full(0, NO_OWNER, np.int64)
+        """int64 [slots]: owner of each slot, as given to `reserve`; NO_OWNER for none."""
 
-    def reserve(self, count: int) -> IndexArray:
-        """Return `count` slots without samples."""
+    def reserve(self, count: int, owner: int = 0) -> IndexArray:
+        """Return `count` slots without samples, which belong to `owner`."""
         found: list[IndexArray] = []
         left = count
         while left and self._free:
@@ -77,12 +81,14 @@ class Trails:
                 self._widen(self._slots + max(LEAST_SLOTS, self._slots // 8))
         slots: IndexArray = np.concatenate(found) if found else np.zeros(0, np.intp)
         self.forget(slots)
+        self.owner[slots] = owner
         return slots
 
     def free(self, slots: IndexArray) -> None:
         """Free slots that `reserve` returned. Another gang may get them."""
         if len(slots):
             self._free.append(slots)
+            self.owner[slots] = NO_OWNER
 
     def consume(self, slots: IndexArray, advance: FloatArray, at_ns: int | IntArray) -> None:
         """Add the consumption of m ranks up to `at_ns` (host clock; one time for all ranks, or [m]).
@@ -128,7 +134,7 @@ class Trails:
         return Consumed(np.where((has_low | has_high)[:, None], between, np.nan), actual_ns)
 
     def _widen(self, slots: int) -> None:
-        for name in ("_total", "sampled_ns", "_values", "_newest"):
+        for name in ("_total", "sampled_ns", "_values", "_newest", "owner"):
             old = getattr(self, name)
             new = np.empty((slots, *old.shape[1:]), old.dtype)  # `reserve` sets the slots that it returns
             new[: len(old)] = old

@@ -3,15 +3,15 @@
 Info series in the same frame give the GPU of each rank and the NIC next to that GPU. A rank with an unknown GPU only
 has the features of its host and of its processes.
 
-Most nodes of a cluster have the same columns in the same places. Frames are therefore queued, and processed together
-when there are many or a caller reads the features. One batch takes a few array operations. Processing each frame alone
-would take a dozen operations per frame, or 1.5 seconds of processor time for 10,000 nodes.
+Most nodes of a cluster have the same columns in the same places. Frames are therefore processed in batches
+(series_queue.py). One batch takes a few array operations. Processing each frame alone would take a dozen operations per
+frame, or 1.5 seconds of processor time for 10,000 nodes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from sys import intern
 from typing import NamedTuple, TypeVar
@@ -20,13 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.catalog import BY_NAME
-from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member
+from agent.schema.frame import Column, Layout, Member
 from agent.schema.rates import NARROW_BITS, difference, exact
+from scheduler_feedback.core.telemetry.frame_batch import Batch, Failed
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, IndexArray
 
 GAP_NS = 60_000_000_000
 """Longest gap between samples across which a 32-bit counter is assumed to have wrapped at most once."""
+
+SLOW_SECONDS = 2.0
+"""Collectors with a longer interval have no new sample in most frames, because frames are sent once a second. Their
+counters are computed apart."""
+
+MOST_ADDED = 8
+"""numpy adds fewer numbers than this one after the other."""
 
 _PCIE = "pcie_link"
 _TRAFFIC = (FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"])
@@ -38,6 +46,10 @@ have)."""
 for _row, _feature in enumerate(FEATURES):
     for _name in _feature.metrics if _feature.name != _PCIE else ():
         _RULES.setdefault(_name, []).append((_row, _feature.of, _feature.labels))
+
+
+_Part = tuple[int, int, float, int, int]
+"""A part of a feature: target, column, scale, tier, width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +67,37 @@ class _Wired:
     width: npt.NDArray[np.uint8]
     starts: IndexArray
     target: IndexArray
+    more: tuple[tuple[IndexArray, IndexArray], ...] = ()
+    """The second parts, the third parts, and so on: targets that have one, and its index. Adding them is a tenth of the
+    work of `reduceat`, with the same result for fewer than eight parts. Empty if a target has more."""
+
+    @classmethod
+    def of(cls, parts: Iterable[_Part]) -> _Wired:
+        """Return the columns of these parts, which are in the order of their targets."""
+        found = list(parts)
+        whole = np.array([(one[0], one[1], one[3], one[4]) for one in found], np.intp).reshape(-1, 4)
+        target, starts = np.unique(whole[:, 0], return_index=True)
+        scales = np.array([one[2] for one in found], np.float64)
+        counts = np.diff(starts, append=len(whole))
+        more = []
+        for part in range(1, int(counts.max(initial=0)) if counts.max(initial=0) < MOST_ADDED else 1):
+            targets = np.flatnonzero(counts > part)
+            more.append((targets, starts[targets] + part))
+        return cls(whole[:, 1], scales, whole[:, 2], whole[:, 3].astype(np.uint8), starts, target, tuple(more))
 
     def sums(self, parts: FloatArray) -> FloatArray:
         """Add up the parts of each target in k frames: [k, c parts] -> [k, t targets]; NaN if a part is missing."""
-        return parts if len(self.starts) == len(self.column) else np.add.reduceat(parts, self.starts, axis=1)
+        if len(self.starts) == len(self.column):
+            return parts
+        if not self.more:
+            return np.add.reduceat(parts, self.starts, axis=1)
+        total = parts.take(self.starts, axis=1)
+        for targets, columns in self.more:
+            total[:, targets] += parts.take(columns, axis=1)
+        return total
 
+
+T = TypeVar("T", bound=np.generic)
 
 COORDINATES = ("data", "stage", "tensor", "expert")
 """Labels of gangwatch_rank_place_info, which are also fields of a job's shape: a rank's coordinates in its parallel
@@ -67,68 +105,91 @@ layout."""
 
 PLACE = "gangwatch_rank_place_info"
 
-_Queued = tuple[int, Frame, bool]
 
-T = TypeVar("T", bound=np.generic)
+class _Counted:
+    """Counters that are sampled at similar intervals, with their last values on each node; one row per node.
 
-
-def rows_of(arrays: list[npt.NDArray[T]]) -> npt.NDArray[T]:
-    """Stack k arrays [n] into one array [k, n], faster than np.array. Raises ValueError if their lengths differ."""
-    if len(lengths := set(map(len, arrays))) != 1:
-        raise ValueError(f"rows of different lengths {sorted(lengths)}: frames of different layouts are in one batch")
-    return np.concatenate(arrays).reshape(len(arrays), -1)
-
-
-Failed = tuple[str, Exception]
-"""A node whose frame could not be processed, and the exception."""
-
-Queued = TypeVar("Queued")
-
-
-def fold_apart(
-    fold: Callable[[list[Queued]], None], batch: list[Queued], node_of: Callable[[Queued], str], failed: list[Failed]
-) -> None:
-    """Process a batch. If the batch raises an exception, process each of its frames alone.
-
-    A bug then affects only the nodes whose frames trigger it.
-    failed: receives (node, error) of each frame that could not be processed. Frames that were processed before the
-    exception are processed again without effect, because they are not newer than their rows.
+    wired: the counters and their targets. tiers: [t], tiers (collectors) of the counters.
     """
-    try:
-        fold(batch)
-    except Exception as error:
-        if len(batch) == 1:
-            failed.append((node_of(batch[0]), error))
-            return
-        for one in batch:
-            fold_apart(fold, [one], node_of, failed)
+
+    def __init__(self, wired: _Wired) -> None:
+        self.wired = wired
+        self.tiers = np.unique(wired.tier)
+        self._before = np.zeros((0, len(wired.column)), np.uint64)
+        self._before_valid = np.zeros((0, len(wired.column)), np.bool_)
+
+    def widen(self, rows: int) -> None:
+        """Make room for `rows` rows."""
+        self._before, self._before_valid = _longer(self._before, rows), _longer(self._before_valid, rows)
+
+    def rates(
+        self, rows: IndexArray, now: npt.NDArray[np.uint64], valid: npt.NDArray[np.bool_], elapsed_ns: IntArray,
+        goes_on: npt.NDArray[np.bool_],
+    ) -> FloatArray:  # fmt: skip
+        """Return the increase per second of each target since the last sample of its row: [k rows, t targets].
+
+        A target is a feature of one rank. NaN if unknown. now, valid: [k, counters], all counters of the frames.
+        elapsed_ns: [k, tiers], time since the last sample; 0 if it cannot be compared. goes_on: [k], whether the row
+        has a comparable sample.
+        """
+        wired = self.wired
+        # `take` returns rows in memory order, indexing returns columns. Mixing the two takes three times as long.
+        now, valid = now.take(wired.column, axis=1), valid.take(wired.column, axis=1)
+        before, before_valid = self._before.take(rows, axis=0), self._before_valid.take(rows, axis=0)
+        known = (elapsed_ns > 0).take(wired.tier, axis=1)
+        known &= valid
+        known &= before_valid
+        advance = (now - before).astype(np.float64)
+        odd = now < before
+        if (elapsed_ns > GAP_NS).any():
+            odd |= (wired.width <= NARROW_BITS) & (elapsed_ns > GAP_NS).take(wired.tier, axis=1)
+        odd &= known
+        if odd.any():
+            width = np.broadcast_to(wired.width, odd.shape)[odd]
+            counts, change = difference(
+                before[odd], before_valid[odd], now[odd], valid[odd], width, elapsed_ns.take(wired.tier, axis=1)[odd],
+                same_source=True, gap_ns=GAP_NS,
+            )  # fmt: skip
+            advance[odd] = np.where(exact(change), counts, np.nan)
+        advance *= wired.scale
+        advance /= np.where(elapsed_ns > 0, elapsed_ns * 1e-9, 1.0).take(wired.tier, axis=1)
+        if not known.all():
+            np.copyto(advance, np.nan, where=~known)
+        # Keep the last sample of tiers without a new one.
+        old = goes_on[:, None] & (elapsed_ns == 0)
+        if old.take(self.tiers, axis=1).any():
+            keep = old.take(wired.tier, axis=1)
+            np.copyto(now, before, where=keep)
+            np.copyto(valid, before_valid, where=keep)
+        self._before[rows], self._before_valid[rows] = now, valid
+        return wired.sums(advance)
+
+
+def _longer(array: npt.NDArray[T], rows: int) -> npt.NDArray[T]:
+    new = np.zeros((rows, *array.shape[1:]), array.dtype)
+    new[: len(array)] = array
+    return new
 
 
 class Kind:
     """Nodes whose columns form features in the same way. Their frames are processed together in arrays with r rows, one
     per node.
 
-    members: number of ranks on each node. links: [l, 5], for each PCIe link the index of a rank and the columns of the
-    link's gauges. values: float32 [r, features, members] from the newest frame of each node. fresh: bool [r], True
-    until the row is read. columns: [r, members], set by the reader: destination of each member's values; -1 for none.
-    failed: receives (node, error) of frames that could not be processed.
+    members: number of ranks on each node. counters: parts of features, by how often they are sampled. links: [l, 5],
+    for each PCIe link the index of a rank and the columns of the link's gauges. values: float32 [r, features, members]
+    from the newest frame of each node. fresh: bool [r], True until the row is read. columns: [r, members], set by the
+    reader: destination of each member's values; -1 for none.
     """
 
-    ROWS_AT_ONCE = 256
-    """Number of rows that are processed at once. During a dozen operations, 256 rows of 250 columns fit in a
-    processor's second-level cache."""
-
-    def __init__(
-        self, members: int, gauges: _Wired, counters: _Wired, links: IndexArray, tiers: int, failed: list[Failed]
-    ) -> None:
+    def __init__(self, members: int, gauges: _Wired, counters: Iterable[_Wired], links: IndexArray, tiers: int) -> None:
         self.members = members
-        self._failed = failed
-        self.queue: list[_Queued] = []
-        self._gauges, self._counters, self._links = gauges, counters, links
+        self._gauges, self._links = gauges, links
+        self._counted = [_Counted(wired) for wired in counters if len(wired.column)]
         self._traffic_tier = next(
             (
-                int(counters.tier[start])
-                for start, target in zip(counters.starts.tolist(), counters.target.tolist(), strict=True)
+                int(counted.wired.tier[start])
+                for counted in self._counted
+                for start, target in zip(counted.wired.starts.tolist(), counted.wired.target.tolist(), strict=True)
                 if target // members in _TRAFFIC
             ),
             -1,
@@ -139,8 +200,6 @@ class Kind:
         self.values = np.zeros((0, len(FEATURES), members), np.float32)
         self.columns = np.zeros((0, members), np.intp)
         self._known = np.zeros(0, np.bool_)
-        self._before = np.zeros((0, len(counters.column)), np.uint64)
-        self._before_valid = np.zeros((0, len(counters.column)), np.bool_)
         self._before_ns = np.zeros((0, tiers), np.int64)
 
     def add(self) -> int:
@@ -150,16 +209,14 @@ class Kind:
         self._rows += 1
         if self._rows > len(self.fresh):
             rows = len(self.fresh) + max(4, len(self.fresh) // 8)
-            for name in ("fresh", "values", "columns", "_known", "_before", "_before_valid", "_before_ns"):
-                old = getattr(self, name)
-                new = np.zeros((rows, *old.shape[1:]), old.dtype)
-                new[: len(old)] = old
-                setattr(self, name, new)
+            for name in ("fresh", "values", "columns", "_known", "_before_ns"):
+                setattr(self, name, _longer(getattr(self, name), rows))
+            for counted in self._counted:
+                counted.widen(rows)
         return self._rows - 1
 
     def drop(self, row: int) -> None:
         """Free the row of a node that is now of another kind."""
-        self.queue = [one for one in self.queue if one[0] != row]
         self._known[row] = self.fresh[row] = False
         self.columns[row] = -1
         self._free.append(row)
@@ -174,83 +231,43 @@ class Kind:
         counters."""
         return self._before_ns[rows, self._traffic_tier] if self._traffic_tier >= 0 else None
 
-    def settle(self) -> None:
-        """Process the queued frames in order."""
-        while self.queue:
-            # First the first frame of each node, then the second ones. Most nodes have only one.
-            first = {one[0]: one for one in reversed(self.queue)}
-            if len(first) == len(self.queue):
-                batch, self.queue = self.queue, []
-            else:
-                batch, later = list(first.values()), [one for one in self.queue if first[one[0]] is not one]
-                self.queue = later
-            for start in range(0, len(batch), self.ROWS_AT_ONCE):
-                fold_apart(self._fold, batch[start : start + self.ROWS_AT_ONCE], _node_of, self._failed)
-
-    def _fold(self, batch: list[_Queued]) -> None:
-        rows = np.array([row for row, _, _ in batch], np.intp)
-        frames = [frame for _, frame, _ in batch]
+    def _fold(self, batch: Batch) -> None:
+        rows = np.array([node._kind_row for node in batch.nodes], np.intp)
         values = np.full((len(batch), len(FEATURES) * self.members), np.nan, np.float32)
-        gauges = rows_of([frame.gauges for frame in frames])
+        gauges = batch.gauges
         if len(self._gauges.column):
             values[:, self._gauges.target] = self._gauges.sums(
                 gauges.take(self._gauges.column, axis=1) * self._gauges.scale
             )
         if len(self._links):
             member, generation, lanes, most_generation, most_lanes = self._links.T
-            most = gauges[:, most_generation] * gauges[:, most_lanes]
-            now = gauges[:, generation] * gauges[:, lanes]
+            most = gauges.take(most_generation, axis=1) * gauges.take(most_lanes, axis=1)
+            now = gauges.take(generation, axis=1) * gauges.take(lanes, axis=1)
             values[:, FEATURE[_PCIE] * self.members + member] = np.divide(
                 now, most, out=np.full(now.shape, np.nan), where=most > 0
             )
-        if len(self._counters.column):
-            values[:, self._counters.target] = self._rates(rows, frames, np.array([one[2] for one in batch]))
+        if self._counted:
+            self._fold_counters(rows, batch, values)
         self.values[rows] = values.reshape(len(batch), len(FEATURES), self.members)
         self.fresh[rows] = True
 
-    def _rates(self, rows: IndexArray, frames: list[Frame], continues: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return the increase per second of each target since the last sample of its row: [k frames, t targets].
-
-        A target is a feature of one rank. NaN if unknown.
-        """
-        wired = self._counters
-        # `take` returns rows in memory order, indexing returns columns. Mixing the two takes three times as long.
-        now = rows_of([frame.counters for frame in frames]).take(wired.column, axis=1)
-        valid = rows_of([frame.counters_valid for frame in frames]).take(wired.column, axis=1)
-        at_ns = rows_of([frame.tier_ns for frame in frames])
-        before, before_valid = self._before[rows], self._before_valid[rows]
-        goes_on = continues & self._known[rows]
-        tier_elapsed_ns = np.where(goes_on[:, None], at_ns - self._before_ns[rows], 0)
-        elapsed_ns = tier_elapsed_ns.take(wired.tier, axis=1)
-        known = (elapsed_ns > 0) & valid & before_valid
-        advance = (now - before).astype(np.float64)
-        odd = now < before
-        if (tier_elapsed_ns > GAP_NS).any():
-            odd |= (wired.width <= NARROW_BITS) & (elapsed_ns > GAP_NS)
-        odd &= known
-        if odd.any():
-            width = np.broadcast_to(wired.width, odd.shape)[odd]
-            counts, change = difference(
-                before[odd], before_valid[odd], now[odd], valid[odd], width, elapsed_ns[odd],
-                same_source=True, gap_ns=GAP_NS,
-            )  # fmt: skip
-            advance[odd] = np.where(exact(change), counts, np.nan)
-        seconds = np.where(tier_elapsed_ns > 0, tier_elapsed_ns * 1e-9, 1.0).take(wired.tier, axis=1)
-        advance *= wired.scale
-        advance /= seconds
-        np.copyto(advance, np.nan, where=~known)
-        # Keep the last sample of tiers without a new one.
-        if (tier_elapsed_ns[goes_on] == 0).any():
-            keep = goes_on[:, None] & (elapsed_ns == 0)
-            np.copyto(now, before, where=keep)
-            np.copyto(valid, before_valid, where=keep)
-        self._before[rows], self._before_valid[rows], self._before_ns[rows] = now, valid, at_ns
+    def _fold_counters(self, rows: IndexArray, batch: Batch, values: npt.NDArray[np.float32]) -> None:
+        """Write the rates of counters into `values`, [k, features * members]."""
+        at_ns = batch.tier_ns
+        goes_on = batch.continues & self._known[rows]
+        elapsed_ns = np.where(goes_on[:, None], at_ns - self._before_ns[rows], 0)
+        for counted in self._counted:
+            # Slow tiers have no new sample in most frames, and then nothing changes.
+            new = ~goes_on | (elapsed_ns.take(counted.tiers, axis=1) != 0).any(axis=1)
+            if new.all():
+                values[:, counted.wired.target] = counted.rates(rows, batch.counters, batch.valid, elapsed_ns, goes_on)
+            elif new.any():
+                at = np.flatnonzero(new)
+                values[np.ix_(at, counted.wired.target)] = counted.rates(
+                    rows[at], batch.counters[at], batch.valid[at], elapsed_ns[at], goes_on[at]
+                )
+        self._before_ns[rows] = at_ns
         self._known[rows] = True
-        return wired.sums(advance)
-
-
-def _node_of(queued: _Queued) -> str:
-    return queued[1].node
 
 
 class Device(NamedTuple):
@@ -295,26 +312,13 @@ class Counting:
 
     @property
     def kinds(self) -> Iterable[Kind]:
-        """Kinds of nodes (see ``Kind``). All queued frames are processed first."""
-        for kind in self._kinds.values():
-            kind.settle()
+        """Kinds of nodes (see ``Kind``)."""
         return self._kinds.values()
 
     def take_changed(self) -> set[str]:
         """Return the nodes with a new layout since the last call. Their ranks and rows may have changed."""
         found, self._changed = self._changed, set()
         return found
-
-    def take(self, layout: AnyLayout, frame: Frame, continues: bool) -> None:
-        """Queue one frame that fits its layout. continues: whether the node's last frame is of the same boot and agent
-        process."""
-        counts = self.nodes.get(frame.node)
-        if counts is None or counts.layout_id != layout.layout_id:
-            counts = self._read(layout.whole(), counts)
-        if counts.kind is not None:
-            counts.kind.queue.append((counts.row, frame, continues))
-            if len(counts.kind.queue) >= counts.kind.ROWS_AT_ONCE:
-                counts.kind.settle()
 
     def drop(self, node: str) -> None:
         """Delete a node's data. Its next frame counts as its first."""
@@ -327,8 +331,9 @@ class Counting:
             if old.kind.empty:  # each new job adds new kinds
                 self._kinds = {key: kind for key, kind in self._kinds.items() if kind is not old.kind}
 
-    def _read(self, layout: Layout, old: NodeCounts | None) -> NodeCounts:
-        if old is not None:
+    def read(self, layout: Layout) -> NodeCounts:
+        """Use a node's new layout, and return its ranks and the place of their features."""
+        if (old := self.nodes.get(layout.node)) is not None:
             self._drop(old)
         members, devices, places = _who(layout)
         kind, row = None, 0
@@ -342,16 +347,21 @@ class Counting:
         return counts
 
     def _kind(self, layout: Layout, places: _Places, members: int) -> Kind:
-        gauges, counters = _wire(layout.gauges, places, members), _wire(layout.counters, places, members)
+        slow = {tier for tier, one in enumerate(layout.tiers) if one.interval_seconds > SLOW_SECONDS}
+        gauges = _Wired.of(_wire(layout.gauges, places, members))
+        found = _wire(layout.counters, places, members)
+        often = {part[0] for part in found if part[3] not in slow}  # all parts of a target belong together
+        counters = [_Wired.of(part for part in found if (part[0] in often) is fast) for fast in (True, False)]
         links = _pcie_columns(layout.gauges, places)
-        parts = (gauges.column, gauges.target, gauges.starts, gauges.scale, counters.column, counters.target,
-                 counters.starts, counters.scale, counters.tier, counters.width, links)  # fmt: skip
+        parts = (gauges.column, gauges.target, gauges.starts, gauges.scale, links, *(
+            part for one in counters for part in (one.column, one.target, one.starts, one.scale, one.tier, one.width)
+        ))  # fmt: skip
         sizes = (members, len(layout.tiers), len(layout.gauges), len(layout.counters), *(len(part) for part in parts))
         key = repr(sizes).encode() + b"".join(part.tobytes() for part in parts)
         key = hashlib.blake2b(key, digest_size=16).digest()
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = Kind(members, gauges, counters, links, len(layout.tiers), self.failed)
+            kind = self._kinds[key] = Kind(members, gauges, counters, links, len(layout.tiers))
         return kind
 
 
@@ -443,8 +453,9 @@ def _whose(of: str, labels: dict[str, str]) -> str:
     return ""
 
 
-def _wire(columns: Iterable[Column], places: _Places, members: int) -> _Wired:
-    found: list[tuple[int, int, float, int, int]] = []
+def _wire(columns: Iterable[Column], places: _Places, members: int) -> list[_Part]:
+    """Return the parts of features among the columns, in the order of their targets."""
+    found: list[_Part] = []
     for index, column in enumerate(columns):
         rules = _RULES.get(column.metric)
         if rules is None:
@@ -459,10 +470,7 @@ def _wire(columns: Iterable[Column], places: _Places, members: int) -> _Wired:
                 for member in places.get((of, _whose(of, labels)), ()):
                     found.append((row * members + member, index, scale, column.tier, column.width))
     found.sort()
-    whole = np.array([(one[0], one[1], one[3], one[4]) for one in found], np.intp).reshape(-1, 4)
-    target, starts = np.unique(whole[:, 0], return_index=True)
-    scales = np.array([one[2] for one in found], np.float64)
-    return _Wired(whole[:, 1], scales, whole[:, 2], whole[:, 3].astype(np.uint8), starts, target)
+    return found
 
 
 def _pcie_columns(gauges: Iterable[Column], places: _Places) -> IndexArray:

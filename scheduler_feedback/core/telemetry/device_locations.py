@@ -21,12 +21,15 @@ class Parts:
         self._owner: dict[str, str] = {}
         self._listed: dict[str, frozenset[str]] = {}
         self._sole: set[str] = set()  # nodes that own all the parts that they list
+        self.changes = 0
+        """Number of lists that differed from the node's last one, or had parts of another node."""
 
     def list(self, node: str, parts: Iterable[str], now_ns: int) -> frozenset[str]:
         """Record that the node lists exactly these parts. Returns the parts that belong to another node."""
         listed = frozenset(parts)
         if self.owns(node, listed):
             return frozenset()  # the usual case: every node, once a second
+        self.changes += 1
         for part in self._listed.get(node, frozenset()) - listed:
             if self._owner.get(part) == node:
                 del self._owner[part]

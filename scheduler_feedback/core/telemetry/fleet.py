@@ -16,17 +16,19 @@ from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
 from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.consumption import Consumption, Group
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
-from scheduler_feedback.core.telemetry.counter_features import Counting, Failed
+from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, NO_OWNER
+from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.fleet_records import Attempts
+from scheduler_feedback.core.telemetry.frame_batch import Failed
 from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.membership import Membership
 from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
-from scheduler_feedback.core.telemetry.record_checks import LARGEST, possible
+from scheduler_feedback.core.telemetry.record_checks import LARGEST_BITS, possible
+from scheduler_feedback.core.telemetry.series_queue import SeriesQueue
 from scheduler_feedback.core.telemetry.step_ring import Requests
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
@@ -53,8 +55,9 @@ class Fleet:
         self._touched: set[str] = set()
         self._consumption = Consumption(self._attempts.trails)
         self._states: dict[str, NodeStates] = {}
-        self.counting = Counting()
-        self.occurrences = Occurrences(None if placements is None else parts)
+        self._counting = Counting()
+        self._occurrences = Occurrences(None if placements is None else parts)
+        self._series = SeriesQueue(self._counting, self._consumption, self._occurrences)
         self.aside: dict[str, set[tuple[str, int]]] = {}
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -67,8 +70,20 @@ class Fleet:
     @property
     def gangs(self) -> Mapping[str, Gang]:
         """The newest attempt of each gang, by name."""
-        self._consumption.settle()
+        self._settle()
         return self._attempts.gangs
+
+    @property
+    def counting(self) -> Counting:
+        """Features of the ranks of all nodes."""
+        self._settle()
+        return self._counting
+
+    @property
+    def occurrences(self) -> Occurrences:
+        """Device events of all nodes."""
+        self._settle()
+        return self._occurrences
 
     @property
     def guarded(self) -> bool:
@@ -78,15 +93,18 @@ class Fleet:
     @property
     def records_refused(self) -> int:
         """Number of refused records whose values are impossible."""
+        self._settle()
         return self._attempts.refused
 
     @property
     def records_of_ended_attempts(self) -> int:
         """Number of records of attempts that a newer attempt of the gang has replaced."""
+        self._settle()
         return self._attempts.ended
 
     def first_steps(self) -> list[tuple[str, int, int, int]]:
         """Return the first finished step of each attempt since the last call: (gang, attempt, step, end wall time)."""
+        self._settle()
         return self._attempts.first_steps()
 
     @property
@@ -102,12 +120,12 @@ class Fleet:
 
     def gang_step_seconds(self, gang: str) -> float | None:
         """Return the mean time of the gang's newest steps; None if the gang is unknown or has no steps."""
-        known = self._attempts.gangs.get(gang)
+        known = self.gangs.get(gang)
         return None if known is None else known.step_seconds()
 
     def gang_requests(self, gang: str) -> Requests | None:
         """Return the gang's newest steps as requests; None if the gang is unknown or has no steps."""
-        known = self._attempts.gangs.get(gang)
+        known = self.gangs.get(gang)
         return None if known is None else known.newest_requests()
 
     def shares_machine(self, node: str) -> bool:
@@ -138,7 +156,7 @@ class Fleet:
 
     def measures(self) -> Iterator[Sample]:
         """Yield the fleet's metric samples. Frames may be processed between two samples."""
-        for name, gang in list(self._attempts.gangs.items()):
+        for name, gang in list(self.gangs.items()):
             seconds = gang.step_seconds()
             if seconds is not None:
                 yield "gangwatch_gang_step_seconds", (("gang", name),), seconds
@@ -147,7 +165,7 @@ class Fleet:
                 yield "gangwatch_node_clock_skew_seconds", (("node", name),), node.clock.skew_ns / 1e9
         if self._membership is not None:
             refused = self._membership.refused.copy()
-            for name, count in list(self.occurrences.passed_over.items()):
+            for name, count in list(self._occurrences.passed_over.items()):
                 refused[name, Refusal.LIMIT] += count
             for (name, why), count in refused.items():
                 labels = (("node", name), ("reason", why.value))
@@ -177,8 +195,7 @@ class Fleet:
             frame.layout_id != layout.layout_id
             or frame.node != layout.node
             or (len(frame.tier_ns), len(frame.gauges), len(frame.counters)) != layout.sizes
-            or not (0 <= seq < LARGEST and 0 <= monotonic_ns < LARGEST)
-            or not (0 <= frame.wall_ns < LARGEST and 0 <= frame.record_seq < LARGEST)
+            or (seq | monotonic_ns | frame.wall_ns | frame.record_seq) >> LARGEST_BITS  # negative, or too large
         ):
             raise _misfit(layout, frame)
         node = self._nodes.get(frame.node)
@@ -190,34 +207,47 @@ class Fleet:
             node.frames_refused += 1
             return False
         if continues:
-            node.frames_missed += seq - node.seq - 1
-        elif not same_machine:
-            self._move(node, frame.boot_id)
-        node.machine, node.agent_id, node.seq = frame.boot_id, frame.agent_id, seq
-        node.wall_ns, node.monotonic_ns, node.received_ns = frame.wall_ns, monotonic_ns, received_ns
+            if seq - node.seq != 1:
+                node.frames_missed += seq - node.seq - 1
+        else:
+            if not same_machine:
+                self._move(node, frame.boot_id)
+            node.machine, node.agent_id = frame.boot_id, frame.agent_id
+        node.seq, node.wall_ns, node.monotonic_ns, node.received_ns = seq, frame.wall_ns, monotonic_ns, received_ns
         if node.clock.take(frame.wall_ns, monotonic_ns, received_ns, self._here_ns):
             self._touched.add(node.name)
         if received_ns > self._newest_received_ns:
             self._newest_received_ns = received_ns
         if self._membership is not None:
-            here = self._membership.here(node.name)
+            here = self._membership.here(frame.node)
             if node._here is not here:
+                self._attempts.tables.settle_of_node(node)
                 node._here, node._records, node._opened = here, (), ()  # check its records again
             layout = self._membership.layout_of(layout, here, received_ns)
-        if node._layout_id != layout.layout_id:
-            layout = layout.whole() if self._membership is None else self._membership.whole_of(layout)
-            self._read_layout(node, layout)
-            self._touched.add(node.name)
+        if node._layout is not layout:
+            node._layout = layout
+            if node._layout_id != layout.layout_id:
+                layout = layout.whole() if self._membership is None else self._membership.whole_of(layout)
+                self._read_layout(node, layout)
+                self._touched.add(node.name)
         whole = not (superseded and continues)
         if whole:
-            if (states := self._states.get(node.name)) is not None:
-                states.take(frame)
-            self.counting.take(layout, frame, continues)
+            if node._has_states:
+                self._states[node.name].take(frame)
+            if node._series_id != layout.layout_id:
+                self._series.read(node, layout, frame)
             for group in node._groups:
-                self._consume(node, group, frame, continues, received_ns)
+                if (gang := group.gang) is not None and not gang.left:
+                    gang.received_ns = received_ns
+                else:
+                    self._join(node, group, frame, received_ns)
         events = self._attempts.take(node, frame, continues, received_ns)
-        if whole or events:
-            self.occurrences.observe(layout, frame, continues, events)
+        if events:
+            self._series.add_events(node, layout, frame, events)
+        if whole:
+            self._series.add(node, frame, continues)
+        elif events:
+            self._series.compare(node, frame, continues)
         return True
 
     def newly_refused(self) -> list[tuple[str, str, Refusal]]:
@@ -231,18 +261,21 @@ class Fleet:
     def failed(self) -> list[Failed]:
         """Return (node, error) of the frames that could not be processed since the last call. Each error is a bug."""
         found: list[Failed] = []
-        for failed in (self._consumption.failed, self.counting.failed, self.occurrences.failed):
+        parts = (self._consumption, self._counting, self._occurrences, self._attempts.tables)
+        for failed in [part.failed for part in parts]:
             found += failed
             failed.clear()
         return found
 
     def set_aside(self, name: str) -> None:
         """Stop processing the node's frames until it is readmitted, and delete its data."""
-        gangs = self._attempts.gangs.values()
+        gangs = self.gangs.values()
         self.aside[name] = {(gang.name, gang.attempt) for gang in gangs if name in gang.nodes}
-        self.counting.drop(name)
-        self.occurrences.forget(name)
         node = self._nodes.get(name)
+        if node is not None:
+            self._series.drop(node)
+        self._counting.drop(name)
+        self._occurrences.forget(name)
         if node is not None:
             self._consumption.drop(node._groups)
             if self._membership is not None:
@@ -290,6 +323,11 @@ class Fleet:
             self._machines.pop(node.machine, None)
         self._machines.setdefault(machine, set()).add(node.name)
 
+    def _settle(self) -> None:
+        """Process the queued frames."""
+        self._attempts.tables.settle()
+        self._series.settle()
+
     # --- counters -----------------------------------------------------------------------------------------------------
 
     def _read_layout(self, node: NodeView, layout: Layout) -> None:
@@ -300,8 +338,7 @@ class Fleet:
             if member is not None:
                 of_gang = places.setdefault((member.gang, member.attempt), {})
                 of_gang.setdefault(member.rank, {})[CONSUMED.index(column.metric)] = index
-        if known:
-            self._consumption.settle()  # queued frames belong to these groups
+        self._series.settle_of(node)  # queued frames belong to these groups
         groups = []
         for (name, attempt), of_ranks in places.items():
             ranks = tuple(sorted(of_ranks))
@@ -312,24 +349,30 @@ class Fleet:
             sizes = len(layout.tiers), len(layout.counters)
             groups.append(self._consumption.group(name, attempt, ranks, table, widths, tier, sizes, old))
         self._consumption.drop(node._groups)
-        node._groups = groups
+        node._groups, node._group_rows = groups, [group.row for group in groups]
         states = NodeStates(layout.gauges, self._states.pop(node.name, None), self._attempts.gangs)
         if states.members or states.gone:
             self._states[node.name] = states
+        node._has_states = node.name in self._states
         node._layout_id = layout.layout_id
 
-    def _consume(self, node: NodeView, group: Group, frame: Frame, continues: bool, received_ns: int) -> None:
+    def _join(self, node: NodeView, group: Group, frame: Frame, received_ns: int) -> None:
+        """Find the attempt to which the consumption of the group's ranks is added. It is not used if there is none."""
         gang = self._attempts.of(group.name, group.attempt, received_ns)
-        if gang is None or frame.tier_ns[group.places.tier] <= 0:
-            return
-        gang.received_ns = received_ns
-        if gang is not group.gang:
+        if gang is not None and frame.tier_ns[group.places.tier] <= 0:
+            gang = None  # not sampled yet
+        columns: list[int] = []
+        if gang is not None:
+            gang.received_ns = received_ns
             columns = [self._attempts.column(gang, rank, node.name) for rank in group.ranks]
             if -1 in columns:
-                return  # one of these ranks belongs to another node
+                gang = None  # one of these ranks belongs to another node
+        if gang is not group.gang:
+            self._series.settle_of(node)
             group.gang = gang
-            group.slots = gang.slots_of(np.array(columns, np.intp))
-        self._consumption.take(group, gang, frame, continues)
+            group.places.owners[group.row] = NO_OWNER if gang is None else gang.number
+            if gang is not None:
+                group.places.slots[group.row] = gang.slots_of(np.array(columns, np.intp))
 
 
 def _misfit(layout: AnyLayout, frame: Frame) -> FrameError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from agent.schema.frame import Member, Record, RecordTable, StepRecord
+from agent.schema.frame import AnyLayout, Member, Record, RecordTable, StepRecord
 from scheduler_feedback.core.telemetry.consumption import Group
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
+from scheduler_feedback.core.telemetry.occurrences import WatchedNode
+from scheduler_feedback.core.telemetry.telemetry import IndexArray
 
 MOST_WAITING = 512
 """Maximum number of records of one node that wait until the scheduler has their gang: a minute of one-second steps of
@@ -23,8 +25,10 @@ class KnownRanks:
     """Ranks of the table."""
     gang: Gang
     """Attempt of the gang to which their records are added."""
-    columns: list[int]
-    """Column of each rank in the gang."""
+    columns: IndexArray
+    """intp [m]: column of each rank in the gang."""
+    slots: IndexArray
+    """intp [m]: slot of each rank in the arrays of all gangs."""
     ranks: frozenset[int] | None
     """Ranks of the gang that the node may report; None: any."""
     changes: int
@@ -63,14 +67,32 @@ class NodeView:
     """Number of records that are missing in the sequence so far."""
     _record_seq: int | None = None
     """Expected sequence number of the next record; None before the first frame."""
+    _layout: AnyLayout | None = None
+    """Layout of the newest frame, with the accepted names of its ranks."""
     _layout_id: str = ""
-    """Id of the layout of the newest frame."""
+    """Id of the layout that was read last."""
+    _series_id: str = ""
+    """Id of the layout whose series are used: that of the newest frame with counters that were not superseded."""
+    _cohort: object = None
+    """Nodes with the same series in the same places (series_queue.py)."""
+    _kind_row: int = 0
+    """Row of the node in the features of its cohort."""
+    _watched: WatchedNode | None = None
+    """Monitored series of the node."""
+    _queued: int = -1
+    """Number of batches that were processed before the node's newest frame was queued."""
     _groups: list[Group] = field(default_factory=list)
     """Groups of ranks whose consumption the layout contains."""
+    _has_states: bool = False
+    """Whether the kernel states of the node's ranks are kept (process_states.py)."""
+    _group_rows: list[int] = field(default_factory=list)
+    """Row of each group in the arrays of its places."""
     _records: tuple[Record, ...] | RecordTable = ()
     """Records of the newest frame if all of them are about open steps and collectives; otherwise empty."""
-    _opened: tuple[tuple[Gang, list[int]], ...] = ()
-    """Open steps and collectives of the newest frame, by gang, as ``Gang.opened_all`` takes them."""
+    _opened: tuple[tuple[Gang, IndexArray], ...] = ()
+    """Cells of the open steps and collectives of the newest frame, by gang (open_table.py)."""
+    _tables_queued: int = -1
+    """Number of batches of tables that were processed before the node's newest table was queued."""
     _ranks: KnownRanks | None = None
     """Ranks of the node's last table of records, if all of them were accepted."""
     _here: object = None

@@ -16,6 +16,7 @@ from scheduler_feedback.core.telemetry.consumption_trail import Trails
 from scheduler_feedback.core.telemetry.fleet_nodes import KnownRanks, NodeView
 from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Counted, Membership
+from scheduler_feedback.core.telemetry.open_table import OpenTable
 from scheduler_feedback.core.telemetry.placements import Refusal
 from scheduler_feedback.core.telemetry.record_checks import (
     CLOCK_SLACK_NS,
@@ -31,6 +32,7 @@ from scheduler_feedback.core.telemetry.record_checks import (
     possible,
     row_of,
 )
+from scheduler_feedback.core.telemetry.record_queue import RecordQueue
 
 FORGET_NS = 600_000_000_000
 """Time without reports after which a gang counts as ended: ten minutes. No known pause for a checkpoint takes as
@@ -58,6 +60,8 @@ class Attempts:
     def __init__(self, nodes: Mapping[str, NodeView] | None = None, membership: Membership | None = None) -> None:
         self.gangs: dict[str, Gang] = {}
         self.trails = Trails()
+        self.opened = OpenTable()
+        self.tables = RecordQueue(self.opened, self._take_table)
         self._nodes = {} if nodes is None else nodes
         self._membership = membership
         self._outside_ranks: Counter[str] = Counter()
@@ -76,6 +80,8 @@ class Attempts:
         """Return the data of this attempt of the gang; None if the attempt has ended or there are too many gangs. A
         newer attempt replaces the last one."""
         gang = self.gangs.get(name)
+        if gang is not None:
+            self.tables.settle_of(gang)
         if gang is None or gang.attempt < attempt:
             placed = self._membership is None or name not in self._membership.owners
             # Gangs without a placement use at most half of the limit, so that placed gangs always fit.
@@ -84,8 +90,9 @@ class Attempts:
                 return None
             if gang is not None:
                 self._leave(gang)
-            gang = self.gangs[name] = Gang(name, attempt, self.trails)
+            gang = self.gangs[name] = Gang(name, attempt, self.trails, self.opened)
             gang.placed = placed
+            gang.stepped = not placed or self._stepped.get(name, -1) >= attempt
             gang.received_ns = received_ns
         elif gang.attempt > attempt:
             self.ended += 1
@@ -94,6 +101,7 @@ class Attempts:
 
     def forget_silent(self, received_ns: int) -> list[str]:
         """Delete gangs without reports for FORGET_NS; returns their names. A later report starts them from scratch."""
+        self.tables.settle()
         stale = [name for name, gang in self.gangs.items() if received_ns - gang.received_ns > FORGET_NS]
         for name in stale:
             self.forget(name)
@@ -104,6 +112,7 @@ class Attempts:
 
     def forget(self, name: str) -> None:
         """Delete the data of the gang."""
+        self.tables.settle()
         gang = self.gangs.pop(name, None)
         if gang is not None:
             self._leave(gang)
@@ -151,23 +160,32 @@ class Attempts:
         if any(group.gang is gang and rank in group.ranks for group in view._groups):
             return True
         column = gang.column(rank, node)
-        return any(one is gang and column in cells[1::4] for one, cells in view._opened)
+        return any(one is gang and gang.has_cell(column, cells) for one, cells in view._opened)
 
     def take(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> Sequence[EventRecord]:
         """Process the frame's records; returns the events among them.
 
         continues: whether the node's last frame is of the same boot and agent process.
         """
+        if continues and not node._waiting and node._record_seq is not None:
+            records: Sequence[Record] | RecordTable = frame.records if frame.table is None else frame.table
+            if records is node._records and node._opened and node._record_seq == frame.record_seq:
+                for gang, _ in node._opened:
+                    if gang.left:
+                        break
+                else:
+                    node._record_seq += len(records)
+                    self.tables.add_again(node, frame.monotonic_ns, received_ns)
+                    return ()
+            elif self._queued(node, frame, node._record_seq, received_ns):
+                return ()
+        self.tables.settle_of_node(node)
         if node._waiting and received_ns >= node._waiting_ns and (waited := self._waited(node, received_ns)):
             self._take(node, frame, waited, received_ns)
         table = frame.table
-        records: Sequence[Record] | RecordTable = frame.records if table is None else table
+        records = frame.records if table is None else table
         count = len(records)
         expected = node._record_seq if continues else None
-        same = records is node._records and node._opened and expected == frame.record_seq
-        if same and self._opened_again(node, frame):
-            node._record_seq = frame.record_seq + count
-            return ()
         if not count and continues:
             node._records = node._opened = ()
             return ()
@@ -177,9 +195,22 @@ class Attempts:
         node._record_seq = frame.record_seq + count
         if table is None:
             return self._take(node, frame, frame.records[known:], received_ns)
-        if known or not self._take_known(node, frame, table, received_ns):
-            self._take_table(node, frame, table if not known else table.after(known), received_ns)
+        self._take_table(node, frame, table if not known else table.after(known), received_ns)
         return ()
+
+    def _queued(self, node: NodeView, frame: Frame, expected: int, received_ns: int) -> bool:
+        """Queue the frame's table if it needs no more checks, because its ranks are those of the node's last table.
+        Return False without any change otherwise. expected: sequence number of the next record."""
+        table, known = frame.table, node._ranks
+        if table is None or known is None or known.members is not table.members or expected > frame.record_seq:
+            return False
+        gang = known.gang
+        if not (table.rows and gang.changes == known.changes and self._allowed_again(node, known, received_ns)):
+            return False
+        node.records_missed += frame.record_seq - expected
+        node._record_seq = frame.record_seq + len(table)
+        self.tables.add(node, frame, known, table, received_ns)
+        return True
 
     def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
         events: list[EventRecord] = []
@@ -238,52 +269,11 @@ class Attempts:
                 count += 1
             else:
                 steps.append((column, *row))
-                if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
+                if not gang.stepped:
                     self._first_step(gang, record.step, record.start_ns + record.duration_ns, node)
         finish_steps(taken)
         open_all(node, frame, taken, count == len(frame.records))
         return events
-
-    def _take_known(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> bool:
-        """Process a table whose ranks are those of the node's last table, as ``_take_table`` does.
-
-        Return False without any change if a row needs more checks: it has another gang, or a number out of range.
-        """
-        last = node._ranks
-        if last is None or last.members is not table.members:
-            return False
-        gang, columns = last.gang, last.columns
-        if not self._allowed_again(node, last, received_ns) or gang.changes != last.changes:
-            return False
-        oldest_ns, latest_ns = frame.monotonic_ns - OLDEST_RECORD_NS, frame.monotonic_ns + CLOCK_SLACK_NS
-        cells: list[int] = []
-        steps: list[tuple[int, ...]] = []
-        try:  # hot loop over the frames of ten thousand nodes: avoid calls
-            for kind, place, number, start_ns, duration_ns, wait_ns, tokens, squares in ROW.iter_unpack(table.rows):
-                if kind == FINISHED_STEP:
-                    end_ns = start_ns + duration_ns
-                    if (
-                        (place | number | start_ns | wait_ns + 1 | tokens + 1 | squares + 1) >> LARGEST_BITS
-                        or wait_ns > duration_ns
-                        or duration_ns <= 0
-                        or not oldest_ns <= end_ns <= latest_ns
-                    ):
-                        return False
-                    steps.append((columns[place], number, end_ns, duration_ns, received_ns, wait_ns, tokens, squares))
-                elif kind >> 1 or (place | number | start_ns) >> LARGEST_BITS:
-                    return False
-                else:
-                    cells += (kind, columns[place], number, start_ns)
-        except IndexError:
-            return False
-        if steps:
-            if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
-                return False
-            gang.finish_all(steps)
-        gang.received_ns = received_ns
-        gang.report_again(columns)
-        open_all(node, frame, [(gang, cells, steps)], not steps)
-        return True
 
     def _allowed_again(self, node: NodeView, last: KnownRanks, received_ns: int) -> bool:
         """Return whether the node may still report the ranks of its last table, in the same attempt of the gang.
@@ -291,20 +281,27 @@ class Attempts:
         The backend decides again only after its data, or the node's placement, has changed.
         """
         gang = last.gang
-        if self.gangs.get(gang.name) is not gang:  # another attempt: the search below would count its records twice
+        if gang.left:
             return False
         news = None if self._membership is None else self._membership.news(node.name)
         if news is not None and last.news is news and last.here is node._here:
             return True
-        found, ranks, why = self._gang(node.name, last.members[0], received_ns)
-        if found is not gang or why is not None or ranks != last.ranks:
+        first = last.members[0]
+        if self._membership is None:
+            return first.attempt == gang.attempt
+        found = self._membership.counted(node.name, first.gang, first.attempt, received_ns)
+        if isinstance(found, Refusal) or (found.gang, found.attempt, found.ranks) != (
+            gang.name,
+            gang.attempt,
+            last.ranks,
+        ):
             return False
         if news is not None and gang.placed:
             node._ranks = replace(last, news=news, here=node._here)
         return True
 
     def _take_table(self, node: NodeView, frame: Frame, table: RecordTable, received_ns: int) -> None:
-        """Process a table of records, with the same effect as ``_take`` has for the same records."""
+        """Process a table of records row by row, with the same effect as ``_take`` has for the same records."""
         taken: list[Taken] = []
         members = table.members
         last: int | None = None
@@ -356,7 +353,7 @@ class Attempts:
                     self._refuse(node, record_of(members[place], row), why, received_ns)
             elif column >= 0 and kind == FINISHED_STEP:
                 steps.append((column, number, end_ns, duration_ns, received_ns, wait_ns, tokens, squares))
-                if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
+                if not gang.stepped:
                     self._first_step(gang, number, end_ns, node)
             elif column >= 0:
                 cells += (kind, column, number, start_ns)
@@ -429,17 +426,7 @@ class Attempts:
 
     def _first_step(self, gang: Gang, step: int, end_ns: int, node: NodeView) -> None:
         self._stepped[gang.name] = gang.attempt
+        gang.stepped = True
         self._first_steps.append((gang.name, gang.attempt, step, node.wall_of(end_ns)))
         if len(self._stepped) > MOST_GANGS:
             del self._stepped[next(iter(self._stepped))]
-
-    def _opened_again(self, node: NodeView, frame: Frame) -> bool:
-        """Process the open steps and collectives of the last frame again, because they have not changed. Return False
-        if one of their gangs was replaced."""
-        for gang, _ in node._opened:
-            if self.gangs.get(gang.name) is not gang:
-                return False
-        for gang, cells in node._opened:
-            gang.received_ns = node.received_ns
-            gang.opened_all(cells, frame.monotonic_ns)
-        return True

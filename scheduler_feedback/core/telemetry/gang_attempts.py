@@ -4,8 +4,7 @@ ranks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import TypeVar
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -15,46 +14,48 @@ from scheduler_feedback.core.telemetry.consumption_trail import (
     Consumed,
     Trails,
 )
+from scheduler_feedback.core.telemetry.open_table import OpenTable, cells_of, slots_of
 from scheduler_feedback.core.telemetry.step_ring import Requests, StepRing, Steps
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-T = TypeVar("T", np.float64, np.int64)
 
 LEAST_GROWTH = 8
 """Least number of columns by which the arrays grow: the usual number of ranks on a node."""
 
-MOST_OPENING = 64
-"""Open steps and open collectives (begun, not ended) are queued, and processed together when they are read. They are
-also processed when this number and one for every two ranks are queued: about four tables for each node."""
+
+_numbers = count()
 
 
 class Gang:
     """One attempt of a gang. Internal columns are in the order of the ranks' first reports. All results are ordered by
     rank.
 
-    trails: samples of consumption of all gangs; None: own ones. left: whether the attempt has ended.
+    number: identifies the attempt; never used again. trails: samples of consumption of all gangs. opened: open steps
+    and collectives of all gangs. None: own ones.
+    left: whether the attempt has ended, or its data was deleted. stepped: whether the first finished step need not be
+    reported any more. queued: number of batches of tables that were processed before the gang's newest one was queued.
     """
 
-    def __init__(self, name: str, attempt: int, trails: Trails | None = None) -> None:
+    def __init__(self, name: str, attempt: int, trails: Trails | None = None, opened: OpenTable | None = None) -> None:
         self.name = name
         self.attempt = attempt
+        self.number = next(_numbers)
         self.received_ns = 0
         self._column: dict[int, int] = {}
         self._ranks: tuple[int, ...] = ()
         self._order = np.zeros(0, np.intp)
         self._nodes: list[str] = []
-        self._reported_ns: list[int] = []
         self.placed = True
-        self._opening: dict[int, tuple[Sequence[int], int]] = {}
+        self.stepped = False
+        self.queued = -1
         self._mean: tuple[int, int, float | None] = (0, 0, None)  # number of steps, newest sequence, result
         self.changes = 0
         columns = 4
         self._steps = StepRing(columns)
-        self._open_step = np.full((columns, 3), -1, np.int64)
-        self._open_collective = np.full((columns, 3), -1, np.int64)
         self._trails = Trails() if trails is None else trails
-        self._slots = self._trails.reserve(columns)
+        self._opened = OpenTable() if opened is None else opened
+        self._slots = self._reserve(columns)
         self.left = False
 
     # --- ranks --------------------------------------------------------------------------------------------------------
@@ -99,12 +100,11 @@ class Gang:
             self._column[rank] = column
             self.changes += 1
             self._nodes.append(node)
-            self._reported_ns.append(self.received_ns)
             self._steps.add_rank()
         elif self._nodes[column] != node:
             self._nodes[column] = node
             self.changes += 1
-        self._reported_ns[column] = self.received_ns
+        self._opened.reported_ns[self._slots[column]] = self.received_ns
         return column
 
     def reported_again(self, rank: int, node: str) -> int:
@@ -112,14 +112,8 @@ class Gang:
         column = self._column.get(rank, -1)
         if column < 0 or self._nodes[column] != node:
             return -1
-        self._reported_ns[column] = self.received_ns
+        self._opened.reported_ns[self._slots[column]] = self.received_ns
         return column
-
-    def report_again(self, columns: Sequence[int]) -> None:
-        """Record that the nodes of the ranks in `columns` have reported them again."""
-        received_ns = self.received_ns
-        for column in columns:
-            self._reported_ns[column] = received_ns
 
     def columns_on(self, ranks: Sequence[int], node: str) -> list[int]:
         """Return the columns of these ranks; an empty list if one of them is unknown or on another node."""
@@ -129,7 +123,7 @@ class Gang:
     def holder(self, rank: int) -> tuple[str, int] | None:
         """Return the node that reports the rank and the time of its last report; None if no node has reported it."""
         column = self._column.get(rank)
-        return None if column is None else (self._nodes[column], self._reported_ns[column])
+        return None if column is None else (self._nodes[column], int(self._opened.reported_ns[self._slots[column]]))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -151,7 +145,7 @@ class Gang:
         self.received_ns = received_ns
         self._steps.finish(column, step, start_ns, duration_ns, wait_ns, received_ns, tokens, squares)
 
-    def finish_all(self, steps: Sequence[tuple[int, ...]]) -> None:
+    def finish_all(self, steps: IntArray) -> None:
         """Add finished steps, in order, each as in ``StepRing.finish_all``."""
         self._steps.finish_all(steps)
 
@@ -186,43 +180,37 @@ class Gang:
         """Record a rank's open step or collective as of a frame (`seen_ns`, host clock)."""
         self.opened_all([int(what != "step"), column, number, since_ns], seen_ns)
 
-    def opened_all(self, cells: Sequence[int], seen_ns: int) -> None:
-        """Record k open steps or collectives.
+    def opened_all(self, cells: Sequence[int], seen_ns: int) -> npt.NDArray[np.intp]:
+        """Record k open steps or collectives; return their cells in the table of all gangs.
 
         cells: four numbers for each, one after the other: 0 for a step or 1 for a collective, column of the rank,
-        number, start. The caller must not change the sequence afterwards, and may pass it again for a later frame.
+        number, start.
         """
-        # Cells that are reported again replace themselves, at the end of the queue.
-        key = id(cells)
-        self._opening.pop(key, None)
-        self._opening[key] = cells, seen_ns
-        if len(self._opening) > MOST_OPENING + len(self._column) // 2:
-            self._settle_opened()
+        kind, column, number, start_ns = np.array(cells, np.int64).reshape(-1, 4).T
+        found = cells_of(self._slots[column], kind)
+        self._opened.write(found, number, start_ns)
+        self._opened.seen(found, seen_ns)
+        return found
 
-    def _settle_opened(self) -> None:
-        if not self._opening:
-            return
-        every = list(self._opening.values())
-        self._opening.clear()
-        counts = [len(cells) // 4 for cells, _ in every]
-        flat = chain.from_iterable([cells for cells, _ in every])
-        table = np.fromiter(flat, np.int64, 4 * sum(counts)).reshape(-1, 4)
-        seen_ns = np.repeat([seen_ns for _, seen_ns in every], counts)
-        for kind, target in enumerate((self._open_step, self._open_collective)):
-            chosen = table[:, 0] == kind
-            target[table[chosen, 1]] = np.column_stack((table[chosen, 2:], seen_ns[chosen]))
+    def has_cell(self, column: int, cells: npt.NDArray[np.intp]) -> bool:
+        """Return whether one of the cells belongs to the rank in `column`."""
+        return bool((slots_of(cells) == self._slots[column]).any())
 
     def open_steps(self) -> IntArray:
         """Return int64 [n, 3], ordered by rank: number of the open step, its start, and its last report (host clock);
         -1 for never."""
-        self._settle_opened()
-        return self._open_step[self._by_rank()]
+        return self._open_cells(0)
 
     def open_collectives(self) -> IntArray:
         """Return int64 [n, 3], ordered by rank: number of the open collective, its start, and its last report (host
         clock); -1 for never."""
-        self._settle_opened()
-        return self._open_collective[self._by_rank()]
+        return self._open_cells(1)
+
+    def _open_cells(self, kind: int) -> IntArray:
+        slots = self._slots[self._by_rank()]
+        if self.left:  # another gang may have the slots
+            return np.full((len(slots), 3), -1, np.int64)
+        return self._opened.cells[cells_of(slots, kind)]
 
     # --- consumption --------------------------------------------------------------------------------------------------
 
@@ -252,16 +240,12 @@ class Gang:
 
     # --- growth -------------------------------------------------------------------------------------------------------
 
+    def _reserve(self, ranks: int) -> npt.NDArray[np.intp]:
+        slots = self._trails.reserve(ranks, self.number)
+        self._opened.reset(slots)
+        return slots
+
     def _widen(self, columns: int) -> None:
-        self._settle_opened()
         add = columns - len(self._slots)
-
-        def wider(array: npt.NDArray[T], empty: float) -> npt.NDArray[T]:
-            result = np.full((columns, *array.shape[1:]), empty, array.dtype)
-            result[: len(array)] = array
-            return result
-
         self._steps.widen(add)
-        self._open_step = wider(self._open_step, -1)
-        self._open_collective = wider(self._open_collective, -1)
-        self._slots = np.concatenate((self._slots, self._trails.reserve(add)))
+        self._slots = np.concatenate((self._slots, self._reserve(add)))

@@ -48,6 +48,10 @@ class _Node:
 
     layout_id: str = ""
     """Id of the layout that the agent sent."""
+    sent: AnyLayout | None = None
+    """Layout that the agent sent."""
+    parts_changes: int = -1
+    """Number of changes of the GPUs' nodes when all GPUs of the layout belonged to the node."""
     layout: AnyLayout | None = None
     """Layout of the node with the accepted names of its ranks."""
     came_ns: int = 0
@@ -74,12 +78,13 @@ class _Node:
 class Membership:
     """Decisions about which ranks and GPUs each node may report. Owned by the thread that processes frames.
 
-    parts: node of each GPU. refused: number of refused records and series by node and reason.
-    owners: node of each gang without a placement.
+    parts: node of each GPU. here: function that returns the gangs placed on a node; the same object until they change.
+    refused: number of refused records and series by node and reason. owners: node of each gang without a placement.
     """
 
     def __init__(self, placements: Placements, parts: Parts) -> None:
         self._placements = placements
+        self.here = placements.of
         self._parts = parts
         self._nodes: dict[str, _Node] = {}
         self._owned: Counter[str] = Counter()
@@ -92,10 +97,6 @@ class Membership:
     def same_host(self, one: str, other: str) -> bool:
         """Return whether the agents of both nodes have the same address."""
         return self._placements.same_host(one, other)
-
-    def here(self, node: str) -> Mapping[str, Placed]:
-        """Return the gangs placed on the node. Returns the same object until these gangs change."""
-        return self._placements.of(node)
 
     def news(self, node: str) -> object:
         """Return an object that identifies the backend's data about the node: another one after each change. None: ask
@@ -163,8 +164,9 @@ class Membership:
         node = self._nodes.get(layout.node)
         if node is None:
             node = self._nodes[layout.node] = _Node()
-        if node.layout_id == layout.layout_id:
+        if node.sent is layout or node.layout_id == layout.layout_id:
             assert node.layout is not None
+            node.sent = layout
             if node.here is here and (node.again_ns is None or received_ns < node.again_ns):
                 return node.layout
             news = self._placements.news(layout.node)
@@ -172,13 +174,15 @@ class Membership:
                 news is not None
                 and node.news is news
                 and node.here is here
-                and self._parts.owns(layout.node, node.parts)
+                and (node.parts_changes == self._parts.changes or self._parts.owns(layout.node, node.parts))
             ):
+                node.parts_changes = self._parts.changes
                 node.again_ns = received_ns + AGAIN_NS  # nothing has changed on which the decisions depend
                 return node.layout
             if self._as_before(node, here, received_ns):  # the usual case, once a second
                 return node.layout
         else:
+            node.sent = None
             self._whole = layout.whole()
             node.members, node.parts = _named(self._whole)
             node.decided = {}

@@ -11,7 +11,7 @@ Records of the kernel's log from before the agent's start are ignored.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -20,9 +20,9 @@ from sys import intern
 import numpy as np
 from msgspec import structs
 
-from agent.schema.frame import AnyLayout, Column, EventRecord, Frame, Layout
-from scheduler_feedback.core.telemetry.counter_features import Failed
+from agent.schema.frame import Column, EventRecord, Frame, Layout
 from scheduler_feedback.core.telemetry.device_locations import Parts
+from scheduler_feedback.core.telemetry.frame_batch import Batch, Failed
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import (
     DEVICE_LOST,
@@ -80,11 +80,9 @@ nodes."""
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
+class WatchedNode:
     """Monitored series in the newest layout of one node, and their last values."""
 
-    layout_id: str = ""
-    """Id of the newest layout."""
     gauge: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
     """Column of each series in `gauges`."""
     gauges: tuple[_Watched, ...] = ()
@@ -110,7 +108,8 @@ class _Node:
 class Occurrences:
     """Device events of all nodes since the last call of ``take``.
 
-    Series are compared for many frames at once; the events have the same order as if each frame had been alone.
+    Series are compared for many frames at once (series_queue.py); the events have the same order as if each frame had
+    been alone.
 
     parts: node of each GPU; None: any node may report about any GPU.
     passed_over: number of dropped events beyond MOST_OF_NODE, by node.
@@ -121,81 +120,57 @@ class Occurrences:
     """Maximum number of events of one node between two calls of ``take``, half a second apart; the newest are kept. The
     limit is per node, so that a noisy node does not displace events of other nodes."""
 
-    MOST_QUEUED = 256
-    """Maximum number of frames whose series are compared at once."""
-
     def __init__(self, parts: Parts | None = None) -> None:
         self._parts = parts
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, WatchedNode] = {}
         self._found: dict[str, deque[tuple[int, NodeEvent]]] = {}
-        self._count = 0
         self.passed_over: Counter[str] = Counter()
         self.failed: list[Failed] = []
         self._columns: dict[bytes, WatchedColumns] = {}
-        self._queue: list[_Queued] = []
 
     def take(self) -> tuple[NodeEvent, ...]:
         """Return the events since the last call, in order."""
-        self._settle()
         found = sorted((one for of_node in self._found.values() for one in of_node), key=itemgetter(0))
         self._found.clear()
         return tuple(event for _, event in found)
 
     def forget(self, node: str) -> None:
         """Delete a node's data. Its next frame counts as its first."""
-        self._settle()
         if (gone := self._nodes.pop(node, None)) is not None:
             self._leave(gone)
 
-    def observe(self, layout: AnyLayout, frame: Frame, continues: bool, events: Sequence[EventRecord]) -> None:
-        """Process one frame, which fits its layout. events: event records in the frame.
+    def read(self, layout: Layout, frame: Frame, number: int) -> tuple[WatchedNode, WatchedColumns]:
+        """Use a node's new layout. Return the node's monitored series, and those of all nodes with the same columns.
 
-        continues: whether the node's last frame is of the same boot and agent process.
+        number: place of the frame in the order of all processed frames.
         """
-        node = self._nodes.get(frame.node)
+        node = self._nodes.get(layout.node)
         if node is None:
-            node = self._nodes[frame.node] = _Node()
-        if events or node.layout_id != layout.layout_id:
-            self._settle()  # events keep their order
-            if node.layout_id != layout.layout_id:
-                self._read(node, layout.whole(), frame)
-            for record in events:
-                self._record(node, record, frame)
-        self._queue.append((node, frame, continues))
-        if len(self._queue) >= self.MOST_QUEUED:
-            self._settle()
+            node = self._nodes[layout.node] = WatchedNode()
+        return node, self._read(node, layout, frame, number)
 
-    def _settle(self) -> None:
-        """Process the series of the queued frames."""
-        queue, self._queue = self._queue, []
-        changed: list[tuple[int, bool, bool]] = []
-        left: Sequence[int] = range(len(queue))
-        while left:
-            # First the first frame of each node, then the second ones. Most nodes have only one.
-            places: dict[int, list[int]] = {}
-            now: set[int] = set()
-            later: list[int] = []
-            for place in left:
-                node = queue[place][0]
-                if id(node) in now:
-                    later.append(place)
-                else:
-                    now.add(id(node))
-                    places.setdefault(id(node.columns), []).append(place)
-            for alike in places.values():
-                changed += _changed(queue, alike)
-            left = later
-        for place, gauges, counters in sorted(changed):
-            node, frame, continues = queue[place]
+    def record(self, records: Sequence[EventRecord], frame: Frame, number: int) -> None:
+        """Add the events that a frame's records report. number: as in ``read``."""
+        node = self._nodes.get(frame.node)
+        for record in records:
+            self._record(WatchedNode() if node is None else node, record, frame, number)
+
+    def fold(self, columns: WatchedColumns, batch: Batch) -> None:
+        """Add the events that the series of these frames show. All nodes have the columns `columns`."""
+        nodes = [one for view in batch.nodes if (one := view._watched) is not None]
+        gauges, counters = columns.take([node.row for node in nodes], batch)
+        counters |= ~batch.continues
+        for place in np.flatnonzero(gauges | counters).tolist():
+            node, frame, number = nodes[place], batch.frames[place], batch.numbers[place]
             try:
-                if gauges:
-                    self._gauges(node, frame.gauges.take(node.gauge), frame)
-                if counters:
-                    self._counters(node, frame, continues)
+                if gauges[place]:
+                    self._gauges(node, frame.gauges.take(node.gauge), frame, number)
+                if counters[place]:
+                    self._counters(node, frame, bool(batch.continues[place]), number)
             except Exception as error:
                 self.failed.append((frame.node, error))
 
-    def _leave(self, node: _Node) -> None:
+    def _leave(self, node: WatchedNode) -> None:
         """Free the node's row."""
         if (columns := node.columns) is not None:
             columns.drop(node.row)
@@ -204,28 +179,30 @@ class Occurrences:
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def _record(self, node: _Node, record: EventRecord, frame: Frame) -> None:
+    def _record(self, node: WatchedNode, record: EventRecord, frame: Frame, number: int) -> None:
         detail = record.detail
         if frame.wall_ns - record.time_ns > STALE_NS or "before_start" in detail:
             return
         entity = record.entity
         if record.kind == "xid":
-            self._report(frame, XID, node.gpus.get(entity, entity), record.time_ns, detail)
+            self._report(frame, number, XID, node.gpus.get(entity, entity), record.time_ns, detail)
         elif record.kind == "gpu_lost" or (record.kind == "gpu" and detail.get("event") == "gpu_unavailable"):
-            self._report(frame, DEVICE_LOST, node.gpus.get(entity, entity), record.time_ns, detail)
+            self._report(frame, number, DEVICE_LOST, node.gpus.get(entity, entity), record.time_ns, detail)
         elif record.kind == "nic_link":
             name = node.nics.get(entity) or node.nics.get(detail.get("netdev", ""))
             state = detail.get("state", "").lower()
             if name and state in ("up", "down"):
-                self._report(frame, LINK, name, record.time_ns, {"state": state, "source": "kernel"})
+                self._report(frame, number, LINK, name, record.time_ns, {"state": state, "source": "kernel"})
         elif record.kind in (RECOVERY_ACTION, LINK, DEVICE_LOST, PART_REPLACED):
-            self._add(frame.node, record)
+            self._add(frame.node, record, number)
         # The record of a changed recovery action does not contain the action. The next sample of the series does.
 
-    def _report(self, frame: Frame, kind: str, entity: str, time_ns: int, detail: Mapping[str, str]) -> None:
-        self._add(frame.node, EventRecord(kind, entity, time_ns, dict(detail)))
+    def _report(
+        self, frame: Frame, number: int, kind: str, entity: str, time_ns: int, detail: Mapping[str, str]
+    ) -> None:
+        self._add(frame.node, EventRecord(kind, entity, time_ns, dict(detail)), number)
 
-    def _add(self, node: str, event: EventRecord) -> None:
+    def _add(self, node: str, event: EventRecord, number: int) -> None:
         if self._parts is not None and (name := self._parts.name(node, event.entity)) != event.entity:
             event = structs.replace(event, entity=name)
         of_node = self._found.get(node)
@@ -233,12 +210,11 @@ class Occurrences:
             of_node = self._found[node] = deque(maxlen=self.MOST_OF_NODE)
         elif len(of_node) == self.MOST_OF_NODE:
             self.passed_over[node] += 1
-        self._count += 1
-        of_node.append((self._count, NodeEvent(node, event)))
+        of_node.append((number, NodeEvent(node, event)))
 
     # --- series -------------------------------------------------------------------------------------------------------
 
-    def _gauges(self, node: _Node, values: FloatArray, frame: Frame) -> None:
+    def _gauges(self, node: WatchedNode, values: FloatArray, frame: Frame, number: int) -> None:
         for one, value in zip(node.gauges, values.tolist(), strict=True):
             if value != value:  # unknown: keep the last state
                 continue
@@ -249,15 +225,15 @@ class Occurrences:
                 continue
             if one.metric == ACTION:
                 if wrong:
-                    self._report(frame, RECOVERY_ACTION, one.device, frame.wall_ns, {"action": one.of})
+                    self._report(frame, number, RECOVERY_ACTION, one.device, frame.wall_ns, {"action": one.of})
             elif one.metric == ANSWERS:
                 if wrong:  # agents report as down only devices that they have seen
-                    self._report(frame, DEVICE_LOST, one.device, frame.wall_ns, {})
+                    self._report(frame, number, DEVICE_LOST, one.device, frame.wall_ns, {})
             elif before is not None:  # a port that was always down is not connected
                 state = {"state": "down" if wrong else "up", "source": one.metric}
-                self._report(frame, LINK, one.device, frame.wall_ns, state)
+                self._report(frame, number, LINK, one.device, frame.wall_ns, state)
 
-    def _counters(self, node: _Node, frame: Frame, continues: bool) -> None:
+    def _counters(self, node: WatchedNode, frame: Frame, continues: bool, number: int) -> None:
         values, valid = frame.counters[node.counter].tolist(), frame.counters_valid[node.counter].tolist()
         for one, value, known in zip(node.counters, values, valid, strict=True):
             if not known:
@@ -266,14 +242,14 @@ class Occurrences:
             node.counted[one] = value
             if before is not None and continues and 0 < value - before <= MOST_LOSSES:
                 detail = {"state": "lost", "times": str(value - before), "source": one.metric}
-                self._report(frame, LINK, one.device, frame.wall_ns, detail)
+                self._report(frame, number, LINK, one.device, frame.wall_ns, detail)
 
-    def _read(self, node: _Node, layout: Layout, frame: Frame) -> None:
+    def _read(self, node: WatchedNode, layout: Layout, frame: Frame, number: int) -> WatchedColumns:
         gpus, nics = _names(layout.gauges)
         for address, uuid in node.gpus.items():
             if gpus.get(address, uuid) != uuid:
-                self._report(frame, PART_REPLACED, uuid, frame.wall_ns, {"gpu": gpus[address]})
-        node.layout_id, node.gpus, node.nics = layout.layout_id, {**node.gpus, **gpus}, nics
+                self._report(frame, number, PART_REPLACED, uuid, frame.wall_ns, {"gpu": gpus[address]})
+        node.gpus, node.nics = {**node.gpus, **gpus}, nics
         node.gauge, node.gauges = _watched(layout.gauges, GAUGES, nics)
         node.counter, node.counters = _watched(layout.counters, LOSSES, nics)
         node.wrong = {one: node.wrong[one] for one in node.gauges if one in node.wrong}
@@ -284,24 +260,7 @@ class Occurrences:
         if columns is None:
             columns = self._columns[key] = WatchedColumns(key, node.gauge, node.counter)
         node.columns, node.row = columns, columns.add()
-
-
-_Queued = tuple[_Node, Frame, bool]
-"""A node, its frame, and whether the frame before was of the same boot and agent process."""
-
-
-def _changed(queue: Sequence[_Queued], places: Sequence[int]) -> Iterator[tuple[int, bool, bool]]:
-    """Yield (place, whether a gauge changed, whether to compare counters) of the frames that have news.
-
-    places: positions in the queue of frames of different nodes that share their columns.
-    """
-    columns = queue[places[0]][0].columns
-    assert columns is not None
-    rows = [queue[place][0].row for place in places]
-    gauges, counters = columns.take(rows, [queue[place][1] for place in places])
-    counters |= ~np.array([queue[place][2] for place in places])
-    for index in np.flatnonzero(gauges | counters).tolist():
-        yield places[index], bool(gauges[index]), bool(counters[index])
+        return columns
 
 
 def _names(gauges: Iterable[Column]) -> tuple[dict[str, str], dict[str, str]]:

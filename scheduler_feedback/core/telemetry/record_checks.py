@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from agent.schema.frame import Frame, Member, RecordTable, StepRecord
 from agent.schema.record_table import FINISHED_STEP, NOT_REPORTED, OPEN_COLLECTIVE, OPEN_STEP
 from scheduler_feedback.core.telemetry.fleet_nodes import KnownRanks, NodeView
@@ -35,15 +37,13 @@ def finish_steps(taken: list[Taken]) -> None:
     """Add the finished steps to their gangs, in order."""
     for gang, _, steps in taken:
         if steps:
-            gang.finish_all(steps)
+            gang.finish_all(np.array(steps, np.int64))
             steps.clear()
 
 
 def open_all(node: NodeView, frame: Frame, taken: list[Taken], only_open: bool) -> None:
     """Add the open steps and collectives to their gangs. only_open: whether the frame has no other records."""
-    opened = tuple([(gang, cells) for gang, cells, _ in taken if cells])
-    for gang, cells in opened:
-        gang.opened_all(cells, frame.monotonic_ns)
+    opened = tuple([(gang, gang.opened_all(cells, frame.monotonic_ns)) for gang, cells, _ in taken if cells])
     records = frame.records if frame.table is None else frame.table
     node._records, node._opened = (records, opened) if only_open else ((), ())
 
@@ -113,4 +113,5 @@ def known_ranks(
     columns = gang.columns_on(numbers, node.name)
     if not columns or (ranks is not None and not ranks.issuperset(numbers)):
         return None
-    return KnownRanks(members, gang, columns, ranks, gang.changes)
+    at = np.array(columns, np.intp)
+    return KnownRanks(members, gang, at, gang.slots_of(at), ranks, gang.changes)

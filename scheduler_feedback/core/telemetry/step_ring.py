@@ -9,9 +9,7 @@ the same time, so a few array operations replace a dozen scalar operations per r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -89,7 +87,8 @@ class StepRing:
     """Finished steps of an attempt. The caller numbers the ranks (columns) in the order of their first reports."""
 
     def __init__(self, columns: int) -> None:
-        self._queued: list[tuple[int, ...]] = []
+        self._queued: list[IntArray] = []
+        self._queued_steps = 0
         self._late = self._repeated = self._sequence = 0
         self._ranks = self._most_filled = 0
         self._number = np.full(FIRST_ROWS, -1, np.int64)
@@ -122,7 +121,7 @@ class StepRing:
 
         Queued steps are left in the queue while they are too few to complete a step.
         """
-        if len(self._queued) + self._most_filled >= self._ranks:
+        if self._queued_steps + self._most_filled >= self._ranks:
             self._settle()
         return self._sequence
 
@@ -142,28 +141,18 @@ class StepRing:
         tokens: int | None, squares: int | None,
     ) -> None:  # fmt: skip
         """Add a finished step of the rank in `column`. Repeated steps are ignored; late reports are counted."""
-        self._queued.append(
-            (
-                column,
-                step,
-                start_ns + duration_ns,
-                duration_ns,
-                received_ns,
-                -1 if wait_ns is None else wait_ns,
-                -1 if tokens is None else tokens,
-                -1 if squares is None else squares,
-            )
-        )
-        if len(self._queued) >= MOST_QUEUED:
-            self._settle()
+        given = (-1 if value is None else value for value in (wait_ns, tokens, squares))
+        self.finish_all(np.array([[column, step, start_ns + duration_ns, duration_ns, received_ns, *given]], np.int64))
 
-    def finish_all(self, steps: Sequence[tuple[int, ...]]) -> None:
-        """Add finished steps, in order: (column, step, end, duration, time of receipt, wait, tokens, squares).
+    def finish_all(self, steps: IntArray) -> None:
+        """Add finished steps, in order.
 
-        Times are in nanoseconds. A wait, tokens or squares of -1 was not reported.
+        steps: int64 [k, 8]: column, step, end, duration, time of receipt, wait, tokens, squares. Times are in
+        nanoseconds. A wait, tokens or squares of -1 was not reported.
         """
-        self._queued += steps
-        if len(self._queued) >= MOST_QUEUED:
+        self._queued.append(steps)
+        self._queued_steps += len(steps)
+        if self._queued_steps >= MOST_QUEUED:
             self._settle()
 
     # --- queued steps -------------------------------------------------------------------------------------------------
@@ -172,17 +161,17 @@ class StepRing:
         """Process the queued steps, in order."""
         if not self._queued:
             return
-        queued, self._queued = self._queued, []
+        queued = self._queued[0] if len(self._queued) == 1 else np.concatenate(self._queued)
+        self._queued, self._queued_steps = [], 0
         if len(queued) < FEW or not self._finish_together(queued):
-            for one in queued:
+            for one in queued.tolist():
                 self._finish(*one)
         self._most_filled = int(self._filled[self._done == 0].max(initial=0))
 
-    def _finish_together(self, queued: list[tuple[int, ...]]) -> bool:
+    def _finish_together(self, queued: IntArray) -> bool:
         """Process all queued steps at once, if each fills an empty cell of the newest steps. Return False without any
         change if one of them is late or repeated, or if the ring may have to grow."""
-        table = np.fromiter(chain.from_iterable(queued), np.int64, 8 * len(queued)).reshape(-1, 8)
-        column, step, end_ns, duration_ns, received_ns, wait_ns, tokens, squares = table.T
+        column, step, end_ns, duration_ns, received_ns, wait_ns, tokens, squares = np.ascontiguousarray(queued.T)
         rows = len(self._number)
         numbers, first, of_number = np.unique(step, return_index=True, return_inverse=True)
         if numbers[-1] - numbers[0] >= rows:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agent.schema.frame import Frame
-from scheduler_feedback.core.telemetry.counter_features import rows_of
+from scheduler_feedback.core.telemetry.frame_batch import Batch
 from scheduler_feedback.core.telemetry.telemetry import IndexArray
 
 
@@ -52,12 +51,12 @@ class WatchedColumns:
         """Whether no node has a row."""
         return len(self._free) == self._rows
 
-    def take(self, rows: Sequence[int], frames: Sequence[Frame]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def take(self, rows: Sequence[int], batch: Batch) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Keep the values of one frame for each of k different rows. Return two arrays, bool [k]: whether a gauge has
         changed, and whether a counter has. An unknown gauge (NaN) equals an unknown gauge."""
         at = np.array(rows, np.intp)
-        gauges = rows_of([frame.gauges for frame in frames]).take(self._gauge, axis=1).view(np.int64)
-        counters = rows_of([frame.counters for frame in frames]).take(self._counter, axis=1)
+        gauges = batch.gauges.take(self._gauge, axis=1).view(np.int64)
+        counters = batch.counters.take(self._counter, axis=1)
         fresh = self._fresh[at]
         changed = fresh | (gauges != self._gauges[at]).any(axis=1), fresh | (counters != self._counters[at]).any(axis=1)
         self._gauges[at], self._counters[at], self._fresh[at] = gauges, counters, False
