@@ -52,7 +52,8 @@ class Job:
     """Length of an undisturbed step. Its first four fifths are computation, the rest is a collective."""
     begun_ns: int = 0
     disturbed_ns: int = 1 << 62
-    """Time from which the ranks in `slow` compute slower; the job's next step is the first disturbed one."""
+    """Time from which the ranks in `slow` compute slower, with lower clocks; the job's next step is the first disturbed
+    one."""
     slower: float = 1.0
     """Factor by which the ranks in `slow` then compute slower."""
     slow: frozenset[int] = frozenset()
@@ -241,6 +242,8 @@ class Agents:
         self._advance = random.integers(0, 1 << 16, counters).astype(np.uint64)
         still = [column.metric in _STILL for column in self._example.counters]
         self._advance[still] = 0
+        clocks = [at for at, column in enumerate(self._example.gauges) if column.metric == _CLOCK]
+        self._clocks = {int(dict(self._example.gauges[at].labels)["gpu"][-12:]): at for at in clocks}
         self._layout_id_at = heads[0].index(self.layout(0).layout_id.encode())
         self._reported: list[tuple[int, int, bool]] = [(0, 0, False)] * len(placed)
         self._records = [_encode(()) for _ in placed]
@@ -280,12 +283,23 @@ class Agents:
         frames["tier_ns"] = monotonic_ns // self._intervals_ns * self._intervals_ns
         frames["gauges"] = self._usual * (1.0 + self._sway * (monotonic_ns // 1_000_000_000 % 7))
         frames["counters"] += self._advance
+        for index in range(*nodes.indices(len(self.names))):
+            self._lower_clocks(index, monotonic_ns)
         for index in held:
             self._held[index] += 1
         sent = [index for index in range(*nodes.indices(len(self.names))) if index not in held]
         self._frames["record_seq"][sent] += self._counts[sent]
         for index in sent:
             self._write_records(index, monotonic_ns)
+
+    def _lower_clocks(self, index: int, now_ns: int) -> None:
+        """Lower the clocks of the node's disturbed GPUs: their ranks compute slower for that reason."""
+        job = self._jobs[index]
+        if not job.slow or now_ns < job.disturbed_ns:
+            return
+        for gpu, at in self._clocks.items():
+            if job.first_rank + gpu in job.slow:
+                self._frames["gauges"][index, at] /= job.slower
 
     def frame_message(self, index: int) -> bytes:
         """Return the encoded newest frame of a node, without its length prefix."""
@@ -335,6 +349,7 @@ class Agents:
         self._records[index], self._counts[index] = encode_records(tuple(found), self.as_tables), len(found)
 
 
+_CLOCK = "gangwatch_gpu_sm_clock_hertz"
 _STEADY = {"gangwatch_gpu_up": 1.0, "gangwatch_rdma_port_state": 4.0}
 _STILL = frozenset({"gangwatch_rdma_port_link_downed_total", "gangwatch_rank_stopped_samples_total"})
 """Counters that are constant while nothing fails: no port goes down, and no rank is stopped."""
