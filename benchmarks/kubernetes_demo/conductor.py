@@ -33,6 +33,10 @@ LEFT = 0.4
 RESTART_SECONDS = 25.0
 """Seconds of work that the training gets in addition: a restart in containers takes longer than one of processes."""
 
+LIGHT = 16
+"""Samples of a rank and step of the backfilled gang. All nodes are one machine: a gang that computes as much as the
+training would slow it down, and gangwatch would rightly report that."""
+
 CONFIGURATION = """\
 # Minutes of production shortened to seconds, as in `gangwatch demo`.
 [policy]
@@ -137,11 +141,13 @@ class Conductor:
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def submit(self, name: str, ranks: int, steps: int, time_limit: float, **annotations: str) -> None:
-        """Create a training job: group, service and Job."""
+    def submit(
+        self, name: str, ranks: int, steps: int, time_limit: float, batch: int | None = None, **annotations: str
+    ) -> None:
+        """Create a training job: group, service and Job. batch: samples of a rank and step; None: those of the demo."""
         play = self.play
         prefixed = {f"gangwatch.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
-        job = Training(name, ranks, steps, play.pace_seconds, play.seed, time_limit, prefixed, self.batch)
+        job = Training(name, ranks, steps, play.pace_seconds, play.seed, time_limit, prefixed, batch or self.batch)
         group = self._create("/apis/scheduling.x-k8s.io/v1alpha1", "podgroups", manifests.group(job))
         play.job_ids[name] = job_id_of(Metadata(name=name, namespace=NAMESPACE, uid=group["metadata"]["uid"]))
         self._create("/api/v1", "services", manifests.service(job))
@@ -212,7 +218,7 @@ class Conductor:
             self._end_fault()
             return
         self.say("gangwatch reported the rank and moves the training; now submitting short (2 pods) to backfill")
-        self.submit("short", 2, self._steps_in(schedule.after + 6), schedule.after * 3)
+        self.submit("short", 2, self._steps_in(schedule.after + 6), schedule.after * 3, LIGHT)
         self.wait_until("the training makes steps again", lambda: self.steps_done("training", 2) > 0, 90)
         self.say("the training runs again")
         self.wait_until("short is backfilled", lambda: self.runs("short", 2) or bool(self.ended("short")), 60)
