@@ -30,8 +30,8 @@ import numpy as np
 
 from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
 from benchmarks.detection.baselines import dlrover, nvrx
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
 from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Abstention, Finding, Verdict
 from scheduler_feedback.detectors import Detection

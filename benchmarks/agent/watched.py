@@ -25,7 +25,7 @@ from urllib.parse import quote
 from agent.schema.wire import MessageSplitter
 from benchmarks.agent.__main__ import agent
 from benchmarks.agent.hardware import HardwareProcess
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 
 PAIRS, SECONDS, WARM_UP_SECONDS = 5, 20.0, 35.0
 SETTLE_SECONDS = 2.0

@@ -31,10 +31,10 @@ from benchmarks.ingest.timeline import Plan, Timeline
 from gangwatch.daemons.process_limits import ShortCollections
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
-from scheduler_feedback.core.telemetry.pace import Paces
 from scheduler_feedback.core.telemetry.placements import Placed, Placements
-from scheduler_feedback.core.telemetry.speed_reports import SpeedReports
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.steps.pace import Paces
+from scheduler_feedback.core.telemetry.steps.speed_reports import SpeedReports
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics

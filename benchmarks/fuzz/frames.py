@@ -31,7 +31,7 @@ from agent.schema.frame import (
 from agent.schema.wire import Decoder, MessageSplitter, encode_frame, encode_layout, with_length
 from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED
 from scheduler_feedback.feed.frames_response import RefusedError, Response
 
 SECOND = 1_000_000_000

@@ -17,7 +17,7 @@ from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.credentials import Credentials

@@ -29,9 +29,9 @@ from benchmarks.ingest.decisions import ACCEPTED
 from benchmarks.ingest.frames import Agents
 from benchmarks.ingest.generator import SLOTS
 from benchmarks.ingest.timeline import Plan, Timeline
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.placements import Placed, Placements
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors import make_detection
 

@@ -22,7 +22,7 @@ from agent.schema.wire import with_length
 from benchmarks.ingest.frames import Agents, Job, jobs
 from benchmarks.ingest.timeline import Plan, Timeline
 from exporter.serving.agent_http import UNSENT_BYTES
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 
 SLOTS = 50
 """Phases of a second."""

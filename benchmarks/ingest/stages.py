@@ -28,8 +28,8 @@ from benchmarks.ingest.decisions import Decisions
 from benchmarks.ingest.frames import STEP_SECONDS, Agents, jobs
 from benchmarks.ingest.generator import HEAD, RECORD_BYTES, SLOTS, chunk
 from benchmarks.ingest.processes import certificates
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.feed.frames_response import Response
 

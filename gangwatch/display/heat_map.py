@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.step_traces.judging import JobReport
 

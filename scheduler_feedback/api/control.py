@@ -12,7 +12,7 @@ from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.subscribers import Subscribers
 from scheduler_feedback.controller.cycle_thread import CycleThread
 from scheduler_feedback.controller.hang_files import HangFile
-from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Speed
+from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.feed.agent_reporting import AgentStatus
 from scheduler_feedback.journal.store import Reader
 from scheduler_feedback.part_failures import PartFailures

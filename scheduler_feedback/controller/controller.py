@@ -50,10 +50,10 @@ from scheduler_feedback.controller.shared_speeds import SharedSpeeds
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.state_metrics import measure
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.telemetry.placements import Placements
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed

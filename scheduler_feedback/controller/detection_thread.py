@@ -31,12 +31,12 @@ from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.controller.frame_age import FrameAge
 from scheduler_feedback.core.events import Event, FirstStep, SpeedMeasured
 from scheduler_feedback.core.fabric import Fabric
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.fleet import Fleet, Sample
-from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Paces, Speed
 from scheduler_feedback.core.telemetry.placements import REFUSED, Placements, Refusal
-from scheduler_feedback.core.telemetry.speed_reports import SpeedReports
-from scheduler_feedback.core.telemetry.step_ring import Requests
+from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
+from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, Pace, Paces, Speed
+from scheduler_feedback.core.telemetry.steps.speed_reports import SpeedReports
+from scheduler_feedback.core.telemetry.steps.step_ring import Requests
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Finding

@@ -19,7 +19,7 @@ import msgspec
 from agent.schema.clock import Clock
 from scheduler_feedback.controller import state_files
 from scheduler_feedback.core.events import Event
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
+from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
 from scheduler_feedback.core.verdict import Abstention, Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.part_failures import PartFailures

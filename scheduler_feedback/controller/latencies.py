@@ -14,8 +14,8 @@ import numpy as np
 
 from scheduler_feedback.core.events import LatencyMeasured
 from scheduler_feedback.core.state import Sharing, State
-from scheduler_feedback.core.telemetry.latency_reports import LatencyReports
-from scheduler_feedback.core.telemetry.step_ring import Requests
+from scheduler_feedback.core.telemetry.steps.latency_reports import LatencyReports
+from scheduler_feedback.core.telemetry.steps.step_ring import Requests
 from scheduler_feedback.policies.index.scheduling_index import index_of
 
 QUANTILE = 0.95

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agent.schema.errors import ExtraMissingError, TraceError
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.step_traces.operation_replay import OWN, Operations
 from scheduler_feedback.step_traces.step_trace import LONGEST, Trace, check_size, ends_of, unique_columns

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURES, Counters, Float32Array, no_counters
 from scheduler_feedback.step_traces.step_trace import MOST_CELLS, MOST_RANKS, number_of, seconds_of
 

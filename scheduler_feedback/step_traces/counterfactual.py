@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.detectors.steps.places import places
 

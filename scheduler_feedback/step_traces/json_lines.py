@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.step_traces import counter_lines
 from scheduler_feedback.step_traces.counter_lines import MOST_SECONDS, CounterRow, CounterTable, Samples

@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.schema.verdicts.causes import Cause
 from agent.schema.verdicts.kinds import ACCUSING
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import make_detection

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 
 SENDS = {"forward-send": ("forward-recv", 1), "backward-send": ("backward-recv", -1)}
 """For each kind of send, the matching kind of receive, and the number of stages from the sender to the receiver."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.step_traces.operation_replay import Operations
 

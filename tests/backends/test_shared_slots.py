@@ -22,7 +22,7 @@ from scheduler_feedback.controller.shared_speeds import TRIAL_NS, SharedSpeeds
 from scheduler_feedback.core.events import CancelRequested, Event, Submitted
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Order, Policy, Sharing, State
-from scheduler_feedback.core.telemetry.step_ring import Requests
+from scheduler_feedback.core.telemetry.steps.step_ring import Requests
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.sharing.pair_speeds import workload_of
 from tests.backends.local_gangs import python

@@ -11,7 +11,7 @@ from agent.schema.clock import SystemClock
 from agent.schema.frame import RANK_BLOCKED, EventRecord, Member
 from scheduler_feedback.controller import hang_files
 from scheduler_feedback.controller.hang_files import HangFiles, what_hangs
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
+from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
 from scheduler_feedback.core.verdict import Abstention
 from scheduler_feedback.part_failures import PartFailures
 from tests.security.test_frames import Bed, job_of

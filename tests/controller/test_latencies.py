@@ -8,8 +8,8 @@ import pytest
 from scheduler_feedback.controller.latencies import LEAST_REQUESTS, Latencies, latency_of
 from scheduler_feedback.core.events import LatencyMeasured
 from scheduler_feedback.core.state import Policy, Sharing
-from scheduler_feedback.core.telemetry.latency_reports import CHANGE, REPEAT_NS, WINDOW_NS
-from scheduler_feedback.core.telemetry.step_ring import Requests, StepRing
+from scheduler_feedback.core.telemetry.steps.latency_reports import CHANGE, REPEAT_NS, WINDOW_NS
+from scheduler_feedback.core.telemetry.steps.step_ring import Requests, StepRing
 from tests.cluster.cycle_world import SECOND, World
 from tests.policies.test_muxflow import OFFLINE, SERVICE
 

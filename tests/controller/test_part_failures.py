@@ -24,11 +24,11 @@ from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.controller import detection_thread as watch_module
 from scheduler_feedback.controller import restarting_feed
 from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, DetectionThread
-from scheduler_feedback.core.telemetry import consumption, counter_features
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
-from scheduler_feedback.core.telemetry.fleet_records import Attempts
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
-from scheduler_feedback.core.telemetry.occurrences import Occurrences
+from scheduler_feedback.core.telemetry.series import consumption, counter_features
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED
+from scheduler_feedback.core.telemetry.series.occurrences import Occurrences
+from scheduler_feedback.core.telemetry.steps.fleet_records import Attempts
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.detectors.context import DetectionContext, Proposal

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.ingest.fingerprint import Hashed, fingerprint
-from scheduler_feedback.core.telemetry import record_queue, series_queue
+from scheduler_feedback.core.telemetry.series import series_queue
+from scheduler_feedback.core.telemetry.steps import record_queue
 
 
 def test_tables_and_records_have_the_same_fingerprint() -> None:

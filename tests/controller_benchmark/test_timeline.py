@@ -14,7 +14,7 @@ from benchmarks.controller.fake_slurm import FakeSlurm, node_name
 from benchmarks.ingest.frames import GPUS, Agents, Job
 from benchmarks.ingest.timeline import MOST_NODES, SLOWER, Plan, Run, Timeline, sizes
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 
 SECOND = 1_000_000_000
 PLAN = Plan(nodes=200, seed=3, begun_ns=7 * SECOND, disturbed_ns=40 * SECOND, lifetime_seconds=30.0)

@@ -9,9 +9,9 @@ from agent.schema.frame import Frame
 from agent.schema.wire import encode_frame
 from benchmarks.ingest.frames import Job, whole_layout
 from exporter.frame_formats import selection, wanted_metrics
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.process_states import METRIC
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 
 MOST_BYTES = 4096

@@ -12,12 +12,12 @@ import pytest
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from scheduler_feedback.core.telemetry import consumption, series_queue
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, CPU, Trails
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
-from scheduler_feedback.core.telemetry.frame_batch import Batch, rows_of
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.series import consumption, series_queue
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, CPU, Trails
+from scheduler_feedback.core.telemetry.series.frame_batch import Batch, rows_of
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 

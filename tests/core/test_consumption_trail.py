@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, Trails
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, Trails
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
 
 SECOND = 1_000_000_000
 

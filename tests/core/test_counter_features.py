@@ -10,11 +10,11 @@ from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
 from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
 from scheduler_feedback.controller.detection_thread import DetectionThread
-from scheduler_feedback.core.telemetry import series_queue
-from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
-from scheduler_feedback.core.telemetry.series_queue import SeriesQueue
+from scheduler_feedback.core.telemetry.series import series_queue
+from scheduler_feedback.core.telemetry.series.counter_features import Counting
+from scheduler_feedback.core.telemetry.series.series_queue import SeriesQueue
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 

@@ -24,11 +24,12 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.core.telemetry import fleet_records, series_queue
-from scheduler_feedback.core.telemetry.consumption_trail import BLOCK_IO, CONSUMED, CPU, SAMPLES
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
-from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS, MOST_CELLS
+from scheduler_feedback.core.telemetry.series import series_queue
+from scheduler_feedback.core.telemetry.series.consumption_trail import BLOCK_IO, CONSUMED, CPU, SAMPLES
+from scheduler_feedback.core.telemetry.steps import fleet_records
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.steps.step_ring import FIRST_ROWS, MOST_CELLS
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 SECOND = 1_000_000_000

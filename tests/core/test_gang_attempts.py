@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.consumption_trail import BLOCK_IO, CONSUMED, CPU, TRAIL, TRAIL_SPACING_NS, Trails
-from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
-from scheduler_feedback.core.telemetry.open_table import OpenTable
-from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS
+from scheduler_feedback.core.telemetry.series.consumption_trail import (
+    BLOCK_IO,
+    CONSUMED,
+    CPU,
+    TRAIL,
+    TRAIL_SPACING_NS,
+    Trails,
+)
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.steps.open_table import OpenTable
+from scheduler_feedback.core.telemetry.steps.step_ring import FIRST_ROWS
 
 SECOND = 1_000_000_000
 

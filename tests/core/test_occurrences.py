@@ -14,14 +14,14 @@ from msgspec import structs
 from agent.node import Node
 from agent.schema.clock import SystemClock
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Record, Tier, make_layout
-from scheduler_feedback.core.telemetry import series_queue
-from scheduler_feedback.core.telemetry.consumption import Consumption
-from scheduler_feedback.core.telemetry.consumption_trail import Trails
-from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
-from scheduler_feedback.core.telemetry.occurrences import STALE_NS, Occurrences
-from scheduler_feedback.core.telemetry.series_queue import SeriesQueue
+from scheduler_feedback.core.telemetry.series import series_queue
+from scheduler_feedback.core.telemetry.series.consumption import Consumption
+from scheduler_feedback.core.telemetry.series.consumption_trail import Trails
+from scheduler_feedback.core.telemetry.series.counter_features import Counting
+from scheduler_feedback.core.telemetry.series.occurrences import STALE_NS, Occurrences
+from scheduler_feedback.core.telemetry.series.series_queue import SeriesQueue
 from scheduler_feedback.core.telemetry.telemetry import (
     DEVICE_LOST,
     LINK,

@@ -12,9 +12,9 @@ from agent.schema.clock import SystemClock
 from scheduler_feedback.api.web import paces as documents
 from scheduler_feedback.api.web.job_progress import is_stalled
 from scheduler_feedback.controller.detection_thread import DetectionThread
-from scheduler_feedback.core.telemetry import pace as pace_module
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.pace import Pace, Paces, _Ring
+from scheduler_feedback.core.telemetry.steps import pace as pace_module
+from scheduler_feedback.core.telemetry.steps.pace import Pace, Paces, _Ring
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors.context import DetectionContext

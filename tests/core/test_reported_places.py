@@ -20,8 +20,8 @@ from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, StepRecord, Tier, make_layout
 from exporter.prometheus.exposition import EVERYTHING
 from exporter.publisher import Publisher
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors.stats.group_intersection import intersected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.speed_reports import (
+from scheduler_feedback.core.telemetry.steps.speed_reports import (
     FIRST_SECONDS,
     LEAST_STEPS,
     NEXT_SECONDS,

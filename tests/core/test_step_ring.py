@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_feedback.core.telemetry import step_ring
-from scheduler_feedback.core.telemetry.step_ring import FIRST_ROWS, RETAIN_NS, StepRing
+from scheduler_feedback.core.telemetry.steps import step_ring
+from scheduler_feedback.core.telemetry.steps.step_ring import FIRST_ROWS, RETAIN_NS, StepRing
 
 SECOND = 1_000_000_000
 Report = tuple[int, int, int, int, int | None, int, int | None, int | None]

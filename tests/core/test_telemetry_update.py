@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, StepRecord, Tier, make_layout
 from scheduler_feedback.core.fabric import Fabric, Leaf
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, CPU
 from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, CPU
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, STOPPED, Consumed
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, STOPPED, Consumed
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.detectors.steps.places import Places, places
 from scheduler_feedback.detectors.steps.windows import Window, cut

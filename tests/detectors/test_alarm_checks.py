@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.stats.log_odds import ROLE_OUTLIER

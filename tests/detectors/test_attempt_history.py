@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Shape, StepTable
 from scheduler_feedback.core.verdict import Cause, Kind
 from scheduler_feedback.detectors.stats import log_odds

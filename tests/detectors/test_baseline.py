@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.consumption_trail import CPU, SAMPLES
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import CPU, SAMPLES
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.detectors.steps.baseline import (
     EARLY_WINDOWS,
     SPREAD_FLOOR,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged, steady_width
 from scheduler_feedback.detectors.steps.expected_work import LEAST_FACTOR, MOST_FACTOR, Work, fit

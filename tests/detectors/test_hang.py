@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.telemetry.consumption_trail import Consumed
+from scheduler_feedback.core.telemetry.series.consumption_trail import Consumed
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Verdict
 from scheduler_feedback.core.verdict_text import sentence

@@ -9,8 +9,8 @@ import pytest
 
 from agent.schema.frame import RANK_BLOCKED, EventRecord, Member
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.telemetry import blocked_ranks
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked, BlockedRanks
+from scheduler_feedback.core.telemetry.steps import blocked_ranks
+from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked, BlockedRanks
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.core.verdict_text import sentence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.straggler.lasting_set import lasting_set, shares_work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Float32Array, Shape
 from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
 from scheduler_feedback.detectors.iteration.multi_node_period import KEPT, NodeSignals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.counters.peer_outlier import kept_from_working, many, works_longer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.detection.cells import Cell, stage
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors import make_detection

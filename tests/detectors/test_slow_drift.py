@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.baseline import learn

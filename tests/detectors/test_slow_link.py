@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURES, Counters, Float32Array, JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext, PartFault, Proposal, Published

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.schema.frame import Frame, Member, StepRecord, Tier, make_layout
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Cause, Evidence

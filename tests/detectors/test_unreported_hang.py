@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.hang.hang import HangDetector

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches

@@ -22,8 +22,8 @@ from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layo
 from agent.schema.wire import WIRE_VERSION, encode_frame, encode_layout, with_length
 from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.controller.detection_thread import DetectionThread
-from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors.context import DetectionContext
 from scheduler_feedback.feed import Feed

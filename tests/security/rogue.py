@@ -43,8 +43,8 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import Event, Hosted, Tick
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
 from scheduler_feedback.core.telemetry.placements import Attest, Placements
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.policies.index.scheduling_index import drop_index
 from tests.cluster.cycle_world import START_NS, World

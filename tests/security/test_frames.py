@@ -35,10 +35,10 @@ from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.core.telemetry import membership
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.fleet_records import HELD_NS, WAITS_NS
 from scheduler_feedback.core.telemetry.membership import Membership
-from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Attest, Placed, Placements, Refusal
+from scheduler_feedback.core.telemetry.series.occurrences import Occurrences
+from scheduler_feedback.core.telemetry.steps.fleet_records import HELD_NS, WAITS_NS
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.cycle import explain
 from tests.cluster.cycle_world import START_NS, World

@@ -17,7 +17,7 @@ from scheduler_feedback.api.web.job_progress import Progress, progress_of
 from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.api.web.verdicts import card
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.core.telemetry.pace import Speed
+from scheduler_feedback.core.telemetry.steps.pace import Speed
 from tests.controller.site import Site
 from tests.web.findings import straggler
 

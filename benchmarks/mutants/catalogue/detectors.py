@@ -459,7 +459,7 @@ MUTANTS = (
         ("tests/detectors/test_hang_blocked.py",),
     ),
     Mutant(
-        "core.telemetry.fleet_records:Attempts._take_blocked",
+        "core.telemetry.steps.fleet_records:Attempts._take_blocked",
         "ranks is not None and member.rank not in ranks",
         "False",
         ("tests/controller/test_hang_files.py",),

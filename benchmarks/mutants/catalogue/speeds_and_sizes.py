@@ -16,14 +16,14 @@ _RULES = (
 
 MUTANTS = (
     # --- learnt speeds ---
-    Mutant("core.telemetry.speed_reports:SpeedReports._take", "min(window.warm, len(steps))", "0", _REPORTS),
-    Mutant("core.telemetry.speed_reports:SpeedReports._take", "work / seconds", "work", _REPORTS),
+    Mutant("core.telemetry.steps.speed_reports:SpeedReports._take", "min(window.warm, len(steps))", "0", _REPORTS),
+    Mutant("core.telemetry.steps.speed_reports:SpeedReports._take", "work / seconds", "work", _REPORTS),
     Mutant("policies.speeds.speed_model:SpeedModel.__init__", "NOISE * NOISE / one.weight", "NOISE * NOISE", _LEARNT),
     Mutant("policies.speeds.speed_model:SpeedModel.log_ratio", "spread -= value * value", "pass", _LEARNT),
     Mutant("policies.speeds.learnt_speeds:record", "rows[0].unit != unit", "False", _LEARNT),
     Mutant("policies.speeds.learnt_speeds:LearntSpeeds.knows", "and self._state.policy.learn_speeds", "", _LEARNT),
     # --- learnt traffic and classes of the network ---
-    Mutant("core.telemetry.speed_reports:SpeedReports._take", ".min(axis=1).sum()", ".max(axis=1).sum()", _REPORTS),
+    Mutant("core.telemetry.steps.speed_reports:SpeedReports._take", ".min(axis=1).sum()", ".max(axis=1).sum()", _REPORTS),
     Mutant("policies.speeds.learnt_traffic:record_wait", "or place.level == 0", "", _TRAFFIC),
     Mutant("policies.speeds.learnt_traffic:record_wait", "min(seconds / FULL_SECONDS, 1.0)", "1.0", _TRAFFIC),
     Mutant("policies.queue.network_class:intensity", "max(share, LEAST_SHARE)", "share + LEAST_SHARE", _TRAFFIC),

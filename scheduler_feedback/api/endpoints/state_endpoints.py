@@ -27,7 +27,7 @@ from scheduler_feedback.api.web import paces, views
 from scheduler_feedback.core.disclosure import hide
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobState
-from scheduler_feedback.core.telemetry.pace import Speed
+from scheduler_feedback.core.telemetry.steps.pace import Speed
 from scheduler_feedback.part_failures import in_words
 
 

@@ -14,7 +14,7 @@ from scheduler_feedback.api.web.verdicts import card, tone_of
 from scheduler_feedback.api.web.views import MOST_RANKS
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import RankRecord
-from scheduler_feedback.core.telemetry.pace import Speed
+from scheduler_feedback.core.telemetry.steps.pace import Speed
 
 Document = dict[str, Any]
 

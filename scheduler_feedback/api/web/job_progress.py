@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.telemetry.pace import Speed
+from scheduler_feedback.core.telemetry.steps.pace import Speed
 
 Document = dict[str, Any]
 

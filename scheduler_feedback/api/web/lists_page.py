@@ -9,7 +9,7 @@ from scheduler_feedback.api.web import elements, figures, overview, words
 from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.telemetry.pace import Speed
+from scheduler_feedback.core.telemetry.steps.pace import Speed
 
 Document = dict[str, Any]
 

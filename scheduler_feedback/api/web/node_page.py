@@ -9,7 +9,7 @@ from urllib.parse import quote
 from scheduler_feedback.api.web import elements, overview, words
 from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.api.web.verdicts import card
-from scheduler_feedback.core.telemetry.pace import Speed
+from scheduler_feedback.core.telemetry.steps.pace import Speed
 
 Document = dict[str, Any]
 

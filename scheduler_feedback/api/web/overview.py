@@ -10,7 +10,7 @@ from scheduler_feedback.api.web.job_progress import Progress, progress_of
 from scheduler_feedback.api.web.markup import Child, Markup, join, tag
 from scheduler_feedback.api.web.verdicts import card, short
 from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.telemetry.pace import Speed
+from scheduler_feedback.core.telemetry.steps.pace import Speed
 
 Document = dict[str, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import IntArray
-from scheduler_feedback.core.telemetry.pace import Pace
+from scheduler_feedback.core.telemetry.steps.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.steps.pace import Pace
 from scheduler_feedback.core.telemetry.telemetry import Float32Array
 
 Document = dict[str, Any]

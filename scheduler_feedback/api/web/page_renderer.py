@@ -23,7 +23,7 @@ from scheduler_feedback.api.subscribers import Subscribers
 from scheduler_feedback.api.web import elements, job_page, lists_page, node_page, overview, paces, views
 from scheduler_feedback.api.web.markup import Markup
 from scheduler_feedback.core.disclosure import hide
-from scheduler_feedback.core.telemetry.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
+from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
 from scheduler_feedback.feed.agent_reporting import AgentStatus
 from scheduler_feedback.journal.store import Reader
 from scheduler_feedback.part_failures import PartFailures

@@ -23,7 +23,7 @@ from scheduler_feedback.core.cluster import Node, NodeState, tier_of
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import State
-from scheduler_feedback.core.telemetry.pace import Speed
+from scheduler_feedback.core.telemetry.steps.pace import Speed
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import short
 from scheduler_feedback.cycle import explain, why_waits

@@ -14,22 +14,22 @@ import numpy as np
 
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
-from scheduler_feedback.core.telemetry.consumption import Consumption, Group
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, NO_OWNER
-from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
-from scheduler_feedback.core.telemetry.fleet_records import Attempts
-from scheduler_feedback.core.telemetry.frame_batch import Failed
-from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.membership import Membership
-from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
-from scheduler_feedback.core.telemetry.record_checks import LARGEST_BITS, possible
-from scheduler_feedback.core.telemetry.series_queue import SeriesQueue
-from scheduler_feedback.core.telemetry.step_ring import Requests
+from scheduler_feedback.core.telemetry.series.consumption import Consumption, Group
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, NO_OWNER
+from scheduler_feedback.core.telemetry.series.counter_features import Counting
+from scheduler_feedback.core.telemetry.series.frame_batch import Failed
+from scheduler_feedback.core.telemetry.series.occurrences import Occurrences
+from scheduler_feedback.core.telemetry.series.series_queue import SeriesQueue
+from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
+from scheduler_feedback.core.telemetry.steps.fleet_records import Attempts
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.steps.record_checks import LARGEST_BITS, possible
+from scheduler_feedback.core.telemetry.steps.step_ring import Requests
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
 """One sample of a metric: its name, labels and value."""

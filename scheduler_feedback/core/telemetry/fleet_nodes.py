@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from agent.schema.frame import AnyLayout, Member, Record, RecordTable, StepRecord
-from scheduler_feedback.core.telemetry.consumption import Group
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
-from scheduler_feedback.core.telemetry.occurrences import WatchedNode
+from scheduler_feedback.core.telemetry.series.consumption import Group
+from scheduler_feedback.core.telemetry.series.occurrences import WatchedNode
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.telemetry import IndexArray
 
 MOST_WAITING = 512

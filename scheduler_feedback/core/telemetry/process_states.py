@@ -11,7 +11,7 @@ import numpy as np
 
 from agent.schema.frame import Column, Frame, Member
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.telemetry import UNKNOWN_STATE, IndexArray
 
 METRIC = "gangwatch_rank_process_state"

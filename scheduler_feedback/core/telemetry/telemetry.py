@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.frame import EventRecord
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
-from scheduler_feedback.core.telemetry.consumption_trail import Consumed
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import Consumed
+from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 
 Float32Array = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from agent.schema.frame import Member
 from scheduler_feedback.core.fabric import ALL_RAILS, Fabric
-from scheduler_feedback.core.telemetry.consumption_trail import Consumed
-from scheduler_feedback.core.telemetry.counter_features import COORDINATES, Device
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import Consumed
+from scheduler_feedback.core.telemetry.series.counter_features import COORDINATES, Device
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.telemetry import (
     FEATURES,
     Counters,

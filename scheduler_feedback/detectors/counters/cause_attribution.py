@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.consumption_trail import MAJOR_FAULTS, SAMPLES, STOPPED
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import MAJOR_FAULTS, SAMPLES, STOPPED
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.stats.medians import median_of_the_others
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import IntArray
 from scheduler_feedback.core.telemetry.telemetry import (
     FEATURE,
     FEATURES,

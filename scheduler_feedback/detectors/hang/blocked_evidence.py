@@ -1,8 +1,8 @@
 """Reports of blocked ranks as evidence for a hang: which collective is incomplete, and where each rank is blocked.
 
-An agent asks a rank that makes no progress where it is blocked (core/telemetry/blocked_ranks.py). Two equal answers of
-the culprit and of a waiting rank permit an early verdict. An early verdict only informs: a healthy job may pause as
-long.
+An agent asks a rank that makes no progress where it is blocked (core/telemetry/steps/blocked_ranks.py). Two equal
+answers of the culprit and of a waiting rank permit an early verdict. An early verdict only informs: a healthy job may
+pause as long.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
-from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
+from scheduler_feedback.core.telemetry.steps.gang_attempts import IntArray
 from scheduler_feedback.core.telemetry.telemetry import IndexArray, JobTelemetry
 from scheduler_feedback.core.verdict import Evidence
 from scheduler_feedback.core.verdict_text import spans_of

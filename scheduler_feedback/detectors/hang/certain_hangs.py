@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import IntArray
 from scheduler_feedback.detectors.hang.process_evidence import ENDED
 
 FRESH_SECONDS = 15.0

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.telemetry.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.telemetry.consumption_trail import CPU
-from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import CPU
+from scheduler_feedback.core.telemetry.steps.gang_attempts import IntArray
 from scheduler_feedback.core.telemetry.telemetry import UNKNOWN_STATE, JobTelemetry
 from scheduler_feedback.core.verdict import Evidence
 

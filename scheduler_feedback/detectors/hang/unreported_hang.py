@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, IndexArray, JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.iteration.job_slowdown import RATES

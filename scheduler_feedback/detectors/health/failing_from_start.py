@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.context import DetectionContext

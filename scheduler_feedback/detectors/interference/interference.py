@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import (
     FEATURE,
     Float32Array,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Float32Array
 from scheduler_feedback.detectors.interference.shared_resources import NO_RANKS, Resources
 from scheduler_feedback.detectors.resource_users import Resource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape, Telemetry
 from scheduler_feedback.detectors.resource_users import Resource, ResourceUsers
 

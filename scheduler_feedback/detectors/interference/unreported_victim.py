@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape
 from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged
 from scheduler_feedback.detectors.resource_users import Resource

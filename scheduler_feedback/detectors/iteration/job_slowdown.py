@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape
 from scheduler_feedback.detectors.iteration.multi_node_period import NodeSignals
 from scheduler_feedback.detectors.iteration.period_estimation import estimate_period

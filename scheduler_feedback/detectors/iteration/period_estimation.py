@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 
 LEAST_SAMPLES = 64
 """Minimum number of samples for an estimate."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext, PartFault, Proposal

@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 
 KEPT_WINDOWS = 720
 """Maximum number of windows in a series. Older windows are dropped."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 
 SORTED_VALUES, SORTED_ROW, SORTED_OTHERS = 256, 64, 512
 """Largest number of values that `median`, the medians of rows, and `median_of_others` sort instead of partitioning.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, MAJOR_FAULTS
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, MAJOR_FAULTS
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.detectors.stats.medians import median, median_of_others
 from scheduler_feedback.detectors.stats.spread import spread
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_others, middle_of_peers

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 
 LEAST_EXPLAINED = 0.3
 """The fitted model is used only if it explains at least this share of the variance of compute times. Otherwise tokens

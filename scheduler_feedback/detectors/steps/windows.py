@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, STOPPED, Consumed
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, STOPPED, Consumed
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import StepTable
 from scheduler_feedback.detectors.steps.expected_work import Work
 from scheduler_feedback.detectors.steps.places import Places

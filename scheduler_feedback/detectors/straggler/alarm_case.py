@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.consumption_trail import SAMPLES, STOPPED
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.series.consumption_trail import SAMPLES, STOPPED
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.cause_attribution import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.stats.group_intersection import SLOW_SHARE
 from scheduler_feedback.detectors.stats.spread import spread, spread_of_others

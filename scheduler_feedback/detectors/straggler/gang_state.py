@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.telemetry.fleet import Sample
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.detectors.stats.medians import median
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS, Baseline

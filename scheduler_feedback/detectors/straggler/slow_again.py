@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Case
 from scheduler_feedback.detectors.straggler.alarm_checks import OWN_PERIOD_HITS
 from scheduler_feedback.detectors.straggler.cusum import LEAST_HITS

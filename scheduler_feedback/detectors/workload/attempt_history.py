@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics

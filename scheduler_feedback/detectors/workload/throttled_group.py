@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.stats import log_odds

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import IndexArray, JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.stats import log_odds

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from scheduler_feedback.core.events import Event
-from scheduler_feedback.core.telemetry.latency_reports import WINDOW_NS, LatencyReports
+from scheduler_feedback.core.telemetry.steps.latency_reports import WINDOW_NS, LatencyReports
 from scheduler_feedback.sim.engine import Engine
 from scheduler_feedback.sim.occurrence import Occurrence
 

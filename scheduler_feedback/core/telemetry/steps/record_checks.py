@@ -7,7 +7,7 @@ import numpy as np
 from agent.schema.frame import Frame, Member, RecordTable, StepRecord
 from agent.schema.record_table import FINISHED_STEP, NOT_REPORTED, OPEN_COLLECTIVE, OPEN_STEP
 from scheduler_feedback.core.telemetry.fleet_nodes import KnownRanks, NodeView
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
 
 MOST_RANKS = 1 << 17
 """Limit of rank numbers: every rank number must be below this value."""

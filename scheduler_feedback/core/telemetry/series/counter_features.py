@@ -22,8 +22,8 @@ import numpy.typing as npt
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Column, Layout, Member
 from agent.schema.rates import NARROW_BITS, difference, exact
-from scheduler_feedback.core.telemetry.frame_batch import Batch, Failed
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.series.frame_batch import Batch, Failed
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, IndexArray
 
 GAP_NS = 60_000_000_000

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.frame_batch import Batch
+from scheduler_feedback.core.telemetry.series.frame_batch import Batch
 from scheduler_feedback.core.telemetry.telemetry import IndexArray
 
 

@@ -7,10 +7,10 @@ errors that a feature adds up. Agents add them up before they send, so 380 colum
 from __future__ import annotations
 
 from agent.schema.catalog import BY_NAME
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED
-from scheduler_feedback.core.telemetry.counter_features import PLACE
-from scheduler_feedback.core.telemetry.occurrences import ANSWERS, LINK_DOWNED, PORT_STATE
 from scheduler_feedback.core.telemetry.process_states import METRIC as PROCESS_STATE
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED
+from scheduler_feedback.core.telemetry.series.counter_features import PLACE
+from scheduler_feedback.core.telemetry.series.occurrences import ANSWERS, LINK_DOWNED, PORT_STATE
 from scheduler_feedback.core.telemetry.telemetry import FEATURES
 
 RELATIONS = ("gangwatch_gpu_owner_info", "gangwatch_gpu_info", "gangwatch_topology_rail_info", PLACE)

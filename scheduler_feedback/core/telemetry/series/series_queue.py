@@ -12,12 +12,12 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from agent.schema.frame import AnyLayout, EventRecord, Frame
-from scheduler_feedback.core.telemetry.consumption import Consumption, Places
-from scheduler_feedback.core.telemetry.counter_features import Counting, Kind
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
-from scheduler_feedback.core.telemetry.frame_batch import Batch, Failed, fold_apart
-from scheduler_feedback.core.telemetry.occurrences import Occurrences
-from scheduler_feedback.core.telemetry.watched_columns import WatchedColumns
+from scheduler_feedback.core.telemetry.series.consumption import Consumption, Places
+from scheduler_feedback.core.telemetry.series.counter_features import Counting, Kind
+from scheduler_feedback.core.telemetry.series.frame_batch import Batch, Failed, fold_apart
+from scheduler_feedback.core.telemetry.series.occurrences import Occurrences
+from scheduler_feedback.core.telemetry.series.watched_columns import WatchedColumns
 
 MOST_QUEUED = 256
 """Maximum number of queued frames. During a dozen operations, 256 rows of 250 columns fit in a processor's second-level

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, RecordTable, StepRecord
 from agent.schema.record_table import FINISHED_STEP, ROW, record_of
-from scheduler_feedback.core.telemetry import blocked_ranks
-from scheduler_feedback.core.telemetry.consumption_trail import Trails
 from scheduler_feedback.core.telemetry.fleet_nodes import KnownRanks, NodeView
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
 from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Counted, Membership
-from scheduler_feedback.core.telemetry.open_table import OpenTable
 from scheduler_feedback.core.telemetry.placements import Refusal
-from scheduler_feedback.core.telemetry.record_checks import (
+from scheduler_feedback.core.telemetry.series.consumption_trail import Trails
+from scheduler_feedback.core.telemetry.steps import blocked_ranks
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.steps.open_table import OpenTable
+from scheduler_feedback.core.telemetry.steps.record_checks import (
     CLOCK_SLACK_NS,
     LARGEST,
     LARGEST_BITS,
@@ -32,7 +32,7 @@ from scheduler_feedback.core.telemetry.record_checks import (
     possible,
     row_of,
 )
-from scheduler_feedback.core.telemetry.record_queue import RecordQueue
+from scheduler_feedback.core.telemetry.steps.record_queue import RecordQueue
 
 FORGET_NS = 600_000_000_000
 """Time without reports after which a gang counts as ended: ten minutes. No known pause for a checkpoint takes as

@@ -13,10 +13,10 @@ import numpy as np
 from agent.schema.frame import ROW_BYTES, Frame, RecordTable
 from agent.schema.record_table import FINISHED_STEP, OPEN_STEP
 from scheduler_feedback.core.telemetry.fleet_nodes import KnownRanks, NodeView
-from scheduler_feedback.core.telemetry.frame_batch import Failed
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
-from scheduler_feedback.core.telemetry.open_table import IndexArray, IntArray, OpenTable, cells_of
-from scheduler_feedback.core.telemetry.record_checks import CLOCK_SLACK_NS, LARGEST_BITS, OLDEST_RECORD_NS
+from scheduler_feedback.core.telemetry.series.frame_batch import Failed
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.steps.open_table import IndexArray, IntArray, OpenTable, cells_of
+from scheduler_feedback.core.telemetry.steps.record_checks import CLOCK_SLACK_NS, LARGEST_BITS, OLDEST_RECORD_NS
 
 MOST_QUEUED = 256
 """Maximum number of queued frames."""

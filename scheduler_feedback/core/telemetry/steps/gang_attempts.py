@@ -9,13 +9,13 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry.consumption_trail import (
+from scheduler_feedback.core.telemetry.series.consumption_trail import (
     CONSUMED,
     Consumed,
     Trails,
 )
-from scheduler_feedback.core.telemetry.open_table import OpenTable, cells_of, slots_of
-from scheduler_feedback.core.telemetry.step_ring import Requests, StepRing, Steps
+from scheduler_feedback.core.telemetry.steps.open_table import OpenTable, cells_of, slots_of
+from scheduler_feedback.core.telemetry.steps.step_ring import Requests, StepRing, Steps
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

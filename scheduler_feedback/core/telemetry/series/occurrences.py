@@ -22,8 +22,9 @@ from msgspec import structs
 
 from agent.schema.frame import Column, EventRecord, Frame, Layout
 from scheduler_feedback.core.telemetry.device_locations import Parts
-from scheduler_feedback.core.telemetry.frame_batch import Batch, Failed
-from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.series.frame_batch import Batch, Failed
+from scheduler_feedback.core.telemetry.series.watched_columns import WatchedColumns
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import (
     DEVICE_LOST,
     LINK,
@@ -33,7 +34,6 @@ from scheduler_feedback.core.telemetry.telemetry import (
     IndexArray,
     NodeEvent,
 )
-from scheduler_feedback.core.telemetry.watched_columns import WatchedColumns
 
 STALE_NS = 600_000_000_000
 """Events reported more than ten minutes late are ignored, because it is too late to act on them."""

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.rates import Change, difference, exact
-from scheduler_feedback.core.telemetry.consumption_trail import CONSUMED, NO_OWNER, Trails
-from scheduler_feedback.core.telemetry.frame_batch import Batch, Failed
-from scheduler_feedback.core.telemetry.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, NO_OWNER, Trails
+from scheduler_feedback.core.telemetry.series.frame_batch import Batch, Failed
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
 
 GAP_NS = 60_000_000_000
 """Longest gap between samples across which a 32-bit counter is trusted (no such counter exists today)."""
