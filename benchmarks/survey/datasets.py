@@ -2,7 +2,7 @@
 
 Jobs are those of the Philly trace. It names no data, so each virtual cluster has DATASETS datasets of 20 to 400 GiB,
 and each job uses one of them, the first ones far more often (Zipf, exponent 1). Nodes have a cache of CACHE_GIB and
-load GIB_PER_SECOND from the common storage. All four are assumptions. The scheduler is told the sizes of the caches and
+load GIB_PER_SECOND from the common storage. All four are assumptions. The scheduler knows the sizes of the caches and
 of the datasets, and not what a cache contains.
 """
 
@@ -59,7 +59,7 @@ def trace_of(seed: int) -> Trace:
 
 
 def waits(trace: Trace, cache_gib: float) -> tuple[float, float]:
-    """Return (mean wait of a start for its data, average completion time) in seconds. cache_gib: told to the policy."""
+    """Return (mean wait of a start for its data, average completion time) in seconds. cache_gib: of the policy."""
     policy = replace(POLICY, dataset_cache_gib=cache_gib)
     simulation = Simulation(
         trace,

@@ -10,6 +10,7 @@ import pytest
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, PolicySet
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Policy
+from scheduler_feedback.policies.data import dataset_cache
 from scheduler_feedback.policies.intake.job_admission import malformed
 from tests.cluster.cycle_world import World
 
@@ -104,6 +105,14 @@ def test_a_node_drops_what_was_used_least_recently() -> None:
     for dataset in ("a", "b", "a", "c"):  # 40 GiB each: the cache holds two
         run_on(world, "n2", dataset)
     assert {name for name, nodes in world.state.datasets.items() if "n2" in nodes} == {"a", "c"}
+
+
+def test_many_tiny_datasets_do_not_fill_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_cache, "MOST_KEPT", 3)
+    world = world_of()
+    for number in range(5):
+        run_on(world, "n2", f"d{number}", 1e-6)
+    assert set(world.state.datasets) == {"d2", "d3", "d4"}
 
 
 def test_a_dataset_larger_than_the_cache_is_not_kept() -> None:

@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from scheduler_feedback.core.job import JobSpec, Slot
 from scheduler_feedback.core.state import CachedDataset, State
 
+MOST_KEPT = 256
+"""Maximum number of datasets of a node that are remembered: jobs may name any number of tiny ones."""
+
 MOST_NAMED = 3
 """Maximum number of nodes that a text names."""
 
@@ -28,9 +31,9 @@ def note_use(state: State, spec: JobSpec, nodes: Iterable[str]) -> None:
             continue
         kept = sorted(_on(state, node), key=lambda one: (-one[1].used_ns, one[0]))
         left = room - spec.dataset_gib
-        for name, cached in kept:
+        for number, (name, cached) in enumerate(kept, 1):
             left -= cached.gib
-            if left < 0:
+            if left < 0 or number >= MOST_KEPT:
                 forget(state, node, name)
         state.datasets.setdefault(spec.dataset, {})[node] = CachedDataset(spec.dataset_gib, state.now_ns)
 

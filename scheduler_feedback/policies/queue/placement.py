@@ -125,7 +125,6 @@ def place(
     is not preemptible. patience: see ``slow_slots_pay``. emptied: nodes on which gangs are assumed to have ended, which
     frees their CPU and memory. Nodes that have the job's dataset are preferred (``nearer_to_data``).
     """
-
     if not job.spec.dataset or not plan.datasets:
         return _place_anywhere(plan, job, excluded, suspects, policy, most, spares, patience, emptied)
 
