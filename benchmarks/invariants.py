@@ -2,8 +2,8 @@
 
 Hypothesis runs the state machine of tests/cluster/state_machine.py with different seeds. A step is, for example, a
 submission, a verdict, a lost node, or a kill of the controller followed by a replay. After every cycle the
-invariants of docs/explanation/scheduler.md are checked. The run ends at the first failure with exit code 1, and
-prints the steps that lead to it.
+invariants of docs/explanation/scheduler.md are checked, and after every eighth one the index of the state. The run
+ends at the first failure with exit code 1, and prints the steps that lead to it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=100, help="most steps in one world")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next rounds' follow")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after this many seconds")
+    parser.add_argument("--index-every", type=int, default=8, help="cycles between two checks of the index (default 8)")
     parser.add_argument("--shrink", action="store_true", help="shrink a failure to the fewest steps (minutes)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.index_every < 1:
+        parser.error("--index-every must be at least 1")
+    Invariants.index_every = arguments.index_every
     began, seed, failure = time.perf_counter(), arguments.seed, ""
     while Invariants.steps < arguments.steps and time.perf_counter() - began < arguments.seconds:
         try:

@@ -170,8 +170,10 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
 
 
 class Invariants(RuleBasedStateMachine):
-    """Rules of the state machine; ``Ordeal`` checks after every cycle. steps: number of rules run in this process."""
+    """Rules of the state machine; ``Ordeal`` checks after every cycle. steps: number of rules run in this process.
+    index_every: `Ordeal.index_every`."""
 
+    index_every = 1
     steps = 0
     cycles = 0
     counts: dict[str, int] = {}  # noqa: RUF012 - shared by all machines, for the summary of a run
@@ -211,7 +213,7 @@ class Invariants(RuleBasedStateMachine):
             policy = replace(policy, estimates=known, backfill=Backfilling.EASY, preempt=False, mode=Mode.ACT)
         else:
             policy = replace(policy, estimates=estimates)
-        self.world = Ordeal(tuple(sizes), policy, racks, types, jobs_per_slot, memory)
+        self.world = Ordeal(tuple(sizes), policy, racks, types, jobs_per_slot, memory, self.index_every)
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is not None:  # report the original failure, not its consequences
