@@ -350,7 +350,13 @@ class Agents:
 
 
 _CLOCK = "gangwatch_gpu_sm_clock_hertz"
-_STEADY = {"gangwatch_gpu_up": 1.0, "gangwatch_rdma_port_state": 4.0}
+_STEADY = {
+    "gangwatch_gpu_up": 1.0, "gangwatch_rdma_port_state": 4.0,
+    "gangwatch_pcie_link_generation": 5.0, "gangwatch_pcie_link_generation_maximum": 5.0,
+    "gangwatch_pcie_link_lanes": 16.0, "gangwatch_pcie_link_lanes_maximum": 16.0,
+}  # fmt: skip
+"""Gauges that are constant, and equal on all nodes."""
+
 _STILL = frozenset({"gangwatch_rdma_port_link_downed_total", "gangwatch_rank_stopped_samples_total"})
 """Counters that are constant while nothing fails: no port goes down, and no rank is stopped."""
 

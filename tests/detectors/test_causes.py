@@ -77,6 +77,14 @@ def test_a_counter_may_deviate_too_little_to_show_the_cause(counter: str, value:
     assert (found.cause, found.hinted) == (Cause.UNKNOWN, hinted)
 
 
+@pytest.mark.parametrize(("seconds", "hinted"), [(30.0, False), (59.0, False), (61.0, True)])
+def test_counters_that_learned_during_the_alarm_are_no_evidence(seconds: float, hinted: bool) -> None:
+    causes, statistics, [job] = after([shape_of("j")])
+    assert statistics.learned_seconds(job.shape) == 60.0, "the warm-up of 30 windows ended a minute ago"
+    found = causes.judged_by(judgement(), job, BASELINE, seconds=seconds)
+    assert (found.cause, found.hinted) == (Cause.UNKNOWN, hinted)
+
+
 def test_a_rank_with_as_much_more_tensor_work_has_more_work() -> None:
     causes, _, [job] = after([shape_of("j")], tensor_active=1.4)
     one = replace(judgement(), step_seconds=0.9)

@@ -175,6 +175,21 @@ def test_baselines_survive_two_restarts_in_short_succession() -> None:
     assert np.abs(third._mean - first._mean).max() < 0.01
 
 
+def test_the_time_since_the_warm_up_counts_until_now_and_from_before_a_restart() -> None:
+    job, next_attempt = Shape("j", 1, np.arange(4), ("n",) * 4), Shape("j", 2, np.arange(4), ("n",) * 4)
+    statistics, restarted = CounterStatistics(), CounterStatistics()
+    assert statistics.learned_seconds(job) == 0.0
+    seen_by(statistics, job, WARM_UP_WINDOWS - 1)
+    assert statistics.learned_seconds(job) == 0.0
+    seen_by(statistics, job, 11, WARM_UP_WINDOWS - 1)
+    assert statistics.learned_seconds(job) == 10.0
+    restarted.load(statistics.dump())
+    seen_by(restarted, job, 1, 100)
+    assert restarted.learned_seconds(job) > 1e6, "restored values were learned before any alarm"
+    seen_by(statistics, next_attempt, 1, 200)
+    assert statistics.learned_seconds(next_attempt) == statistics.learned_seconds(job) == 0.0
+
+
 def test_restored_baselines_are_dropped_after_ten_minutes() -> None:
     gone, here = Shape("gone", 1, np.arange(4), ("n",) * 4), Shape("here", 1, np.arange(4), ("n",) * 4)
     before, after = CounterStatistics(), CounterStatistics()

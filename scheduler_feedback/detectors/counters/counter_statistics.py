@@ -108,6 +108,8 @@ class CounterStatistics:
         self._peers: dict[int, tuple[Shape, IndexArray]] = {}  # by the identity of a job's shape
         self._restored: dict[tuple[str, int], Norm] = {}
         self._restored_until_ns = 0
+        self._now_ns = 0
+        self._learned_ns: dict[tuple[str, int], int] = {}  # end of the warm-up, by job and attempt
         self._decay, self._clip = DECAY, CLIP
         self._enough, self._floor = WARM_UP_WINDOWS, FLOOR
         self._shape(0)
@@ -178,6 +180,10 @@ class CounterStatistics:
         self._floor = np.where(COUNTS, np.maximum(FLOOR, one), FLOOR)
         for window in range(values.shape[1]):
             self._take(values[:, window])
+        self._now_ns = telemetry.now_ns
+        for shape in self._shapes:
+            if (shape.job, shape.attempt) not in self._learned_ns and self._has_learned(self.columns[shape.job]):
+                self._learned_ns[shape.job, shape.attempt] = self._now_ns
 
     # --- over a restart ---------------------------------------------------------------------------------------------
 
@@ -243,6 +249,19 @@ class CounterStatistics:
         """Return the decaying mean of the residuals of some features, in standard deviations: [rows, columns]."""
         found: Float32Array = self.level[rows, columns] / self.scale[rows, columns]
         return found
+
+    def learned_seconds(self, shape: Shape) -> float:
+        """Return the seconds since the warm-up of the job's ranks ended; 0 before. A fault that began earlier is a part
+        of the values that are usual."""
+        learned_ns = self._learned_ns.get((shape.job, shape.attempt), self._now_ns)
+        return (self._now_ns - learned_ns) / 1e9
+
+    def _has_learned(self, columns: slice) -> bool:
+        """Return whether the warm-up of all counters that these columns report is over."""
+        taken = self._taken[:, columns]
+        return bool(
+            (taken.max(axis=1, initial=0.0) >= self._enough).any() and not ((taken > 0) & (taken < self._enough)).any()
+        )
 
     def of(self, job: str) -> slice:
         """Return the range of columns that belong to the job's ranks. Raises KeyError for an unknown job."""
@@ -415,6 +434,7 @@ class CounterStatistics:
                 continue
             if (norm := self._restored.get((shape.job, shape.attempt))) is not None:
                 recalled.append((shape, place, norm))
+                self._learned_ns[shape.job, shape.attempt] = 0
                 if np.isin(norm.ranks, shape.ranks).all():
                     del self._restored[shape.job, shape.attempt]  # otherwise the other ranks may still resume reporting
             if before is not None:  # a rank or device has started reporting
@@ -423,6 +443,8 @@ class CounterStatistics:
         for shape, place, norm in recalled:
             self._recall(shape, place, norm)
         self._shapes = shapes
+        present = {(shape.job, shape.attempt) for shape in shapes}
+        self._learned_ns = {key: at_ns for key, at_ns in self._learned_ns.items() if key in present}
         self.columns = {shape.job: place for shape, place in zip(shapes, columns, strict=True)}
         known = self._peers
         self._peers = {id(shape): known.get(id(shape)) or (shape, _peers(shape)) for shape in shapes}

@@ -82,6 +82,11 @@ class Case:
     """Cache of field means over the newest windows. All alarmed ranks of a job share it, because all their windows end
     at the same time."""
 
+    @property
+    def seconds(self) -> float:
+        """Time since the alarm began, in seconds."""
+        return (self.interval[-1].window.last_ns - self.interval[0].window.first_ns) / 1e9
+
     def mean(self, of: str) -> FloatArray:
         """Return the mean of the field with this name over the windows since the alarm began, weighted by their
         steps."""

@@ -85,7 +85,8 @@ class Judgement:
     asleep: bool = False
     """Whether the rank's processes only sleep more (`Attribution.asleep`)."""
     hinted: bool = False
-    """Whether a device counter deviates as with a fault, although too little to show the cause."""
+    """Whether a device counter deviates as with a fault, although too little to show the cause, or may do so: its usual
+    value was learned since the alarm began."""
     about: tuple[int, ...] = ()
     """Indices of other ranks to which the refusal applies too."""
 

@@ -251,7 +251,7 @@ class StragglerDetector:
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
             case = self._case(watched, baseline, rank, alarmed, raised, job, means, lasting)
-            judgement = self._causes.judged_by(judge(case), job, baseline, times_its_usual(case))
+            judgement = self._causes.judged_by(judge(case), job, baseline, times_its_usual(case), case.seconds)
             judgement = judged_by_sequences(judgement, case, job, watched.episode(rank), watched.longest_episode)
             judgement = judged_by_rotation(judgement, case, self._context.published.rotating.get(name))
             if not judgement.refusal and log_odds.confidence(judgement.evidence) < LEAST_CONFIDENCE:

@@ -73,11 +73,14 @@ class Causes:
             return Cause.UNKNOWN
         return cause_shown(counters, counters.of(job.shape.job).start + rank)
 
-    def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline, longer: float = 1.0) -> Judgement:
+    def judged_by(
+        self, judgement: Judgement, job: JobTelemetry, baseline: Baseline, longer: float = 1.0, seconds: float = 0.0
+    ) -> Judgement:
         """Return the judgement with the cause that device counters show, if process counters show none.
 
         longer: compute time of the rank, divided by that of a healthy rank. If its tensor cores did as much more work,
-        the alarm is refused.
+        the alarm is refused. seconds: time since the alarm began. If counters learned their usual values in it, they
+        are no evidence that the rank is healthy.
         """
         counters = self._context.counters
         if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in counters.columns:
@@ -103,7 +106,7 @@ class Causes:
                 "work, such as a popular expert"
             )
             return replace(judgement, evidence=items, refusal=refusal, counters=True)
-        hinted = bool(
+        hinted = seconds > counters.learned_seconds(job.shape) or bool(
             (counters.level[BAD_ROWS, column] * BAD[BAD_ROWS] >= EVIDENT * counters.scale[BAD_ROWS, column]).any()
         )
         if cause is not Cause.UNKNOWN:
