@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -47,9 +48,15 @@ class Generated:
 
 @cache
 def recorded_residuals() -> Array:
-    """Return log residuals (samples, workers) of pai-job3, a public trace, before four of its workers become slow."""
-    folder = Path(os.environ.get("GANGWATCH_DATA", "../shared/data"))
-    with (folder / "steps" / "pai-job3.csv").open() as file:
+    """Return log residuals (samples, workers) of pai-job3, a public trace, before four of its workers become slow.
+
+    Raises SystemExit if the file is absent.
+    """
+    folder = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+    recorded = folder / "steps" / "pai-job3.csv"
+    if not recorded.is_file():
+        sys.exit(f"{recorded} is absent: set GANGWATCH_DATA to the folder of public traces")
+    with recorded.open() as file:
         rows = [(int(r["time"]), int(r["worker"]), float(r["batch_time_norm"])) for r in csv.DictReader(file)]
     steps = {n: k for k, n in enumerate(sorted({row[0] for row in rows}))}
     workers = {w: k for k, w in enumerate(sorted({row[1] for row in rows}))}
