@@ -36,6 +36,7 @@ from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.steps.pace import Paces
 from scheduler_feedback.core.telemetry.steps.speed_reports import SpeedReports
 from scheduler_feedback.core.telemetry.telemetry_update import Look
+from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.detection import SharedState
@@ -121,7 +122,7 @@ class Simulated:
     """The agents and the detection thread of a controller, on a simulated clock."""
 
     def __init__(self, plan: Plan, tick_seconds: float, ended_seconds: float) -> None:
-        self._nodes = plan.nodes
+        self._nodes, self._disturbed_ns = plan.nodes, plan.disturbed_ns
         self._timeline = Timeline(plan)
         self._clock = ManualClock(BEGUN_NS, WALL_NS)
         jobs = [run.job_on(run.first_node + n) for run in self._timeline.running for n in range(run.nodes)]
@@ -136,6 +137,9 @@ class Simulated:
         self._slot = 0
         self.digest = Hashed()
         self.events = 0
+        self._judged_ns: dict[str, int] = {}  # of each job's first verdict after the disturbance
+        disturbed = [run for run in self._timeline.running if run.slow and run.disturbed_ns < run.ends_ns]
+        self._disturbed = {run.gang for run in disturbed if run.disturbed_ns == plan.disturbed_ns}
 
     def _layout(self, node: int) -> PackedLayout:
         layout = self._decoders[node].decode(self._agents.layout_message(node)[4:])
@@ -145,6 +149,18 @@ class Simulated:
     def _found(self, events: Sequence[Event]) -> None:
         self.events += len(events)
         self.digest.add(events)
+        now_ns = self._clock.monotonic_ns()
+        for event in events:
+            if isinstance(event, Verdict) and now_ns >= self._disturbed_ns:
+                self._judged_ns.setdefault(event.gang, now_ns)
+
+    def verdicts(self) -> dict[str, float | int | None]:
+        """Return the number of disturbed jobs, of those with a verdict, and the median delay in seconds."""
+        delays = [
+            (at_ns - self._disturbed_ns) / SECOND for gang, at_ns in self._judged_ns.items() if gang in self._disturbed
+        ]
+        median = float(np.median(delays)) if delays else None
+        return {"disturbed_jobs": len(self._disturbed), "verdicts": len(delays), "verdict_seconds_p50": median}
 
     def advance(self, every: int) -> None:
         """Advance by one slot: send the frames that are due, and let the thread read them and tick."""
@@ -224,6 +240,7 @@ def measure(
         "known_gangs": len(watch._fleet.gangs),
         "ticks": ticks,
         "cpu_ms_mean_and_p95": parts.figures(ticks),
+        **simulated.verdicts(),
         "events": simulated.events,
         "events_digest": simulated.digest.hexdigest(),
         "cpu_seconds": round(time.thread_time() - begun, 1),
