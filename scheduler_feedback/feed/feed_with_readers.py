@@ -26,6 +26,7 @@ from scheduler_feedback.feed.reader_channel import (
     EVENT,
     LAYOUT,
     NAMES_A_PACKET,
+    RING_BYTES,
     Accept,
     Busy,
     Closed,
@@ -162,7 +163,7 @@ class FeedWithReaders(Feed):
                 self._start_later(share)
 
     def _start_reader(self, share: int) -> None:
-        end = ControllerEnd()
+        end = ControllerEnd(RING_BYTES)
         try:
             command = [sys.executable, "-P", "-m", "scheduler_feedback.feed.reader_process"]
             descriptors = end.memory, end.other.fileno()

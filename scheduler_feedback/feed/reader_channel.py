@@ -177,6 +177,12 @@ class ReaderEnd:
     def fileno(self) -> int:
         return self._pair.fileno()
 
+    def close(self) -> None:
+        """Close this end."""
+        self._ring.release()
+        self._map.close()
+        self._pair.close()
+
     @property
     def full(self) -> bool:
         """Whether so many entries wait that they must be flushed before more are added."""
@@ -195,9 +201,18 @@ class ReaderEnd:
         """Send all added entries; wait while the ring has no room. Raises EndOfChannelError."""
         if not self._waiting:
             return
-        data = b"".join(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        size, begun = 0, 0
+        for place in range(0, len(waiting), 2):  # an entry's head and its bytes
+            size += len(waiting[place]) + len(waiting[place + 1])
+            if size >= self._size // 8:
+                self._send(b"".join(waiting[begun : place + 2]))
+                size, begun = 0, place + 2
+        if size:
+            self._send(b"".join(waiting[begun:]))
+
+    def _send(self, data: bytes) -> None:
+        """Write whole entries into the ring and send their place. An entry must have less than half of the ring."""
         while len(data) > self._size - (self._written - self._used):
             self._wait(select.POLLIN)
         at = self._written % self._size
@@ -247,7 +262,7 @@ class ReaderEnd:
 class ControllerEnd:
     """The controller's end. memory, other: descriptors for the reader process; close them once it has started."""
 
-    def __init__(self, size: int = RING_BYTES) -> None:
+    def __init__(self, size: int) -> None:
         """Create the memory and the sockets. Raises OSError."""
         self.memory = os.memfd_create("gangwatch-feed", os.MFD_CLOEXEC)
         try:
