@@ -52,6 +52,9 @@ SIZES = (1_000, 5_000, 12_500)
 WARM_SECONDS, SECONDS, LIFETIME_SECONDS = 30.0, 60.0, 1_800.0
 READY_SECONDS, CONNECTED_SECONDS, STOP_SECONDS = 60.0, 300.0, 60.0
 
+READERS_SECONDS = 2.0
+"""Longest time in seconds from the controller's start to that of its reader processes."""
+
 STARTING_SECONDS, STARTING_SECONDS_A_NODE = 8.0, 0.02
 """Time until all streams are open, by default. The agents must know in advance when the disturbance begins."""
 
@@ -152,6 +155,7 @@ def controller(
                 said = (state.parent / "controller.log").read_text()[-2000:]
                 raise RuntimeError(f"the controller did not start within {READY_SECONDS:.0f} s: {said}")
             time.sleep(0.1)
+        free_readers(process.pid, deadline)
         yield process, json.loads(announced.read_text())["url"], (state / "token").read_text().strip()
     finally:
         if process.poll() is None:
@@ -161,6 +165,17 @@ def controller(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def free_readers(pid: int, deadline: float) -> None:
+    """Let the controller's reader processes, once they have started, use all processors: also those of the agents."""
+    until = min(deadline, time.monotonic() + READERS_SECONDS)
+    while time.monotonic() < until:
+        if found := reader_processes(pid):
+            for reader in found:
+                os.sched_setaffinity(reader, set.union(*processor_sets()))
+            return
+        time.sleep(0.1)
 
 
 def wait_for_streams(url: str, token: str, nodes: int) -> float:
@@ -205,10 +220,13 @@ def measure(settings: Settings) -> Figures:
         )  # fmt: skip
         slurm = FakeSlurm(folder / "slurm", settings.nodes)
         configuration = folder / "config.toml"
-        configuration.write_text(_CONFIGURATION.format(
-                ca_file=ca_file, programs=slurm.folder,
+        configuration.write_text(
+            _CONFIGURATION.format(
+                ca_file=ca_file,
+                programs=slurm.folder,
                 processes="" if settings.processes is None else f"processes = {settings.processes}",
-            ))
+            )
+        )
         conductor = Conductor(slurm, plan)
         conductor.start()
         try:

@@ -104,7 +104,7 @@ class ForwardingFeed(Feed):
         error = VersionError if command.kind == "version" else FrameError
         self._invalid(follower, error(command.complaint))
 
-    def _report(self, part: str, error: Exception, subject: str) -> None:
+    def _report(self, _part: str, error: Exception, subject: str) -> None:
         self._channel.add_event(Failed(subject, "".join(traceback.format_exception(error))[-8000:]))
 
     def _reach(self, node: str, address: str) -> None:

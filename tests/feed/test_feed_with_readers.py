@@ -59,7 +59,6 @@ __all__ = [
     "test_another_wire_version_is_logged_once",
     "test_credentials_that_cannot_be_used_are_named",
     "test_garbage_is_counted_and_the_stream_opened_again",
-
 ]
 
 
@@ -291,7 +290,6 @@ def test_a_flush_larger_than_the_ring_waits_for_the_controller(ends: tuple[Contr
                 assert kind == EVENT
                 assert isinstance(event, Logged)
                 got.append(event.text.split()[0])
-
 
     thread = threading.Thread(target=read)
     thread.start()
