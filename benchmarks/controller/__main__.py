@@ -52,9 +52,6 @@ SIZES = (1_000, 5_000, 12_500)
 WARM_SECONDS, SECONDS, LIFETIME_SECONDS = 30.0, 60.0, 1_800.0
 READY_SECONDS, CONNECTED_SECONDS, STOP_SECONDS = 60.0, 300.0, 60.0
 
-READERS_SECONDS = 2.0
-"""Longest time in seconds from the controller's start to that of its reader processes."""
-
 STARTING_SECONDS, STARTING_SECONDS_A_NODE = 8.0, 0.02
 """Time until all streams are open, by default. The agents must know in advance when the disturbance begins."""
 
@@ -100,6 +97,8 @@ class Settings:
     """Number of the controller's reader processes; None for the default."""
     nice: int = 0
     """Priority of the controller."""
+    spread: bool = False
+    """Whether the reader processes may use all processors, also those of the agents, once the streams are open."""
 
 
 def reference_seconds() -> float:
@@ -155,7 +154,6 @@ def controller(
                 said = (state.parent / "controller.log").read_text()[-2000:]
                 raise RuntimeError(f"the controller did not start within {READY_SECONDS:.0f} s: {said}")
             time.sleep(0.1)
-        free_readers(process.pid, deadline)
         yield process, json.loads(announced.read_text())["url"], (state / "token").read_text().strip()
     finally:
         if process.poll() is None:
@@ -165,17 +163,6 @@ def controller(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def free_readers(pid: int, deadline: float) -> None:
-    """Let the controller's reader processes, once they have started, use all processors: also those of the agents."""
-    until = min(deadline, time.monotonic() + READERS_SECONDS)
-    while time.monotonic() < until:
-        if found := reader_processes(pid):
-            for reader in found:
-                os.sched_setaffinity(reader, set.union(*processor_sets()))
-            return
-        time.sleep(0.1)
 
 
 def wait_for_streams(url: str, token: str, nodes: int) -> float:
@@ -246,6 +233,8 @@ def _measure(
     recorded = paths[0].parent / "recorded.npz"
     with controller(*paths, recorded, settings.nice) as (process, url, token):
         connected_seconds = wait_for_streams(url, token, settings.nodes)
+        for reader in reader_processes(process.pid) if settings.spread else ():
+            os.sched_setaffinity(reader, set.union(*processor_sets()))
         with Readers(url, token) as readers:
             due_ns = max(plan.disturbed_ns - WINDOW_BEFORE_NS, time.monotonic_ns() + int(settings.warm_seconds * 1e9))
             wait_seconds = (due_ns - time.monotonic_ns()) / 1e9
@@ -311,6 +300,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, help="reader processes of the controller (default: by the nodes)")
     parser.add_argument("--nice", type=int, default=0, help="priority of the controller; below 0 as root only")
+    parser.add_argument("--spread", action="store_true", help="reader processes may use the agents' processors too")
     arguments = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -318,7 +308,7 @@ def main() -> int:
     for nodes in arguments.nodes or SIZES:
         settings = Settings(
             nodes, arguments.warm, arguments.seconds, arguments.lifetime, arguments.seed, arguments.starting,
-            processes=arguments.processes, nice=arguments.nice,
+            processes=arguments.processes, nice=arguments.nice, spread=arguments.spread,
         )  # fmt: skip
         sizes[str(nodes)] = measure(settings)
         print(f"{nodes} nodes: {sizes[str(nodes)]}", file=sys.stderr)

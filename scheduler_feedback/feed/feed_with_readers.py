@@ -13,15 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from agent.schema.errors import FrameError, VersionError
+from agent.schema.errors import ConfigError, FrameError, VersionError
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.feed.credentials import Credentials
-from scheduler_feedback.feed.feed import DISCOVERY_SECONDS, FRAMES_AT_ONCE, Feed
+from scheduler_feedback.feed.feed import CREDENTIALS_SECONDS, DISCOVERY_SECONDS, FRAMES_AT_ONCE, Feed
 from scheduler_feedback.feed.reader_channel import (
     EVENT,
     LAYOUT,
@@ -101,7 +102,6 @@ class FeedWithReaders(Feed):
         """As ``Feed``. Raises ConfigError if the credentials are unusable."""
         super().__init__(*arguments, **more)
         self._processes = processes
-        self._given: Credentials | None = arguments[4] if len(arguments) > 4 else more.get("credentials")
         self._readers: dict[int, _Reader] = {}  # by descriptor
         self._due_shares: dict[int, float] = {}  # when to start the process of a share
         self._pauses: dict[int, float] = {}
@@ -139,6 +139,7 @@ class FeedWithReaders(Feed):
                     if now_ns - self._swept_ns >= DISCOVERY_SECONDS * 1e9:
                         self._swept_ns = now_ns
                         self._send_rates(now_ns)
+                        self._read_expiry(now_ns)
                     wait_seconds = min(self._run_between(), DISCOVERY_SECONDS)
                     if self._due_shares:
                         wait_seconds = min(wait_seconds, max(0.0, min(self._due_shares.values()) - time.monotonic()))
@@ -176,7 +177,8 @@ class FeedWithReaders(Feed):
             raise
         finally:
             end.started()
-        credentials = None if self._given is None else fields_of(self._given)
+        given = self._credentials.given
+        credentials = None if given is None else fields_of(given)
         end.send(Start(str(self._agents.folder.absolute()), self._wanted, credentials, share, self._processes or 1))
         reader = _Reader(share, end, process, time.monotonic())
         self._readers[end.fileno()] = reader
@@ -229,6 +231,13 @@ class FeedWithReaders(Feed):
             if every != reader.sent_every:
                 reader.sent_every = every
                 reader.end.send(Rate(every))
+
+    def _read_expiry(self, now_ns: int) -> None:
+        """Read changed credentials, for the metric of their expiry. The processes log it if they are unusable."""
+        if now_ns - self._credentials_ns >= CREDENTIALS_SECONDS * 1e9:
+            self._credentials_ns = now_ns
+            with suppress(ConfigError):
+                self._credentials.read_again()
 
     # --- entries ------------------------------------------------------------------------------------------------------
 

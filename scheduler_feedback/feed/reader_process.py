@@ -19,7 +19,7 @@ from pathlib import Path
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ConfigError, FrameError, VersionError
 from scheduler_feedback.feed.agent_records import AgentRecord
-from scheduler_feedback.feed.credentials import Credentials
+from scheduler_feedback.feed.credentials import Credentials, Verify
 from scheduler_feedback.feed.feed import (
     COLLECT_AFTER,
     DISCOVERY_SECONDS,
@@ -178,7 +178,7 @@ class ChannelHandler(logging.Handler):
 def credentials_of(fields: dict[str, str | None]) -> Credentials:
     """Return the credentials with these fields (``fields_of``)."""
     paths = {name: Path(value) for name, value in fields.items() if name.endswith("_file") and value is not None}
-    verify = "host" if fields["verify"] == "host" else "node"
+    verify: Verify = "host" if fields["verify"] == "host" else "node"
     return Credentials(username=fields["username"] or "", verify=verify, **paths)
 
 

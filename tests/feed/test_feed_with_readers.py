@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -37,6 +38,7 @@ from tests.feed import test_feed, test_feed_over_tls
 from tests.feed.test_feed import (
     Agent,
     Send,
+    Speak,
     frame_of,
     layout_of,
     sending,
@@ -89,7 +91,7 @@ async def reading(
             await task
 
 
-def steady(node: str, pause_seconds: float = 0.02) -> Callable[[Send], object]:
+def steady(node: str, pause_seconds: float = 0.02) -> Speak:
     """Return what an agent sends: a frame each 20 ms, whose numbers continue over all of its connections."""
     number = 0
 
@@ -237,7 +239,7 @@ def test_a_process_that_cannot_start_is_reported_and_tried_again(
 ) -> None:
     async def scene() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(readers_module.sys, "executable", "/absent/python")
+            patch.setattr(sys, "executable", "/absent/python")
             async with Agent(steady("n0")).listening(tmp_path, "n0"), reading(tmp_path, 1) as (_, got):
                 await until(lambda: "reader process not started" in caplog.text)
                 patch.undo()
