@@ -59,6 +59,10 @@ PAUSE_SECONDS, PAUSE_MOST_SECONDS, PROVEN_SECONDS = 0.2, 30.0, 30.0
 """Pauses before a reader process that ended is started again: 0.2, 0.4, ... 30 s. They begin again with the shortest
 after a process has run for PROVEN_SECONDS."""
 
+MOST_FAILED_STARTS = 5
+"""Number of reader processes in sequence that end without having opened a stream, or cannot be started, after which the
+controller reads the streams itself."""
+
 STOP_SECONDS = 2.0
 """Seconds after the end of its channel after which a reader process is killed."""
 
@@ -87,6 +91,8 @@ class _Reader:
     every: int = 1
     watched: frozenset[str] = frozenset()
     sent_every: int = 1
+    opened: bool = False
+    """Whether the process has opened a stream."""
     connections: dict[int, _Connection] = field(default_factory=dict)
     counted: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """By node, the newest numbers that the process has sent: malformed, pauses, identity_refused."""
@@ -105,7 +111,7 @@ class FeedWithReaders(Feed):
         self._readers: dict[int, _Reader] = {}  # by descriptor
         self._due_shares: dict[int, float] = {}  # when to start the process of a share
         self._pauses: dict[int, float] = {}
-        self._ended = 0
+        self._ended = self._failed_starts = 0
 
     def measures(self) -> Iterator[Sample]:
         """Yield the feed's metrics. May be called from any thread."""
@@ -116,10 +122,13 @@ class FeedWithReaders(Feed):
     # --- choice -------------------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        if self._processes == 0 or (self._processes is None and self._agents.announced() <= READERS_ABOVE):
-            super()._main()
-        if not self._stopping:
-            self._main_of_readers()
+        few = self._processes is None and self._agents.announced() <= READERS_ABOVE
+        while not self._stopping:
+            if few or self._processes == 0:
+                super()._main()
+                few = False
+            else:
+                self._main_of_readers()
 
     def _reads_here(self) -> bool:
         return self._processes == 0 or len(self._agents.records) <= READERS_ABOVE
@@ -133,7 +142,7 @@ class FeedWithReaders(Feed):
         with select.epoll() as self._epoll:
             self._epoll.register(self._wake, select.EPOLLIN)
             try:
-                while not self._stopping:
+                while not self._stopping and self._processes != 0:
                     self._start_due()
                     now_ns = self._clock.monotonic_ns()
                     if now_ns - self._swept_ns >= DISCOVERY_SECONDS * 1e9:
@@ -160,8 +169,19 @@ class FeedWithReaders(Feed):
             try:
                 self._start_reader(share)
             except OSError as error:
-                _log.error("reader process not started, tried again: %s", error)
+                _log.error("reader process not started: %s", error)
                 self._start_later(share)
+                self._note_failed_start()
+
+    def _note_failed_start(self) -> None:
+        """Read the streams in this process if several processes in sequence could not read any."""
+        self._failed_starts += 1
+        if self._failed_starts >= MOST_FAILED_STARTS:
+            _log.error(
+                "reader processes do not work on this machine (see the lines above): the controller reads the agents' "
+                "streams itself until it is restarted"
+            )
+            self._processes = 0
 
     def _start_reader(self, share: int) -> None:
         end = ControllerEnd(RING_BYTES)
@@ -203,6 +223,8 @@ class FeedWithReaders(Feed):
             reader.process.pid, how, max(0.0, self._due_shares[reader.share] - time.monotonic()),
             len(reader.connections),
         )  # fmt: skip
+        if not reader.opened:
+            self._note_failed_start()
 
     def _stop_reader(self, reader: _Reader) -> None:
         descriptor = reader.end.fileno()
@@ -302,6 +324,7 @@ class FeedWithReaders(Feed):
                 stream = self.streams.setdefault(event.node, Stream(event.node, known_ns=self._clock.monotonic_ns()))
                 connection = _Connection(stream, StreamDecoder(event.node), event.certificate_ends)
                 reader.connections[event.connection] = connection
+                reader.opened, self._failed_starts = True, 0
             case Closed():
                 if (closed := reader.connections.pop(event.connection, None)) is not None:
                     closed.stream.connected = False

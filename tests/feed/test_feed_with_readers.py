@@ -234,18 +234,19 @@ def test_processes_start_when_there_are_many_agents(tmp_path: Path, monkeypatch:
     asyncio.run(scene())
 
 
-def test_a_process_that_cannot_start_is_reported_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("executable", ["/absent/python", "/bin/false"])
+def test_the_controller_reads_itself_if_processes_do_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, executable: str
 ) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+
     async def scene() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "executable", "/absent/python")
-            async with Agent(steady("n0")).listening(tmp_path, "n0"), reading(tmp_path, 1) as (_, got):
-                await until(lambda: "reader process not started" in caplog.text)
-                patch.undo()
-                await until(lambda: bool(got))
+        async with Agent(steady("n0")).listening(tmp_path, "n0"), reading(tmp_path, 1) as (feed, got):
+            await until(lambda: bool(got))
+            assert running(feed) == []
 
     asyncio.run(scene())
+    assert "reader processes do not work on this machine" in caplog.text
 
 
 # --- the channel ------------------------------------------------------------------------------------------------------
