@@ -1,7 +1,7 @@
 """The feed of a large site: reader processes serve the sockets, and this process decodes the messages.
 
-Below READERS_ABOVE agents, the thread of ``Feed`` reads all streams itself. Above, it starts reader processes
-(reader_process.py). They take the system calls, TLS and HTTP out of the process whose threads share Python's lock.
+Without reader processes, the thread of ``Feed`` reads all streams itself. Reader processes (reader_process.py) take the
+system calls, TLS and HTTP out of the process whose threads share Python's lock.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class FeedWithReaders(Feed):
     processes: their number; 0 for none, at any number of agents; None to decide by the number of agents.
     """
 
-    def __init__(self, *arguments: Any, processes: int | None = None, **more: Any) -> None:
+    def __init__(self, *arguments: Any, processes: int | None = 0, **more: Any) -> None:
         """As ``Feed``. Raises ConfigError if the credentials are unusable."""
         super().__init__(*arguments, **more)
         self._processes = processes
