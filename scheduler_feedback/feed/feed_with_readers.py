@@ -53,8 +53,6 @@ READERS_ABOVE = 2_000
 """Number of announced agents above which reader processes serve the streams. With fewer, one thread holds them in less
 than a fifth of a core, and a second process would cost more memory than it saves time."""
 
-MOST_READERS = 8
-
 PAUSE_SECONDS, PAUSE_MOST_SECONDS, PROVEN_SECONDS = 0.2, 30.0, 30.0
 """Pauses before a reader process that ended is started again: 0.2, 0.4, ... 30 s. They begin again with the shortest
 after a process has run for PROVEN_SECONDS."""
