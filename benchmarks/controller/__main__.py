@@ -38,7 +38,14 @@ from benchmarks.controller.score import (
     score_verdicts,
 )
 from benchmarks.ingest.frames import STEP_SECONDS
-from benchmarks.ingest.processes import certificates, cpu_seconds, generators, processor_sets
+from benchmarks.ingest.processes import (
+    certificates,
+    cpu_seconds,
+    generators,
+    processor_sets,
+    reader_processes,
+    shared_memory_mib,
+)
 from benchmarks.ingest.timeline import Plan, Run, Timeline
 
 SIZES = (1_000, 5_000, 12_500)
@@ -64,6 +71,7 @@ port = 0
 [feed]
 ca_file = "{ca_file}"
 verify = "host"
+{processes}
 
 [slurm]
 enabled = true
@@ -85,6 +93,12 @@ class Settings:
     """Time after which all streams are expected to be open; None estimates it from the number of nodes."""
     step_seconds: tuple[float, float] = STEP_SECONDS
     """Shortest and longest step of the jobs."""
+    processes: int | None = None
+    """Number of the controller's reader processes; None for the default."""
+    nice: int = 0
+    """Priority of the controller."""
+    spread: bool = False
+    """Whether the reader processes may use all processors, also those of the agents, once the streams are open."""
 
 
 def reference_seconds() -> float:
@@ -121,13 +135,17 @@ class Conductor(threading.Thread):
 
 
 @contextmanager
-def controller(state: Path, configuration: Path, recorded: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+def controller(
+    state: Path, configuration: Path, recorded: Path, nice: int = 0
+) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
     """Run the measured controller. Yields its process, its address and its token."""
     command = [sys.executable, "-m", "benchmarks.controller.measured", str(recorded), "controller"]
     command += ["--state", str(state), "--config", str(configuration)]
     with (state.parent / "controller.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     os.sched_setaffinity(process.pid, processor_sets()[1])
+    if nice:
+        os.setpriority(os.PRIO_PROCESS, process.pid, nice)
     try:
         announced = state / "controller.json"
         deadline = time.monotonic() + READY_SECONDS
@@ -189,7 +207,13 @@ def measure(settings: Settings) -> Figures:
         )  # fmt: skip
         slurm = FakeSlurm(folder / "slurm", settings.nodes)
         configuration = folder / "config.toml"
-        configuration.write_text(_CONFIGURATION.format(ca_file=ca_file, programs=slurm.folder))
+        configuration.write_text(
+            _CONFIGURATION.format(
+                ca_file=ca_file,
+                programs=slurm.folder,
+                processes="" if settings.processes is None else f"processes = {settings.processes}",
+            )
+        )
         conductor = Conductor(slurm, plan)
         conductor.start()
         try:
@@ -207,8 +231,10 @@ def _measure(
 ) -> Figures:
     """Measure a controller while the agents run. paths: state folder and configuration file. agents: process ids."""
     recorded = paths[0].parent / "recorded.npz"
-    with controller(*paths, recorded) as (process, url, token):
+    with controller(*paths, recorded, settings.nice) as (process, url, token):
         connected_seconds = wait_for_streams(url, token, settings.nodes)
+        for reader in reader_processes(process.pid) if settings.spread else ():
+            os.sched_setaffinity(reader, set.union(*processor_sets()))
         with Readers(url, token) as readers:
             due_ns = max(plan.disturbed_ns - WINDOW_BEFORE_NS, time.monotonic_ns() + int(settings.warm_seconds * 1e9))
             wait_seconds = (due_ns - time.monotonic_ns()) / 1e9
@@ -220,11 +246,15 @@ def _measure(
                 )
             print(f"{settings.nodes} nodes: connected, warming up for {wait_seconds:.0f} s", file=sys.stderr)
             time.sleep(wait_seconds)
+            readers_of_feed = reader_processes(process.pid)
             begun_ns, cpu, agents_cpu = time.monotonic_ns(), cpu_seconds(process.pid), sum(map(cpu_seconds, agents))
+            read_cpu = sum(map(cpu_seconds, readers_of_feed))
             time.sleep(settings.seconds)
             window = Window(begun_ns, time.monotonic_ns())
             cpu, agents_cpu = cpu_seconds(process.pid) - cpu, sum(map(cpu_seconds, agents)) - agents_cpu
+            read_cpu = sum(map(cpu_seconds, readers_of_feed)) - read_cpu
             rss_mib = resident_mib(process.pid)
+            own_mib, readers_mib = shared_memory_mib(process.pid), sum(map(shared_memory_mib, readers_of_feed))
             if process.poll() is not None:
                 raise RuntimeError(f"the controller ended with status {process.returncode}")
     with np.load(recorded) as arrays:
@@ -232,8 +262,12 @@ def _measure(
     for what, count in readers.failed.items():
         print(f"{settings.nodes} nodes: {count} requests failed: {what}", file=sys.stderr)
     return {
-        "cpu_cores": round(cpu / window.seconds, 3),
+        "cpu_cores": round((cpu + read_cpu) / window.seconds, 3),
+        "reader_cpu_cores": round(read_cpu / window.seconds, 3),
         "rss_mib": round(rss_mib, 1),
+        "memory_mib": round(own_mib + readers_mib, 1),
+        "reader_memory_mib": round(readers_mib, 1),
+        "reader_processes": len(readers_of_feed),
         **score(found, window),
         **score_responses(readers.responses, window),
         **score_verdicts(found, conductor.runs, window),
@@ -264,14 +298,18 @@ def main() -> int:
         help="seconds until all streams are expected to be open (default 8 and 0.02 a node)",
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, help="reader processes of the controller (default: by the nodes)")
+    parser.add_argument("--nice", type=int, default=0, help="priority of the controller; below 0 as root only")
+    parser.add_argument("--spread", action="store_true", help="reader processes may use the agents' processors too")
     arguments = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sizes: dict[str, Figures] = {}
     for nodes in arguments.nodes or SIZES:
         settings = Settings(
-            nodes, arguments.warm, arguments.seconds, arguments.lifetime, arguments.seed, arguments.starting
-        )
+            nodes, arguments.warm, arguments.seconds, arguments.lifetime, arguments.seed, arguments.starting,
+            processes=arguments.processes, nice=arguments.nice, spread=arguments.spread,
+        )  # fmt: skip
         sizes[str(nodes)] = measure(settings)
         print(f"{nodes} nodes: {sizes[str(nodes)]}", file=sys.stderr)
     report = {

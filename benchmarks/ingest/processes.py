@@ -92,6 +92,19 @@ def processor_sets() -> tuple[set[int], set[int]]:
     return (set(every[:-1]), set(every[-1:])) if len(every) > 1 else (set(every), set(every))
 
 
+def reader_processes(pid: int) -> list[int]:
+    """Return the reader processes of a controller (scheduler_feedback/feed/reader_process.py)."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    found = [int(child) for file in children for child in file.read_text().split()]
+    return [child for child in found if b"reader_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def shared_memory_mib(pid: int) -> float:
+    """Return the process's memory in MiB, of which shared pages count in proportion (PSS)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
+
+
 def cpu_seconds(pid: int) -> float:
     """Return a process's CPU time: fields 14 and 15 of /proc/PID/stat (proc_pid_stat(5))."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

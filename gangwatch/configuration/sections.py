@@ -295,6 +295,9 @@ class FeedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """'node': an agent's certificate must name its node. 'host': it must name the host in the agent's URL."""
     revoked_file: str | None = None
     """File that lists revoked certificates, of `gangwatch certificates revoke`. A changed file is read again."""
+    processes: Annotated[int, Meta(ge=-1, le=8)] = 0
+    """Number of processes that read the agents' streams for the controller. 0: it reads them itself. -1: one if more
+    than 2,000 agents are announced."""
 
 
 class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

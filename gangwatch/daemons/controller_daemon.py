@@ -195,6 +195,7 @@ class ControllerServer:
             retention=Retention(config.store.keep_days, config.store.journal_bytes),
             fabric=read_fabric(Path(section.topology_file)) if section.topology_file is not None else None,
             credentials=credentials_of(config),
+            feed_processes=config.feed.processes if config.feed.processes >= 0 else None,
             streams=(section.streams, section.streams_per_peer),
             access=self._access,
             audit=audit_of(self._state, config),

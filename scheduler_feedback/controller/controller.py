@@ -58,6 +58,7 @@ from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
+from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
 from scheduler_feedback.journal.recovery import Recovered, recover
 from scheduler_feedback.journal.store import NumberedEntry, Store
 from scheduler_feedback.part_failures import PartFailures, in_words
@@ -254,10 +255,10 @@ class Controller:
             await asyncio.sleep(1.0)
 
     def _make_feed(self) -> Feed:
-        return Feed(
+        return FeedWithReaders(
             self.folder / "agents", self._take, WANTED, self._clock, self._settings.credentials,
             self._detection.between, self.failures.report, self._placements.reached, self._detection.suspected_nodes,
-            lambda: self._detection.ticks_ns,
+            lambda: self._detection.ticks_ns, processes=self._settings.feed_processes,
         )  # fmt: skip
 
     def end_streams(self) -> None:

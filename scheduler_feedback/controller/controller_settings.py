@@ -29,6 +29,8 @@ class ControllerSettings:
     """Switch of each node; None if it is not known."""
     credentials: Credentials | None = None
     """The feed's TLS credentials for agents; None for the system's authorities and no own certificate."""
+    feed_processes: int | None = 0
+    """Number of reader processes of the feed; None to decide by the number of agents."""
     streams: tuple[int, int] = (MOST_STREAMS, MOST_STREAMS_EACH)
     """Maximum number of the API's event streams, in total and per peer."""
     access: Authentication | None = None

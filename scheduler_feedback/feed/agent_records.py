@@ -36,7 +36,7 @@ class Agents:
     """The agents that announce themselves in a folder, by node."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._files: dict[str, _Identity] = {}
         self._folder_ns: int | None = None
         self._looked_ns: int | None = None
@@ -48,7 +48,7 @@ class Agents:
         now_ns: monotonic time; wall_ns: wall time. A read error is logged and changes nothing.
         """
         try:
-            folder_ns = self._folder.stat().st_mtime_ns
+            folder_ns = self.folder.stat().st_mtime_ns
             unmoved = folder_ns == self._folder_ns and wall_ns - folder_ns > SAME_INSTANT_NS
             if unmoved and self._looked_ns is not None and now_ns - self._looked_ns < WHOLE_LOOK_NS:
                 return False
@@ -56,7 +56,7 @@ class Agents:
         except FileNotFoundError:
             return False  # no agent was started yet
         except OSError as error:
-            _log.warning("%s: %s", self._folder, error.strerror)
+            _log.warning("%s: %s", self.folder, error.strerror)
             return False
         self._folder_ns, self._looked_ns = folder_ns, now_ns
         changed = [name for name, identity in found.items() if self._files.get(name) != identity]
@@ -68,11 +68,18 @@ class Agents:
         self._files = found
         return bool(changed or gone)
 
+    def announced(self) -> int:
+        """Return the number of files in the folder now, also of agents whose file is not read yet."""
+        try:
+            return sum(1 for _ in self._scan())
+        except OSError:
+            return 0
+
     def current(self, node: str) -> AgentRecord | None:
         """Return the current record of one agent."""
         name = f"{node}.json"
         try:
-            identity = _identity((self._folder / name).stat())
+            identity = _identity((self.folder / name).stat())
         except OSError:
             return self.records.get(node)
         if self._files.get(name) != identity:
@@ -81,7 +88,7 @@ class Agents:
         return self.records.get(node)
 
     def _scan(self) -> Iterator[tuple[str, _Identity]]:
-        with os.scandir(self._folder) as entries:
+        with os.scandir(self.folder) as entries:
             for entry in entries:
                 if entry.name.endswith(".json") and not entry.name.startswith("."):
                     try:
@@ -95,11 +102,11 @@ class Agents:
             self.records[node] = self._record(name, node)
         except (OSError, ValueError) as error:
             self.records.pop(node, None)
-            _log.warning("%s: not an agent's record: %s", self._folder / name, error)
+            _log.warning("%s: not an agent's record: %s", self.folder / name, error)
 
     def _record(self, name: str, node: str) -> AgentRecord:
         try:
-            record = msgspec.json.decode((self._folder / name).read_bytes(), type=AgentRecord)
+            record = msgspec.json.decode((self.folder / name).read_bytes(), type=AgentRecord)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from None
         if record.node != node:

@@ -120,6 +120,7 @@ class CurrentCredentials:
 
     def __init__(self, credentials: Credentials | None) -> None:
         """Read the files. Raises ConfigError if the credentials are unusable."""
+        self.given = credentials
         self._files = credentials or Credentials()
         self._stamps = _stamps(self._files)
         self._trust = self._files.read() if credentials is not None else None

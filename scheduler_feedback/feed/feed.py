@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agent.schema.clock import Clock
 from agent.schema.errors import ConfigError, FrameError, VersionError
-from agent.schema.frame import AnyLayout, Frame, Layout, check_fits, pack
+from agent.schema.frame import AnyLayout, Frame
 from agent.schema.identity import Certificate
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.feed.agent_records import AgentRecord, Agents
 from scheduler_feedback.feed.credentials import Credentials, CurrentCredentials
 from scheduler_feedback.feed.frame_rate import FrameRate, every_of
@@ -39,7 +39,11 @@ from scheduler_feedback.feed.stream_connection import (
     frames_request,
     reason_of,
 )
+from scheduler_feedback.feed.stream_decoder import StreamDecoder
 from scheduler_feedback.feed.stream_state import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
+
+if TYPE_CHECKING:
+    from scheduler_feedback.core.telemetry.fleet import Sample
 
 DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
@@ -204,7 +208,7 @@ class Feed:
             self._epoll.register(self._opening.fileno(), select.EPOLLIN)  # ready when one of its sockets is
             try:
                 sweep_ns = 0
-                while not self._stopping:
+                while not self._stopping and self._reads_here():
                     now_ns = self._clock.monotonic_ns()
                     if now_ns >= sweep_ns:
                         self._sweep(now_ns)
@@ -221,6 +225,13 @@ class Feed:
                     self._close(follower)
                 self._followers.clear()
                 self._addresses.close()
+
+    def _reads_here(self) -> bool:
+        """Return whether this thread continues to read the streams. If not, ``_main`` closes them and returns."""
+        return True
+
+    def _changed(self, stream: Stream) -> None:
+        """Called after fields of the stream have changed, but not for each frame."""
 
     def _read_ready(self, until_ns: int) -> None:
         wait_seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
@@ -291,10 +302,7 @@ class Feed:
 
     def _ask_for_rate(self, now_ns: int) -> None:
         """Ask agents for fewer frames while this thread has too little time, and for all frames again later."""
-        before, every = self._rate.every, self._rate.take(now_ns, self._idle_ns, self._ticks_ns())
-        if every != before:
-            what = "every frame" if every == 1 else f"one of {every} frames"
-            _log.info("agents are asked for %s, because the feed is %s", what, "busy" if every > before else "idle")
+        every = self._take_rate(now_ns)
         watched: Collection[str] = () if every == 1 or self._watched is None else self._watched()
         left = ASKED_A_TURN
         for follower in list(self._open.values()):
@@ -310,11 +318,20 @@ class Feed:
                 self._lost(follower, reason_of(error))
                 continue
             stream.every = wanted
+            self._changed(stream)
             if connection.writes:
                 follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
             left -= 1
             if not left:
                 return
+
+    def _take_rate(self, now_ns: int) -> int:
+        """Decide how many frames agents leave out, log a change, and return the decision (``FrameRate.every``)."""
+        before, every = self._rate.every, self._rate.take(now_ns, self._idle_ns, self._ticks_ns())
+        if every != before:
+            what = "every frame" if every == 1 else f"one of {every} frames"
+            _log.info("agents are asked for %s, because the feed is %s", what, "busy" if every > before else "idle")
+        return every
 
     def _match(self, now_ns: int) -> None:
         """Begin to follow newly announced agents, and stop following agents whose announcement is gone."""
@@ -335,7 +352,8 @@ class Feed:
 
     def _follow(self, record: AgentRecord, now_ns: int) -> None:
         stream = self.streams.setdefault(record.node, Stream(record.node, known_ns=now_ns))
-        follower = self._followers[record.node] = Follower(record, stream)
+        follower = self._followers[record.node] = Follower(record, stream, StreamDecoder(record.node))
+        self._changed(stream)
         self._schedule(follower, now_ns)
 
     def _forget(self, follower: Follower) -> None:
@@ -415,7 +433,8 @@ class Feed:
 
     def _connect(self, follower: Follower, addresses: list[Address]) -> None:
         follower.tries += 1
-        follower.layout, follower.frames_before, follower.stream.every = None, follower.stream.frames, 1
+        follower.decoder = StreamDecoder(follower.record.node)
+        follower.frames_before, follower.stream.every = follower.stream.frames, 1
         family, address = addresses[follower.tries % len(addresses)]
         try:
             url = follower.record.url
@@ -512,12 +531,9 @@ class Feed:
                 if connection.writes and follower.deadline_ns != NEVER_NS:
                     follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
             return
-        except VersionError as error:
-            follower.stream.malformed += 1
-            complaint, longest = str(error), True  # only an upgrade helps
-        except FrameError as error:
-            follower.stream.malformed += 1
-            complaint = f"not a stream of frames: {error}"
+        except (VersionError, FrameError) as error:
+            self._invalid(follower, error)
+            return
         except IdentityError as error:
             follower.stream.identity_refused += 1
             complaint, longest = str(error), True
@@ -530,6 +546,14 @@ class Feed:
             return
         self._lost(follower, complaint, longest)
 
+    def _invalid(self, follower: Follower, error: VersionError | FrameError) -> None:
+        """Close a stream that has sent an invalid message."""
+        follower.stream.malformed += 1
+        if isinstance(error, VersionError):
+            self._lost(follower, str(error), longest=True)  # only an upgrade helps
+        else:
+            self._lost(follower, f"not a stream of frames: {error}")
+
     def _bug(self, follower: Follower, error: Exception) -> None:
         """Report a bug that one agent's record or stream triggered. Other streams are not affected."""
         if self._failed is None:
@@ -539,44 +563,49 @@ class Feed:
 
     def _receive(self, follower: Follower, messages: list[bytes]) -> None:
         """Process messages of one agent. Raises FrameError for an invalid message, or one of another node."""
-        stream, layout, decode = follower.stream, follower.layout, follower.decoder.decode
+        stream, take = follower.stream, follower.decoder.take
         cost = 0
         received_ns = self._clock.monotonic_ns()
         deadline_ns = received_ns - self._away_ns + int(SILENCE_SECONDS * 1e9)
         for message in messages:
-            received = decode(message)
-            if received.node != stream.node:
-                raise FrameError(f"node: the stream of {stream.node!r} contains a message of {received.node!r}")
-            follower.burst += 1
-            if follower.burst > MOST_FRAMES_AT_ONCE:
-                raise FrameError(f"it sends more than {MOST_FRAMES_A_SECOND} messages a second")
-            cost += len(message)
-            if isinstance(received, Layout):
-                cost += (LAYOUT_WEIGHT - 1) * len(message)
-                layout = follower.layout = pack(received)
-                if received.tiers:
-                    stream.interval_seconds = received.tiers[0].interval_seconds
-                follower.fitting = ""
-                follower.deadline_ns = deadline_ns
-                self._handshakes.leave(follower)
-                if follower.poll is self._opening:
-                    self._opened(follower)
+            frame = take(message)
+            cost += self._count_message(follower, message, frame is None)
+            follower.deadline_ns = deadline_ns
+            if frame is None:
+                stream.interval_seconds = follower.decoder.interval_seconds
+                self._layout_received(follower)
                 continue
-            if layout is None:
-                raise FrameError(f"frame {received.seq}: it comes before any layout")
-            if received.layout_id is not follower.fitting:
-                check_fits(layout, received)
-                follower.fitting = received.layout_id
             if not stream.connected:
-                _log.info("stream of %s (%s) is open", stream.node, follower.record.url)
-                stream.connected, stream.complaint = True, ""
-                certificate = follower.connection.certificate if follower.connection is not None else None
-                stream.certificate_ends = certificate.not_after if certificate is not None else None
+                self._connected(follower)
             stream.frames += 1
             stream.received_ns = received_ns
-            follower.deadline_ns = deadline_ns
             self._read_frames += 1
-            self._deliver(layout, received, received_ns)
+            assert follower.decoder.layout is not None
+            self._deliver(follower.decoder.layout, frame, received_ns)
+        self._spend(follower, cost, received_ns)
+
+    def _count_message(self, follower: Follower, message: bytes, is_layout: bool) -> int:
+        """Count a message against its agent's limit; return its weighted bytes. Raises FrameError above the limit."""
+        follower.burst += 1
+        if follower.burst > MOST_FRAMES_AT_ONCE:
+            raise FrameError(f"it sends more than {MOST_FRAMES_A_SECOND} messages a second")
+        return LAYOUT_WEIGHT * len(message) if is_layout else len(message)
+
+    def _layout_received(self, follower: Follower) -> None:
+        self._handshakes.leave(follower)
+        if follower.poll is self._opening:
+            self._opened(follower)
+
+    def _connected(self, follower: Follower) -> None:
+        stream = follower.stream
+        _log.info("stream of %s (%s) is open", stream.node, follower.record.url)
+        stream.connected, stream.complaint = True, ""
+        certificate = follower.connection.certificate if follower.connection is not None else None
+        stream.certificate_ends = certificate.not_after if certificate is not None else None
+        self._changed(stream)
+
+    def _spend(self, follower: Follower, cost: int, received_ns: int) -> None:
+        """Subtract weighted bytes from the agent's allowance, and pause reading if it is used up."""
         if follower.allowance is None:
             follower.allowance = Allowance(received_ns)
         if pause_seconds := follower.allowance.take(cost, received_ns):
@@ -595,6 +624,7 @@ class Feed:
         """Stop reading the stream until this time. An agent that sends too much delays only itself."""
         stream = follower.stream
         stream.pauses += 1
+        self._changed(stream)
         if stream.pauses == 1:
             _log.warning(
                 "node=%s reason=too-much: its agent sends more than %d MiB a second (layouts count %d-fold); its "
@@ -624,6 +654,7 @@ class Feed:
         if complaint != stream.complaint:
             _log.warning("stream of %s (%s): %s", stream.node, follower.record.url, complaint)
             stream.complaint = complaint
+        self._changed(stream)
         if stream.frames > follower.frames_before and not longest:
             follower.backoff.reset()
         self._schedule(follower, self._clock.monotonic_ns() + int(follower.backoff.next(longest) * 1e9))
@@ -637,4 +668,5 @@ class Feed:
                 self._unopened -= 1
             follower.poll.unregister(follower.descriptor)
             follower.connection.close()
-            follower.connection, follower.layout = None, None
+            follower.connection = None
+            follower.decoder = StreamDecoder(follower.record.node)

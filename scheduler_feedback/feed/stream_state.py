@@ -6,10 +6,9 @@ import random
 import select
 from dataclasses import dataclass, field
 
-from agent.schema.frame import PackedLayout
-from agent.schema.wire import Decoder
 from scheduler_feedback.feed.agent_records import AgentRecord
 from scheduler_feedback.feed.stream_connection import Connection
+from scheduler_feedback.feed.stream_decoder import StreamDecoder
 
 BACKOFF_LEAST_SECONDS = 0.1
 BACKOFF_MOST_SECONDS = 5.0
@@ -96,21 +95,17 @@ class Follower:
 
     record: AgentRecord
     stream: Stream
+    decoder: StreamDecoder
     backoff: Backoff = field(default_factory=Backoff)
     connection: Connection | None = None
     descriptor: int = -1
     poll: select.epoll = field(init=False)
     """The epoll object of the socket: that of connecting agents, or that of streams of frames."""
-    decoder: Decoder = field(default_factory=Decoder)
-    layout: PackedLayout | None = None
     deadline_ns: int = 0
     """Time at which the stream times out, on a clock that stops while the thread does other work than reading."""
     tries: int = 0
     frames_before: int = 0
     """Number of frames that were received before the stream was opened."""
-    fitting: str = ""
-    """Layout id of the newest frame whose shape was checked against its layout. A later frame with the same string
-    object as its layout id has the same shape, because the decoder reuses the string, and is not checked again."""
     burst: float = 0.0
     """Number of messages that the agent has recently sent in excess of MOST_FRAMES_A_SECOND per second."""
     allowance: Allowance | None = None
