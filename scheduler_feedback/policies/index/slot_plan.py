@@ -70,12 +70,14 @@ class Plan:
     learnt: learnt speeds of jobs, which order the GPU types; None: given speeds do.
     datasets: nodes that have a dataset in their caches, by its name; empty: placement ignores datasets.
     unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
+    changed: numbers of the nodes whose free slots have changed; None: nobody reads it (``shares/slot_parts``).
     """
 
     __slots__ = (
         "_amounts",
         "_journal",
         "_mask",
+        "changed",
         "congested",
         "count",
         "crossing",
@@ -100,6 +102,7 @@ class Plan:
         self._mask = [(1 << size) - 1 for size in self.topology.sizes]
         self._journal: list[tuple[int, int]] = []
         self._amounts: list[tuple[int, str, tuple[int, Requests] | None]] = []  # changes of unreported to undo
+        self.changed: set[int] | None = None
         number = self.topology.number
         for name, bits in _by_node(busy).items():
             if (index := number.get(name)) is not None:
@@ -176,7 +179,7 @@ class Plan:
     def copy(self) -> Plan:
         """Return a copy with the same free slots and no open transaction."""
         other = object.__new__(Plan)
-        other.topology, other._journal, other._amounts = self.topology, [], []
+        other.topology, other._journal, other._amounts, other.changed = self.topology, [], [], None
         other._mask, other.count, other.pool = self._mask[:], self.count[:], self.pool[:]
         other.with_free = [sets[:] for sets in self.with_free]
         other.free_in = [free[:] for free in self.free_in]
@@ -320,6 +323,8 @@ class Plan:
     def _put(self, number: int, mask: int) -> None:
         before, after = self.count[number], mask.bit_count()
         self._mask[number] = mask
+        if self.changed is not None:
+            self.changed.add(number)
         if before == after:
             return
         self.count[number] = after
@@ -343,6 +348,10 @@ class Plan:
         """Return the number of free slots of the node, whatever its state; 0 if the node is unknown."""
         number = self.topology.number.get(name)
         return 0 if number is None else self.count[number]
+
+    def free_slots(self, number: int) -> int:
+        """Return the free slots of the node with this number, as a bit mask, whatever the node's state."""
+        return self._mask[number]
 
     def usable(self, name: str) -> bool:
         """Return whether jobs may use the node in its present state."""
