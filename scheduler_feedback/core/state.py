@@ -395,6 +395,8 @@ class SeenRequest(msgspec.Struct, frozen=True):
     """Requested thousandths of each slot; 0: not declared."""
     memory_mib: int
     """Requested device memory of each rank in MiB; 0: not declared."""
+    cpu_milli: int
+    """Requested thousandths of a processor of each rank; 0: not declared."""
     gpu_types: tuple[str, ...]
     """GPU types that the job can use; empty: any."""
     weight: float
@@ -407,7 +409,7 @@ class SeenRequests(msgspec.Struct):
     counts: dict[str, SeenRequest] = {}
     """Kinds of requests, by a key of all their properties."""
     typical: tuple[SeenRequest, ...] = ()
-    """The kinds and weights that placement uses. They are replaced when a tenth more jobs have been seen."""
+    """The kinds and weights that placement uses. They are replaced when half as many more jobs have been seen."""
     seen: float = 0.0
     """Sum of all weights."""
     typical_at: float = 0.0

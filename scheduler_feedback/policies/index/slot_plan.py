@@ -195,6 +195,8 @@ class Plan:
 
     def note_start(self, job_id: str, number: int, pods: int, requests: Requests) -> None:
         """Count pods that started on the node since its last report, until the next one. requests: those of one pod."""
+        if self.changed is not None:
+            self.changed.add(number)
         self.unreported.setdefault(number, {})[job_id] = (pods, requests)
 
     def forget_start(self, job_id: str, numbers: Iterable[int]) -> bool:
@@ -204,6 +206,8 @@ class Plan:
             started = self.unreported.get(number, {})
             if started.pop(job_id, None) is not None:
                 found = True
+                if self.changed is not None:
+                    self.changed.add(number)
                 if not started:
                     del self.unreported[number]
         return found
@@ -230,6 +234,14 @@ class Plan:
         del known[key]
         if not known:
             del self.unreported[number]
+
+    def cpu_milli_left(self, number: int) -> int | None:
+        """Return the free thousandths of a processor on the node with this number; None if it has reported none."""
+        free = self.topology.free.get(number, {}).get("cpu")
+        if free is None:
+            return None
+        started = self.unreported.get(number, {}).values()
+        return max(free - sum(pods * count for pods, used in started for name, count in used if name == "cpu"), 0)
 
     def pods_left(self, number: int, requests: Requests) -> int:
         """Return for how many pods the node has resources, counting gangs that started since its last report.

@@ -65,6 +65,11 @@ def part_of(spec: JobSpec) -> Part:
     return Part(math.ceil(GPU_MILLI * spec.slot_share - 1e-6), spec.slot_memory_mib)
 
 
+def cpu_milli_of(spec: JobSpec) -> int:
+    """Return the thousandths of a processor that one rank requests, as on Kubernetes; 0 if unknown."""
+    return next((count for name, count in spec.requests if name == "cpu"), 0)
+
+
 def left_after(left: Left, part: Part, device_mib: int) -> Left | None:
     """Return what a slot has left once a job with this part has joined; None if it does not fit.
 

@@ -25,9 +25,9 @@ from scheduler_feedback.policies.queue.placement import (
     usable_types,
     where,
 )
-from scheduler_feedback.policies.shares.declared_parts import Part, may_divide, part_of
+from scheduler_feedback.policies.shares.declared_parts import Left, Part, cpu_milli_of, may_divide, part_of
 from scheduler_feedback.policies.shares.gpu_room import GPU_MILLI
-from scheduler_feedback.policies.shares.slot_parts import allowed_nodes, kept_slots, parts_of
+from scheduler_feedback.policies.shares.slot_parts import Request, allowed_nodes, kept_slots, parts_of
 
 WHOLE = Part(0, 0)
 """Part of a job that uses whole slots."""
@@ -75,11 +75,11 @@ def part_for(
     It prefers fast GPU types, then healthy nodes. reserved: slots that it must not use. shared_only: whether it must
     join other jobs.
     """
-    parts, part = parts_of(index), part_of(job.spec)
-    allowed, kept = ~_barred(index, job), kept_slots(index, reserved)
+    parts = parts_of(index)
+    request = Request(part_of(job.spec), 1, cpu_milli_of(job.spec), shared_only)
+    barred, kept = barred_for(index.plan, job), kept_slots(index, reserved)
     for pools in _pools(index, job):
-        nodes = allowed_nodes(index, pools) & allowed
-        found = parts.choose(part, 1, nodes, kept, shared_only) if nodes else None
+        found = _choose(index, job, request, allowed_nodes(index, pools) & ~barred, kept)
         if found is not None:
             number, left = found
             slot = parts.slot_of(number, left, kept.get(number, 0))
@@ -90,13 +90,13 @@ def part_for(
 
 def _whole_slots(index: SchedulingIndex, job: Job, reserved: Collection[Slot]) -> tuple[Slot, ...] | None:
     """Take free slots of one healthy node; None if no node has enough, or if its slots form several islands."""
-    parts, plan, ranks = parts_of(index), index.plan, job.spec.ranks
+    plan, ranks = index.plan, job.spec.ranks
     if ranks > plan.topology.largest:
         return None
-    allowed, kept = ~_barred(index, job), kept_slots(index, reserved)
+    request = Request(WHOLE, ranks, ranks * cpu_milli_of(job.spec))
+    barred, kept = barred_for(plan, job), kept_slots(index, reserved)
     for pools in _pools(index, job, (Tier.HEALTHY,)):
-        nodes = allowed_nodes(index, pools) & allowed
-        found = parts.choose(WHOLE, ranks, nodes, kept) if nodes else None
+        found = _choose(index, job, request, allowed_nodes(index, pools) & ~barred, kept)
         if found is None:
             continue
         number = found[0]
@@ -128,17 +128,21 @@ def _pools(index: SchedulingIndex, job: Job, tiers: Iterable[Tier] = tuple(Tier)
             yield [number * TIERS + tier for number in same]
 
 
-def _barred(index: SchedulingIndex, job: Job) -> int:
-    """Return the nodes that the job must not use, or that lack CPU or memory for it, as a bit mask."""
-    plan, spec = index.plan, job.spec
-    barred = barred_for(plan, job)
+def _choose(
+    index: SchedulingIndex, job: Job, request: Request, nodes: int, kept: dict[int, int]
+) -> tuple[int, Left] | None:
+    """Return the best of these nodes that has enough of all resources, and what is left of the slot; None if none has.
+
+    nodes: as a bit mask. kept: slots not to use, as bit masks by number of the node.
+    """
+    plan, spec, parts = index.plan, job.spec, parts_of(index)
     limits = plan.topology.limits.get(spec.constraint, {})
-    if limits or (plan.unreported and spec.requests):
-        for number in dict.fromkeys((*limits, *plan.unreported)):
-            pods = most_pods(plan, number, limits.get(number), spec, ())
-            if pods is not None and pods < spec.ranks:
-                barred |= plan.topology.bits[number]
-    return barred
+    while nodes and (found := parts.choose(request, nodes, kept)) is not None:
+        pods = most_pods(plan, found[0], limits.get(found[0]), spec, ())
+        if pods is None or pods >= spec.ranks:
+            return found
+        nodes &= ~plan.topology.bits[found[0]]  # its host memory, for example, is too small
+    return None
 
 
 # --- in words --------------------------------------------------------------------------------------------------------

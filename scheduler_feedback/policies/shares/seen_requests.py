@@ -6,7 +6,7 @@ from msgspec import structs
 
 from scheduler_feedback.core.job import Job, JobKind
 from scheduler_feedback.core.state import SeenRequest, SeenRequests, State
-from scheduler_feedback.policies.shares.declared_parts import Part, part_of
+from scheduler_feedback.policies.shares.declared_parts import Part, cpu_milli_of, part_of
 from scheduler_feedback.policies.shares.fragmentation import most_frequent
 from scheduler_feedback.policies.shares.gpu_room import GPU_MILLI, Request
 
@@ -16,7 +16,7 @@ MOST_KINDS = 512
 MOST_SEEN = 10_000.0
 """Number of jobs after which all weights are halved, so that the typical requests follow the workload: our choice."""
 
-GROWTH = 1.1
+GROWTH = 1.5
 """The typical requests are replaced when the number of jobs has grown by this factor: our choice. A replacement makes
 every known score of a node invalid, so it must be rare."""
 
@@ -41,10 +41,11 @@ def note_request(state: State, job: Job) -> None:
 def _count(seen: SeenRequests, job: Job) -> None:
     spec = job.spec
     part = part_of(spec) if spec.shareable else Part(0, 0)
-    key = f"{spec.ranks}:{part.share_milli}:{part.memory_mib}:{'|'.join(spec.gpu_types)}"
+    cpu = cpu_milli_of(spec)
+    key = f"{spec.ranks}:{part.share_milli}:{part.memory_mib}:{cpu}:{'|'.join(spec.gpu_types)}"
     row = seen.counts.get(key)
     if row is None:
-        row = SeenRequest(spec.ranks, part.share_milli, part.memory_mib, spec.gpu_types, 0.0)
+        row = SeenRequest(spec.ranks, part.share_milli, part.memory_mib, cpu, spec.gpu_types, 0.0)
     seen.counts[key] = structs.replace(row, weight=row.weight + 1)
     seen.seen += 1
     if seen.seen > MOST_SEEN:
@@ -65,6 +66,7 @@ def workload(seen: SeenRequests, largest: int, device_mib: int) -> dict[Request,
     for row in seen.typical:
         part = Part(row.share_milli, row.memory_mib)
         milli = part.usable_milli(device_mib) if row.ranks == 1 and part.known_on(device_mib) else GPU_MILLI
-        request = Request(min(row.ranks, largest), min(max(milli, 1), GPU_MILLI), gpu_types=row.gpu_types)
+        ranks = min(row.ranks, largest)
+        request = Request(ranks, min(max(milli, 1), GPU_MILLI), ranks * row.cpu_milli, gpu_types=row.gpu_types)
         found[request] = found.get(request, 0.0) + row.weight
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler_feedback.core.job import Job, Slot
@@ -17,12 +18,32 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.shares.declared_parts import FULL, Left, Part, left_after, left_of, part_of
 from scheduler_feedback.policies.shares.fragmentation import Fragmentation
 from scheduler_feedback.policies.shares.gpu_room import GPU_MILLI, Room
-from scheduler_feedback.policies.shares.placement_rules import SCALE_MILLI, STEPS
+from scheduler_feedback.policies.shares.placement_rules import LARGEST_CPU_MILLI, LARGEST_GPU_MILLI, SCALE_MILLI, STEPS
 from scheduler_feedback.policies.shares.seen_requests import workload
 
 
 MOST_GROUPS = 1024
 """Maximum number of groups without nodes whose choices are kept."""
+
+MOST_REQUESTS = 4096
+"""Maximum number of different requests whose choices are kept."""
+
+
+UNKNOWN_CPU = 1 << 40
+"""Free thousandths of a processor of a node that has not reported any: enough for every request."""
+
+
+class Request(NamedTuple):
+    """What a job requests on one node."""
+
+    part: Part
+    """Part of one slot. With several ranks, or a part that is unknown, whole slots are used."""
+    ranks: int
+    """Number of slots."""
+    cpu_milli: int
+    """Thousandths of a processor of all ranks together."""
+    shared_only: bool = False
+    """Whether only slots are used that other jobs hold already."""
 
 
 class Group(NamedTuple):
@@ -32,6 +53,8 @@ class Group(NamedTuple):
     """GPU type of the slots."""
     device_mib: int
     """Device memory of a slot in MiB; 0: unknown."""
+    cpu_milli: int
+    """Free thousandths of a processor; UNKNOWN_CPU if the node has reported none."""
     left: tuple[Left, ...]
     """What is left of each slot, in descending order."""
 
@@ -41,29 +64,46 @@ class Choice(NamedTuple):
 
     score: float
     """Score of the rule."""
-    fullness: int
-    """Minus the thousandths of the node's slots that remain usable."""
+    fullness: float
+    """Minus the share of the largest node's slots and processors that remains usable, as in ``placement_rules``."""
     slot_fullness: int
     """Minus the thousandths of the chosen slot that remain usable."""
     left: Left
     """What is left now of the slot to use; for whole slots, that of a free slot."""
 
 
+@dataclass(slots=True)
+class Alike:
+    """Nodes of one group, and the choices among them that are known."""
+
+    group: Group
+    """Properties of all of these nodes."""
+    nodes: int = 0
+    """The nodes, as a bit mask."""
+    choices: dict[int, Choice | None] = field(default_factory=dict)
+    """How well a request suits, by its number; None: it does not fit."""
+
+
 class SlotParts:
     """Parts of slots that are left on each node, for one plan of free slots."""
 
-    def __init__(self, index: SchedulingIndex) -> None:
+    def __init__(self, index: SchedulingIndex, before: SlotParts | None = None) -> None:
+        """before: parts of an earlier plan, whose choices are kept."""
         self.index, self.plan = index, index.plan
         topology = self.plan.topology
-        self.groups: dict[Group, int] = {}
-        """Nodes of each group, as a bit mask."""
-        self._group_of: list[Group | None] = [None] * len(topology.names)
+        self._alike: dict[Group, Alike] = {}
+        self._alike_of: list[Alike | None] = [None] * len(topology.names)
+        self._numbers: dict[Request, int] = {}
         self._stale = set(range(len(topology.names)))
         self.plan.changed = self._stale
-        self._choices: dict[Group, dict[tuple[Part, int], Choice | None]] = {}
+        self._nodes = [index.state.nodes[name] for name in topology.names]
+        self._scale = (topology.largest, max((node.slot_memory_mib for node in self._nodes), default=0))
         self._typical: object = None
         self._fragmentation: Fragmentation | None = None
-        self._nodes = [index.state.nodes[name] for name in topology.names]
+        if before is not None and before._scale == self._scale:
+            self._numbers, self._typical = before._numbers, before._typical
+            self._fragmentation = before._fragmentation
+            self._alike = {group: Alike(group, 0, one.choices) for group, one in before._alike.items()}
 
     def touch(self, slots: Iterable[Slot]) -> None:
         """Note that the jobs on these slots have changed."""
@@ -92,66 +132,71 @@ class SlotParts:
     def read(self) -> dict[Group, int]:
         """Return the present groups of nodes, each as a bit mask."""
         self._update()
-        return self.groups
+        return {group: one.nodes for group, one in self._alike.items() if one.nodes}
 
     def _update(self) -> None:
         """Read the nodes that have changed since the last call."""
         for number in sorted(self._stale):
-            bit, old = 1 << number, self._group_of[number]
+            bit, old = 1 << number, self._alike_of[number]
             group = self._group(number, self.left_on(number))
-            if group == old:
-                continue
             if old is not None:
-                rest = self.groups[old] & ~bit
-                if rest:
-                    self.groups[old] = rest
-                else:
-                    del self.groups[old]
-                    self._choices.pop(old, None)
-            self._group_of[number] = group
-            self.groups[group] = self.groups.get(group, 0) | bit
+                if group == old.group:
+                    continue
+                old.nodes &= ~bit
+            alike = self._alike_of[number] = self._alike_in(group)
+            alike.nodes |= bit
         self._stale.clear()
         requests = self.index.state.requests
-        if len(self._choices) > MOST_GROUPS + 2 * len(self.groups):
-            self._choices.clear()
+        if len(self._alike) > MOST_GROUPS + 2 * len(self._nodes) or len(self._numbers) > MOST_REQUESTS:
+            self._alike = {group: Alike(group, one.nodes) for group, one in self._alike.items() if one.nodes}
+            self._alike_of = [None if one is None else self._alike[one.group] for one in self._alike_of]
+            self._numbers.clear()
         if requests.typical is not self._typical:
             self._typical = requests.typical
-            self._choices.clear()
+            for one in self._alike.values():
+                one.choices.clear()
             self._fragmentation = None
             if self.index.state.policy.sharing is Sharing.FGD and requests.typical:
-                device_mib = max((node.slot_memory_mib for node in self._nodes), default=0)
-                typical = workload(requests, self.plan.topology.largest, device_mib)
-                self._fragmentation = Fragmentation(typical)
+                self._fragmentation = Fragmentation(workload(requests, *self._scale))
+
+    def _alike_in(self, group: Group) -> Alike:
+        found = self._alike.get(group)
+        if found is None:
+            found = self._alike[group] = Alike(group)
+        return found
 
     def _group(self, number: int, left: Iterable[Left]) -> Group:
         node = self._nodes[number]
-        return Group(node.gpu_type, node.slot_memory_mib, tuple(sorted(left, reverse=True)))
+        cpu = self.plan.cpu_milli_left(number)
+        ordered = tuple(sorted(left, reverse=True))
+        return Group(node.gpu_type, node.slot_memory_mib, UNKNOWN_CPU if cpu is None else cpu, ordered)
 
     # --- choice ------------------------------------------------------------------------------------------------------
 
     def choose(
-        self, part: Part, ranks: int, allowed: int, kept: Mapping[int, int], shared_only: bool = False
+        self, request: Request, allowed: int, kept: Mapping[int, int]
     ) -> tuple[int, Left] | None:
         """Return the best node for the request, and what is left now of the slot to use there; None if it fits nowhere.
 
-        part: part of one slot; with several ranks, or a part that is unknown, whole slots are used. allowed: nodes that
-        may be used, as a bit mask. kept: slots that must not be used, as bit masks by number of the node. shared_only:
-        whether only slots are considered that other jobs hold already.
+        allowed: nodes that may be used, as a bit mask. kept: slots that must not be used, as bit masks by number of the
+        node.
         """
         self._update()
-        best: tuple[tuple[float, int, int, int], int, Left] | None = None
-        apart = sum(1 << number for number in kept)
-        candidates = [(group, nodes & allowed & ~apart) for group, nodes in self.groups.items()]
-        candidates += [
-            (self._group(number, self.left_on(number, mask)), 1 << number)
-            for number, mask in kept.items()
-            if allowed >> number & 1
-        ]
-        for group, nodes in candidates:
-            if not nodes:
-                continue
-            choice = self._choice(group, part, -ranks if shared_only else ranks)
-            if choice is None:
+        best: tuple[tuple[float, float, int, int], int, Left] | None = None
+        which = self._numbers.setdefault(request, len(self._numbers))
+        apart = [number for number in kept if allowed >> number & 1]
+        for number in apart:
+            allowed &= ~(1 << number)
+        candidates = [(one, nodes) for one in self._alike.values() if (nodes := one.nodes & allowed)]
+        for number in apart:
+            group = self._group(number, self.left_on(number, kept[number]))
+            candidates.append((self._alike_in(group), 1 << number))
+        for alike, nodes in candidates:
+            try:
+                choice = alike.choices[which]
+            except KeyError:
+                choice = alike.choices[which] = self._compute(alike.group, request)
+            if choice is None or (best is not None and choice[:3] < best[0][:3]):
                 continue
             number = lowest(nodes)
             key = (*choice[:3], -number)
@@ -159,17 +204,12 @@ class SlotParts:
                 best = (key, number, choice.left)
         return None if best is None else best[1:]
 
-    def _choice(self, group: Group, part: Part, ranks: int) -> Choice | None:
-        """Return how well the group suits. ranks: number of whole slots; negative: only shared slots are used."""
-        known = self._choices.setdefault(group, {})
-        found = known.get((part, ranks), False)
-        if found is False:
-            found = known[(part, ranks)] = self._compute(group, part, abs(ranks), ranks < 0)
-        assert found is None or isinstance(found, Choice)
-        return found
-
-    def _compute(self, group: Group, part: Part, ranks: int, shared_only: bool) -> Choice | None:
+    def _compute(self, group: Group, request: Request) -> Choice | None:
+        part, ranks, cpu, shared_only = request
         device = group.device_mib
+        if cpu > group.cpu_milli:
+            return None
+        spare_cpu = 0 if group.cpu_milli == UNKNOWN_CPU else group.cpu_milli - cpu
         now = [left.usable_milli(device) for left in group.left]
         best: Choice | None = None
         for left in dict.fromkeys(group.left):
@@ -188,20 +228,21 @@ class SlotParts:
                     continue
                 for position in free[:ranks]:
                     then[position] = 0
-            choice = Choice(self._score(group, now, then), -sum(then), -after.usable_milli(device), left)
+            fullness = -(sum(then) / LARGEST_GPU_MILLI + spare_cpu / LARGEST_CPU_MILLI)
+            choice = Choice(self._score(group, now, then, cpu), fullness, -after.usable_milli(device), left)
             if best is None or choice[:3] > best[:3]:
                 best = choice
         return best
 
-    def _score(self, group: Group, now: list[int], then: list[int]) -> float:
-        """Return the score of using a node's slots in this way; larger is better.
+    def _score(self, group: Group, now: list[int], then: list[int], cpu_milli: int) -> float:
+        """Return the score of using a node's slots and processors in this way; larger is better.
 
         As in ``placement_rules``, the scores of FGD are whole numbers, so that best fit decides among similar ones.
         """
         if self._fragmentation is None:
             return 0.0
-        milli = self._fragmentation.milli
-        less = milli(Room(tuple(now), gpu_type=group.gpu_type)) - milli(Room(tuple(then), gpu_type=group.gpu_type))
+        milli, cpu, gpu_type = self._fragmentation.milli, group.cpu_milli, group.gpu_type
+        less = milli(Room(tuple(now), cpu, 0, gpu_type)) - milli(Room(tuple(then), cpu - cpu_milli, 0, gpu_type))
         return float(math.floor(STEPS / (1 + math.exp(-less / SCALE_MILLI))))
 
     def slot_of(self, number: int, left: Left, barred: int) -> Slot:
@@ -213,7 +254,7 @@ def parts_of(index: SchedulingIndex) -> SlotParts:
     """Return the parts of slots that are left; build them if the index has none for its present plan."""
     found = index.parts
     if found is None or found.plan is not index.plan:
-        found = index.parts = SlotParts(index)
+        found = index.parts = SlotParts(index, found)
     return found
 
 
