@@ -2,8 +2,9 @@
 
 The tasks and their order are those of ``scheduler_feedback/sim/studies/share_study``, without the tasks that need no
 GPU, because a job here holds a slot. So the study is run on the same tasks for comparison. Nodes report their free
-processors and memory, as Kubernetes does. Each task is a submitted job; a job that does not start in its cycle is cancelled, as
-the study drops it. FGD starts without any knowledge of the tasks and learns what is typical from those that arrive.
+processors and memory, as Kubernetes does. Each task is a submitted job; a job that does not start in its cycle is
+cancelled, as the study drops it. FGD starts without any knowledge of the tasks and learns what is typical from those
+that arrive.
 """
 
 from __future__ import annotations
@@ -42,8 +43,13 @@ def scheduled(sharing: Sharing, nodes: Mapping[str, Room], tasks: Sequence[Reque
     """Return the share (0 to 1) of all GPUs that the scheduler has allocated once 1.3 times of them were requested."""
     state = State(policy=Policy(sharing=sharing, backfill=Backfilling.NONE, learn_speeds=False))
     seen = [
-        NodeSeen(name, len(room.gpus), gpu_type=room.gpu_type, jobs_per_slot=MOST_JOBS,
-                 free=resources(room.cpu_milli, room.memory_mib))
+        NodeSeen(
+            name,
+            len(room.gpus),
+            gpu_type=room.gpu_type,
+            jobs_per_slot=MOST_JOBS,
+            free=resources(room.cpu_milli, room.memory_mib),
+        )
         for name, room in nodes.items()
         if room.gpus
     ]
@@ -55,7 +61,7 @@ def scheduled(sharing: Sharing, nodes: Mapping[str, Room], tasks: Sequence[Reque
         shares = task.gpu_milli < GPU_MILLI
         spec = JobSpec(
             "task", ("task",), task.gpus, gpu_types=task.gpu_types,
-            requests=tuple((name, -(-count // task.gpus)) for name, count in resources(task.cpu_milli, task.memory_mib)),
+            requests=resources(-(-task.cpu_milli // task.gpus), -(-task.memory_mib // task.gpus)),
             shareable=shares, slot_share=task.gpu_milli / GPU_MILLI if shares else 0.0,
         )  # fmt: skip
         job_id = f"j{number}"

@@ -10,7 +10,7 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.events import NodeSeen, PolicySet
 from scheduler_feedback.core.job import JobState, Slot
-from scheduler_feedback.core.state import Backfilling, Order, Policy, Sharing
+from scheduler_feedback.core.state import Backfilling, Order, Policy, Queue, Sharing
 from scheduler_feedback.policies.shares.declared_parts import FULL, Left, Part, left_after, left_of
 from tests.cluster.cycle_world import World
 
@@ -94,6 +94,22 @@ def test_fgd_uses_the_part_that_typical_jobs_cannot_use() -> None:
         world.advance(2.0)
     assert slot_of(world, share(world, 0.2)) == slot_of(world, first)
     assert slot_of(world, share(world, 0.5)) == slot_of(world, second)
+
+
+@pytest.mark.parametrize("resource", ["cpu", "memory"])
+def test_a_job_uses_no_slot_of_a_node_without_enough_processors_or_memory(resource: str) -> None:
+    world = world_of(nodes=0)
+    free = [(("cpu", 8000), ("memory", 64)), (("cpu", 8000), ("memory", 64))]
+    world.cycle(*(NodeSeen(f"n{n}", 2, jobs_per_slot=4, free=one) for n, one in enumerate(free)))
+    first, second = (share(world, 0.3, requests=((resource, free[0][resource == "memory"][1] // 2 + 1),)) for _ in "ab")
+    assert world.nodes_of(first) != world.nodes_of(second)
+    assert world.nodes_of(share(world, 0.3)) == world.nodes_of(first)
+
+
+def test_parts_count_in_full_against_the_limit_of_a_queue() -> None:
+    world = world_of(replace(FGD, queues=(Queue("a", limit=1),)), nodes=2)
+    jobs = [share(world, 0.3, queue="a") for _ in range(2)]
+    assert [world.job_state(one) for one in jobs] == [JobState.STARTING, JobState.PENDING]
 
 
 @pytest.mark.parametrize("backfill", list(Backfilling))

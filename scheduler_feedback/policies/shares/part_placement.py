@@ -44,7 +44,8 @@ def on_one_node(policy: Policy, spec: JobSpec) -> bool:
         policy.sharing.divides
         and spec.kind is JobKind.TRAINING
         and spec.packing is Packing.PACK
-        and spec.pinned_node is spec.required_level is spec.preferred_level is spec.min_ranks is spec.max_ranks is None
+        and all(one is None for one in (spec.pinned_node, spec.required_level, spec.preferred_level))
+        and all(one is None for one in (spec.min_ranks, spec.max_ranks))
         and not (spec.groups or spec.dataset)
     )
 

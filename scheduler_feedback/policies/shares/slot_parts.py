@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import Sharing
 from scheduler_feedback.policies.index.domains import lowest
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
@@ -20,7 +20,6 @@ from scheduler_feedback.policies.shares.fragmentation import Fragmentation
 from scheduler_feedback.policies.shares.gpu_room import GPU_MILLI, Room
 from scheduler_feedback.policies.shares.placement_rules import LARGEST_CPU_MILLI, LARGEST_GPU_MILLI, SCALE_MILLI, STEPS
 from scheduler_feedback.policies.shares.seen_requests import workload
-
 
 MOST_GROUPS = 1024
 """Maximum number of groups without nodes whose choices are kept."""
@@ -173,9 +172,7 @@ class SlotParts:
 
     # --- choice ------------------------------------------------------------------------------------------------------
 
-    def choose(
-        self, request: Request, allowed: int, kept: Mapping[int, int]
-    ) -> tuple[int, Left] | None:
+    def choose(self, request: Request, allowed: int, kept: Mapping[int, int]) -> tuple[int, Left] | None:
         """Return the best node for the request, and what is left now of the slot to use there; None if it fits nowhere.
 
         allowed: nodes that may be used, as a bit mask. kept: slots that must not be used, as bit masks by number of the
@@ -259,7 +256,10 @@ def parts_of(index: SchedulingIndex) -> SlotParts:
 
 
 def kept_slots(index: SchedulingIndex, reserved: Iterable[Slot] = ()) -> dict[int, int]:
-    """Return the slots that no job may join, as bit masks by number of the node: claimed, reserved, or being vacated."""
+    """Return the slots that no job may join, as bit masks by number of the node.
+
+    They are claimed for a restart, reserved, or held by a job that is to be stopped.
+    """
     found: dict[int, int] = {}
     number = index.plan.topology.number
     claimed = (slot for slots in index.claims.values() for slot in slots)

@@ -44,8 +44,8 @@ def speed_beside(state: State, spec: JobSpec, others: Sequence[JobSpec]) -> floa
 def assumed_speed(state: State, spec: JobSpec, others: Sequence[JobSpec]) -> float:
     """Return the job's known speed beside these jobs, else that of equal shares of time.
 
-    Opportunistic jobs get no share of the time that other jobs use. Jobs that all declare their parts of the slot, where
-    `Policy.sharing` divides slots, are expected to run at full speed: their run times are those with their parts.
+    Opportunistic jobs get no share of the time that other jobs use. Where `Policy.sharing` divides slots, jobs that all
+    declare their shares are expected to run at full speed: their run times are those with the share.
     """
     if not spec.opportunistic:
         others = [other for other in others if not other.opportunistic]

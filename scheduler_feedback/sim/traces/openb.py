@@ -2,8 +2,8 @@
 
 A pod runs from scheduled_time to deletion_time. Pods that were never scheduled have no known run time and are refused,
 as are pods without a GPU. A pod that requests a share of one GPU (gpu_milli below 1000) may share a slot, and declares
-this share. Its run time is that with the share; a whole GPU does not shorten it. gpu_spec contains the allowed GPU types, separated by '|'. qos is the queue: BE pods are best effort
-and may be preempted.
+this share. Its run time is that with the share; a whole GPU does not shorten it. gpu_spec contains the allowed GPU
+types, separated by '|'. qos is the queue: BE pods are best effort and may be preempted.
 """
 
 from __future__ import annotations
