@@ -43,7 +43,10 @@ def test_a_job_starts_beside_others_at_once_without_being_preemptible_or_measure
     world.running()
     explained = cycle.explain(world.state, first)
     assert explained is not None and f"it uses 0.5 of n0:0 beside {second} (0.3)" in explained.why
-    assert world.job_state(share(world, 0.3)) is JobState.PENDING
+    third = share(world, 0.3)
+    assert world.job_state(third) is JobState.PENDING
+    waits = cycle.why_waits(world.state, world.state.jobs[third])
+    assert waits.endswith("no slot that it may use now has 0.3 left")
 
 
 def test_a_job_that_declares_nothing_gets_a_whole_slot() -> None:

@@ -112,11 +112,12 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if room and prefers_now(state.policy, job) and not _fits(index.plan, job, state.policy):
         return "level", _awaits_level(state, job, ranks)
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
-        return "slots", head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
+        text = head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
+        return "slots", text + part_placement.waits_in_words(state, job)
     if room and job.spec.required_level is not None and not _fits(index.plan, job, state.policy):
         level = job.spec.required_level.value
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
-    text = behind_waits(index.plan, job, state.reserved_for)
+    text = behind_waits(index.plan, job, state.reserved_for) + part_placement.waits_in_words(state, job)
     if _takes_turns(state.policy):
         text += round_robin.waits_for_turn(state, (state.jobs[one] for one in index.running))
     return "reservation" if room else "slots", text

@@ -172,6 +172,13 @@ def in_words(state: State, index: SchedulingIndex, job: Job, slots: Collection[S
     return f"{text} beside {names}, {rule}"
 
 
+def waits_in_words(state: State, job: Job) -> str:
+    """Return of which part of a slot the pending job has found none, to append to a sentence; '' if it uses none."""
+    if not uses_part(state.policy, job.spec):
+        return ""
+    return f"; no slot that it may use now has {_amount(job.spec)} left"
+
+
 def _amount(spec: JobSpec) -> str:
     """Return the declared part of a slot as text, such as '0.3 and 8000 MiB'."""
     part = part_of(spec)
