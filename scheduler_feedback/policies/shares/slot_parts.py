@@ -91,6 +91,10 @@ class SlotParts:
         self.index, self.plan = index, index.plan
         topology = self.plan.topology
         self._alike: dict[Group, Alike] = {}
+        self._in_use: dict[Group, Alike] = {}
+        """Groups that have nodes."""
+        self._apart: dict[tuple[int, int], Alike] = {}
+        """Groups of nodes without some of their slots, by (number of the node, slots as a bit mask)."""
         self._alike_of: list[Alike | None] = [None] * len(topology.names)
         self._numbers: dict[Request, int] = {}
         self._stale = set(range(len(topology.names)))
@@ -131,7 +135,7 @@ class SlotParts:
     def read(self) -> dict[Group, int]:
         """Return the present groups of nodes, each as a bit mask."""
         self._update()
-        return {group: one.nodes for group, one in self._alike.items() if one.nodes}
+        return {group: one.nodes for group, one in self._in_use.items()}
 
     def _update(self) -> None:
         """Read the nodes that have changed since the last call."""
@@ -142,14 +146,21 @@ class SlotParts:
                 if group == old.group:
                     continue
                 old.nodes &= ~bit
+                if not old.nodes:
+                    del self._in_use[old.group]
             alike = self._alike_of[number] = self._alike_in(group)
             alike.nodes |= bit
-        self._stale.clear()
+            self._in_use[group] = alike
+        if self._stale:
+            self._stale.clear()
+            self._apart.clear()
         requests = self.index.state.requests
         if len(self._alike) > MOST_GROUPS + 2 * len(self._nodes) or len(self._numbers) > MOST_REQUESTS:
             self._alike = {group: Alike(group, one.nodes) for group, one in self._alike.items() if one.nodes}
             self._alike_of = [None if one is None else self._alike[one.group] for one in self._alike_of]
+            self._in_use = dict(self._alike)
             self._numbers.clear()
+            self._apart.clear()
         if requests.typical is not self._typical:
             self._typical = requests.typical
             for one in self._alike.values():
@@ -184,10 +195,13 @@ class SlotParts:
         apart = [number for number in kept if allowed >> number & 1]
         for number in apart:
             allowed &= ~(1 << number)
-        candidates = [(one, nodes) for one in self._alike.values() if (nodes := one.nodes & allowed)]
+        candidates = [(one, nodes) for one in self._in_use.values() if (nodes := one.nodes & allowed)]
         for number in apart:
-            group = self._group(number, self.left_on(number, kept[number]))
-            candidates.append((self._alike_in(group), 1 << number))
+            which_slots = (number, kept[number])
+            if (rest := self._apart.get(which_slots)) is None:
+                rest = self._alike_in(self._group(number, self.left_on(*which_slots)))
+                self._apart[which_slots] = rest
+            candidates.append((rest, 1 << number))
         for alike, nodes in candidates:
             try:
                 choice = alike.choices[which]
