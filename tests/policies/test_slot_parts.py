@@ -11,6 +11,7 @@ from scheduler_feedback import cycle
 from scheduler_feedback.core.events import NodeSeen, PolicySet
 from scheduler_feedback.core.job import JobState, Slot
 from scheduler_feedback.core.state import Backfilling, Order, Policy, Queue, Sharing
+from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.policies.shares.declared_parts import FULL, Left, Part, left_after, left_of
 from tests.cluster.cycle_world import World
 
@@ -181,3 +182,10 @@ def test_what_a_slot_has_left() -> None:
     assert left_of([Part(400, 30), Part(600, 50)], 80, 2) == Left(0, 0, 0)
     assert left_of([Part(400, 30), Part(601, 50)], 80, 3) == FULL
     assert left_of([Part(0, 0)], 80, 3) == FULL
+
+
+def test_a_shared_slot_counts_once_in_the_metrics() -> None:
+    world = world_of(RULES[1], slots=2)
+    for _ in range(3):
+        share(world, 0.3)
+    assert ("gangwatch_slots", (("use", "used"),), 1.0) in list(measure(world.state))

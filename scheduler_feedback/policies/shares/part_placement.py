@@ -132,7 +132,7 @@ def _pools(index: SchedulingIndex, job: Job, tiers: Iterable[Tier] = tuple(Tier)
 def _choose(
     index: SchedulingIndex, job: Job, request: Request, nodes: int, kept: dict[int, int]
 ) -> tuple[int, Left] | None:
-    """Return the best of these nodes that has enough of all resources, and what is left of the slot; None if none has.
+    """Return the best of these nodes that has enough of all resources, and the free part of the slot; None if none has.
 
     nodes: as a bit mask. kept: slots not to use, as bit masks by number of the node.
     """

@@ -55,7 +55,7 @@ class Group(NamedTuple):
     cpu_milli: int
     """Free thousandths of a processor; UNKNOWN_CPU if the node has reported none."""
     left: tuple[Left, ...]
-    """What is left of each slot, in descending order."""
+    """Free part of each slot, in descending order."""
 
 
 class Choice(NamedTuple):
@@ -68,7 +68,7 @@ class Choice(NamedTuple):
     slot_fullness: int
     """Minus the thousandths of the chosen slot that remain usable."""
     left: Left
-    """What is left now of the slot to use; for whole slots, that of a free slot."""
+    """Present free part of the slot to use; for whole slots, that of a free slot."""
 
 
 @dataclass(slots=True)
@@ -113,10 +113,10 @@ class SlotParts:
         number = self.plan.topology.number
         self._stale.update(number[slot.node] for slot in slots if slot.node in number)
 
-    # --- what is left ------------------------------------------------------------------------------------------------
+    # --- free parts -------------------------------------------------------------------------------------------------
 
     def left_on(self, number: int, barred: int = 0) -> list[Left]:
-        """Return what is left of each slot of the node with this number. barred: slots not to use, as a bit mask."""
+        """Return the free part of each slot of the node with this number. barred: slots not to use, as a bit mask."""
         node, free = self._nodes[number], self.plan.free_slots(number) & ~barred
         sharers, jobs = self.index.sharers, self.index.state.jobs
         empty = Left(GPU_MILLI, node.slot_memory_mib, node.jobs_per_slot)
@@ -184,7 +184,7 @@ class SlotParts:
     # --- choice ------------------------------------------------------------------------------------------------------
 
     def choose(self, request: Request, allowed: int, kept: Mapping[int, int]) -> tuple[int, Left] | None:
-        """Return the best node for the request, and what is left now of the slot to use there; None if it fits nowhere.
+        """Return the best node for the request, and the free part of the slot to use there; None if it fits nowhere.
 
         allowed: nodes that may be used, as a bit mask. kept: slots that must not be used, as bit masks by number of the
         node.
@@ -257,7 +257,7 @@ class SlotParts:
         return float(math.floor(STEPS / (1 + math.exp(-less / SCALE_MILLI))))
 
     def slot_of(self, number: int, left: Left, barred: int) -> Slot:
-        """Return the first slot of the node of which this is left. barred: slots not to use, as a bit mask."""
+        """Return the first slot of the node with this free part. barred: slots not to use, as a bit mask."""
         return self.plan.topology.slots[number][self.left_on(number, barred).index(left)]
 
 
