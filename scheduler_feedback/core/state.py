@@ -68,11 +68,18 @@ class Sharing(StrEnum):
     MURI = "muri"  # jobs whose stages use different resources at the same time
     IADEEP = "iadeep"  # beside the job with the least predicted interference
     MUXFLOW = "muxflow"  # opportunistic jobs beside services, while these keep their latency objective
+    FGD = "fgd"  # declared parts of slots, where the fragmentation of free GPUs grows least
+    BEST_FIT = "best-fit"  # declared parts of slots, on the fullest slot and node
 
     @property
     def opportunistic(self) -> bool:
         """Whether opportunistic jobs, and only these, join other jobs under this rule."""
         return self in (Sharing.ANTMAN, Sharing.MUXFLOW)
+
+    @property
+    def divides(self) -> bool:
+        """Whether jobs get the parts of slots that they declare, on free slots and on shared ones."""
+        return self in (Sharing.FGD, Sharing.BEST_FIT)
 
 
 class Cell(StrEnum):
@@ -379,6 +386,36 @@ class CachedDataset(msgspec.Struct, frozen=True):
     """Time at which a job with this dataset last started or ended on the node."""
 
 
+class SeenRequest(msgspec.Struct, frozen=True):
+    """A kind of request for slots, and how many jobs have made it."""
+
+    ranks: int
+    """Number of ranks of the job."""
+    share_milli: int
+    """Requested thousandths of each slot; 0: not declared."""
+    memory_mib: int
+    """Requested device memory of each rank in MiB; 0: not declared."""
+    cpu_milli: int
+    """Requested thousandths of a processor of each rank; 0: not declared."""
+    gpu_types: tuple[str, ...]
+    """GPU types that the job can use; empty: any."""
+    weight: float
+    """Number of jobs, the older ones discounted."""
+
+
+class SeenRequests(msgspec.Struct):
+    """Requests of the jobs so far, from which `Sharing.FGD` learns what is typical."""
+
+    counts: dict[str, SeenRequest] = {}
+    """Kinds of requests, by a key of all their properties."""
+    typical: tuple[SeenRequest, ...] = ()
+    """The kinds and weights that placement uses. They are replaced when half as many more jobs have been seen."""
+    seen: float = 0.0
+    """Sum of all weights."""
+    typical_at: float = 0.0
+    """Value of `seen` at which `typical` was replaced."""
+
+
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
     """State of the cycle: all data on which its decisions depend. All times are the cycle's wall time, in nanoseconds
     since 1970.
@@ -473,6 +510,8 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """Measured traffic by job class, the class with the newest measurement last; see `policies/speeds`."""
     datasets: dict[str, dict[str, CachedDataset]] = {}
     """Datasets that nodes are expected to have in their caches: dataset -> node."""
+    requests: SeenRequests = msgspec.field(default_factory=SeenRequests)
+    """Requests of the jobs so far; empty unless `Policy.sharing` divides slots."""
     sized_ns: int = 0
     """Time of the last joint choice of sizes."""
     types_ns: int = 0

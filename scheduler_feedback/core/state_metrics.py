@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from scheduler_feedback.core.cluster import NodeState, tier_of
-from scheduler_feedback.core.job import Job, JobState
+from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Verdict
 
@@ -51,12 +51,12 @@ def _nodes(state: State) -> Iterator[Sample]:
     by_state = Counter(node.state.value if node.present else "absent" for node in state.nodes.values())
     for name in (*(known.value for known in NodeState), "absent"):
         yield "gangwatch_nodes", (("state", name),), float(by_state[name])
-    held = Counter(
-        slot.node
-        for job in state.jobs.values()
-        if not job.guest_of  # its slots count for the jobs that it joined
-        for slot in {*job.claim, *(rank.slot for rank in job.ranks if job.state.holds_slots)}
-    )
+    busy: set[Slot] = set()  # a slot that several jobs share counts once
+    for job in state.jobs.values():
+        busy.update(job.claim)
+        if job.state.holds_slots:
+            busy.update(rank.slot for rank in job.ranks)
+    held = Counter(slot.node for slot in busy)
     slots: Counter[str] = Counter()
     fragmented = 0
     for node in state.nodes.values():

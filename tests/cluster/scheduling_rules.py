@@ -18,6 +18,7 @@ from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.policies.cells.virtual_cluster import uses_cells
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, drop_index, index_of
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
+from scheduler_feedback.policies.shares.slot_parts import parts_of
 from scheduler_feedback.policies.sharing.guests import openings_of
 
 SECOND = 1_000_000_000
@@ -101,6 +102,8 @@ def check_index(state: State) -> None:
     assert waits <= set(updated.timeouts), f"no timeout for {waits - set(updated.timeouts)}"
     if updated.openings is not None and not state.frozen:
         check_openings(updated, rebuilt)
+    if updated.parts is not None:
+        assert parts_of(updated).read() == parts_of(rebuilt).read(), "the parts of slots that are left"
 
 
 def check_openings(updated: SchedulingIndex, rebuilt: SchedulingIndex) -> None:
@@ -155,6 +158,7 @@ NOT_DERIVED = frozenset(
         "timeouts",
         "regrouped",
         "touched",
+        "parts",
         "own_due",
         "openings",
     }

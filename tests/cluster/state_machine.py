@@ -79,7 +79,7 @@ POLICIES = st.builds(
     level_patience_seconds=st.sampled_from([0.0, 0.0, 20.0]),
     type_patience=st.sampled_from([0.0, 0.5, 1.0]),
     sharing=st.sampled_from(
-        [*Sharing, Sharing.GANDIVA, Sharing.GANDIVA, Sharing.ANTMAN, Sharing.ANTMAN, Sharing.MUXFLOW]
+        [*Sharing, Sharing.GANDIVA, Sharing.GANDIVA, Sharing.ANTMAN, Sharing.ANTMAN, Sharing.MUXFLOW, Sharing.FGD]
     ),
     pair_speeds=st.sampled_from([{}, {}, {"w": {"w": 0.8, "v": 0.3}, "v": {"w": 0.9}}]),
     learn_speeds=st.sampled_from([True, True, True, False]),
@@ -309,8 +309,8 @@ class Invariants(RuleBasedStateMachine):
                     exact_seconds=float(length), grace_seconds=2.0, restartable=stops, preemptible=stops,
                     shareable=shares, opportunistic=shares and stops and leftovers and length % 3 == 0,
                     latency_objective_seconds=0.1 if shares and length % 3 == 1 else 0.0,
-                    slot_memory_mib=10 + length % 30, workload="vw"[length % 2], stages=(length % 5 + 1.0, 3.0, 1.0),
-                    dataset="xyz"[length % 3], dataset_gib=10.0,
+                    slot_memory_mib=10 + length % 30, slot_share=(0.0, 0.3, 0.6)[ranks % 3], workload="vw"[length % 2],
+                    stages=(length % 5 + 1.0, 3.0, 1.0), dataset="xyz"[length % 3], dataset_gib=10.0,
                 ),
                 float(length),
                 0,

@@ -16,7 +16,7 @@ from scheduler_feedback.core import codec
 from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.events import Event, Submitted, Tick
 from scheduler_feedback.core.job import Job, JobSpec
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state import SeenRequests, State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 
 
@@ -30,7 +30,7 @@ def of_fields(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **drawn)
 
 
-for _kind in (JobSpec, Job):
+for _kind in (JobSpec, Job, SeenRequests):
     st.register_type_strategy(_kind, of_fields(_kind))
 
 

@@ -116,3 +116,16 @@ def test_a_wrong_file_of_speeds_is_refused(jobs: Path, tmp_path: Path, text: str
 def test_submit_refuses_stages_that_are_no_durations(stages: str) -> None:
     done = CliRunner().invoke(cli, ["submit", "--stages", stages, "--", "true"])
     assert done.exit_code == 2 and "expected seconds of 0 or more" in done.output
+
+
+@pytest.mark.parametrize("rule", ["fgd", "best-fit"])
+def test_shares_of_openb_pods_start_beside_each_other(rule: str, tmp_path: Path) -> None:
+    pods = tmp_path / "pods.csv"
+    header = "name,num_gpu,gpu_milli,qos,creation_time,deletion_time,scheduled_time\n"
+    pods.write_text(header + "".join(f"p{number},1,{milli},LS,0,100,0\n" for number, milli in enumerate((400, 600))))
+    given = ("simulate", "compare", "fifo", f"fifo+{rule}", "--jobs", str(pods), "--format", "openb", "--nodes", "1x1")
+    done = CliRunner().invoke(cli, [*given, "--json"])
+    assert done.exit_code == 0, done.output
+    whole, shared = json.loads(done.stdout)["policies"]
+    assert (whole["avg_queue_seconds"], shared["avg_queue_seconds"]) == (50, 0)
+    assert (whole["makespan_seconds"], shared["makespan_seconds"]) == (200, 100)

@@ -65,7 +65,8 @@ def test_openb_pods_run_from_scheduling_to_deletion(file: Path) -> None:
         "line 3, column num_gpu: requests no GPU",
         "line 4, column scheduled_time: was never scheduled, so its run time is unknown",
     ]
-    assert trace.notes == ("1 pods request a share of a GPU and get a whole one, because slots are not divided",)
+    note = "1 pods request a share of a GPU; the sharing rules fgd and best-fit give it, others a whole GPU"
+    assert trace.notes == (note,)
 
 
 PAI = (

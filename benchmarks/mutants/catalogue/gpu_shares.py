@@ -4,6 +4,7 @@ from benchmarks.mutants.mutant import Mutant
 
 _MIG = ("tests/policies/test_mig_profiles.py",)
 _SHARES = ("tests/policies/test_gpu_shares.py",)
+_PARTS = ("tests/policies/test_slot_parts.py",)
 
 MUTANTS = (
     Mutant("policies.shares.mig_profiles:free_starts", "if not busy & mask", "if not busy >> start & 1", _MIG),
@@ -14,9 +15,9 @@ MUTANTS = (
     Mutant("policies.shares.gpu_room:gpu_choices", "able[: request.gpus]", "able[-request.gpus :]", _SHARES),
     Mutant("policies.shares.gpu_room:taken", "room.cpu_milli - sign * request.cpu_milli", "room.cpu_milli", _SHARES),
     Mutant(
-        "policies.shares.fragmentation:typical",
-        "sum(kept.values()) >= popularity * counts.total()",
-        "len(kept) >= popularity * counts.total()",
+        "policies.shares.fragmentation:most_frequent",
+        "covered >= popularity * total",
+        "len(kept) >= popularity * total",
         _SHARES,
     ),
     Mutant("policies.shares.fragmentation:Fragmentation._milli", "if free < milli", "if free <= milli", _SHARES),
@@ -35,4 +36,16 @@ MUTANTS = (
     ),
     Mutant("policies.shares.share_index:ShareIndex._change", "stale.add(number)", "stale.discard(number)", _SHARES),
     Mutant("policies.shares.share_index:ShareIndex.give", "placement.gpus, -1", "placement.gpus, 1", _SHARES),
+    Mutant("policies.shares.declared_parts:left_after", "part.share_milli > left.share_milli", "False", _PARTS),
+    Mutant("policies.shares.declared_parts:left_after", "FULL if left == whole else None", "FULL", _PARTS),
+    Mutant("policies.shares.declared_parts:left_of", "not part.known_on(device_mib)", "False", _PARTS),
+    Mutant("policies.shares.slot_parts:SlotParts._compute", "(shared_only and empty)", "shared_only", _PARTS),
+    Mutant("policies.shares.slot_parts:SlotParts._compute", "cpu > group.cpu_milli", "False", _PARTS),
+    Mutant(
+        "policies.shares.slot_parts:SlotParts.touch", "if slot.node in number", "if slot.node not in number", _PARTS
+    ),
+    Mutant("policies.shares.part_placement:_choose", "pods >= spec.ranks", "True", _PARTS),
+    Mutant("policies.shares.part_placement:part_for", "index.plan, job), kept_slots", "index.plan, job), dict", _PARTS),
+    Mutant("policies.shares.seen_requests:_count", "row.weight + 1", "row.weight", _PARTS),
+    Mutant("policies.shares.seen_requests:note_request", "GROWTH * seen.typical_at", "1e9", _PARTS),
 )

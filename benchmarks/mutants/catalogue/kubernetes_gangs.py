@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant("backends.kubernetes.api_server.node_usage:NodeUsage.free", "free[resource] -= count", "pass", _CACHE),
     Mutant("policies.index.held_slots:HeldSlots._note_start", "or job.state is not JobState.STARTING", "", _ROOM),
     Mutant("policies.index.slot_plan:Plan.pods_left", "pods * count", "count", _ROOM),
-    Mutant("policies.queue.placement:_most_pods", "plan.pods_left(number, spec.requests)", "None", _ROOM),
+    Mutant("policies.queue.placement:most_pods", "plan.pods_left(number, spec.requests)", "None", _ROOM),
     Mutant("policies.index.held_slots:HeldSlots.vacate", "self._leave(job, given)", "pass", _MOVING),
     Mutant("policies.index.held_slots:HeldSlots.stay", "self._leave(job, slots, 0)", "pass", _MOVING),
     Mutant("policies.index.slot_plan:Plan._undo_leave", "del known[key]", "pass", _MOVING),

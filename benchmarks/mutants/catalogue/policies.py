@@ -40,7 +40,7 @@ MUTANTS = (
         ("tests/policies/test_room.py",),
     ),
     Mutant(
-        "policies.queue.backfill:Backfill.place_short",
+        "policies.queue.backfill:Backfill.note",
         "if self._unreserved is not None:",
         "if self._unreserved is None:",
         ("tests/policies/test_placement.py",),

@@ -4,7 +4,7 @@ from benchmarks.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "policies.queue.backfill:Backfill.place_short",
+        "policies.queue.backfill:Backfill.note",
         "if self._unreserved is not None:\n            self._unreserved.hold(slots)",
         "pass",
         ("tests/policies/test_placement.py",),

@@ -77,6 +77,17 @@ def _speeds(_context: click.Context, _parameter: click.Parameter, values: tuple[
     return found
 
 
+class FiniteRange(click.FloatRange):
+    """Range of numbers without nan and infinity, which a JSON document cannot contain."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number. Raises click.BadParameter."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
+
+
 def _stages(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[float]:
     """Return the seconds of each stage (click callback)."""
     if value is None:
@@ -194,14 +205,14 @@ _OPTIONS = (
     ),
     click.option(
         "--slot-share",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=FiniteRange(0, 1, min_open=True),
         metavar="PART",
         help="Part of a slot's computing power that each rank needs, such as 0.5.",
     ),
     click.option(
         "--latency-objective",
         "latency_objective_seconds",
-        type=click.FloatRange(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         metavar="SECONDS",
         help="The job serves requests (its steps), 95 % of them within this time. With --shareable, it lends its slots "
         "to opportunistic jobs while it is much faster (for the rule muxflow).",
@@ -225,7 +236,7 @@ _OPTIONS = (
     ),
     click.option(
         "--dataset-gib",
-        type=click.FloatRange(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         metavar="GIB",
         help="Size of that data on one node.",
     ),

@@ -21,6 +21,7 @@ from scheduler_feedback.policies.queue.placement import Capacity, pods_on
 from scheduler_feedback.policies.speeds.learnt_speeds import class_of, learnt_of
 
 if TYPE_CHECKING:
+    from scheduler_feedback.policies.shares.slot_parts import SlotParts
     from scheduler_feedback.policies.sharing.openings import Openings
 
 _NONE: tuple[Slot, ...] = ()
@@ -42,6 +43,7 @@ class HeldSlots:
         "openings",
         "own_due",
         "own_ends",
+        "parts",
         "plan_or_none",
         "policy",
         "regrouped",
@@ -87,6 +89,8 @@ class HeldSlots:
         """Ids of shareable jobs that have started, stopped or changed their partners since ``openings`` was updated."""
         self.openings: Openings | None = None
         """Which running jobs pending jobs may join (``sharing.openings``); None: not needed yet."""
+        self.parts: SlotParts | None = None
+        """Parts of slots that are left (``shares.slot_parts``); None: not needed yet."""
 
     # --- jobs that share slots ---------------------------------------------------------------------------------------
 
@@ -112,6 +116,8 @@ class HeldSlots:
 
     def _join(self, job: Job, slots: tuple[Slot, ...]) -> None:
         self.touched.add(job.job_id)
+        if self.parts is not None:
+            self.parts.touch(slots)
         for slot in slots:
             others = self.sharers.get(slot, ())
             self.sharers[slot] = tuple(sorted((*others, job.job_id)))
@@ -123,6 +129,8 @@ class HeldSlots:
         """Remove the job from its slots, and return the slots that other jobs still hold."""
         kept: set[Slot] = set()
         self.touched.add(job.job_id)
+        if self.parts is not None:
+            self.parts.touch(slots)
         for slot in slots:
             others = tuple(one for one in self.sharers.get(slot, ()) if one != job.job_id)
             if others:

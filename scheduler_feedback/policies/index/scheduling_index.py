@@ -322,7 +322,7 @@ class SchedulingIndex(TrackedJobs):
         self.touched.add(job.job_id)
         self._forget_start(job.job_id, self.held.get(job.job_id, ()))
         levels = self.policy.defragmentation_moves and job.spec.restartable and self.line.needs_level()
-        hosts = job.spec.shareable and self.policy.sharing is not Sharing.NONE
+        hosts = job.spec.shareable and self.policy.sharing is not Sharing.NONE and not self.policy.sharing.divides
         if job.job_id in self.elastic or levels or hosts:  # it may be resized, moved or joined from now on
             self.grown = True
         if not job.excluded_nodes:

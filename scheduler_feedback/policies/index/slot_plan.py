@@ -70,12 +70,14 @@ class Plan:
     learnt: learnt speeds of jobs, which order the GPU types; None: given speeds do.
     datasets: nodes that have a dataset in their caches, by its name; empty: placement ignores datasets.
     unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
+    changed: numbers of the nodes whose free slots have changed; None: nobody reads it (``shares/slot_parts``).
     """
 
     __slots__ = (
         "_amounts",
         "_journal",
         "_mask",
+        "changed",
         "congested",
         "count",
         "crossing",
@@ -100,6 +102,7 @@ class Plan:
         self._mask = [(1 << size) - 1 for size in self.topology.sizes]
         self._journal: list[tuple[int, int]] = []
         self._amounts: list[tuple[int, str, tuple[int, Requests] | None]] = []  # changes of unreported to undo
+        self.changed: set[int] | None = None
         number = self.topology.number
         for name, bits in _by_node(busy).items():
             if (index := number.get(name)) is not None:
@@ -176,7 +179,7 @@ class Plan:
     def copy(self) -> Plan:
         """Return a copy with the same free slots and no open transaction."""
         other = object.__new__(Plan)
-        other.topology, other._journal, other._amounts = self.topology, [], []
+        other.topology, other._journal, other._amounts, other.changed = self.topology, [], [], None
         other._mask, other.count, other.pool = self._mask[:], self.count[:], self.pool[:]
         other.with_free = [sets[:] for sets in self.with_free]
         other.free_in = [free[:] for free in self.free_in]
@@ -192,6 +195,8 @@ class Plan:
 
     def note_start(self, job_id: str, number: int, pods: int, requests: Requests) -> None:
         """Count pods that started on the node since its last report, until the next one. requests: those of one pod."""
+        if self.changed is not None:
+            self.changed.add(number)
         self.unreported.setdefault(number, {})[job_id] = (pods, requests)
 
     def forget_start(self, job_id: str, numbers: Iterable[int]) -> bool:
@@ -201,6 +206,8 @@ class Plan:
             started = self.unreported.get(number, {})
             if started.pop(job_id, None) is not None:
                 found = True
+                if self.changed is not None:
+                    self.changed.add(number)
                 if not started:
                     del self.unreported[number]
         return found
@@ -227,6 +234,14 @@ class Plan:
         del known[key]
         if not known:
             del self.unreported[number]
+
+    def cpu_milli_left(self, number: int) -> int | None:
+        """Return the free thousandths of a processor on the node with this number; None if it has reported none."""
+        free = self.topology.free.get(number, {}).get("cpu")
+        if free is None:
+            return None
+        started = self.unreported.get(number, {}).values()
+        return max(free - sum(pods * count for pods, used in started for name, count in used if name == "cpu"), 0)
 
     def pods_left(self, number: int, requests: Requests) -> int:
         """Return for how many pods the node has resources, counting gangs that started since its last report.
@@ -320,6 +335,8 @@ class Plan:
     def _put(self, number: int, mask: int) -> None:
         before, after = self.count[number], mask.bit_count()
         self._mask[number] = mask
+        if self.changed is not None:
+            self.changed.add(number)
         if before == after:
             return
         self.count[number] = after
@@ -343,6 +360,10 @@ class Plan:
         """Return the number of free slots of the node, whatever its state; 0 if the node is unknown."""
         number = self.topology.number.get(name)
         return 0 if number is None else self.count[number]
+
+    def free_slots(self, number: int) -> int:
+        """Return the free slots of the node with this number, as a bit mask, whatever the node's state."""
+        return self._mask[number]
 
     def usable(self, name: str) -> bool:
         """Return whether jobs may use the node in its present state."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cluster import Node, NodeState, tier_of
 from scheduler_feedback.core.durations import nanoseconds
-from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
+from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.index.held_slots import HeldSlots
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
@@ -18,6 +18,7 @@ from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import las, round_robin
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
 from scheduler_feedback.policies.queue.placement import Shape, relaxes_ns, shape_of
+from scheduler_feedback.policies.shares.declared_parts import may_divide, part_of
 from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
@@ -311,6 +312,8 @@ class TrackedJobs(HeldSlots):
 
     def _line_up(self, job: Job) -> None:
         shape = shape_of(job)
+        if self.policy.sharing.divides:
+            shape = (*shape, part_of(job.spec) if may_divide(job.spec) else None)
         if not self.could_ever_start(job, shape):
             self.unheld.add(job.job_id)
             return
@@ -346,7 +349,19 @@ class TrackedJobs(HeldSlots):
         least = job.spec.min_ranks or job.spec.ranks
         if self.shares.limited and self.shares.never(job.spec.queue, least) is not None:
             return False
-        return self.capacity.could_hold(job, shape)
+        return self.capacity.could_hold(job, shape) and self.has_memory(job.spec)
+
+    def has_memory(self, spec: JobSpec) -> bool:
+        """Return whether a slot that the job may use is large enough for its device memory, or of unknown memory.
+
+        It counts only if the rule of `Policy.sharing` divides slots.
+        """
+        needed = part_of(spec).memory_mib if self.policy.sharing.divides and may_divide(spec) else 0
+        if not needed:
+            return True
+        nodes = (node for node in self.state.nodes.values() if tier_of(node) is not None)
+        able = (node for node in nodes if not spec.gpu_types or node.gpu_type in spec.gpu_types)
+        return any(not node.slot_memory_mib or node.slot_memory_mib >= needed for node in able)
 
     def correct_expected_ends(self, now_ns: int) -> None:
         """Move expected ends that have passed to a later time.

@@ -161,11 +161,11 @@ class Backfill:
     room: CPU and memory that nodes must keep for the head; None if slots alone limit all nodes.
     """
 
-    __slots__ = ("_plan", "_reservation", "_room", "_unreserved", "window_ns")
+    __slots__ = ("_plan", "_room", "_unreserved", "reservation", "window_ns")
 
     def __init__(self, plan: Plan, reservation: Reservation, now_ns: int, room: ReservedRoom | None = None) -> None:
         self._plan = plan
-        self._reservation = reservation
+        self.reservation = reservation
         self._room = room
         self._unreserved: Plan | None = None
         self.window_ns = reservation.from_ns - now_ns
@@ -175,7 +175,7 @@ class Backfill:
         """Return the free slots that are not reserved for the head."""
         if self._unreserved is None:
             self._unreserved = self._plan.copy()
-            self._unreserved.hold(self._reservation.slots)
+            self._unreserved.hold(self.reservation.slots)
         return self._unreserved
 
     def place_short(
@@ -190,12 +190,24 @@ class Backfill:
         slots = place(self._plan, job, policy=policy, most=most)
         if slots is None:
             return None
-        if len(self._plan.topology.type_names) > 1 and length_ns > self.window_ns * self._speed(policy, job, slots):
+        if not self.ends_in_time(policy, job, slots, length_ns):
             self._plan.rollback(mark)
             return self.place_unreserved(policy, job, most)
+        self.note(slots)
+        return slots, f"it is expected to end before the start of {self.reservation.job_id}"
+
+    def note(self, slots: Sequence[Slot]) -> None:
+        """Note that a job has taken these slots from all free slots."""
         if self._unreserved is not None:
             self._unreserved.hold(slots)
-        return slots, f"it is expected to end before the start of {self._reservation.job_id}"
+
+    def ends_in_time(self, policy: Policy, job: Job, slots: Sequence[Slot], length_ns: int) -> bool:
+        """Return whether a short job ends before the reservation with the GPU type of these slots, too.
+
+        length_ns: expected run time at speed 1.
+        """
+        several = len(self._plan.topology.type_names) > 1
+        return not several or length_ns <= self.window_ns * self._speed(policy, job, slots)
 
     def _speed(self, policy: Policy, job: Job, slots: Sequence[Slot]) -> float:
         """Return the job's speed with the GPU type and the number of these slots."""
@@ -222,7 +234,7 @@ class Backfill:
         if self._room is not None:
             self._room.take(job.spec, slots)
         self._plan.hold(slots)
-        return slots, f"it uses no slot reserved for {self._reservation.job_id}"
+        return slots, f"it uses no slot reserved for {self.reservation.job_id}"
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------

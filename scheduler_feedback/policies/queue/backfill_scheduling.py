@@ -16,6 +16,7 @@ from scheduler_feedback.policies.queue.placement import place
 from scheduler_feedback.policies.queue.reserved_room import ReservedRoom, lasting
 from scheduler_feedback.policies.queue.starting import start, unreserved
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
+from scheduler_feedback.policies.shares.part_placement import on_one_node, part_for, place_now, uses_part
 
 
 def backfill(context: CycleContext, reservation: Reservation | None) -> None:
@@ -32,17 +33,18 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
     greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, _first_key(state, index))
     if reservation is None and not greedy:
         return
-    free = sum([inside[0] for inside in index.plan.free_in])
-    if not free:
+    free, divides = sum([inside[0] for inside in index.plan.free_in]), policy.sharing.divides
+    if not free and not divides:
         return
     room = _backfill(context, reservation) if reservation is not None else None
     window_ns = room.window_ns if room is not None else None
     declined = index.plan.declined  # if a job that declines a GPU type does not fit, others of its kind may
     if all_of_them:
         kept = index.plan.free_of(reservation.slots) if reservation is not None else 0
-        asked = candidates(index.line, free, free - kept, window_ns)
+        least = 1 if divides else 0  # a part of a slot needs no free slot
+        asked = candidates(index.line, max(free, least), max(free - kept, least), window_ns)
     else:
-        asked = only(index.line, fresh, free)
+        asked = only(index.line, fresh, max(free, 1) if divides else free)
     for key, kind, length_ns, chances in asked:
         job = state.jobs[key[-1]]
         if job.not_before_ns > now_ns or (reservation is not None and job.job_id == reservation.job_id):
@@ -51,7 +53,14 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
             chances.short = chances.long = False
             continue
         found: tuple[tuple[Slot, ...], str] | None
-        if room is None:
+        if divides and (uses_part(policy, job.spec) or on_one_node(policy, job.spec)):
+            short = room is None or length_ns <= room.window_ns
+            found = _place_now(context, job, room, length_ns)
+            if short:
+                chances.short = found is not None or job.job_id in declined
+            else:
+                chances.long = found is not None or job.job_id in declined
+        elif room is None:
             slots = place(index.plan, job, policy=policy, most=index.most_ranks(job))
             found = None if slots is None else (slots, "it fits into free slots")
             chances.short = found is not None or job.job_id in declined
@@ -63,6 +72,33 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
             chances.long = found is not None or job.job_id in declined
         if found is not None:
             start(context, job, found[0], "backfilled", found[1])
+
+
+def _place_now(
+    context: CycleContext, job: Job, room: Backfill | None, length_ns: int
+) -> tuple[tuple[Slot, ...], str] | None:
+    """Return (slots, reason) for a job that the rule of `Policy.sharing` places; None if it does not fit.
+
+    room: free slots behind the head; None if nothing is reserved. A job that may still run when the head starts uses no
+    slot that is reserved for the head.
+    """
+    index = context.index
+    most = index.most_ranks(job)
+    if room is None:
+        slots = place_now(index, job, most)
+        return None if slots is None else (slots, "it fits into free slots")
+    mark = index.plan.checkpoint()
+    if length_ns <= room.window_ns:
+        slots = place_now(index, job, most)
+        if slots is not None and room.ends_in_time(context.state.policy, job, slots, length_ns):
+            room.note(slots)
+            return slots, f"it is expected to end before the start of {room.reservation.job_id}"
+        index.plan.rollback(mark)
+    slots = place_now(index, job, most, room.reservation.slots)
+    if slots is not None:
+        room.note(slots)
+        return slots, f"it uses no slot reserved for {room.reservation.job_id}"
+    return None if uses_part(context.state.policy, job.spec) else room.place_unreserved(context.state.policy, job, most)
 
 
 def _backfill(context: CycleContext, reservation: Reservation) -> Backfill:
@@ -103,10 +139,18 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
             continue
         if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
             rooms = [room for from_ns, room in planned if now_ns + length_ns > from_ns]
-            slots = place_beside(index.plan, rooms, job, policy, index.most_ranks(job))
+            if uses_part(policy, job.spec):
+                slots = place_now(index, job, index.most_ranks(job))
+            else:
+                slots = place_beside(index.plan, rooms, job, policy, index.most_ranks(job))
             if slots is not None:
                 profile.take(len(slots), now_ns, length_ns)
                 start(context, job, slots, "backfilled", "it delays no job ahead of it")
+                continue
+        elif uses_part(policy, job.spec) and job.job_id != head and job.not_before_ns <= now_ns:
+            slots = part_for(index, job, shared_only=True)
+            if slots is not None:
+                start(context, job, slots, "backfilled", "it needs no further slot")
                 continue
         if given >= DEPTH:
             if not profile.free_for(1):

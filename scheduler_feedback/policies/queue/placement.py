@@ -167,13 +167,13 @@ def _hold_beyond(plan: Plan, limits: Mapping[int, Limit], spec: JobSpec, emptied
     slots_a_pod = min((group.ranks for group in spec.groups if group.same_node), default=1)
     held: list[Slot] = []
     for number in dict.fromkeys((*limits, *plan.unreported)):
-        pods = _most_pods(plan, number, limits.get(number), spec, emptied)
+        pods = most_pods(plan, number, limits.get(number), spec, emptied)
         if pods is not None and (beyond := plan.count[number] - pods * slots_a_pod) > 0:
             held += plan.take_from(number, beyond)
     return held
 
 
-def _most_pods(plan: Plan, number: int, limit: Limit | None, spec: JobSpec, emptied: Container[str]) -> int | None:
+def most_pods(plan: Plan, number: int, limit: Limit | None, spec: JobSpec, emptied: Container[str]) -> int | None:
     """Return for how many pods of the job the node has other resources than slots; None: slots are the tighter limit.
 
     limit: the limit that the node reported for the job's constraint. It does not include gangs that have started since,

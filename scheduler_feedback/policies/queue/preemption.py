@@ -20,7 +20,7 @@ from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order.round_robin import is_past_slice
@@ -64,6 +64,8 @@ def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
     spec, since_ns = job.spec, job.attempt_started_ns
     if job.guest_of:  # it frees no slots
         return False
+    if spec.shareable and state.policy.sharing.divides and index_of(state).partners(job.job_id):
+        return False  # the other jobs on its slot stay
     if since_ns is None or job.stop_reason is not None or not (spec.preemptible and spec.restartable):
         return False
     least = state.policy.min_run_seconds if spec.min_run_seconds is None else spec.min_run_seconds
@@ -142,6 +144,10 @@ def _counted(index: SchedulingIndex, job: Job) -> int:
     """Count the running gang's slots, except slots on unavailable nodes and on nodes on probation."""
     if job.guest_of:  # the slots count for the jobs that it joined
         return 0
+    if job.spec.shareable and index.sharers and index.policy.sharing.divides:
+        first = [index.sharers.get(rank.slot, (job.job_id,))[0] for rank in job.ranks]
+        if first != [job.job_id] * len(first):  # its slot counts for the first job on it
+            return 0
     plan = index.plan
     if not index.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
         return len(job.ranks)

@@ -15,9 +15,11 @@ from scheduler_feedback.policies.data import dataset_cache
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
-from scheduler_feedback.policies.queue.placement import attempt_speed, place, place_probe, still_usable, where
+from scheduler_feedback.policies.queue.placement import Shape, attempt_speed, place, place_probe, still_usable, where
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
+from scheduler_feedback.policies.shares import part_placement
+from scheduler_feedback.policies.shares.part_placement import part_for, place_now, uses_part
 
 
 def start_probes(context: CycleContext) -> None:
@@ -39,17 +41,16 @@ def place_or_reserve(context: CycleContext) -> Reservation | None:
     if not index.changed:
         return _kept(state)
     index.changed = False
-    line, position = index.line.order, 0
+    line, position, divides = index.line.order, 0, state.policy.sharing.divides
     while position < len(line):
         job = state.jobs[line[position][-1]]
         if at_limit(index, job):
             position += 1
             continue
-        free = (
-            None
-            if paused(state, job, now_ns)
-            else place(index.plan, job, policy=state.policy, most=index.most_ranks(job))
-        )
+        free: tuple[Slot, ...] | None = None
+        if paused(state, job, now_ns) is None:
+            most = index.most_ranks(job)
+            free = place_now(index, job, most) if divides else place(index.plan, job, policy=state.policy, most=most)
         if free is not None:
             start(context, job, free, "started", "first in the queue")
             continue
@@ -73,11 +74,34 @@ def replan(context: CycleContext) -> None:
         least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
         if job.spec.min_ranks:
             most = min(least + spare, job.spec.ranks if most is None else most)
-        slots = place(index.plan, job, policy=context.state.policy, most=most)
+        if context.state.policy.sharing.divides:
+            slots = place_now(index, job, most)
+        else:
+            slots = place(index.plan, job, policy=context.state.policy, most=most)
         if slots is not None:
             spare -= max(len(slots) - least, 0)
             start(context, job, slots, "started", "chosen by the preemption pass")
+    if context.state.policy.sharing.divides:
+        _start_beside(context)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
+
+
+def _start_beside(context: CycleContext) -> None:
+    """Start pending jobs on parts of slots that running jobs leave. The preemption pass counts whole slots only."""
+    state, index = context.state, context.index
+    failed: set[Shape] = set()
+    for key in list(index.line.order):
+        job = state.jobs[key[-1]]
+        shape = index.line.places[key[-1]].kind.shape
+        if not uses_part(state.policy, job.spec) or shape in failed:
+            continue
+        if paused(state, job, context.now_ns) is not None or at_limit(index, job):
+            continue
+        slots = part_for(index, job, shared_only=True)
+        if slots is None:
+            failed.add(shape)
+        else:
+            start(context, job, slots, "started", "it needs no further slot")
 
 
 def restart_moved(context: CycleContext) -> None:
@@ -161,6 +185,10 @@ def start(
     job.network_class = chosen_class(context.state, context.index.plan, job, slots)
     why += in_words(context.state, context.index.plan, job, slots)
     why += dataset_cache.in_words(context.state, job.spec, slots)
+    if context.state.policy.sharing.divides:
+        why += part_placement.in_words(context.state, context.index, job, slots)
+        for other in part_placement.partners_on(context.index, job, slots):
+            context.record(other, "shares", f"shares {where(slots)} with {job.job_id}")
     context.index.start(job, slots, context.action_id(), speed, guest_of, part)
     spec = with_class(resized(job.spec, len(slots)), job.network_class)
     if part:

@@ -26,6 +26,7 @@ from scheduler_feedback.policies.queue import network_class
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.order import round_robin
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
+from scheduler_feedback.policies.shares import part_placement
 from scheduler_feedback.policies.sharing import muxflow
 from scheduler_feedback.policies.speeds.learnt_speeds import LEVELS, learnt_of
 
@@ -90,6 +91,10 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     queued = job.job_id in index.line and not index.unsettled  # the capacity can hold every queued job
     if not queued and not index.capacity.could_hold(job):
         return "capacity", unholdable(index.capacity, job)
+    if not queued and not index.has_memory(job.spec):
+        most = max((node.slot_memory_mib for node in state.nodes.values()), default=0)
+        needs = f"needs {job.spec.slot_memory_mib} MiB of device memory per rank"
+        return "capacity", f"{needs}; the slots that it may use have less (the largest of all: {most} MiB)"
     if (why_never := over_limit(state.policy, job.spec)) is not None:
         return "limit", f"cannot start with the present configuration: it {why_never}"
     if (limit := index.shares.room(job.spec.queue, ranks)) is not None:
@@ -107,11 +112,12 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if room and prefers_now(state.policy, job) and not _fits(index.plan, job, state.policy):
         return "level", _awaits_level(state, job, ranks)
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
-        return "slots", head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
+        text = head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
+        return "slots", text + part_placement.waits_in_words(state, job)
     if room and job.spec.required_level is not None and not _fits(index.plan, job, state.policy):
         level = job.spec.required_level.value
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
-    text = behind_waits(index.plan, job, state.reserved_for)
+    text = behind_waits(index.plan, job, state.reserved_for) + part_placement.waits_in_words(state, job)
     if _takes_turns(state.policy):
         text += round_robin.waits_for_turn(state, (state.jobs[one] for one in index.running))
     return "reservation" if room else "slots", text
@@ -242,6 +248,7 @@ def _explain_present(state: State, job: Job) -> str:
     if job.claim:
         text += f"; slots on {where(job.claim)} are reserved for its restart"
     text += cell_text.present(state, index_of(state), job)
+    text += part_placement.in_words(state, index_of(state), job, [rank.slot for rank in job.ranks])
     if state.policy.sharing is Sharing.MUXFLOW:
         text += muxflow.present(state, job)
     text += network_class.in_words(state, index_of(state).plan, job, [rank.slot for rank in job.ranks])

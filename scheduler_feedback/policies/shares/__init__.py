@@ -1,6 +1,9 @@
-"""Placement of requests that may ask for a share of one GPU.
+"""Parts of slots: placement of jobs that need a share of one GPU or a part of its memory.
+
+``part_placement`` is what the cycle calls: it places jobs with declared parts by the rules ``fgd`` and ``best-fit``.
+``declared_parts`` has what a job needs and what a slot has left, ``slot_parts`` the index that chooses a slot, and
+``seen_requests`` what typical jobs request. Start reading there.
 
 ``gpu_room`` has requests and the free resources of nodes, ``fragmentation`` measures how much of the free GPUs typical
-requests cannot use, ``placement_rules`` has best fit and the minimisation of fragmentation, and ``share_index`` chooses
-a node for each request. Start reading there. No backend starts shares yet: simulations call this code.
+requests cannot use. ``placement_rules`` and ``share_index`` place the same requests in studies, without a scheduler.
 """

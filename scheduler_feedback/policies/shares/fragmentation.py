@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 from scheduler_feedback.policies.shares.gpu_room import Request, Room
 
@@ -31,14 +32,23 @@ def typical(requests: Iterable[Request], popularity: float = POPULARITY) -> dict
     counts = Counter(replace(one, memory_mib=0) for one in requests)
     if not counts:
         raise ValueError("no requests: their typical shapes are unknown")
-    kept: dict[Request, int] = {}
-    order = sorted(counts.items(), key=lambda item: (-item[1], item[0].cpu_milli, item[0].gpu_milli, item[0].gpus))
-    for request, count in order:
-        if sum(kept.values()) >= popularity * counts.total():
+    order = sorted(counts, key=lambda one: (one.cpu_milli, one.gpu_milli, one.gpus))
+    return most_frequent({one: counts[one] for one in order}, popularity)
+
+
+def most_frequent(counts: Mapping[Any, float], popularity: float = POPULARITY) -> dict[Any, float]:
+    """Return the keys with the largest counts and their shares, which add up to 1. Of equal counts the first is used.
+
+    As many as are needed to cover `popularity` of the sum of all counts.
+    """
+    kept: dict[Any, float] = {}
+    covered, total = 0.0, sum(counts.values())
+    for key, count in sorted(counts.items(), key=lambda item: -item[1]):
+        if covered >= popularity * total:
             break
-        kept[request] = count
-    total = sum(kept.values())
-    return {request: count / total for request, count in kept.items()}
+        kept[key] = count
+        covered += count
+    return {key: count / covered for key, count in kept.items()}
 
 
 class Fragmentation:

@@ -76,6 +76,8 @@ def _possible(state: State, index: SchedulingIndex) -> bool:
     policy = state.policy
     if state.frozen or not policy.move_guests or policy.sharing in (Sharing.NONE, Sharing.MURI) or not index.sharers:
         return False
+    if policy.sharing.divides:
+        return False
     return not index.line.order and not index.claimants and bool(index.plan.free(Tier.HEALTHY))
 
 

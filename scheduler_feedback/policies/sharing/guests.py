@@ -68,6 +68,10 @@ def openings_of(index: SchedulingIndex) -> Openings:
 def start_guests(context: CycleContext) -> None:
     """Start pending shareable jobs beside running ones, in queue order, each beside the host that the rule prefers."""
     state, index = context.state, context.index
+    if state.policy.sharing.divides:
+        refresh(context)  # the jobs were placed in queue order (``shares/part_placement``)
+        index.touched.clear()
+        return
     if state.frozen or state.policy.sharing is Sharing.NONE:
         return
     start_opportunistic(context)

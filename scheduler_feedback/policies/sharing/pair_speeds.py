@@ -44,11 +44,14 @@ def speed_beside(state: State, spec: JobSpec, others: Sequence[JobSpec]) -> floa
 def assumed_speed(state: State, spec: JobSpec, others: Sequence[JobSpec]) -> float:
     """Return the job's known speed beside these jobs, else that of equal shares of time.
 
-    Opportunistic jobs get no share of the time that other jobs use.
+    Opportunistic jobs get no share of the time that other jobs use. Where `Policy.sharing` divides slots, jobs that all
+    declare their shares are expected to run at full speed: their run times are those with the share.
     """
     if not spec.opportunistic:
         others = [other for other in others if not other.opportunistic]
     speed = speed_beside(state, spec, others)
+    if speed is None and state.policy.sharing.divides and all(one.slot_share for one in (spec, *others)):
+        return 1.0
     return 1 / (1 + len(others)) if speed is None else speed
 
 

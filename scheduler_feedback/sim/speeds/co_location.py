@@ -27,6 +27,12 @@ def equal_shares(_job: JobSpec, others: tuple[JobSpec, ...], _gpu_type: str) -> 
     return 1 / (1 + len(others))
 
 
+def of_parts(job: JobSpec, others: tuple[JobSpec, ...], gpu_type: str) -> float:
+    """Return 1 if all jobs on the slot declare their shares: run times are those with the share. Else shares are
+    equal."""
+    return 1.0 if all(one.slot_share for one in (job, *others)) else equal_shares(job, others, gpu_type)
+
+
 def of_pairs(table: TABLE) -> CoSpeed:
     """Return speeds from measured pairs. Speeds beside several jobs are multiplied; unknown pairs share time equally.
 

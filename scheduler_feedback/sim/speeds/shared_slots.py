@@ -14,11 +14,12 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Sharing
 from scheduler_feedback.sim.job_trace import Trace
-from scheduler_feedback.sim.speeds.co_location import TABLE, CoSpeed, of_pairs, of_stages
+from scheduler_feedback.sim.speeds.co_location import TABLE, CoSpeed, of_pairs, of_parts, of_stages
 from scheduler_feedback.sim.speeds.gavel_throughputs import is_gavel, read_gavel
 
-USUAL_JOBS = {Sharing.NONE: 1, Sharing.MURI: 4}
-"""Jobs on one slot if the user gives no number; two for all other rules, which measure pairs."""
+USUAL_JOBS = {Sharing.NONE: 1, Sharing.MURI: 4, Sharing.FGD: 100, Sharing.BEST_FIT: 100}
+"""Jobs on one slot if the user gives no number; two for all other rules, which measure pairs. Where jobs declare their
+parts, these are the limit: 100 is one job per hundredth of a slot."""
 
 Speeds = dict[str, dict[str, float]]
 """Workload -> other workload on the same slot -> speed of the first, relative to its speed alone."""
@@ -64,9 +65,15 @@ class SharedSlots:
         return _noted(replace(trace, jobs=tuple(jobs)), rule)
 
     def co_speed(self, rule: Sharing, nodes: Sequence[NodeSeen]) -> CoSpeed:
-        """Return the true speeds of jobs that share slots: by their stages under `muri`, else those of pairs."""
+        """Return the true speeds of jobs that share slots: by their stages under `muri`, else those of pairs.
+
+        Without speeds of pairs, jobs that declare their parts of a slot run as fast as alone under `fgd` and
+        `best-fit`.
+        """
         if rule is Sharing.MURI:
             return of_stages
+        if rule.divides and not self.pair_speeds:
+            return of_parts
         everywhere = self.pair_speeds.get("", {})
         return of_pairs({node.gpu_type: self.pair_speeds.get(node.gpu_type, everywhere) for node in nodes})
 
@@ -78,6 +85,9 @@ def _noted(trace: Trace, rule: Sharing) -> Trace:
         return replace(trace, notes=(*trace.notes, note))
     if rule is Sharing.NONE or any(job.spec.shareable for job in trace.jobs):
         return trace
+    if rule.divides:
+        note = f"the sharing rule {rule.value} has no effect: no job of the trace is shareable and declares its part"
+        return replace(trace, notes=(*trace.notes, note))
     note = f"the sharing rule {rule.value} has no effect: no job of the trace may share slots (see --shareable)"
     return replace(trace, notes=(*trace.notes, note))
 
