@@ -12,7 +12,7 @@ from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import SharedSpeed
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Mode, Policy, Queue, Sharing, State
-from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.scheduling_index import drop_index, index_of
 from scheduler_feedback.policies.sharing.case import combined, pays
 from scheduler_feedback.policies.sharing.interference_model import fit, predicted_speed
 from scheduler_feedback.policies.sharing.muri import iteration_seconds
@@ -140,6 +140,18 @@ def test_in_observe_mode_an_opportunistic_job_keeps_its_slots_and_nothing_is_res
     waiting = world.submit(1, 500.0, workload="h")
     assert (world.state.jobs[first].stop_reason is not None) == bool(world.state.jobs[waiting].claim)
     assert bool(world.state.jobs[waiting].claim) == (mode is Mode.ACT)
+
+
+def test_observe_mode_reports_once_that_a_job_would_leave_for_several_others() -> None:
+    world = World({"n0": 3}, replace(ANTMAN, mode=Mode.OBSERVE))
+    first = world.submit(3, 500.0, **LEFTOVER)
+    world.running()
+    head, *_ = (world.submit(1, 500.0, workload="h") for _ in range(3))
+    for _ in range(2):
+        drop_index(world.state)  # evaluate all jobs again, as after a restart
+        world.cycle()
+    told = [entry.text for entry in world.entries if (entry.subject, entry.kind) == (first, "preempt")]
+    assert told == [f"would be preempted for {head}"]
 
 
 def test_opportunistic_jobs_leave_the_head_before_others_are_backfilled() -> None:

@@ -298,9 +298,10 @@ def place_without(
 
 
 def stop_for(context: CycleContext, job: Job, first: Job) -> None:
-    """Preempt the running gang `job` for other jobs, the first of which is `first`. Observe mode only logs it, once."""
+    """Preempt the running gang `job` for other jobs, the first of which is `first`. Observe mode only logs it, once: it
+    frees no slots, so that a pass finds the same gang for several jobs in turn."""
     if context.state.policy.mode is Mode.OBSERVE:
-        if job.proposed != f"preempt for {first.job_id}":
+        if not job.proposed.startswith("preempt for "):
             job.proposed = f"preempt for {first.job_id}"
             context.decide(job.job_id, "preempt", f"would be preempted for {first.job_id}", outcome="observed")
         return
