@@ -225,7 +225,7 @@ def swap(context: CycleContext) -> None:
         for urgency, job_id in movable:
             if found >= job.spec.ranks or not (starved or -urgency > gain * job.urgency):
                 break
-            if order.has_starved(state, state.jobs[job_id]):
+            if order.has_starved(state, state.jobs[job_id]) or _owns(index, state.jobs[job_id], job):
                 continue
             victims.append(state.jobs[job_id])
             found += _frees(index, state.jobs[job_id])
@@ -243,6 +243,14 @@ def swap(context: CycleContext) -> None:
         if state.policy.mode is Mode.ACT:
             index.reserve(job, slots)
             free = index.plan.free(Tier.HEALTHY)
+
+
+def _owns(index: SchedulingIndex, victim: Job, job: Job) -> bool:
+    """Return whether quotas apply to each GPU type, and the gang is within that of its queue, which is another one."""
+    types, owner = index.shares.types, index.shares.owner(victim.spec.queue)
+    if types is None or owner is None or owner == index.shares.owner(job.spec.queue):
+        return False
+    return all(types.excess(owner, name) <= 0 for name in types.types_of(victim.job_id))
 
 
 def _most_free(index: SchedulingIndex, job: Job) -> int:
