@@ -17,6 +17,7 @@ from scheduler_feedback.core.state import Estimates, Order, Policy, Queue, State
 from scheduler_feedback.policies.gpu_types import type_trades
 from scheduler_feedback.policies.gpu_types.type_quotas import sentence
 from scheduler_feedback.policies.gpu_types.type_trades import Owner, keeps, own_slots, trade
+from scheduler_feedback.policies.index.scheduling_index import index_of
 
 SECOND = 1_000_000_000
 BEGIN_NS = 1_700_000_000 * SECOND
@@ -230,3 +231,24 @@ def test_a_queue_that_may_not_borrow_does_not_trade() -> None:
 def test_the_price_is_limited_where_a_type_cannot_be_used() -> None:
     one = Owner("a", {"f": 1.0, "k": 0.0}, {"f": 1, "k": 1}, 9)
     assert one.gain("f", "k") == type_trades.MOST_GAIN and one.gain("k", "f") == 1 / type_trades.MOST_GAIN
+
+
+def test_own_slots_are_used_first() -> None:
+    cluster = Cluster(replace(POLICY, type_quotas=TypeQuotas.OWN))
+    cluster.submit("vision", 5)
+    assert cluster.held("vision") == {"V100": 4, "K80": 1}, "the other V100 are those of nlp"
+    types = index_of(cluster.state).shares.types
+    assert types is not None and types.total("vision") == 8 and types.total("other") is None
+    assert list(types.own_first("vision", 1, (1, 0), ("K80", "V100"))) == [0, 1], "all its V100 are in use"
+    assert list(types.own_first("nlp", 1, (1, 0), ("K80", "V100"))) == [1, 0]
+    assert list(types.own_first("nlp", 5, (1, 0), ("K80", "V100"))) == [1, 0], "no type has five: the fastest first"
+    assert list(types.own_first("vision", 3, (1, 0), ("K80", "V100"))) == [0, 1]
+    assert list(types.own_first(None, 1, (1, 0), ("K80", "V100"))) == [1, 0]
+
+
+def test_only_gangs_within_the_quota_of_a_type_start_by_it() -> None:
+    cluster = Cluster(replace(POLICY, type_quotas=TypeQuotas.OWN))
+    cluster.submit("vision", 12)
+    by_quota = [one for one in cluster.started.values() if "is below its quota" in one.reason]
+    assert len(by_quota) == 8 and len(cluster.started) == 12, "four borrow"
+    assert cluster.held("vision") in ({"V100": 8, "K80": 4}, {"V100": 4, "K80": 8}, {"V100": 6, "K80": 6})
