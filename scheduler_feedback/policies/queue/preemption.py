@@ -205,7 +205,7 @@ def swap(context: CycleContext) -> None:
             movable.append((-job.urgency, job_id))
     movable.sort()
     free = index.plan.free(Tier.HEALTHY)
-    several = len(index.plan.topology.type_names) > 1
+    several, by_type = len(index.plan.topology.type_names) > 1, index.shares.types is not None
     passed, gain = 0, state.policy.preempt_gain
     for key in list(index.line.order):
         job = state.jobs[key[-1]]
@@ -225,7 +225,7 @@ def swap(context: CycleContext) -> None:
         for urgency, job_id in movable:
             if found >= job.spec.ranks or not (starved or -urgency > gain * job.urgency):
                 break
-            if order.has_starved(state, state.jobs[job_id]) or _owns(index, state.jobs[job_id], job):
+            if order.has_starved(state, state.jobs[job_id]) or (by_type and _owns(index, state.jobs[job_id], job)):
                 continue
             victims.append(state.jobs[job_id])
             found += _frees(index, state.jobs[job_id])
@@ -246,7 +246,7 @@ def swap(context: CycleContext) -> None:
 
 
 def _owns(index: SchedulingIndex, victim: Job, job: Job) -> bool:
-    """Return whether quotas apply to each GPU type, and the gang is within that of its queue, which is another one."""
+    """Return whether the gang is within the quota of its GPU type of its queue, which is not that of the job."""
     types, owner = index.shares.types, index.shares.owner(victim.spec.queue)
     if types is None or owner is None or owner == index.shares.owner(job.spec.queue):
         return False
