@@ -42,6 +42,7 @@ from scheduler_feedback.policies.cells.virtual_cluster import uses_cells
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.gpu_types.faster_types import choose_types
 from scheduler_feedback.policies.gpu_types.type_moves import move_to_faster_types
+from scheduler_feedback.policies.gpu_types.type_quotas import divide
 from scheduler_feedback.policies.index import timeouts
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.intake import external_jobs, observations, user_requests, verdict_events
@@ -122,6 +123,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     if policy.order is Order.THEMIS and not policy.preempt:
         preemption.renew_all(context)  # this order changes with time, even without preemption
         context.evaluated = True  # a replay must compute the same keys at the same time
+    divide(context, happened)  # GPU types among the queues
     restart_moved(context)
     relax_levels(context)
     choose_types(context)

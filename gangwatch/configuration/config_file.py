@@ -76,7 +76,7 @@ from scheduler_feedback.backends.registry import BackendSection
 from scheduler_feedback.backends.registry import sections as backend_sections
 from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.core.plain_text import misleading
-from scheduler_feedback.core.state import Backfilling, Mode, Policy, Queue, Sharing, Sizes
+from scheduler_feedback.core.state import Backfilling, Mode, Policy, Queue, Sharing, Sizes, TypeQuotas
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.queue.network_class import MOST_NETWORK_CLASSES
 
@@ -278,6 +278,8 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
         )
     if (wrong := _wrong_cells(policy)) is not None:
         raise ConfigError(f"{where}: policy.{wrong}")
+    if (wrong := _wrong_type_quotas(policy)) is not None:
+        raise ConfigError(f"{where}: policy.{wrong}")
     if policy.quarantine_max_seconds < policy.quarantine_seconds:
         raise ConfigError(
             f"{where}: policy.quarantine_max_seconds: {policy.quarantine_max_seconds:g} s is less than "
@@ -307,6 +309,22 @@ def _wrong_cells(policy: Policy) -> str | None:
             return 'sizes: a gang keeps its size if a queue has cells; set sizes = "idle"'
         if policy.backfill is Backfilling.CONSERVATIVE:
             return 'backfill: not possible if a queue has cells; use "easy", "greedy" or "none"'
+    return None
+
+
+def _wrong_type_quotas(policy: Policy) -> str | None:
+    """Return what is wrong with quotas by GPU type, with the key first; None if nothing is."""
+    if policy.type_quotas is TypeQuotas.ALIKE:
+        return None
+    owners = {queue.name for queue in policy.queues if queue.quota is not None}
+    for name in sorted(owners):
+        if (parent := next((one for one in Shares(policy).chain(name)[1:] if one in owners), None)) is not None:
+            return (
+                f"type_quotas: queue {name} and its parent {parent} both have a quota; GPU types are divided on one "
+                "level: leave out one of the quotas"
+            )
+    if any(queue.cells for queue in policy.queues):
+        return 'type_quotas: not possible if a queue has cells; set type_quotas = "alike"'
     return None
 
 

@@ -7,7 +7,8 @@ from gangwatch.configuration.config_file import Config
 from gangwatch.configuration.in_force import read_in_force
 from gangwatch.health.machine import Finding
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.core.state import Order, Policy, Sharing, Sizes
+from scheduler_feedback.core.state import Order, Policy, Sharing, Sizes, TypeQuotas
+from scheduler_feedback.policies.index.queue_shares import quotas_by_type
 
 _FAIR = 'policy.order = "fair"'
 _PREEMPT = "policy.preempt = true"
@@ -53,6 +54,10 @@ def _without_effect(policy: Policy, jobs_per_slot: int, slurm: bool) -> list[tup
     found = _queues_without_effect(policy)
     if policy.order is Order.ROUND_ROBIN and not policy.preempt:
         found.append(('policy.order: "round-robin" is first come, first served without preemption', _PREEMPT))
+    if policy.type_quotas is not TypeQuotas.ALIKE and not slurm and not quotas_by_type(policy):
+        value = policy.type_quotas.value
+        what = f'policy.type_quotas: "{value}" has no effect without quotas, the fair order and preemption'
+        found.append((what, f"a quota for each queue, {_FAIR} and {_PREEMPT}"))
     if slurm:
         return found + _without_effect_with_slurm(policy)
     if policy.sharing is not Sharing.NONE and jobs_per_slot < 2:
@@ -68,6 +73,9 @@ def _without_effect_with_slurm(policy: Policy) -> list[tuple[str, str]]:
         found.append((f"policy.sharing: {what}", 'policy.sharing = "none"'))
     if policy.sizes is not Sizes.IDLE:
         found.append(("policy.sizes: no effect: a Slurm job has a fixed number of ranks", 'policy.sizes = "idle"'))
+    if policy.type_quotas is not TypeQuotas.ALIKE:
+        what = "no effect: Slurm chooses the nodes (see its GRES limits of an association, such as GrpTRES)"
+        found.append((f"policy.type_quotas: {what}", 'policy.type_quotas = "alike"'))
     if policy.dataset_cache_gib:
         what = "no effect: Slurm chooses the nodes, without regard to the datasets in their caches"
         found.append((f"policy.dataset_cache_gib: {what}", "policy.dataset_cache_gib = 0"))

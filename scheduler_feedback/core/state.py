@@ -82,6 +82,14 @@ class Sharing(StrEnum):
         return self in (Sharing.FGD, Sharing.BEST_FIT)
 
 
+class TypeQuotas(StrEnum):
+    """How the quotas of queues apply to GPU types, in the order `fair` with preemption."""
+
+    ALIKE = "alike"  # a quota counts the slots of all types alike
+    OWN = "own"  # each queue owns a part of every type, in proportion to its quota
+    TRADED = "traded"  # the same, and queues trade these parts where both gain (Gandiva_fair)
+
+
 class Cell(StrEnum):
     """Kind of a cell: a part of the cluster that is assigned as a whole. Each divides into cells of the kind before."""
 
@@ -188,6 +196,11 @@ class Policy:
     """Half-life of a queue's past usage, in seconds: usage of this age counts half."""
     queues: tuple[Queue, ...] = ()
     """Hierarchy of queues. The field `borrow` of a queue determines whether the queue may borrow slots."""
+    type_quotas: TypeQuotas = TypeQuotas.ALIKE
+    """How the quotas of queues apply to GPU types."""
+    trade_seconds: float = 3600.0
+    """Minimum time between two divisions of the GPU types among the queues, in seconds, while the nodes do not
+    change."""
     las_thresholds: tuple[float, ...] = (3600.0,)
     """Attained GPU-seconds at which a job falls into the next queue of the order `las` (least attained service).
     Tiresias, section 5, has two queues."""
@@ -377,6 +390,23 @@ class MeasuredTraffic(msgspec.Struct, frozen=True):
     """Number of measurements of the mean, the older ones discounted."""
 
 
+class TypeTrade(msgspec.Struct, frozen=True):
+    """Trade of two queues: parts of their quotas on two GPU types."""
+
+    seller: str
+    """Queue that gives slots of the faster type."""
+    buyer: str
+    """Queue that gets them."""
+    fast: str
+    """The faster GPU type."""
+    slow: str
+    """The slower GPU type."""
+    fast_slots: int
+    """Slots of the faster type that the seller gives."""
+    slow_slots: int
+    """Slots of the slower type that the buyer gives for them."""
+
+
 class CachedDataset(msgspec.Struct, frozen=True):
     """A dataset in the cache of a node, as far as the scheduler knows."""
 
@@ -512,6 +542,14 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """Datasets that nodes are expected to have in their caches: dataset -> node."""
     requests: SeenRequests = msgspec.field(default_factory=SeenRequests)
     """Requests of the jobs so far; empty unless `Policy.sharing` divides slots."""
+    type_slots: dict[str, int] = {}
+    """Slots of each GPU type that were last divided among the queues; empty: none were, or the policy has changed."""
+    type_shares: dict[str, dict[str, int]] = {}
+    """Slots of each GPU type to which each queue with a quota is entitled, after trades: queue -> GPU type -> slots."""
+    type_trades: list[TypeTrade] = []
+    """Trades of the last division."""
+    traded_ns: int = 0
+    """Time of the last division of GPU types among the queues."""
     sized_ns: int = 0
     """Time of the last joint choice of sizes."""
     types_ns: int = 0

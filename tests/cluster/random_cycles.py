@@ -8,6 +8,8 @@ timeouts               time alone leads to a decision only at a registered timeo
 no slot twice          no slot is assigned while another attempt runs on it, or reserved for two gangs
 sharing                jobs on one slot are all shareable, as few as the node allows, and fit in memory and share
 quota                  a queue with all queues below it holds at most its limit, or its quota if it may not borrow
+GPU types              quotas of each type, after trades, add up to the slots; no gang is stopped for another queue
+                       while its own queue holds no more than its quota of the gang's type
 reservation            the head's reservation moves back only for outside reasons (a verdict, a lost node, a
                        cancellation, an overrun, a freeze, a policy change), never because of backfilled jobs
 no starvation          of equal priority, starved jobs go before all others
@@ -47,6 +49,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
 from scheduler_feedback.journal.replay import replay
+from scheduler_feedback.policies.gpu_types.type_trades import own_slots
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.queue.placement import speed
 from tests.cluster.scheduling_rules import (
@@ -240,7 +243,7 @@ class Ordeal:
     def cycle(self, *events: Event) -> cycle.Outcome:
         reported = [decode_event(encode_event(event)) for event in events]
         nodes = self._nodes()
-        frozen_before = self.state.frozen
+        frozen_before, by_type = self.state.frozen, self._held_by_type()
         outcome = cycle.run(self.state, reported, self.now_ns)
         self.cycles += 1
         if outcome.changed:
@@ -256,6 +259,7 @@ class Ordeal:
         check_books(self.state)
         check_claims(self.state, self.owner)
         self._check_quota(any(isinstance(event, PolicySet) for event in events))
+        self._check_types(outcome, by_type)
         self._check_order()
         self._check_observed()
         self._check_frozen(frozen_before and self.state.frozen, nodes, events)
@@ -326,6 +330,56 @@ class Ordeal:
             grown = not new_policy and held[name] > self.held.get(name, 0)
             assert not grown or held[name] <= most, f"queue {name} holds {held[name]} slots of {most}"
         self.held = held
+
+    def _held_by_type(self) -> dict[tuple[str, str], int]:
+        """Return the slots that each queue with a quota holds, or has reserved, by (queue, GPU type)."""
+        found: dict[tuple[str, str], int] = {}
+        for job in self.state.jobs.values() if self.state.policy.queues else ():
+            held = [rank.slot for rank in job.ranks] if job.state.holds_slots else []
+            for slot in job.claim if len(job.claim) > len(held) else held:
+                key = self._owner_of(job), self.state.nodes[slot.node].gpu_type
+                found[key] = found.get(key, 0) + 1
+        return found
+
+    def _owner_of(self, job: Job) -> str:
+        queues, name = {queue.name: queue for queue in self.state.policy.queues}, job.spec.queue
+        while name in queues and queues[name].quota is None:
+            name = queues[name].parent
+        return name if name in queues else ""
+
+    def _check_types(self, outcome: cycle.Outcome, before: dict[tuple[str, str], int]) -> None:
+        """Check the division of GPU types. before: slots by (queue, GPU type) before the cycle."""
+        state = self.state
+        if not state.type_shares:
+            assert not state.type_trades
+            return
+        quotas = {queue.name: queue.quota for queue in state.policy.queues if queue.quota is not None}
+        own = own_slots(quotas, state.type_slots)
+        assert all(sum(own[name].values()) == quota for name, quota in quotas.items()) or sum(quotas.values()) > sum(
+            state.type_slots.values()
+        ), "each queue owns its quota"
+        for one in state.type_trades:
+            for name, sign in ((one.seller, -1), (one.buyer, 1)):
+                own[name][one.fast] += sign * one.fast_slots
+                own[name][one.slow] -= sign * one.slow_slots
+        after = {name: {kind: count for kind, count in held.items() if count} for name, held in own.items()}
+        assert after == state.type_shares, "quotas of each type change only through trades"
+        assert all(count > 0 for held in after.values() for count in held.values())
+        reserved = self._held_by_type()
+        self.counts["divisions with trades"] = self.counts.get("divisions with trades", 0) + bool(state.type_trades)
+        for action in outcome.actions:
+            if not isinstance(action, StopGang) or action.why is not StopReason.PREEMPT:
+                continue
+            victim = state.jobs[action.job_id]
+            first = state.jobs.get(action.reason.partition("preempted; ")[2].partition(" ")[0])
+            owner = self._owner_of(victim)
+            if not owner or first is None or self._owner_of(first) == owner or first.overdue:
+                continue
+            kinds = {state.nodes[rank.slot.node].gpu_type for rank in victim.ranks}
+            held = {kind: max(before.get((owner, kind), 0), reserved.get((owner, kind), 0)) for kind in kinds}
+            assert any(held[kind] > after[owner].get(kind, 0) for kind in kinds), (
+                f"{action.job_id} is stopped for {first.job_id}, and its queue {owner} holds only its own"
+            )
 
     def _check_order(self) -> None:
         line = index_of(self.state).line.order
@@ -483,6 +537,8 @@ class Ordeal:
     def observe_again(self) -> None:
         """Check that repeated reports of the backend, as after a restart, change nothing."""
         self.rest()
+        if self.state.type_shares:
+            return  # any event may lead to other trades, because jobs have reported speeds since the last ones
         before = decode_state(encode_state(self.state))
         seen = tuple(self._running(*key) for key, living in self.alive.items() if living.seen)
         nodes = tuple(as_seen(node) for node in self.state.nodes.values())

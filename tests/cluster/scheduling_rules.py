@@ -210,6 +210,12 @@ def _dependencies(index: SchedulingIndex, _: str) -> object:
     return {name: waiting for name, waiting in open_ones.items() if waiting}, known.arrays, known.turns
 
 
+def _shares(index: SchedulingIndex, _: str) -> object:
+    types = index.shares.types
+    by_type = None if types is None else {name: held for name, held in types.held.items() if held}
+    return index.shares.held, by_type, None if types is None else types.entitled
+
+
 COMPARABLE = {
     "plan_or_none": _plan,
     "capacity_or_none": _capacity,
@@ -224,7 +230,7 @@ COMPARABLE = {
     "_groups": lambda index, _: [sorted(group) for group in index._groups],
     "dependencies": _dependencies,
     "ended": lambda index, _: sorted(index.ended),
-    "shares": lambda index, _: index.shares.held,
+    "shares": _shares,
     "state": lambda index, _: id(index.state),
 }
 """How to read a field that two equal indexes do not hold in the same form."""

@@ -34,7 +34,18 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import After, Dependency, Group, JobSpec, JobState, Packing
-from scheduler_feedback.core.state import Backfilling, Cell, Estimates, Mode, Order, Policy, Queue, Sharing, Sizes
+from scheduler_feedback.core.state import (
+    Backfilling,
+    Cell,
+    Estimates,
+    Mode,
+    Order,
+    Policy,
+    Queue,
+    Sharing,
+    Sizes,
+    TypeQuotas,
+)
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.random_cycles import Ordeal
@@ -71,6 +82,8 @@ POLICIES = st.builds(
     slice_seconds=st.sampled_from([9.0, 40.0]),
     preempt_gain=st.sampled_from([1.2, 3.0]),
     queues=st.sampled_from([(), QUEUES, QUOTAS, *CELLS]),
+    type_quotas=st.sampled_from([TypeQuotas.ALIKE, TypeQuotas.OWN, TypeQuotas.TRADED, TypeQuotas.TRADED]),
+    trade_seconds=st.sampled_from([0.0, 20.0]),
     uplink_slowdown=st.sampled_from([0.0, 0.2]),
     network_classes=st.sampled_from([0, 3]),
     spare_nodes=st.sampled_from([0, 0, 1]),

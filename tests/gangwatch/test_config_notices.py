@@ -15,7 +15,7 @@ from gangwatch.configuration.config_file import Config, load
 from gangwatch.configuration.in_force import InForce, write_in_force
 from gangwatch.configuration.notices import finding, finding_of, notices
 from gangwatch.state_folder import ControllerRecord, StateFolder, this_process, write_atomically
-from scheduler_feedback.core.state import Cell, Order, Policy, Queue, Sharing, Sizes
+from scheduler_feedback.core.state import Cell, Order, Policy, Queue, Sharing, Sizes, TypeQuotas
 
 OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
 
@@ -27,6 +27,9 @@ def test_a_notice_names_quota_and_weight_under_orders_that_ignore_them(order: Or
     assert quota.startswith("policy.queues: owner, guest: 'quota' has no effect") and f'"{order.value}"' in quota
     assert weight.startswith("policy.queues: heavy: 'weight' has no effect")
     assert finding(policy, 1).state == "limited"
+
+
+TRADED = Policy(order=Order.FAIR, preempt=True, queues=(OWNER,), type_quotas=TypeQuotas.TRADED)
 
 
 def test_a_notice_names_a_quota_without_preemption_under_the_fair_order() -> None:
@@ -43,6 +46,27 @@ def test_settings_that_every_order_follows_give_no_notice() -> None:
     assert notices(Policy(queues=queues), 1) == ()
 
 
+def test_a_notice_names_quotas_by_type_without_what_they_need() -> None:
+    assert notices(TRADED, 1) == ()
+    for policy in (Policy(type_quotas=TypeQuotas.OWN), replace(TRADED, queues=())):
+        (only,) = notices(policy, 1)
+        assert only.startswith("policy.type_quotas:") and "has no effect" in only and "policy.preempt = true" in only
+
+
+def test_quotas_by_type_on_two_levels_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "gangwatch.toml"
+    file.write_text(
+        "[policy]\ntype_quotas = 'traded'\n[[policy.queues]]\nname = 'all'\nquota = 4\n"
+        "[[policy.queues]]\nname = 'a'\nparent = 'all'\nquota = 2\n"
+    )
+    found = CliRunner().invoke(cli, ["config", "--state", str(tmp_path / "state"), "--config", str(file)])
+    assert found.exit_code != 0
+    assert "policy.type_quotas: queue a and its parent all both have a quota" in str(found.exception)
+    file.write_text("[policy]\ntype_quotas = 'each'\n")
+    found = CliRunner().invoke(cli, ["config", "--state", str(tmp_path / "state"), "--config", str(file)])
+    assert "policy.type_quotas: expected 'alike' or 'own' or 'traded', not 'each'" in str(found.exception)
+
+
 def test_a_notice_names_sharing_on_slots_that_hold_one_job() -> None:
     (only,) = notices(Policy(sharing=Sharing.MUXFLOW), 1)
     assert only.startswith('policy.sharing: "muxflow" has no effect') and "cluster.jobs_per_slot = 2" in only
@@ -55,6 +79,7 @@ def test_a_notice_names_sharing_on_slots_that_hold_one_job() -> None:
         (Policy(sharing=Sharing.GANDIVA), "policy.sharing: no effect: Slurm starts the jobs"),
         (Policy(sizes=Sizes.SPEEDUP), "policy.sizes: no effect: a Slurm job has a fixed number of ranks"),
         (Policy(queues=(Queue("a", cells={Cell.NODE: 1}), Queue("b"))), "policy.queues: a: 'cells' have no effect"),
+        (TRADED, "policy.type_quotas: no effect: Slurm chooses the nodes"),
     ],
 )
 def test_what_slurm_cannot_express_is_said_once_and_is_no_error(policy: Policy, words: str) -> None:

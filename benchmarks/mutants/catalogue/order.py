@@ -62,9 +62,9 @@ MUTANTS = (
         "policies.queue.reclaim:start_within_quota", "if first is not None and key[:2] != first:", "if False:", _RECLAIM
     ),
     Mutant(
-        "policies.queue.reclaim:start_within_quota",
-        "index.shares.held[owner] + ranks <= (index.shares.queues[owner].quota or 0)",
-        "True",
+        "policies.queue.reclaim:_rests",
+        "(shares.queues[owner].quota or 0) - shares.held[owner]",
+        "ranks",
         _RECLAIM,
     ),
     Mutant("policies.intake.expired_timeouts:expire_timeouts", "while index.hopeless:", "if index.hopeless:", _CHAINS),

@@ -7,6 +7,7 @@ _BACKFILL = ("tests/policies/test_backfill.py",)
 _CONSTRAINTS = ("tests/policies/test_constraints.py",)
 _COSTS = ("tests/policies/test_move_cost.py",)
 _DATA = ("tests/policies/test_dataset_cache.py",)
+_TYPES = ("tests/policies/test_type_quotas.py",)
 _TIMEOUTS = ("tests/policies/test_timeouts.py", "tests/policies/test_policy_parts.py")
 
 MUTANTS = (
@@ -69,12 +70,8 @@ MUTANTS = (
         _PARTS,
     ),
     Mutant("policies.queue.preemption:due", "and not state.frozen", "", _PARTS),
-    Mutant(
-        "policies.queue.reclaim:reclaim",
-        "if index.shares.held[owner] + ranks > (queues[owner].quota or 0):",
-        "if False:",
-        _PARTS,
-    ),
+    Mutant("policies.queue.reclaim:_rests", "[rest] if rest.slots >= ranks else []", "[rest]", _PARTS),
+    Mutant("policies.queue.reclaim:_rests", "for rest in found if rest.slots >= ranks", "for rest in found", _TYPES),
     Mutant("policies.queue.reclaim:reclaim", "asked.add(owner)", "pass", _PARTS),
     Mutant(
         "policies.queue.reclaim:reclaim",
@@ -82,13 +79,9 @@ MUTANTS = (
         "job.not_before_ns >= context.now_ns",
         _PARTS,
     ),
-    Mutant(
-        "policies.queue.reclaim:_victims", "(after < quota) is not straddling", "(after < quota) is straddling", _PARTS
-    ),
-    Mutant(
-        "policies.queue.reclaim:_victims", "if _within_quota(index, job, owner, []) is not None:", "if False:", _PARTS
-    ),
-    Mutant("policies.queue.reclaim:_victims", "_fewest(index, job, owner, chosen, slots)", "(slots, chosen)", _PARTS),
+    Mutant("policies.queue.reclaim:_victims", "(after < 0) is not straddling", "(after < 0) is straddling", _PARTS),
+    Mutant("policies.queue.reclaim:_first_victims", "if any(", "if False and any(", _PARTS),
+    Mutant("policies.queue.reclaim:_victims", "_fewest(index, job, rest, chosen, slots)", "(slots, chosen)", _PARTS),
     Mutant("policies.queue.resizing:timeouts", "len(job.ranks) < (job", "len(job.ranks) <= (job", _PARTS),
     Mutant("policies.queue.resizing:timeouts", "_surplus(job) > 0 and", "", _PARTS),
     Mutant("policies.queue.resizing:timeouts", "(guessed or job.spec.checkpoint_interval_seconds)", "guessed", _PARTS),
@@ -114,7 +107,7 @@ MUTANTS = (
     Mutant("policies.nodes.spares:count", "mean > 0 and beyond >", "mean > 0 and beyond >= 2 *", _PARTS),
     Mutant("policies.nodes.spares:count", "max(policy.spare_nodes, spares)", "spares", _PARTS),
     Mutant("policies.index.queue_shares:Shares.rank_queues", "* fading +", "/ fading +", _PARTS),
-    Mutant("policies.index.queue_shares:Shares._rank_key", ">= (self.queues", "> (self.queues", _PARTS),
+    Mutant("policies.index.queue_shares:Shares._rank_key", ">= self.quota", "> self.quota", _PARTS),
     Mutant("policies.index.queue_shares:Shares.left", "return min(left", "return max(left", _PARTS),
     Mutant(
         "policies.index.queue_shares:most_slots",
@@ -247,4 +240,11 @@ MUTANTS = (
     ),
     Mutant("policies.nodes.draining:drain", "or job.stop_reason is not None", "", _PARTS),
     Mutant("policies.intake.dependencies:_became", "is JobState.CANCELLED", "is not JobState.CANCELLED", _PARTS),
+    Mutant("policies.gpu_types.type_trades:_next", "if second > least", "if True", _TYPES),
+    Mutant("policies.gpu_types.type_trades:_amounts", "seller.demand - seller.total()", "99", _TYPES),
+    Mutant("policies.gpu_types.type_trades:keeps", "work < owner.work() - TINY or", "", _TYPES),
+    Mutant("policies.gpu_types.type_quotas:divide", "due = happened and", "due =", _TYPES),
+    Mutant("policies.gpu_types.type_quotas:divide", "if index.shares.queues[one.name].borrow", "", _TYPES),
+    Mutant("policies.index.type_holdings:TypeHoldings.own_first", "+ ranks > 0", "+ ranks < 0", _TYPES),
+    Mutant("policies.index.type_holdings:TypeHoldings.release", "held[name] -= count", "pass", _TYPES),
 )

@@ -16,7 +16,8 @@ expected ends, the queue, expected run times, and jobs whose limit has passed. A
 free but that the job cannot use, such as slots reserved for the head, would seem to be free later and later.
 
 The rule is off with one GPU type, and where a pass must not skip a job that could start: without backfill, and in
-preemption passes of the orders other than `fair`, which count all slots alike.
+preemption passes of the orders other than `fair`, which count all slots alike. It is off for jobs of a queue that owns
+slots of each type (``type_quotas``), because its slots of the slower types would be used by others.
 """
 
 from __future__ import annotations
@@ -121,8 +122,15 @@ def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request
             for number in types_for(index.plan, job, state.policy)
             if _could_hold(index, job, number)
         )
-        found.append(Request(job, ranks, not 0 < job.awaited_until_ns <= now_ns, run_ns))
+        waits = not 0 < job.awaited_until_ns <= now_ns and not _owns_slots(index, job)
+        found.append(Request(job, ranks, waits, run_ns))
     return found
+
+
+def _owns_slots(index: SchedulingIndex, job: Job) -> bool:
+    """Return whether the job's queue owns slots of each GPU type. Its jobs use these, and wait for no faster ones."""
+    types = index.shares.types
+    return types is not None and index.shares.owner(job.spec.queue) in types.entitled
 
 
 def _digest(backlog: TypeBacklog, requests: Sequence[Request], policy: Policy) -> bytes:

@@ -80,6 +80,8 @@ class HeldSlots:
         self.disputes = False
         """Whether a verdict of interference between two gangs is active."""
         self.shares = Shares(state.policy)
+        if self.shares.types is not None:
+            self.shares.types.entitled = state.type_shares
         """Number of slots that each queue holds, and the limits of the queues."""
         self.sharers: dict[Slot, tuple[str, ...]] = {}
         """Ids of the jobs on each slot that a shareable job holds."""
@@ -152,6 +154,7 @@ class HeldSlots:
             if self.policy.dataset_cache_gib:
                 self.plan_or_none.datasets = self.state.datasets
             self.plan_or_none.learnt = learnt_of(self.state)
+            self.plan_or_none.shares = self.shares
             if self.policy.learn_speeds:
                 self.plan_or_none.traffic = self.state.traffic
             for job_id, slots in self.held.items():
@@ -256,7 +259,13 @@ class HeldSlots:
         if job.spec.shareable:
             self._join(job, slots)
         self.shares.use(job.spec.queue, len(slots))
+        self._count_types(job, slots)
         self.changed = True
+
+    def _count_types(self, job: Job, slots: Iterable[Slot]) -> None:
+        """Count the slots by GPU type for the quota of the job's queue."""
+        if self.shares.types is not None:
+            self.shares.types.hold(job.job_id, self.shares.owner(job.spec.queue), slots, self.state.nodes)
 
     def _free(self, job: Job, held: tuple[Slot, ...], claim: tuple[Slot, ...]) -> None:
         freed = (*held, *claim) if claim else held
@@ -273,6 +282,8 @@ class HeldSlots:
                 for other in self.stopping:
                     self.plan_or_none.hold(self.held.get(other, _NONE))
         self.shares.use(job.spec.queue, -max(len(held), len(claim)))
+        if self.shares.types is not None:
+            self.shares.types.release(job.job_id)
         self.grown = self.changed = True
 
     def is_clear(self, claim: Iterable[Slot]) -> bool:

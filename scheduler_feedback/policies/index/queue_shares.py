@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.state import Policy, Queue, State
+from scheduler_feedback.core.state import Order, Policy, Queue, State, TypeQuotas
+from scheduler_feedback.policies.index.type_holdings import TypeHoldings
 
 
 class Shares:
@@ -11,15 +12,17 @@ class Shares:
     held: number of slots by queue, with the slots of all queues below it. A gang's slots count from its start or its
         reservation.
     limited: whether any queue has a limit.
+    types: the same for each GPU type; None if quotas count all types alike.
     """
 
-    __slots__ = ("_chains", "held", "limited", "queues")
+    __slots__ = ("_chains", "held", "limited", "queues", "types")
 
     def __init__(self, policy: Policy) -> None:
         self.queues: dict[str, Queue] = {queue.name: queue for queue in policy.queues}
         self.limited = any(most_slots(queue) is not None for queue in policy.queues)
         self.held: dict[str, int] = dict.fromkeys(self.queues, 0)
         self._chains: dict[str, tuple[str, ...]] = {}
+        self.types = TypeHoldings() if quotas_by_type(policy) else None
 
     def chain(self, queue: str) -> tuple[str, ...]:
         """Return the queue and all its parent queues, the queue first; () if the policy does not name the queue."""
@@ -32,6 +35,15 @@ class Shares:
                 name = self.queues[name].parent
             chain = self._chains[queue] = tuple(found)
         return chain
+
+    def owner(self, queue: str) -> str | None:
+        """Return the name of the queue, or of its nearest parent queue, that has a quota; None if none has."""
+        return next((name for name in self.chain(queue) if self.queues[name].quota is not None), None)
+
+    def quota(self, name: str) -> int:
+        """Return the quota of a queue in slots of all GPU types, after trades; 0 if it has none."""
+        traded = self.types.total(name) if self.types is not None else None
+        return (self.queues[name].quota or 0) if traded is None else traded
 
     def use(self, queue: str, slots: int) -> None:
         """Add to the number of slots that the queue and its parents hold. A negative number subtracts."""
@@ -58,11 +70,18 @@ class Shares:
         """Return the sort key of a queue: (whether it borrows, usage / weight) of each parent and of the queue."""
         return tuple(
             (
-                self.queues[name].quota is not None and self.held[name] >= (self.queues[name].quota or 0),
-                state.queue_use.get(name, 0.0) / self.queues[name].weight,
+                self.queues[name].quota is not None and self.held[name] >= self.quota(name),
+                state.queue_use.get(name, 0.0) / self._weight(name),
             )
             for name in reversed(self.chain(queue))
         )
+
+    def _weight(self, name: str) -> float:
+        """Return the queue's weight. A queue that has traded for more, slower slots has the right to use more."""
+        queue = self.queues[name]
+        if self.types is None or not queue.quota:
+            return queue.weight
+        return queue.weight * max(self.quota(name), 1) / queue.quota
 
     def left(self, queue: str) -> int | None:
         """Return how many more slots the queue may take; None if neither the queue nor a parent has a limit."""
@@ -98,3 +117,10 @@ def most_slots(queue: Queue) -> int | None:
     if queue.borrow or queue.quota is None:
         return queue.limit
     return queue.quota if queue.limit is None else min(queue.quota, queue.limit)
+
+
+def quotas_by_type(policy: Policy) -> bool:
+    """Return whether each queue with a quota is entitled to slots of every GPU type."""
+    if policy.type_quotas is TypeQuotas.ALIKE or policy.order is not Order.FAIR or not policy.preempt:
+        return False
+    return any(queue.quota is not None for queue in policy.queues)

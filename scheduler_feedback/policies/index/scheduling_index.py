@@ -79,6 +79,7 @@ class SchedulingIndex(TrackedJobs):
         self.state.idle = False
         if not policy.dataset_cache_gib:
             self.state.datasets = {}
+        self.state.type_slots = {}  # the types are divided among the queues again
         regrouped = self.regrouped
         TrackedJobs.__init__(self, self.state)  # in place: the cycle context refers to this index
         self.regrouped = regrouped

@@ -15,6 +15,7 @@ from scheduler_feedback.core.cluster import Node, Tier, tier_of
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import CachedDataset, MeasuredTraffic
 from scheduler_feedback.policies.index.domains import Topology, lowest, numbers
+from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.speeds.learnt_speeds import LearntSpeeds
 
 TIERS = len(Tier)
@@ -68,6 +69,7 @@ class Plan:
     declined: pending jobs that wait for a faster GPU type: by job id, (numbers of the types that the job does not use
     now, as a bit mask; expected start in ns). typed_for: digest of what this depends on (``faster_types``).
     learnt: learnt speeds of jobs, which order the GPU types; None: given speeds do.
+    shares: quotas of the queues, which order the GPU types if they apply to each type; None: they do not.
     datasets: nodes that have a dataset in their caches, by its name; empty: placement ignores datasets.
     unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
     changed: numbers of the nodes whose free slots have changed; None: nobody reads it (``shares/slot_parts``).
@@ -86,6 +88,7 @@ class Plan:
         "free_in",
         "learnt",
         "pool",
+        "shares",
         "slots_in",
         "slowdown",
         "topology",
@@ -117,6 +120,7 @@ class Plan:
         self.declined: dict[str, tuple[int, int]] = {}
         self.typed_for = b""
         self.learnt: LearntSpeeds | None = None
+        self.shares: Shares | None = None
         self.unreported: dict[int, dict[str, tuple[int, Requests]]] = {}
         for node in nodes:
             self.pool[number[node.name]] = self._pool_of(node)
@@ -187,7 +191,7 @@ class Plan:
         other.crossing, other.congested = self.crossing, self.congested
         other.uplink_slowdown, other.traffic = self.uplink_slowdown, self.traffic
         other.declined, other.typed_for, other.learnt = self.declined, self.typed_for, self.learnt
-        other.datasets = self.datasets
+        other.datasets, other.shares = self.datasets, self.shares
         other.unreported = self.unreported  # shared: a start counts in both
         return other
 

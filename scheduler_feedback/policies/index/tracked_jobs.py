@@ -222,6 +222,8 @@ class TrackedJobs(HeldSlots):
                 self.plan_or_none.hold(job.claim)
             held = len(job.ranks) if state in _HOLDING else 0
             self.shares.use(job.spec.queue, max(len(job.claim) - held, 0))
+            if len(job.claim) > held:
+                self._count_types(job, job.claim)
             self.changed = True
         if job.claim or state in _HOLDING:
             self._expect(job)

@@ -366,7 +366,7 @@ def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
     return any(not _needs_slow(plan, pool, spec, ranks, barred) for pool in healthy)
 
 
-def types_for(plan: Plan, job: Job, policy: Policy | None) -> Collection[int]:
+def types_for(plan: Plan, job: Job, policy: Policy | None) -> Sequence[int]:
     """Return the numbers of the GPU types that the job can use, the fastest first."""
     names, spec = plan.topology.type_names, job.spec
     if len(names) == 1:
@@ -376,12 +376,16 @@ def types_for(plan: Plan, job: Job, policy: Policy | None) -> Collection[int]:
     return [names.index(name) for name in allowed]
 
 
-def usable_types(plan: Plan, job: Job, policy: Policy | None) -> Collection[int]:
+def usable_types(plan: Plan, job: Job, policy: Policy | None) -> Sequence[int]:
     """Return the numbers of the GPU types that the job can use now, the fastest first.
 
-    The types that it declines, because it waits for a faster one, are left out.
+    If quotas apply to each type, the types of which its queue has slots left are first. The types that it declines,
+    because it waits for a faster one, are left out.
     """
     types = types_for(plan, job, policy)
+    if plan.shares is not None and plan.shares.types is not None and len(types) > 1:
+        owner, ranks = plan.shares.owner(job.spec.queue), job.spec.min_ranks or job.spec.ranks
+        types = plan.shares.types.own_first(owner, ranks, types, plan.topology.type_names)
     if not plan.declined or (found := plan.declined.get(job.job_id)) is None:
         return types
     return [number for number in types if not found[0] >> number & 1]

@@ -211,7 +211,7 @@ def swap(context: CycleContext) -> None:
             movable.append((-job.urgency, job_id))
     movable.sort()
     free = index.plan.free(Tier.HEALTHY)
-    several = len(index.plan.topology.type_names) > 1
+    several, by_type = len(index.plan.topology.type_names) > 1, index.shares.types is not None
     passed, gain = 0, state.policy.preempt_gain
     for key in list(index.line.order):
         job = state.jobs[key[-1]]
@@ -231,7 +231,7 @@ def swap(context: CycleContext) -> None:
         for urgency, job_id in movable:
             if found >= job.spec.ranks or not (starved or -urgency > gain * job.urgency):
                 break
-            if order.has_starved(state, state.jobs[job_id]):
+            if order.has_starved(state, state.jobs[job_id]) or (by_type and _owns(index, state.jobs[job_id], job)):
                 continue
             victims.append(state.jobs[job_id])
             found += _frees(index, state.jobs[job_id])
@@ -249,6 +249,14 @@ def swap(context: CycleContext) -> None:
         if state.policy.mode is Mode.ACT:
             index.reserve(job, slots)
             free = index.plan.free(Tier.HEALTHY)
+
+
+def _owns(index: SchedulingIndex, victim: Job, job: Job) -> bool:
+    """Return whether the gang is within the quota of its GPU type of its queue, which is not that of the job."""
+    types, owner = index.shares.types, index.shares.owner(victim.spec.queue)
+    if types is None or owner is None or owner == index.shares.owner(job.spec.queue):
+        return False
+    return all(types.excess(owner, name) <= 0 for name in types.types_of(victim.job_id))
 
 
 def _most_free(index: SchedulingIndex, job: Job) -> int:

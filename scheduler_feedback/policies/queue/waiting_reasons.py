@@ -17,6 +17,7 @@ from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cells import cell_text
 from scheduler_feedback.policies.cells.virtual_cluster import uses_cells
+from scheduler_feedback.policies.gpu_types import type_quotas
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
@@ -77,6 +78,14 @@ def why_waits(state: State, job: Job) -> str:
 
 def what_binds(state: State, job: Job) -> tuple[str, str]:
     """Return why the job is pending, as (short code, sentence); ('', '') if it is not pending."""
+    code, text = _what_binds(state, job)
+    if code in ("slots", "reservation", "type"):
+        text += type_quotas.in_words(state, index_of(state), job)
+    return code, text
+
+
+def _what_binds(state: State, job: Job) -> tuple[str, str]:
+    """Return the result of ``what_binds`` without trades of GPU types."""
     if job.state is not JobState.PENDING:
         return "", ""
     index, ranks = index_of(state), job.spec.min_ranks or job.spec.ranks
