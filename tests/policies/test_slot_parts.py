@@ -133,6 +133,21 @@ def test_a_part_of_a_reserved_slot_is_given_only_to_jobs_that_end_in_time(backfi
     assert world.job_state(pair) is JobState.COMPLETED and world.job_state(long) is JobState.COMPLETED
 
 
+@pytest.mark.parametrize(("part", "joins"), [(0.0, False), (0.3, True)])
+def test_a_backfilled_part_slows_no_job_whose_end_is_promised(part: float, joins: bool) -> None:
+    world = world_of(nodes=1, slots=2, slot_memory_mib=80)
+    first = share(world, part, 100.0, slot_memory_mib=30)
+    other = world.submit(1, 200.0, time_limit_seconds=200.0)
+    head = world.submit(1, 50.0, time_limit_seconds=50.0)
+    world.running()
+    promised_ns = world.state.reserved_from_ns
+    assert (world.state.reserved_for, world.job_state(other)) == (head, JobState.RUNNING)
+    late = share(world, part, 30.0, slot_memory_mib=30)
+    assert (slot_of(world, late) == slot_of(world, first)) is joins, "without shares, both would take twice as long"
+    world.running()
+    assert world.state.reserved_from_ns == promised_ns
+
+
 @pytest.mark.parametrize("order", list(Order))
 def test_all_jobs_end_in_every_order_with_preemption(order: Order) -> None:
     policy = replace(FGD, order=order, preempt=True)

@@ -16,7 +16,7 @@ from scheduler_feedback.policies.queue.placement import place
 from scheduler_feedback.policies.queue.reserved_room import ReservedRoom, lasting
 from scheduler_feedback.policies.queue.starting import start, unreserved
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
-from scheduler_feedback.policies.shares.part_placement import on_one_node, part_for, place_now, uses_part
+from scheduler_feedback.policies.shares.part_placement import on_one_node, part_for, place_now, slows_none, uses_part
 
 
 def backfill(context: CycleContext, reservation: Reservation | None) -> None:
@@ -89,12 +89,12 @@ def _place_now(
         return None if slots is None else (slots, "it fits into free slots")
     mark = index.plan.checkpoint()
     if length_ns <= room.window_ns:
-        slots = place_now(index, job, most)
+        slots = place_now(index, job, most, slow_none=True)
         if slots is not None and room.ends_in_time(context.state.policy, job, slots, length_ns):
             room.note(slots)
             return slots, f"it is expected to end before the start of {room.reservation.job_id}"
         index.plan.rollback(mark)
-    slots = place_now(index, job, most, room.reservation.slots)
+    slots = place_now(index, job, most, room.reservation.slots, slow_none=True)
     if slots is not None:
         room.note(slots)
         return slots, f"it uses no slot reserved for {room.reservation.job_id}"
@@ -140,7 +140,7 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
         if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
             rooms = [room for from_ns, room in planned if now_ns + length_ns > from_ns]
             if uses_part(policy, job.spec):
-                slots = place_now(index, job, index.most_ranks(job))
+                slots = place_now(index, job, index.most_ranks(job), slow_none=True)
             else:
                 slots = place_beside(index.plan, rooms, job, policy, index.most_ranks(job))
             if slots is not None:
@@ -149,7 +149,7 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
                 continue
         elif uses_part(policy, job.spec) and job.job_id != head and job.not_before_ns <= now_ns:
             slots = part_for(index, job, shared_only=True)
-            if slots is not None:
+            if slots is not None and slows_none(index, job, slots):
                 start(context, job, slots, "backfilled", "it needs no further slot")
                 continue
         if given >= DEPTH:

@@ -28,6 +28,7 @@ from scheduler_feedback.policies.queue.placement import (
 from scheduler_feedback.policies.shares.declared_parts import Left, Part, cpu_milli_of, may_divide, part_of
 from scheduler_feedback.policies.shares.gpu_room import GPU_MILLI
 from scheduler_feedback.policies.shares.slot_parts import Request, allowed_nodes, kept_slots, parts_of
+from scheduler_feedback.policies.sharing.pair_speeds import assumed_speed
 
 WHOLE = Part(0, 0)
 """Part of a job that uses whole slots."""
@@ -51,16 +52,24 @@ def on_one_node(policy: Policy, spec: JobSpec) -> bool:
 
 
 def place_now(
-    index: SchedulingIndex, job: Job, most: int | None = None, reserved: Collection[Slot] = ()
+    index: SchedulingIndex, job: Job, most: int | None = None, reserved: Collection[Slot] = (), slow_none: bool = False
 ) -> tuple[Slot, ...] | None:
     """Take slots for a job that starts now, one per rank; None if it does not fit.
 
     A part of a slot is taken only by the start. most: maximum number of ranks; None: the number that it asks for.
-    reserved: slots that it must not use. Use it instead of ``placement.place`` if the rule divides slots.
+    reserved: slots that it must not use. slow_none: whether it joins other jobs only if none becomes slower, because
+    their expected ends are promised to another job. Use it instead of ``placement.place`` if the rule divides slots.
     """
     policy, spec = index.state.policy, job.spec
     if uses_part(policy, spec):
-        return None if most is not None and most < spec.ranks else part_for(index, job, reserved)
+        if most is not None and most < spec.ranks:
+            return None
+        mark = index.plan.checkpoint()
+        slots = part_for(index, job, reserved)
+        if slots is None or not slow_none or slows_none(index, job, slots):
+            return slots
+        index.plan.rollback(mark)
+        return part_for(index, job, reserved, alone=True)
     if on_one_node(policy, spec) and (most is None or most >= spec.ranks):
         slots = _whole_slots(index, job, reserved)
         if slots is not None:
@@ -69,15 +78,15 @@ def place_now(
 
 
 def part_for(
-    index: SchedulingIndex, job: Job, reserved: Collection[Slot] = (), shared_only: bool = False
+    index: SchedulingIndex, job: Job, reserved: Collection[Slot] = (), shared_only: bool = False, alone: bool = False
 ) -> tuple[Slot, ...] | None:
     """Return the slot of which the job gets a part; None if it fits nowhere.
 
     It prefers fast GPU types, then healthy nodes. reserved: slots that it must not use. shared_only: whether it must
-    join other jobs.
+    join other jobs. alone: whether it must not.
     """
     parts = parts_of(index)
-    request = Request(part_of(job.spec), 1, cpu_milli_of(job.spec), shared_only)
+    request = Request(WHOLE if alone else part_of(job.spec), 1, cpu_milli_of(job.spec), shared_only)
     barred, kept = barred_for(index.plan, job), kept_slots(index, reserved)
     for pools in _pools(index, job):
         found = _choose(index, job, request, allowed_nodes(index, pools) & ~barred, kept)
@@ -87,6 +96,23 @@ def part_for(
             index.plan.hold((slot,))
             return (slot,)
     return None
+
+
+def slows_none(index: SchedulingIndex, job: Job, slots: Iterable[Slot]) -> bool:
+    """Return whether the job and the jobs on these slots are expected to run as fast together as they do now.
+
+    Jobs that declare only their memory share the computing power of a slot, so each of them takes longer.
+    """
+    state = index.state
+    for slot in slots:
+        there = {one: state.jobs[one].spec for one in partners_on(index, job, (slot,))}
+        if there and assumed_speed(state, job.spec, tuple(there.values())) < 1.0:
+            return False
+        for one, spec in there.items():
+            others = [other for name, other in there.items() if name != one]
+            if assumed_speed(state, spec, (*others, job.spec)) < assumed_speed(state, spec, others):
+                return False
+    return True
 
 
 def _whole_slots(index: SchedulingIndex, job: Job, reserved: Collection[Slot]) -> tuple[Slot, ...] | None:
