@@ -101,11 +101,14 @@ def part_for(
 def slows_none(index: SchedulingIndex, job: Job, slots: Iterable[Slot]) -> bool:
     """Return whether the job and the jobs on these slots are expected to run as fast together as they do now.
 
-    Jobs that declare only their memory share the computing power of a slot, so each of them takes longer.
+    Jobs that declare only their memory share the computing power of a slot, so each of them takes longer. It is also
+    False beside a job with several slots: all of them count as held until the latest end on any of them.
     """
     state = index.state
     for slot in slots:
         there = {one: state.jobs[one].spec for one in partners_on(index, job, (slot,))}
+        if any(len(index.held[one]) > 1 for one in there):
+            return False
         if there and assumed_speed(state, job.spec, tuple(there.values())) < 1.0:
             return False
         for one, spec in there.items():
