@@ -77,7 +77,7 @@ class Alike:
 
     group: Group
     """Properties of all of these nodes."""
-    nodes: int = 0
+    members: int = 0
     """The nodes, as a bit mask."""
     choices: dict[int, Choice | None] = field(default_factory=dict)
     """How well a request suits, by its number; None: it does not fit."""
@@ -135,7 +135,7 @@ class SlotParts:
     def read(self) -> dict[Group, int]:
         """Return the present groups of nodes, each as a bit mask."""
         self._update()
-        return {group: one.nodes for group, one in self._in_use.items()}
+        return {group: one.members for group, one in self._in_use.items()}
 
     def _update(self) -> None:
         """Read the nodes that have changed since the last call."""
@@ -145,18 +145,18 @@ class SlotParts:
             if old is not None:
                 if group == old.group:
                     continue
-                old.nodes &= ~bit
-                if not old.nodes:
+                old.members &= ~bit
+                if not old.members:
                     del self._in_use[old.group]
             alike = self._alike_of[number] = self._alike_in(group)
-            alike.nodes |= bit
+            alike.members |= bit
             self._in_use[group] = alike
         if self._stale:
             self._stale.clear()
             self._apart.clear()
         requests = self.index.state.requests
         if len(self._alike) > MOST_GROUPS + 2 * len(self._nodes) or len(self._numbers) > MOST_REQUESTS:
-            self._alike = {group: Alike(group, one.nodes) for group, one in self._alike.items() if one.nodes}
+            self._alike = {group: Alike(group, one.members) for group, one in self._alike.items() if one.members}
             self._alike_of = [None if one is None else self._alike[one.group] for one in self._alike_of]
             self._in_use = dict(self._alike)
             self._numbers.clear()
@@ -195,7 +195,7 @@ class SlotParts:
         apart = [number for number in kept if allowed >> number & 1]
         for number in apart:
             allowed &= ~(1 << number)
-        candidates = [(one, nodes) for one in self._in_use.values() if (nodes := one.nodes & allowed)]
+        candidates = [(one, nodes) for one in self._in_use.values() if (nodes := one.members & allowed)]
         for number in apart:
             which_slots = (number, kept[number])
             if (rest := self._apart.get(which_slots)) is None:
