@@ -313,7 +313,7 @@ def _wrong_cells(policy: Policy) -> str | None:
 
 
 def _wrong_type_quotas(policy: Policy) -> str | None:
-    """Return what is wrong with quotas by GPU type, with the key first; None if nothing is."""
+    """Return the error in the quotas by GPU type, with the key first; None if there is none."""
     if policy.type_quotas is TypeQuotas.ALIKE:
         return None
     owners = {queue.name for queue in policy.queues if queue.quota is not None}

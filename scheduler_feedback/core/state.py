@@ -434,7 +434,7 @@ class SeenRequest(msgspec.Struct, frozen=True):
 
 
 class SeenRequests(msgspec.Struct):
-    """Requests of the jobs so far, from which `Sharing.FGD` learns what is typical."""
+    """Requests of the jobs so far, from which `Sharing.FGD` learns the typical ones."""
 
     counts: dict[str, SeenRequest] = {}
     """Kinds of requests, by a key of all their properties."""

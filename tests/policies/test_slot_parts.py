@@ -148,6 +148,20 @@ def test_a_backfilled_part_slows_no_job_whose_end_is_promised(part: float, joins
     assert world.state.reserved_from_ns == promised_ns
 
 
+def test_a_backfilled_part_does_not_hold_the_other_slots_of_a_gang() -> None:
+    world = world_of(nodes=1, slots=3)
+    declared: dict[str, Any] = {"shareable": True, "slot_share": 0.6, "time_limit_seconds": 100.0}
+    gang = world.submit(2, 100.0, **declared)
+    world.submit(1, 400.0, time_limit_seconds=400.0)
+    head = world.submit(1, 50.0, time_limit_seconds=50.0)
+    world.running()
+    promised_ns = world.state.reserved_from_ns
+    late = share(world, 0.3, 300.0)
+    world.running()
+    assert slot_of(world, late) not in {rank.slot for rank in world.state.jobs[gang].ranks}
+    assert (world.state.reserved_for, world.state.reserved_from_ns) == (head, promised_ns)
+
+
 @pytest.mark.parametrize("order", list(Order))
 def test_all_jobs_end_in_every_order_with_preemption(order: Order) -> None:
     policy = replace(FGD, order=order, preempt=True)

@@ -72,7 +72,7 @@ class Plan:
     shares: quotas of the queues, which order the GPU types if they apply to each type; None: they do not.
     datasets: nodes that have a dataset in their caches, by its name; empty: placement ignores datasets.
     unreported: gangs that started since a node's last report: by node number and job id, (pods, requests of one pod).
-    changed: numbers of the nodes whose free slots have changed; None: nobody reads it (``shares/slot_parts``).
+    changed: numbers of the nodes whose free slots have changed; None: not recorded. ``shares/slot_parts`` reads it.
     """
 
     __slots__ = (

@@ -1,1 +1,1 @@
-"""Reports of ranks: their steps, open steps and collectives, by attempt; and what is computed from them alone."""
+"""Reports of ranks: their steps, open steps and collectives, by attempt; and values computed only from them."""
