@@ -20,6 +20,9 @@ from scheduler_feedback.step_traces.counterfactual import longest_of, slowdown_t
 from scheduler_feedback.step_traces.operation_replay import Replay
 from scheduler_feedback.step_traces.step_trace import Trace
 
+IN_DOUBT = "windows_of_slowness"
+"""Measure in the evidence of a rank that may still be healthy."""
+
 SHORT = "the slowdown was short, and work of its own, such as a recompilation or a checkpoint, looks the same"
 """Reason to report an ended slowdown as unknown."""
 
@@ -89,6 +92,7 @@ def judge(
                 _take(reports[finding.gang], finding, _newest(tables.get(finding.gang)))
         progress()
     for name, report in reports.items():
+        report.unknown = [note for note in report.unknown if not _is_answered(note, report.verdicts)]
         _join_tables(report, tables.get(name, []))
         _close(report)
         _account(report, traces.get(name))
@@ -143,6 +147,17 @@ def _take_cleared(report: JobReport, finding: Cleared, step: int) -> None:
         report.unknown.append(
             replace(over, kind=Kind.UNKNOWN, confidence=0.0, evidence=evidence, suspects=(), detected_step=step)
         )
+
+
+def _is_answered(note: Verdict, verdicts: Sequence[Verdict]) -> bool:
+    """Return whether a doubt about a rank ended with a verdict that names the rank and includes the doubt's step."""
+    doubted = any(one.measure == IN_DOUBT for one in note.evidence)
+    return doubted and any(
+        note.rank in (verdict.rank, *verdict.ranks)
+        and verdict.confidence >= ACTING_CONFIDENCE
+        and verdict.first_step <= note.detected_step <= verdict.detected_step
+        for verdict in verdicts
+    )
 
 
 def _set_last_step(report: JobReport, verdict_id: str, step: int) -> None:

@@ -87,6 +87,8 @@ class Judgement:
     hinted: bool = False
     """Whether a device counter deviates as with a fault, although too little to show the cause, or may do so: its usual
     value was learned since the alarm began."""
+    in_doubt: bool = False
+    """Whether the rank may still be healthy (persistence.py)."""
     about: tuple[int, ...] = ()
     """Indices of other ranks to which the refusal applies too."""
 

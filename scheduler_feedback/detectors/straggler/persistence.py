@@ -33,6 +33,12 @@ TIMES_THE_EARLIER = 2
 """If several ranks of a node are slow again, they are accused only after this many times the windows of their longest
 earlier spell: stalls of a data loader come back."""
 
+LEAST_FAULT_WINDOWS = 9
+"""A rank that has just become slow, without a known cause, is *unknown* until it was slow in this many windows; twice as
+many if the whole node is slow. Fitted by ``python -m benchmarks.traces.fit`` on seeds 33000 to
+33479 and 35000 to 35299: this threshold has 2 errors on 53 slowdowns that ended, of which 6 were faults. On seeds 290000 to
+290603, 36 of 66 reports after three slow windows were right, and 34 of 34 after nine."""
+
 ONE_STEP = 0.5
 """A single step explains the slowness of a rank if it contains at least this share of its excess. A fault that was
 slow in nine of ten of a dozen windows has at most about a tenth of it in each."""
@@ -117,11 +123,11 @@ def _doubt_of_expert(watched: GangState, case: Case, shape: Shape) -> str:
 
 
 def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
-    """Return whether a rank in doubt is more likely healthy than at fault.
+    """Return whether the job's own work explains a rank in doubt as well as a fault does.
 
-    Several ranks, ranks that were slow before and recovered, the first rank, and ranks of a job with experts that does
-    not report tokens seldom have a fault. The ranks of one replica on one node count as one: they share their work and
-    their hardware.
+    Ranks that have just become slow, several ranks, ranks that were slow before and recovered, the first rank, and
+    ranks of a job with experts that does not report tokens often have no fault. The ranks of one replica on one node
+    count as one: they share their work and their hardware.
     """
     node = case.where.index[case.rank]
     replica = [rank for rank in mates(shape, case.rank).tolist() if case.where.index[rank] == node]
@@ -129,7 +135,16 @@ def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
     saves = _is_first(case) and case.where.layout_known  # else its number shows less about its work
     returns = returns or saves or _is_one_step(case)
     routed = not case.for_work and has_experts(shape) and not routes_alike(case, shape)
-    return returns or not case.alarmed <= {case.rank, *replica} or routed
+    return returns or not case.alarmed <= {case.rank, *replica} or routed or _is_short(case)
+
+
+def _is_short(case: Case) -> bool:
+    """Return whether the rank became slow only a few windows ago. A recompilation or a stall of its data loader lasts
+    as long. A rank that was slow from the start has neither."""
+    if case.baseline.from_start[case.rank]:
+        return False
+    times = NODE_WINDOWS // LEAST_WINDOWS if has_slow_node(case) else 1
+    return len(slow_windows(case.interval, case.rank)) < times * LEAST_FAULT_WINDOWS
 
 
 def _is_first(case: Case) -> bool:
@@ -147,7 +162,8 @@ def record(watched: GangState, case: Case) -> Spell:
         spells.append(Spell(since, watched.counted - len(case.interval), first.first_step, first.steps))
         del spells[:-KEPT_SPELLS]
     spell = spells[-1]
-    spell.windows = spell.lasted = watched.counted - spell.first_window
+    ago = next((n for n, judged in enumerate(reversed(case.interval)) if judged.sigmas[rank] >= HIT_SIGMAS), 0)
+    spell.windows = spell.lasted = max(spell.lasted, watched.counted - ago - spell.first_window)
     return spell
 
 

@@ -21,6 +21,7 @@ from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
 from scheduler_feedback.detectors.straggler.alarm_checks import LEAST_SLOWDOWN, Judgement
 from scheduler_feedback.detectors.straggler.cusum import ALARM, ALLOWANCE_SIGMAS, CLIP_SIGMAS, LEAST_HITS, mates_of
 from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, ActiveVerdict, GangState
+from scheduler_feedback.detectors.straggler.persistence import LEAST_FAULT_WINDOWS
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_WINDOWS
 from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
 
@@ -44,11 +45,6 @@ UNSURE_CONFIDENCE = 0.8
 """Upper limit of the confidence of a verdict without a known cause while its rank may still be healthy
 (persistence.py). It is too low to move a running job. It is the share of faults among the first reports on such ranks:
 ``python -m benchmarks.traces.fit --seed 35000 --runs 300``, 96 of 118, rounded down."""
-
-LEAST_FAULT_WINDOWS = 9
-"""A slowdown without a known cause that ends sooner, in windows, was more likely the job's own work than a fault.
-``python -m benchmarks.traces.fit`` on seeds 33000 to 33479 and 35000 to 35299: this threshold has 2 errors on 53 ended
-slowdowns, of which 6 were faults."""
 
 OWN_WORK_CONFIDENCE = 0.2
 """Used instead of UNSURE_CONFIDENCE if the job's own work is more likely than a fault (persistence.py), or if known
@@ -312,7 +308,10 @@ def not_yet_sure(
     unsure = OWN_WORK_CONFIDENCE if own_work else UNSURE_CONFIDENCE
     confidence = min(judgement.confidence, unsure)
     refusal = reason if confidence < LEAST_CONFIDENCE else ""
-    return replace(judgement, confidence=confidence, evidence=(*judgement.evidence, why), refusal=refusal, about=mates)
+    evidence = (*judgement.evidence, why)
+    return replace(
+        judgement, confidence=confidence, evidence=evidence, refusal=refusal, about=mates, in_doubt=True
+    )
 
 
 def too_weak(judgement: Judgement) -> Judgement:
