@@ -193,9 +193,9 @@ def test_only_a_slowdown_that_lasted_is_accused_after_its_end(tmp_path: Path, co
     assert [one["rank"] for one in of_kind(found, "straggler")] == [5] * (count >= 9)
     if count < 9:
         (note,) = of_kind(found, "unknown")
-        assert (note["rank"], note["first_step"], note["last_step"]) == (5, 80, 79 + count)
+        assert note["rank"] == 5 and 80 < note["first_step"] == note["last_step"] <= 81 + count
         cut = detected(tmp_path / "t.jsonl", own[: note["detected_step"] + 1])
-        assert of_kind(cut, "unknown") == [note | {"last_step": 79 + count}], "a file that ends there has the same"
+        assert of_kind(cut, "unknown") == [note], "a file that ends there has the same"
 
 
 def test_a_node_that_is_slow_from_the_start_may_be_of_another_model(tmp_path: Path) -> None:

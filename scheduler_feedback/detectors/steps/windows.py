@@ -142,7 +142,7 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
     waits_known = bool(known.all() if whole else known[present].all()) and bool(whole or present.any())
     compute = seconds - waits
     if work is not None and steps.tokens is not None:
-        compute = compute / work.factor(steps.tokens[rows], None if steps.squares is None else steps.squares[rows])
+        compute = compute / work.longest(steps.tokens[rows], None if steps.squares is None else steps.squares[rows])
     if not whole:
         seconds, waits, compute = (_filled(array, where) for array in (seconds, waits, compute))
     end_ns = steps.end_ns[rows]

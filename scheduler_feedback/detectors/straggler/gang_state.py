@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import msgspec
 import numpy as np
@@ -233,7 +233,7 @@ class _Kept(msgspec.Struct, rename=_KEYS):
     final: bool
     roles: tuple[int, ...]
     layout_known: bool
-    work: tuple[float, float, float] | None
+    work: tuple[float, ...] | None
     arrays: dict[str, bytes]
     active: dict[int, tuple[str, int, float]]
     abstained: tuple[int, ...]
@@ -278,7 +278,7 @@ def _keep(watched: GangState, baseline: Baseline) -> _Kept:
         final=baseline.final,
         roles=tuple(watched.where.role.tolist()),
         layout_known=watched.where.layout_known,
-        work=None if watched.work is None else (watched.work.fixed, watched.work.a_token, watched.work.a_square),
+        work=None if watched.work is None else astuple(watched.work),
         arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
         active={r: (s.verdict_id, s.first_ns, s.reported_confidence) for r, s in watched.active.items()},
         reported_causes=tuple(sorted(rank for rank, active in watched.active.items() if active.reported_cause)),

@@ -57,7 +57,7 @@ def may_be_popular(watched: GangState, case: Case, shape: Shape) -> bool:
 
 def same_expert_is_slow(case: Case, shape: Shape) -> bool:
     """Return whether the ranks with the same expert and pipeline stage on other nodes slowed down like the suspect."""
-    if case.for_work or not has_experts(shape):
+    if not has_experts(shape):
         return False
     same, others = _elsewhere(case, shape)
     if not same.any() or not others.any():

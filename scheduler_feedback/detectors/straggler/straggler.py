@@ -332,4 +332,4 @@ def _given_usual_work(windows: list[Window], work: Work | None) -> list[Window]:
     windows."""
     if work is None:
         return windows
-    return [replace(w, compute=w.compute / work.factor(w.tokens, w.squares)) for w in windows]
+    return [replace(w, compute=w.compute / work.longest(w.tokens, w.squares)) for w in windows]
