@@ -59,7 +59,7 @@ class Truth:
     own_causes: list[str] = field(default_factory=list)
     """Causes of verdicts about the job's own work that are true."""
     standing: list[int] = field(default_factory=list)
-    """Healthy ranks that are at least 3 % slower than the median of their stage in the whole trace."""
+    """Healthy ranks that are at least 3 % slower than the median of the other ranks of their stage in the whole trace."""
     neighbours: list[str] = field(default_factory=list)
     """Names of the neighbour jobs; the first one disturbs."""
     cause: str = ""
@@ -135,5 +135,7 @@ class Job:
         stages = self.layout.stage_of()
         for stage in range(self.layout.stages):
             members = np.flatnonzero(stages == stage)
-            middle = float(np.median(usual[members]))
-            truth.standing += [int(r) for r in members[usual[members] >= 1.03 * middle] if int(r) not in truth.culprits]
+            for rank in members.tolist():
+                middle = float(np.median(usual[members[members != rank]])) if len(members) > 1 else np.inf
+                if usual[rank] >= 1.03 * middle and rank not in truth.culprits:
+                    truth.standing.append(rank)

@@ -62,7 +62,7 @@ def loader_stalls(job: Job) -> None:
 
 
 def hot_expert(job: Job, reported: bool) -> None:
-    """Send more tokens to one expert, later to another one. reported: whether ranks report their tokens.
+    """Send more tokens to one expert, later to another one, and fewer to the others. reported: whether ranks report their tokens.
 
     Each group has all experts and the same router, so the expert is popular in all groups.
     """
@@ -72,7 +72,10 @@ def hot_expert(job: Job, reported: bool) -> None:
     while first < job.steps - 10:
         last = min(job.steps, first + int(job.rng.integers(20, 100)))
         rank = int(job.rng.integers(job.layout.ranks))
-        work[first:last, experts == experts[rank]] *= 1.0 + job.rng.uniform(0.12, 0.6)
+        more = job.rng.uniform(0.12, 0.6)
+        popular = experts == experts[rank]
+        work[first:last, popular] *= 1.0 + more
+        work[first:last, ~popular] *= 1.0 - more / (job.layout.experts - 1)  # each token has a fixed number of experts
         first = last + int(job.rng.integers(0, 30))
     job.own *= work
     if reported:

@@ -73,6 +73,25 @@ def test_without_work_reports_of_all_ranks_there_is_no_fit(missing: str) -> None
     assert fit(compute, tokens, NOTHING) is None
 
 
+def test_work_far_from_usual_explains_more_time_if_the_fit_is_uncertain() -> None:
+    random = np.random.default_rng(3)
+    even = 1000.0 * (1.0 + random.normal(0.0, 0.02, (8, RANKS)))
+    far = np.array([1600.0, 1000.0, 400.0])
+    slopes = []
+    for _ in range(30):
+        work = fit(even / 1000.0 * np.exp(random.normal(0.0, 0.02, even.shape)), even, NOTHING[:8])
+        if work is not None:
+            assert 0.08 < work.error < 0.3
+            assert work.longest(far, None)[1] == pytest.approx(1.0, abs=0.01)
+            assert (work.longest(far, None) >= work.factor(far, None)).all()
+            slopes.append((work.factor(far, None)[0], work.longest(far, None)[0]))
+    too_low = [expected for expected, _ in slopes if expected < 1.6 / 1.05]
+    assert too_low and len([one for _, one in slopes if one < 1.6 / 1.05]) <= len(too_low) // 4
+    tokens, squares = given()
+    exact = fit(0.2 + 3e-4 * tokens + 5e-7 * squares, tokens, squares)
+    assert exact is not None and exact.error < 1e-9
+
+
 def test_unreported_work_counts_as_usual_and_the_factor_is_bounded() -> None:
     work = Work(0.1, 9e-4, 0.0)
     factors = work.factor(np.array([1000.0, np.nan, 1e9, -1e9, 0.0]), None)

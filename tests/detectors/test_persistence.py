@@ -52,12 +52,15 @@ def everything(
     tokens: FloatArray | None = None,
     upto: int = STEPS,
     laid_out: bool = False,
+    grouped: bool = False,
 ) -> list[Proposal]:
-    """Return all results of the detector for such a trace."""
+    """Return all results of the detector for such a trace. grouped: whether eight ranks each exchange tokens."""
     ranks = own.shape[1]
     shape = shape_of(ranks, [f"n{rank // 4}" for rank in range(ranks)])
     if experts:
         object.__setattr__(shape, "expert", np.arange(ranks) % 8)
+    if grouped:
+        object.__setattr__(shape, "data", np.arange(ranks))
     if laid_out:
         object.__setattr__(shape, "stage", np.zeros(ranks, np.int64))
     table = table_of(own[:upto], tokens=None if tokens is None else tokens[:upto])
@@ -150,6 +153,23 @@ def test_an_expert_that_is_popular_in_all_groups_is_no_fault() -> None:
     assert sure(verdicts(popular)) == {3, 11}, "in a job without experts"
 
 
+def test_a_popular_expert_takes_its_tokens_from_the_others_of_its_group() -> None:
+    """Ranks 0 to 7 exchange tokens. A fault of rank 3 leaves the work of the others as it was."""
+
+    def first_sure(others: float, from_step: int = 100) -> int:
+        own = own_times((3, from_step, STEPS, 1.4))
+        own[from_step:, [0, 1, 2, 4, 5, 6, 7]] *= others
+        found = everything(own, experts=True, grouped=True)
+        certain = [one for one in found if isinstance(one, Verdict) and one.confidence >= ACTING_CONFIDENCE]
+        assert {one.rank for one in certain} == {3}
+        return certain[0].detected_step
+
+    assert first_sure(1.0) <= 112, "a fault"
+    assert first_sure(1.0 - 0.4 / 7) >= 220, "the others lose all that it gains"
+    assert first_sure(1.0 - 0.2 / 7) >= 220, "half of it"
+    assert first_sure(1.04) >= 220, "the job has other work"
+
+
 @pytest.mark.parametrize("work", HEALTHY)
 def test_work_of_a_healthy_rank_is_no_confident_verdict(work: str) -> None:
     found = results(HEALTHY[work])
@@ -204,6 +224,11 @@ def test_a_rank_that_is_far_less_slow_is_not_accused_with_a_rank_of_its_node() -
     assert sure(verdicts(own_times((9, 150, STEPS, 1.6), (10, 150, STEPS, 1.07)))) == {9}
     assert sure(verdicts(own_times((9, 150, STEPS, 1.6), (8, 100, STEPS, 1.07)))) == {9}, "nor if it was slow before"
     assert sure(verdicts(own_times((9, 150, STEPS, 1.6), (10, 150, STEPS, 1.4)))) == {9, 10}
+
+
+def test_a_rank_that_is_seldom_slow_is_not_accused_with_a_rank_of_its_node() -> None:
+    """Rank 10 is slow in three windows when the verdict on rank 9 becomes certain."""
+    assert sure(verdicts(own_times((9, 150, STEPS, 1.6), (10, 158, 4, 1.6)))) == {9}
 
 
 def test_three_sick_ranks_of_eight_do_not_hide_each_other() -> None:

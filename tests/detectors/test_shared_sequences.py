@@ -87,10 +87,12 @@ def test_a_rank_slower_than_its_replica_is_accused() -> None:
 
 
 def test_a_replica_on_one_node_accuses_it_only_with_even_or_reported_lengths() -> None:
-    accused = {12, 13, 14, 15}
-    assert {verdict.rank for verdict in reported(findings(1, whole_replica))} <= accused
-    assert reported(findings(1, whole_replica))
-    assert reported(findings(1, whole_replica, varies=0.08, reports_tokens=True))
+    def lasting(number: int, job: Shape) -> np.ndarray:
+        return whole_replica(number, job, last=10_000)
+
+    assert {verdict.rank for verdict in reported(findings(1, lasting))} & {12, 13, 14, 15}
+    assert {verdict.node for verdict in reported(findings(1, lasting))} == {"n0-3"}
+    assert reported(findings(1, lasting, varies=0.08, reports_tokens=True))
     untold = findings(1, whole_replica, varies=0.08)
     assert not reported(untold)
     (reason,) = [one.reason for one in untold if isinstance(one, Abstention) and one.rank is not None]

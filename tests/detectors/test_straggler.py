@@ -426,14 +426,14 @@ def trace(name: str) -> tuple[np.ndarray, list[int]]:
     return compute * 0.2 / np.median(compute), iterations
 
 
-def test_a_worker_slow_for_a_while_is_found_then_and_cleared_after() -> None:
-    """PAI job 1: worker 6 is slow from iteration 1811 to 1941, up to 2.35 times."""
+def test_a_worker_slow_for_a_few_windows_is_in_doubt() -> None:
+    """PAI job 1: worker 6 is slow from iteration 1811 to 1941, up to 2.35 times. These are fewer than nine windows."""
     compute, iterations = trace("pai-job1")
     gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
     history = replay(gang, compute)
     results = watch(alone(StragglerDetector()), [frames(gang, history, 1)])
     reported = [(type(item.finding), getattr(item.finding, "rank", 6)) for item in results]
-    assert reported == [(Verdict, 6), (Cleared, 6)]
+    assert reported == [(Abstention, 6)]
     found = int(np.searchsorted(history.end[:, 0], results[0].at_seconds))
     assert 1811 < iterations[found] <= 2011
 

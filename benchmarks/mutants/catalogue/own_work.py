@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant("detectors.counters.cause_attribution:Attribution.asleep", "and not self.stopped_again", "", _STRAGGLER),
     Mutant("detectors.straggler.persistence:_keeps_returning", "and not _is_first(case)", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:is_own_work", "or saves", "", _PERSISTENCE),
-    Mutant("detectors.straggler.persistence:is_own_work", "and not routes_alike(case, shape)", "", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:is_own_work", "and not is_no_expert(case, shape)", "", _PERSISTENCE),
     Mutant("detectors.straggler.popular_experts:may_be_popular", "or routes_alike(case, shape)", "", _PERSISTENCE),
     Mutant("detectors.straggler.popular_experts:routes_alike", ">= LEAST_GROUPS", ">= 0", _PERSISTENCE),
     Mutant(

@@ -17,9 +17,9 @@ from scheduler_feedback.detectors.straggler.popular_experts import (
     POPULAR_WINDOWS,
     has_experts,
     has_slow_node,
+    is_no_expert,
     longest_of_others,
     may_be_popular,
-    routes_alike,
     same_expert_is_slow,
 )
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_SHARE, LEAST_WINDOWS, NODE_WINDOWS
@@ -134,7 +134,7 @@ def is_own_work(watched: GangState, case: Case, shape: Shape) -> bool:
     returns = len(watched.spells[case.rank]) > 1 or longest_of_others(watched, case) > 0
     saves = _is_first(case) and case.where.layout_known  # else its number shows less about its work
     returns = returns or saves or _is_one_step(case)
-    routed = not case.for_work and has_experts(shape) and not routes_alike(case, shape)
+    routed = not case.for_work and has_experts(shape) and not is_no_expert(case, shape)
     return returns or not case.alarmed <= {case.rank, *replica} or routed or _is_short(case)
 
 

@@ -35,6 +35,16 @@ LEAST_GROUPS = 16
 """A popular expert is excluded if at least this many ranks with the same expert in other groups are not slower. All
 groups use one router, and read samples of one data set."""
 
+MOST_GIVEN = 0.25
+"""A popular expert is excluded if the other experts of its group lost at most this share of the time that its rank
+gained: a router sends each token to a fixed number of experts, so that they would lose all of it."""
+
+MOST_GAINED = 0.5
+"""The same test is not used if the other experts gained more than this share: the job has other work."""
+
+CLEAR_LOSS = 2.0
+"""The same test is used only if each of the other experts would lose at least this many times its usual spread."""
+
 
 def may_be_popular(watched: GangState, case: Case, shape: Shape) -> bool:
     """Return whether the rank may compute a popular expert, whose tokens are not reported.
@@ -42,11 +52,11 @@ def may_be_popular(watched: GangState, case: Case, shape: Shape) -> bool:
     Popularity ends, is bounded, moves from expert to expert, and is the same in all groups. So it does not explain
     these ranks: one that has been slow for POPULAR_WINDOWS windows (twice as many if other ranks were slow before), one
     that is slower by more than MOST_POPULAR for NODE_WINDOWS windows, one that is slow again and again while no other
-    rank ever was, and one whose expert is not slow in many other groups.
+    rank ever was, one whose expert is not slow in many other groups, and one that takes no tokens from other experts.
     """
     spells = watched.spells[case.rank]
     windows = spells[-1].windows
-    if case.for_work or not has_experts(shape) or is_whole_node(case) or routes_alike(case, shape):
+    if case.for_work or not has_experts(shape) or is_whole_node(case) or is_no_expert(case, shape):
         return False
     if windows >= NODE_WINDOWS and times_its_usual(case) >= MOST_POPULAR:
         return False
@@ -72,6 +82,46 @@ def routes_alike(case: Case, shape: Shape) -> bool:
     """Return whether many ranks with the same expert in other groups exclude that it is popular."""
     same, others = _elsewhere(case, shape)
     return int(same.sum()) >= LEAST_GROUPS and bool(others.any()) and not same_expert_is_slow(case, shape)
+
+
+def is_no_expert(case: Case, shape: Shape) -> bool:
+    """Return whether the other groups, or the other experts of the suspect's group, exclude a popular expert."""
+    return routes_alike(case, shape) or _takes_no_tokens(case, shape)
+
+
+def _takes_no_tokens(case: Case, shape: Shape) -> bool:
+    """Return whether the other experts of the group compute as long as before: a popular expert takes their tokens."""
+    group, baseline = group_of(case, shape), case.baseline
+    slow = group & np.isin(np.arange(len(group)), [case.rank, *case.alarmed])
+    others = group & ~slow
+    if not others.any() or baseline.from_start[slow].any():
+        return False
+    longer = case.mean("compute") - baseline.compute
+    gained, lost = float(longer[slow].sum()), -float(longer[others].sum())
+    spread = float(np.median(baseline.own_spread[others] * baseline.compute[others]))
+    if gained < CLEAR_LOSS * spread * int(others.sum()):
+        return False
+    return -MOST_GAINED * gained <= lost <= MOST_GIVEN * gained
+
+
+def group_of(case: Case, shape: Shape) -> npt.NDArray[np.bool_]:
+    """Return the ranks that exchange tokens with the suspect, and the suspect: bool [n]; only the suspect if unknown.
+
+    A group has one rank for each expert. The n-th ranks of all experts, in the order of the data coordinate, are a
+    group, whether an expert's ranks are neighbours or not.
+    """
+    experts, tensor, data = (shape.coordinate(name) for name in ("expert", "tensor", "data"))
+    rank = case.rank
+    found = np.zeros(len(experts), np.bool_)
+    found[rank] = True
+    there = np.flatnonzero((case.where.role == case.where.role[rank]) & (tensor == tensor[rank]))
+    of_expert = [there[experts[there] == expert] for expert in np.unique(experts).tolist()]
+    if len({len(ranks) for ranks in of_expert}) > 1 or (data[there] < 0).any():
+        return found
+    columns = [ranks[np.argsort(data[ranks], kind="stable")] for ranks in of_expert]
+    place = int(np.flatnonzero(columns[int(np.searchsorted(np.unique(experts), experts[rank]))] == rank)[0])
+    found[[ranks[place] for ranks in columns]] = True
+    return found
 
 
 def _elsewhere(case: Case, shape: Shape) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
