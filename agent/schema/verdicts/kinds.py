@@ -250,7 +250,7 @@ KINDS: dict[Kind, KindRow] = {
         tone="doubtful",
     ),
     Kind.UNKNOWN: KindRow(
-        meaning="The job is slow, and the detectors could not determine the cause.",
+        meaning="The job or a rank is slow, and the detectors could not determine the cause, or not yet.",
         accused=Accused.NOTHING,
         response=Response.NONE,
         severity="info",
