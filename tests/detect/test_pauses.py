@@ -14,14 +14,18 @@ LATE = 5
 PAUSE = 100
 
 
-def pauses(path: Path, own: np.ndarray, *, late: int | None = LATE, waits: bool = True) -> list[dict[str, object]]:
-    """Run `gangwatch detect` on a job with these compute times [steps, 8]. Return its notes about pauses."""
+def pauses(path: Path, own: np.ndarray, *, waits: bool = True, meets: bool = True) -> list[dict[str, object]]:
+    """Run `gangwatch detect` on a job with these compute times [steps, 8]. Return its notes about pauses.
+
+    meets: whether the ranks wait for each other in each step.
+    """
     with path.open("w") as file:
         for step, times in enumerate(own):
             for rank, mine in enumerate(times):
-                row = {"step": step, "rank": rank, "seconds": times.max() + 0.1}
+                seconds = 0.1 + (times.max() if meets else mine)
+                row = {"step": step, "rank": rank, "seconds": seconds}
                 if waits:
-                    row["wait_seconds"] = times.max() + 0.1 - mine
+                    row["wait_seconds"] = seconds - mine
                 file.write(json.dumps(row) + "\n")
     found = detect(path)
     assert not of_kind(found, "straggler")
@@ -56,6 +60,15 @@ def test_no_rank_is_named_without_waits(tmp_path: Path) -> None:
     (note,) = pauses(tmp_path / "steps.jsonl", own, waits=False)
     assert note["rank"] is None
     assert "waits are unknown" in str(note["evidence"])
+
+
+def test_a_rank_with_a_long_step_of_its_own_is_named(tmp_path: Path) -> None:
+    """The ranks average their models after some steps, so that the steps of the others are short."""
+    own = usual()
+    own[PAUSE, LATE] = 600.0
+    (note,) = pauses(tmp_path / "steps.jsonl", own, meets=False)
+    assert note["rank"] == LATE
+    assert f"only rank {LATE} had a long step" in str(note["evidence"])
 
 
 def test_no_rank_is_named_if_all_are_busy(tmp_path: Path) -> None:

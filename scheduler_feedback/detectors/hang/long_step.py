@@ -113,15 +113,16 @@ def _lengths(seconds: FloatArray) -> list[float]:
     return lengths
 
 
-def _late(waits: FloatArray, lost: float) -> IntArray | None:
-    """Return the indices of the ranks that waited for less than half of the lost time; None if waits are unknown.
+def _late(seconds: FloatArray, waits: FloatArray, lost: float) -> IntArray | None:
+    """Return the indices of the ranks that worked for at least half of the lost time; None if waits are unknown.
 
-    waits: time in seconds that each rank waited in the step, NaN if unknown. lost: length of the pause in seconds.
+    seconds, waits: length of the step of each rank, and the part that it waited, NaN if unknown. lost: length of the
+    pause in seconds. In a job whose ranks do not meet in each step, the step of the other ranks is short.
     """
     known = np.isfinite(waits)
     if known.sum() < 2 or 2 * known.sum() < len(waits):
         return None
-    return np.flatnonzero(known & (waits < lost / 2)).astype(np.int64)
+    return np.flatnonzero(known & (waits < lost / 2) & (seconds >= lost / 2)).astype(np.int64)
 
 
 def _hang(job: JobTelemetry, now_ns: int, k: int, length: float, usual: float, longest: float) -> Verdict | None:
@@ -159,7 +160,7 @@ def _note(job: JobTelemetry, now_ns: int, k: int, length: float, usual: float) -
     assert job.steps is not None
     shape, waits = job.shape, job.steps.wait_seconds[k]
     evidence = [Evidence("step_seconds", length, usual, "seconds", "the usual step", 0.0)]
-    late = _late(waits, length - usual)
+    late = _late(job.steps.seconds[k], waits, length - usual)
     rank = None
     if late is None:
         who = "the ranks' waits are unknown"
@@ -168,7 +169,8 @@ def _note(job: JobTelemetry, now_ns: int, k: int, length: float, usual: float) -
     elif len(late) == 1:
         rank = int(shape.ranks[late[0]])
         others = float(np.nanmedian(np.delete(waits, late)))
-        who = f"the other ranks waited for rank {rank}"
+        others_waited = others >= (length - usual) / 2
+        who = f"the other ranks waited for rank {rank}" if others_waited else f"only rank {rank} had a long step"
         evidence.append(
             Evidence("wait_seconds", float(waits[late[0]]), others, "seconds", "median wait of the other ranks", 0.0)
         )
