@@ -59,7 +59,7 @@ class Truth:
     own_causes: list[str] = field(default_factory=list)
     """Causes of verdicts about the job's own work that are true."""
     standing: list[int] = field(default_factory=list)
-    """Healthy ranks that are at least 3 % slower than the median of the other ranks of their stage in the whole trace."""
+    """Healthy ranks that are at least 3 % slower than the median of the others of their stage in the whole trace."""
     neighbours: list[str] = field(default_factory=list)
     """Names of the neighbour jobs; the first one disturbs."""
     cause: str = ""

@@ -62,7 +62,8 @@ def loader_stalls(job: Job) -> None:
 
 
 def hot_expert(job: Job, reported: bool) -> None:
-    """Send more tokens to one expert, later to another one, and fewer to the others. reported: whether ranks report their tokens.
+    """Send more tokens to one expert, later to another one, and fewer to the others. reported: whether ranks report
+    their tokens.
 
     Each group has all experts and the same router, so the expert is popular in all groups.
     """

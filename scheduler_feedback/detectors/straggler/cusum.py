@@ -59,7 +59,7 @@ which that rank was slow. Of 52 right ones, none was slow in less than nine of t
 ``benchmarks.traces``); three wrong ones were slow in two to four."""
 
 MATE_WINDOWS = 12
-"""Number of newest windows in which this is tested: after as many windows, an alarm without a known cause is certain."""
+"""Number of newest windows in which this is tested. After as many, an alarm without a known cause is certain."""
 
 LARGE_GANG = 64
 """Number of ranks from which the spread is computed over all ranks, including the suspect: one rank hardly changes

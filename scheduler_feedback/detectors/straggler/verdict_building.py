@@ -309,9 +309,7 @@ def not_yet_sure(
     confidence = min(judgement.confidence, unsure)
     refusal = reason if confidence < LEAST_CONFIDENCE else ""
     evidence = (*judgement.evidence, why)
-    return replace(
-        judgement, confidence=confidence, evidence=evidence, refusal=refusal, about=mates, in_doubt=True
-    )
+    return replace(judgement, confidence=confidence, evidence=evidence, refusal=refusal, about=mates, in_doubt=True)
 
 
 def too_weak(judgement: Judgement) -> Judgement:
