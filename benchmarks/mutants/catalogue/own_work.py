@@ -61,6 +61,10 @@ MUTANTS = (
     Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 1.0", _WAITS),
     Mutant("detectors.steps.reported_waits:_compare", ">= LEAST_REPORTED", ">= 0.5", _WAITS),
     Mutant("detectors.straggler.cusum:mates_of", "alarmed[0] == 0", "False", _PERSISTENCE),
+    Mutant("detectors.straggler.cusum:mates_of", " and slow[r] >= AS_OFTEN * slow[rank]", "", _PERSISTENCE),
+    Mutant("detectors.straggler.persistence:is_own_work", " or _is_short(case)", "", _PERSISTENCE),
+    Mutant("detectors.straggler.popular_experts:_takes_no_tokens", "lost <= MOST_GIVEN * gained", "True", _PERSISTENCE),
+    Mutant("detectors.straggler.popular_experts:_takes_no_tokens", "-MOST_GAINED * gained <= lost", "True", _PERSISTENCE),
     Mutant("detectors.straggler.slow_again:is_slow_again", "case.rank == 0", "False", _AGAIN),
     Mutant(
         "detectors.straggler.slow_again:is_slow_again", "not is_periodic([begin for begin, _ in found])", "True", _AGAIN
@@ -113,7 +117,7 @@ MUTANTS = (
     Mutant("detectors.straggler.persistence:_keeps_returning", "and not _is_first(case)", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:is_own_work", "or saves", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:is_own_work", "and not is_no_expert(case, shape)", "", _PERSISTENCE),
-    Mutant("detectors.straggler.popular_experts:may_be_popular", "or routes_alike(case, shape)", "", _PERSISTENCE),
+    Mutant("detectors.straggler.popular_experts:may_be_popular", "or is_no_expert(case, shape)", "", _PERSISTENCE),
     Mutant("detectors.straggler.popular_experts:routes_alike", ">= LEAST_GROUPS", ">= 0", _PERSISTENCE),
     Mutant(
         "detectors.straggler.popular_experts:routes_alike",
