@@ -154,7 +154,6 @@ def _is_answered(note: Verdict, verdicts: Sequence[Verdict]) -> bool:
     doubted = any(one.measure == IN_DOUBT for one in note.evidence)
     return doubted and any(
         note.rank in (verdict.rank, *verdict.ranks)
-        and verdict.confidence >= ACTING_CONFIDENCE
         and verdict.first_step <= note.detected_step <= verdict.detected_step
         for verdict in verdicts
     )

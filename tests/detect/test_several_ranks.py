@@ -191,6 +191,7 @@ def test_only_a_slowdown_that_lasted_is_accused_after_its_end(tmp_path: Path, co
     own[80 : 80 + count, 5] *= 1.5
     found = detected(tmp_path / "t.jsonl", own)
     assert [one["rank"] for one in of_kind(found, "straggler")] == [5] * (count >= 9)
+    assert len(of_kind(found, "unknown")) == (count < 9), "a verdict answers the doubt before it"
     if count < 9:
         (note,) = of_kind(found, "unknown")
         assert note["rank"] == 5 and 80 < note["first_step"] == note["last_step"] <= 81 + count
