@@ -36,8 +36,8 @@ earlier spell: stalls of a data loader come back."""
 LEAST_FAULT_WINDOWS = 9
 """A rank that has just become slow, without a known cause, is *unknown* until it was slow in this many windows; twice
 as many if the whole node is slow. Fitted by ``python -m benchmarks.traces.fit`` on seeds 33000 to 33479 and 35000 to
-35299: this threshold has 2 errors on 53 slowdowns that ended, of which 6 were faults. On seeds 290000 to 290603, 36 of
-66 reports after three slow windows were right, and 34 of 34 after nine."""
+35299: this threshold has 2 errors on 53 slowdowns that ended, of which 6 were faults. On seeds 290000 to 290799, 50 of
+70 reports after three slow windows were right, and all of 58 ranks that were slow in nine were at fault."""
 
 ONE_STEP = 0.5
 """A single step explains the slowness of a rank if it contains at least this share of its excess. A fault that was
