@@ -86,7 +86,7 @@ def routes_alike(case: Case, shape: Shape) -> bool:
 
 def is_no_expert(case: Case, shape: Shape) -> bool:
     """Return whether the other groups, or the other experts of the suspect's group, exclude a popular expert."""
-    return routes_alike(case, shape) or _takes_no_tokens(case, shape)
+    return routes_alike(case, shape) or (_takes_no_tokens(case, shape) and not same_expert_is_slow(case, shape))
 
 
 def _takes_no_tokens(case: Case, shape: Shape) -> bool:
