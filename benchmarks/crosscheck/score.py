@@ -93,7 +93,7 @@ def _own_work(trace: Generated, verdict: dict[str, Any], who: set[int]) -> bool:
         role = [np.flatnonzero((stage == stage[p]) & (number != number[p])) for p in range(trace.job.ranks)]
         slower = [max(float(a[p] / np.median(a[role[p]])) for a in (usual, mean)) for p in range(trace.job.ranks)]
         fault = trace.fault
-        if fault and fault.kind not in ("hang", "stall") and who & trace.culprits:
+        if fault and fault.kind not in ("hang", "stall", "port") and who & trace.culprits:
             onset = int(trace.step[fault.active.argmax()])
             if verdict["detected_step"] >= onset:
                 return False  # their fault has begun
