@@ -294,6 +294,8 @@ def refresh(context: CycleContext) -> None:
         if job is None or not job.state.holds_slots or not job.ranks:
             continue
         partners = index.partners(job_id)
+        if not partners:
+            index.plan_memory(job)  # it may have kept a smaller plan beside other jobs
         node = state.nodes.get(job.ranks[0].slot.node)
         alone = job.speed
         if node is not None:
