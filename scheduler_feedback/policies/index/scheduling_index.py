@@ -23,7 +23,7 @@ from scheduler_feedback.policies.index.runtime_estimate import work_done
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import fair, las
-from scheduler_feedback.policies.speeds.learnt_memory import has_outgrown, learnt_mib
+from scheduler_feedback.policies.speeds.learnt_memory import grown_mib, has_outgrown, learnt_mib, planned_mib
 from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 
 JOB_FIELDS = frozenset(
@@ -308,16 +308,42 @@ class SchedulingIndex(TrackedJobs):
         self._note_memory(job)
 
     def plan_memory(self, job: Job) -> None:
-        """Plan the device memory of the job by what its class has learnt. A job beside others keeps its plan."""
+        """Plan the device memory of the job by what its class has learnt.
+
+        A job beside others keeps its plan, unless it has outgrown it and the slot has room for more.
+        """
         needed = learnt_mib(self.state, job)
         if job.state is JobState.PENDING:
             if needed != job.learnt_mib:
                 job.learnt_mib = needed
                 self._update(job)
-        elif job.state.holds_slots and needed and not self.partners(job.job_id):
-            job.learnt_mib = self._at_most_slot(needed, self.held.get(job.job_id, ()))
+        elif job.state.holds_slots:
+            self._plan_held(job, needed)
+
+    def _plan_held(self, job: Job, needed: int) -> None:
+        """Plan the memory of a job that holds slots, if it has them alone or has outgrown its plan."""
+        partners, held = self.partners(job.job_id), self.held.get(job.job_id, ())
+        least = grown_mib(job.peak_mib) if has_outgrown(job) else 0
+        if partners and not least:
+            return
+        needed = max(needed, least)
+        if partners:
+            room = min([needed, *(room for slot in held if (room := self._room_mib(job, slot)) is not None)])
+            needed = room if room >= least else 0
+        else:
+            needed = self._at_most_slot(needed, held)
+        if needed and needed != job.learnt_mib:
+            job.learnt_mib = needed
             self._note_memory(job)
-            self.grown = True  # other jobs may join it
+            self.evaluate_all()  # other jobs may join it
+
+    def _room_mib(self, job: Job, slot: Slot) -> int | None:
+        """Return the device memory that the other jobs on a slot leave for the job; None if the slot's is unknown."""
+        node = self.state.nodes.get(slot.node)
+        if node is None or not node.slot_memory_mib:
+            return None
+        others = [self.state.jobs[one] for one in self.sharers.get(slot, ()) if one != job.job_id]
+        return node.slot_memory_mib - sum(max(planned_mib(one), one.peak_mib) for one in others)
 
     def _note_memory(self, job: Job) -> None:
         held = self.held.get(job.job_id, ())

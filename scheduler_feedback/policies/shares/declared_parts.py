@@ -73,7 +73,7 @@ def part_of(job: Job) -> Part:
     """Return the part of each slot that the job needs: nothing is known of one that must not share its slots."""
     if job.alone or has_outgrown(job):
         return Part(0, 0)
-    learnt = job.learnt_mib > 0 and not job.spec.slot_memory_mib
+    learnt = job.learnt_mib > job.spec.slot_memory_mib
     return Part(math.ceil(GPU_MILLI * job.spec.slot_share - 1e-6), planned_mib(job), learnt)
 
 

@@ -294,8 +294,7 @@ def refresh(context: CycleContext) -> None:
         if job is None or not job.state.holds_slots or not job.ranks:
             continue
         partners = index.partners(job_id)
-        if not partners:
-            index.plan_memory(job)  # it may have kept a smaller plan beside other jobs
+        index.plan_memory(job)  # the other jobs may have left room for a larger plan
         node = state.nodes.get(job.ranks[0].slot.node)
         alone = job.speed
         if node is not None:

@@ -36,18 +36,19 @@ def memory_measured(context: CycleContext, event: MemoryMeasured) -> None:
     job = state.jobs.get(event.job_id)
     if job is None or job.attempt != event.attempt or not job.state.holds_slots or not 0 < event.mib <= MOST_MIB:
         return
+    changed = record(state, job, event.mib)
     if event.mib > job.peak_mib:
         index.measure_memory(job, event.mib)
-    if record(state, job, event.mib):
+        index.plan_memory(job)
+    if changed:
         plan_class(context, job)
 
 
 def plan_class(context: CycleContext, measured: Job) -> None:
-    """Plan the memory of the job and of all pending jobs of its class again."""
+    """Plan the memory of all pending jobs of the class again."""
     state, index = context.state, context.index
     if not state.policy.learnt_memory:
         return
-    index.plan_memory(measured)
     key = class_of(measured.job_id, measured.spec)
     pending = [one[-1] for one in index.line.order]
     for job_id in sorted({*pending, *index.opportunists, *index.claimants, *index.unheld}):

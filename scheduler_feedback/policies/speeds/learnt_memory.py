@@ -62,8 +62,13 @@ def need_mib(row: MeasuredMemory) -> int:
     b = COVERED_Z**2 - CONFIDENCE_Z**2 / runs
     factor = (COVERED_Z + math.sqrt(COVERED_Z**2 - a * b)) / a
     limit = max(math.exp(mean + factor * math.sqrt(variance)), max(row.peaks.values()) * math.exp(PRIOR_SPREAD))
-    step = 1 << max(int(limit).bit_length() - DIGITS, 0)
-    return math.ceil(limit / step) * step
+    return _rounded(limit)
+
+
+def _rounded(mib: float) -> int:
+    """Return an amount of memory that is rounded up to DIGITS binary digits."""
+    step = 1 << max(int(mib).bit_length() - DIGITS, 0)
+    return math.ceil(mib / step) * step
 
 
 def learnt_mib(state: State, job: Job) -> int:
@@ -79,14 +84,22 @@ def learnt_mib(state: State, job: Job) -> int:
 
 
 def planned_mib(job: Job) -> int:
-    """Return the device memory that is planned for each rank of the job: declared or learnt; 0 if neither is known."""
-    return job.spec.slot_memory_mib or job.learnt_mib
+    """Return the device memory that is planned for each rank of the job: declared or learnt; 0 if neither is known.
+
+    A job that declares its memory has a learnt need only once it has outgrown what it declares.
+    """
+    return max(job.spec.slot_memory_mib, job.learnt_mib)
+
+
+def grown_mib(peak_mib: int) -> int:
+    """Return the memory to plan for a job that has outgrown its plan, in MiB."""
+    return _rounded(peak_mib * math.exp(PRIOR_SPREAD))
 
 
 def has_outgrown(job: Job) -> bool:
     """Return whether the job has been measured to use more device memory than is planned for it.
 
-    If so, nobody knows what it will need, and no other job joins it.
+    No other job joins it until it has a new plan.
     """
     return 0 < planned_mib(job) < job.peak_mib
 
