@@ -55,11 +55,10 @@ class Reported:
     def _take(self, layout: Layout, gauges: np.ndarray, records: tuple[StepRecord, ...]) -> None:
         at = self.seq * SECOND
         frame = Frame(
-            node=layout.node, boot_id="b", agent_id=layout.node, layout_id=layout.layout_id, seq=self.seq, wall_ns=at,
-            monotonic_ns=at, tier_ns=np.array([at]), gauges=gauges, counters=np.zeros(0, np.uint64),
-            counters_valid=np.zeros(0, np.bool_), records=records, record_seq=self.seq,
+            layout.node, "b", layout.node, self.seq, layout.layout_id, at, at, np.array([at], np.int64), gauges,
+            np.zeros(0, np.uint64), np.zeros(0, np.bool_), 0, records,
         )  # fmt: skip
-        self.fleet.take(layout, frame, at)
+        assert self.fleet.observe(layout, frame, at)
 
 
 def test_the_largest_device_of_a_rank_counts_and_memory_of_the_host_does_not() -> None:
