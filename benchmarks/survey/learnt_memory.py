@@ -33,7 +33,7 @@ from scheduler_feedback.sim.simulation import Simulation
 from scheduler_feedback.sim.speeds.co_location import of_parts
 from scheduler_feedback.sim.speeds.device_memory import DeviceMemory
 
-GPUS, JOBS, CLASSES = 8, 400, 40
+GPUS, JOBS, CLASSES = 4, 200, 20
 COMPUTE = 0.02
 MOST_FACTOR = 6.0
 SPREAD, CHANGED, CHANGE = 0.03, 0.02, 1.5
