@@ -485,6 +485,32 @@ class Invariants(RuleBasedStateMachine):
             if (job_id := self._held(number)) is not None:
                 self.world.cycle(MemoryMeasured(job_id, self.world.state.jobs[job_id].attempt, mib))
 
+    @precondition(lambda self: not self.calm and self.world.slot_memory_mib and self.world.jobs_per_slot > 1)
+    @rule(
+        jobs=st.lists(st.sampled_from([0, 0, 0, 20]), min_size=2, max_size=6),
+        peaks=st.lists(st.sampled_from([4, 9, 15, 22, 30, 45]), min_size=2, max_size=6),
+        opportunistic=st.booleans(),
+        seconds=st.sampled_from([0.0, 1.0, 15.0]),
+    )
+    def recur(self, jobs: list[int], peaks: list[int], opportunistic: bool, seconds: float) -> None:
+        """Submit jobs of one class, some of which declare their memory, and measure them while others join them."""
+        Invariants.steps += len(jobs) + len(peaks)
+        for number, declared in enumerate(jobs):
+            spec = JobSpec(
+                "again", ("train",), 1, queue="c", user="ann", workload="m", time_limit_seconds=60.0,
+                exact_seconds=60.0, grace_seconds=2.0, shareable=True, restartable=True, preemptible=number % 3 > 0,
+                opportunistic=opportunistic and number % 3 > 1, slot_memory_mib=declared, slot_share=0.1 * (number % 2),
+            )  # fmt: skip
+            self.world.submit((spec, 60.0, 0))
+            self.world.seen()
+        for number, peak in enumerate(peaks):
+            held = [one for one in self.world.state.jobs.values() if one.state.holds_slots and one.spec.workload == "m"]
+            if held:
+                job = held[number % len(held)]
+                self.world.cycle(MemoryMeasured(job.job_id, job.attempt, peak))
+                self.world.seen()
+            self.world.advance(seconds)
+
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, shown=st.booleans())
     def run_out_of_memory(self, number: int, shown: bool) -> None:

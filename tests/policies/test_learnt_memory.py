@@ -60,6 +60,7 @@ def test_more_runs_need_a_smaller_margin_and_a_spread_a_larger_one() -> None:
     for margin, wanted in zip(margins, (1.48, 1.30, 1.15, 1.08, 1.05), strict=True):
         assert wanted - 0.01 <= margin <= wanted + 0.04
     assert need_mib(rows([9000, 10_000, 11_000] * 4)) > 1.1 * need_mib(rows([10_000] * 12))
+    assert need_mib(rows([9000, 28_000])) == 56_320, "at most twice the largest, rounded up"
     assert need_mib(rows([5000] * 31 + [20_000])) >= 20_000 * math.exp(0.05), "no need is below a measured peak"
 
 

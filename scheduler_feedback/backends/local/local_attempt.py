@@ -206,7 +206,7 @@ class FollowedAttempt:
             why="" if request is None else request["why"],
             signalled=any(ended["signalled"] for ended in self._ended.values()),
             checkpointed=self._checkpointed(request),
-            out_of_memory=request is None and any(self._ran_out(plan, rank) for rank, code in codes.items() if code),
+            out_of_memory=any(self._ran_out(plan, rank) for rank, code in codes.items() if code),
         )
 
     def _ran_out(self, plan: rank_launch.Plan, rank: int) -> bool:

@@ -35,6 +35,9 @@ PRIOR_RUNS = 3
 """Number of runs that PRIOR_SPREAD counts for: our choice. The margin is 48 % after one run, 30 % after two, 15 % after
 five and 8 % after fourteen, if all runs are alike."""
 
+MOST_MARGIN = 2.0
+"""Largest need, as a multiple of the largest peak: our choice. Two runs that differ much would have an absurd need."""
+
 MOST_RUNS = 32
 """Maximum number of peaks in a row. The oldest are dropped, so that the need follows a change of the jobs."""
 
@@ -61,8 +64,9 @@ def need_mib(row: MeasuredMemory) -> int:
     a = 1 - CONFIDENCE_Z**2 / (2 * degrees)
     b = COVERED_Z**2 - CONFIDENCE_Z**2 / runs
     factor = (COVERED_Z + math.sqrt(COVERED_Z**2 - a * b)) / a
-    limit = max(math.exp(mean + factor * math.sqrt(variance)), max(row.peaks.values()) * math.exp(PRIOR_SPREAD))
-    return _rounded(limit)
+    largest = max(row.peaks.values())
+    limit = max(math.exp(mean + factor * math.sqrt(variance)), largest * math.exp(PRIOR_SPREAD))
+    return _rounded(min(limit, MOST_MARGIN * largest))
 
 
 def _rounded(mib: float) -> int:
