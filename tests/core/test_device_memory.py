@@ -77,7 +77,7 @@ class Training:
     def __init__(self) -> None:
         self.reports, self.now_ns = MemoryReports(), 0
 
-    def tick(self, steps: int, *mib: float, attempt: int = 1, seconds: float = 5.0) -> list[int]:
+    def tick(self, steps: int, *mib: float, attempt: int = 1, seconds: float = 15.0) -> list[int]:
         self.now_ns += round(seconds * SECOND)
         shape = Shape("j-1", attempt, np.arange(2), ("n0", "n1"))
         none = np.zeros((steps, 2))

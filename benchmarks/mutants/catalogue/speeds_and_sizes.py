@@ -29,8 +29,8 @@ MUTANTS = (
     Mutant("policies.speeds.learnt_memory:need_mib", "factor * math.sqrt(variance)", "0.0", _MEMORY),
     Mutant("policies.speeds.learnt_memory:record", "len(peaks) > MOST_RUNS", "False", _MEMORY),
     Mutant("policies.speeds.learnt_memory:learnt_mib", "or spec.slot_memory_mib", "", _MEMORY),
-    Mutant("core.telemetry.device_memory:NodeMemory.take", "max(float", "min(float", _MEASURED),
-    Mutant("core.telemetry.device_memory:NodeMemory.__init__", "column.metric not in (MEMORY, OWNER)", "False", _MEASURED),
+    Mutant("core.telemetry.device_memory:NodeMemory.of", "max(used", "min(used", _MEASURED),
+    Mutant("core.telemetry.device_memory:NodeMemory.__init__", "if process in owners", "", _MEASURED),
     Mutant("core.telemetry.steps.memory_reports:MemoryReports._take", "if seen.warm or", "if", _MEASURED),
     Mutant("core.telemetry.steps.memory_reports:MemoryReports._take", "GROWTH * seen.reported_mib", "0", _MEASURED),
     # --- learnt traffic and classes of the network ---

@@ -7,20 +7,22 @@ host its processes use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from sys import intern
 
 import numpy as np
 
 from agent.schema.frame import Column, Frame, Member
 from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, Gang
+from scheduler_feedback.core.telemetry.telemetry import IndexArray
 
 MEMORY = "gangwatch_gpu_process_memory_used_bytes"
 OWNER = "gangwatch_gpu_process_owner_info"
 
 
 class NodeMemory:
-    """Device memory of the ranks on one node."""
+    """Device memory of the ranks on one node, in two small arrays, because clusters have many nodes."""
 
-    __slots__ = ("_places", "_used")
+    __slots__ = ("_index", "_places", "_values")
 
     def __init__(self, gauges: Iterable[Column]) -> None:
         """Find the processes of ranks on GPUs in a new layout."""
@@ -35,27 +37,27 @@ class NodeMemory:
                 found.append((index, process))
             elif (member := _member(labels)) is not None:
                 owners[process] = member
-        self._places: dict[Member, dict[tuple[str, str], list[int]]] = {}
-        """Positions of the gauges of each rank's processes, by (GPU, MIG instance)."""
-        for index, process in found:
-            if (member := owners.get(process)) is not None:
-                self._places.setdefault(member, {}).setdefault(process[:2], []).append(index)
-        self._used: dict[Member, float] = {}
+        owned = [(index, process) for index, process in found if process in owners]
+        numbers: dict[tuple[str, str], int] = {}
+        self._places = tuple((owners[process], numbers.setdefault(process[:2], len(numbers))) for _, process in owned)
+        """Rank and number of the device (GPU or MIG instance) of each process."""
+        self._index: IndexArray = np.array([index for index, _ in owned], np.intp)
+        self._values = np.full(len(owned), np.nan)
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
     def take(self, frame: Frame) -> None:
         """Keep the memory that the frame contains. The frame must have the current layout."""
-        gauges = frame.gauges
-        self._used = {
-            member: max(float(gauges.take(indices).sum()) for indices in devices.values())
-            for member, devices in self._places.items()
-        }
+        self._values = frame.gauges.take(self._index)
 
     def of(self, member: Member) -> float:
         """Return the memory in bytes that the rank uses of one device, the largest of all; NaN if it is unknown."""
-        return self._used.get(member, float("nan"))
+        used: dict[int, float] = {}
+        for (owner, device), value in zip(self._places, self._values.tolist(), strict=True):
+            if owner == member:
+                used[device] = used.get(device, 0.0) + value
+        return max(used.values(), default=float("nan"))
 
 
 def memory_of(gang: Gang, nodes: Mapping[str, NodeMemory]) -> FloatArray:
@@ -72,6 +74,6 @@ def memory_of(gang: Gang, nodes: Mapping[str, NodeMemory]) -> FloatArray:
 
 def _member(labels: dict[str, str]) -> Member | None:
     try:
-        return Member(labels["gang"], int(labels["attempt"]), int(labels["rank"])) if labels["gang"] else None
+        return Member(intern(labels["gang"]), int(labels["attempt"]), int(labels["rank"])) if labels["gang"] else None
     except (KeyError, ValueError):
         return None

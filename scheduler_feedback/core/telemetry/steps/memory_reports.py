@@ -22,8 +22,8 @@ of them."""
 LEAST_MIB = 64
 """Least memory of a report, in MiB: less than the context of one process on a GPU."""
 
-EVERY_NS = 5_000_000_000
-"""Least time between two evaluations of an attempt, in ns. Agents measure every 15 s."""
+EVERY_NS = 15_000_000_000
+"""Least time between two evaluations of an attempt, in ns: the interval at which agents measure."""
 
 MIB = 1 << 20
 
