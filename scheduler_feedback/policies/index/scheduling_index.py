@@ -322,11 +322,13 @@ class SchedulingIndex(TrackedJobs):
 
     def _plan_held(self, job: Job, needed: int) -> None:
         """Plan the memory of a job that holds slots, if it has them alone or has outgrown its plan."""
-        partners, held = self.partners(job.job_id), self.held.get(job.job_id, ())
         least = grown_mib(job.peak_mib) if has_outgrown(job) else 0
+        needed = max(needed, least)
+        if not needed:
+            return
+        partners, held = self.partners(job.job_id), self.held.get(job.job_id, ())
         if partners and not least:
             return
-        needed = max(needed, least)
         if partners:
             room = min([needed, *(room for slot in held if (room := self._room_mib(job, slot)) is not None)])
             needed = room if room >= least else 0
