@@ -22,6 +22,7 @@ from scheduler_feedback.core.events import (
     Hosted,
     HostWaits,
     LatencyMeasured,
+    MemoryMeasured,
     NodeCommanded,
     NodeSeen,
     PolicySet,
@@ -58,7 +59,7 @@ from scheduler_feedback.policies.queue.starting import place_or_reserve, replan,
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
 from scheduler_feedback.policies.remediation.migration import judge_running_gangs
 from scheduler_feedback.policies.remediation.stopping import ask_for_stops
-from scheduler_feedback.policies.sharing import guest_moves, guests, lending, separation
+from scheduler_feedback.policies.sharing import guest_moves, guests, lending, memory_pressure, separation
 from scheduler_feedback.policies.sizes.reallocation import reallocate
 
 __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
@@ -106,6 +107,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     draining.drain(context)  #                                       gangs leave nodes that are being drained
     if needs_pass or context.due or context.entries or context.actions or happened:
         separation.separate_interfering(context)  #               8  jobs that share slots and slow each other
+        memory_pressure.separate_full_slots(context)  #              or fill the device memory
         judge_running_gangs(context)  #                              mitigate slow and hanging gangs
     separation.leave_with_host(context)
     ask_for_stops(context)
@@ -184,6 +186,7 @@ REQUESTS_AND_OBSERVATIONS: _Handlers = {
     SharedSpeed: separation.shared_speed,
     LatencyMeasured: lending.latency_measured,
     SpeedMeasured: observations.speed_measured,
+    MemoryMeasured: memory_pressure.memory_measured,
     RankFailed: observations.rank_failed,
     AttemptEnded: observations.attempt_ended,
     AttemptUnknown: observations.attempt_unknown,

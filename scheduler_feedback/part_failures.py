@@ -16,7 +16,10 @@ from typing import TypedDict
 
 from scheduler_feedback.core.telemetry.fleet import Sample
 
-PARTS = ("feed", "fleet", "pace", "speeds", "shared", "verdicts", "entries", "baselines", "metrics", "page", "api")
+PARTS = (
+    *("feed", "fleet", "pace", "speeds", "memory", "shared"),
+    *("verdicts", "entries", "baselines", "metrics", "page", "api"),
+)
 """Names of the parts.
 
 - feed: reads the agents' streams.
@@ -170,6 +173,7 @@ _NAMES = {
     "fleet": "Telemetry",
     "pace": "Step times on the page",
     "speeds": "Measured speeds of jobs",
+    "memory": "Measured device memory of jobs",
     "shared": "Detection",
     "verdicts": "Passing verdicts to the scheduler",
     "entries": "Passing events to readers",

@@ -16,33 +16,17 @@ first half of a random order is learnt, the second half is placed on GPUs by fir
 
 from __future__ import annotations
 
-import csv
 import random
-from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
+from benchmarks.survey import learnt_memory
+from benchmarks.survey.measured_memory import GPU_MIB, measured
 from benchmarks.survey.row import Outcome, Row
 from benchmarks.survey.shares import SEEDS, interval
-
-MEMORY_FILE = Path(__file__).parent / "data" / "training-memory.csv"
-
-GPU_MIB = 40_960.0
-BYTES, MIB = 4, 2**20
-
-
-@cache
-def measured() -> tuple[Any, Any]:
-    """Return the parts of each training in MiB (a column each), and its measured memory in MiB."""
-    with MEMORY_FILE.open() as file:
-        rows = [[float(value) for value in row.values()] for row in csv.DictReader(file)]
-    batch, activations, parameters, mib = np.array(rows).T
-    parts = np.stack([np.ones_like(mib), parameters * BYTES / MIB, batch * activations * BYTES / MIB], 1)
-    return parts, mib
 
 
 def predicted(learnt: list[int], others: list[int]) -> tuple[Any, float]:
@@ -86,7 +70,7 @@ def _measured() -> Outcome:
         known.append(placed(actual, actual)[1])
         errors.append(float(np.mean(np.abs(found / actual - 1))))
     reason = (
-        f"a study: the scheduler uses declared memory; mean error {fmean(errors):.2%}; {fmean(used):.1%} "
+        f"a study of unseen models; mean error {fmean(errors):.2%}; {fmean(used):.1%} "
         f"+-{interval(tuple(used)) * 100:.1f} of the memory used, {fmean(known):.1%} if all of it were known; without "
         f"the margin {fmean(bare):.1f} % out of memory; multilayer perceptrons only, see the module for other data"
     )
@@ -96,4 +80,9 @@ def _measured() -> Outcome:
 def rows() -> list[Row]:
     """Return the rows of this module."""
     measure = "trainings out of memory, %, 500 held-out ones on GPUs of 40 GiB, ten seeds"
-    return [Row("SchedTune", "memory prediction", measure, 0.0, "Albahar et al., CCGrid'22 (100 % avoided)", _measured)]
+    ours = f"jobs out of memory, %, {learnt_memory.JOBS} recurring jobs on {learnt_memory.GPUS} GPUs of 40 GiB"
+    source = "Albahar et al., CCGrid'22 (100 % avoided)"
+    return [
+        Row("SchedTune", "memory prediction", measure, 0.0, source, _measured),
+        Row("SchedTune", "memory learnt by the scheduler", ours, 0.0, source, learnt_memory.outcome),
+    ]

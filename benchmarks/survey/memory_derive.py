@@ -11,7 +11,7 @@ import csv
 import sys
 from pathlib import Path
 
-from benchmarks.survey.memory import MEMORY_FILE
+from benchmarks.survey.measured_memory import MEMORY_FILE
 
 EVERY = 3
 

@@ -14,22 +14,25 @@ _FAIR = 'policy.order = "fair"'
 _PREEMPT = "policy.preempt = true"
 
 
-def notices(policy: Policy, jobs_per_slot: int, slurm: bool = False) -> tuple[str, ...]:
+def notices(policy: Policy, jobs_per_slot: int, slurm: bool = False, slot_memory_mib: int = 0) -> tuple[str, ...]:
     """Return a sentence for each setting that has no effect: its key, and the change that makes it effective.
 
-    jobs_per_slot, slurm: `cluster.jobs_per_slot` and `slurm.enabled` of the same configuration.
+    jobs_per_slot, slurm, slot_memory_mib: `cluster.jobs_per_slot`, `slurm.enabled` and `cluster.slot_memory_mib` of the
+    same configuration.
     """
-    return tuple(f"{what}; set {change}" for what, change in _without_effect(policy, jobs_per_slot, slurm))
+    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib)
+    return tuple(f"{what}; set {change}" for what, change in found)
 
 
 def notices_of(config: Config) -> tuple[str, ...]:
     """Return the notices about a configuration."""
-    return notices(config.policy, config.cluster.jobs_per_slot, config.slurm.enabled)
+    cluster = config.cluster
+    return notices(config.policy, cluster.jobs_per_slot, config.slurm.enabled, cluster.slot_memory_mib)
 
 
-def finding(policy: Policy, jobs_per_slot: int, slurm: bool = False) -> Finding:
+def finding(policy: Policy, jobs_per_slot: int, slurm: bool = False, slot_memory_mib: int = 0) -> Finding:
     """Return the notices as one check result of `gangwatch check`."""
-    found = _without_effect(policy, jobs_per_slot, slurm)
+    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib)
     if not found:
         return Finding("policy", "found", f'order = "{policy.order.value}"')
     return Finding("policy", "limited", "; ".join(what for what, _ in found), found[0][1])
@@ -46,10 +49,11 @@ def finding_of(state: StateFolder, config: Config, named: bool) -> Finding:
         except GangwatchError as error:
             return Finding("policy", "limited", str(error), "gangwatch reload writes the file again")
         config = config if in_force is None else in_force.config
-    return finding(config.policy, config.cluster.jobs_per_slot, config.slurm.enabled)
+    cluster = config.cluster
+    return finding(config.policy, cluster.jobs_per_slot, config.slurm.enabled, cluster.slot_memory_mib)
 
 
-def _without_effect(policy: Policy, jobs_per_slot: int, slurm: bool) -> list[tuple[str, str]]:
+def _without_effect(policy: Policy, jobs_per_slot: int, slurm: bool, slot_memory_mib: int) -> list[tuple[str, str]]:
     """Return each setting that has no effect, with the change that makes it effective."""
     found = _queues_without_effect(policy)
     if policy.order is Order.ROUND_ROBIN and not policy.preempt:
@@ -63,11 +67,18 @@ def _without_effect(policy: Policy, jobs_per_slot: int, slurm: bool) -> list[tup
     if policy.sharing is not Sharing.NONE and jobs_per_slot < 2:
         what = f'policy.sharing: "{policy.sharing.value}" has no effect, because a slot holds one job'
         found.append((what, "cluster.jobs_per_slot = 2 or more (a cluster of `gangwatch up` only)"))
+    if policy.learnt_memory and policy.sharing is Sharing.NONE:
+        found.append(("policy.learnt_memory: no effect, because no jobs share slots", "policy.sharing to a rule"))
+    elif policy.learnt_memory and not slot_memory_mib:
+        what = "policy.learnt_memory: no effect, because the device memory of a slot is unknown"
+        found.append((what, "cluster.slot_memory_mib (a cluster of `gangwatch up` only)"))
     return found
 
 
 def _without_effect_with_slurm(policy: Policy) -> list[tuple[str, str]]:
     found = []
+    if policy.learnt_memory:
+        found.append(("policy.learnt_memory: no effect: Slurm starts the jobs", "policy.learnt_memory = false"))
     if policy.sharing is not Sharing.NONE:
         what = "no effect: Slurm starts the jobs, and shares GPUs itself (--gres=shard or --gres=mps)"
         found.append((f"policy.sharing: {what}", 'policy.sharing = "none"'))

@@ -40,6 +40,9 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Names of the nodes; None derives them from the name of the host."""
     jobs_per_slot: Annotated[int, Meta(ge=1, le=64)] = 1
     """Maximum number of shareable jobs on one slot. They share it by `policy.sharing`."""
+    slot_memory_mib: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    """Device memory of each slot in MiB. The memory of all jobs on a slot must fit into it. 0: unknown, so jobs share
+    slots whatever memory they need."""
 
 
 class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

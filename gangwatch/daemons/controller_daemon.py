@@ -280,8 +280,8 @@ def _local_nodes(config: Config, planned: tuple[NodePlan, ...] | None) -> object
     if cluster.nodes is None and cluster.names is None:
         config = msgspec.structs.replace(config, cluster=msgspec.structs.replace(cluster, nodes=1))
     nodes = plan(config) if planned is None else planned
-    many = config.cluster.jobs_per_slot
-    return tuple(LocalNode(node.name, node.slots, node.devices, many) for node in nodes)
+    many, memory = cluster.jobs_per_slot, cluster.slot_memory_mib
+    return tuple(LocalNode(node.name, node.slots, node.devices, many, memory) for node in nodes)
 
 
 def limits_of(config: Config) -> Limits:

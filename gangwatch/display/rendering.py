@@ -212,12 +212,15 @@ def explanation(explained: dict[str, Any]) -> None:
         between = explained.get("expected_start_range_ns")
         reach = "" if not between else f" (between {clock(between[0])} and {clock(between[1])})"
         console.print(f"expected start: {clock(explained['expected_start_ns'])}{reach}")
+    if explained.get("memory_in_words"):
+        console.print(explained["memory_in_words"])
     for title, items in (
         ("waits for", [_waits_for(one) for one in explained.get("waits_for", ())]),
         ("reserved slots", [f"{slot['node']} slot {slot['slot']}" for slot in explained.get("reservation", ())]),
         ("nodes that can't be used", [_blocker(one) for one in explained.get("blockers", ())]),
         ("what would start it sooner, cheapest first", explained.get("what_would_change_it", ())),
         ("learnt speeds of similar jobs", [_speed(one) for one in explained.get("speeds", ())]),
+        ("learnt device memory of similar jobs", [_memory(one) for one in explained.get("memory", ())]),
     ):
         if items:
             console.print(f"{title}:")
@@ -234,6 +237,15 @@ def _speed(one: dict[str, Any]) -> str:
     return (
         f"{one['ranks']} ranks{on} within one {one['level']}: {one['speed']:.2f} +-{one['error']:.0%} "
         f"(assumed {one['assumed']:.2f}; {one['measurements']:.1f} measurements)"
+    )
+
+
+def _memory(one: dict[str, Any]) -> str:
+    failed = f"; {one['out_of_memory']} out of memory beside other jobs" if one["out_of_memory"] else ""
+    runs = f"{one['runs']} run{'' if one['runs'] == 1 else 's'}"
+    return (
+        f"{one['ranks']} rank{'' if one['ranks'] == 1 else 's'}: at most {one['largest_mib']:,} MiB a rank in {runs}, "
+        f"need {one['need_mib']:,} MiB{failed}"
     )
 
 

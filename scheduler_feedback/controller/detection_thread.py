@@ -29,11 +29,12 @@ from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.controller.frame_age import FrameAge
-from scheduler_feedback.core.events import Event, FirstStep, SpeedMeasured
+from scheduler_feedback.core.events import Event, FirstStep, MemoryMeasured, SpeedMeasured
 from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.telemetry.fleet import Fleet, Sample
 from scheduler_feedback.core.telemetry.placements import REFUSED, Placements, Refusal
 from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
+from scheduler_feedback.core.telemetry.steps.memory_reports import MemoryReports
 from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, Pace, Paces, Speed
 from scheduler_feedback.core.telemetry.steps.speed_reports import SpeedReports
 from scheduler_feedback.core.telemetry.steps.step_ring import Requests
@@ -135,6 +136,7 @@ class DetectionThread:
         self._look = Look(self._fleet, self._fabric)
         self._paces = Paces()
         self._speed_reports = SpeedReports()
+        self._memory_reports = MemoryReports()
         self._aside: dict[str, tuple[int, float]] = {}
         """By node, the time for which its telemetry is set aside: (monotonic end in nanoseconds, duration in
         seconds)."""
@@ -384,6 +386,7 @@ class DetectionThread:
             return []
         self._take_pace(telemetry)
         events.extend(self._measured_speeds(telemetry))
+        events.extend(self._measured_memory(telemetry))
         if not self._failures.is_out(SHARED):
             try:
                 events.extend(self._detect(telemetry))
@@ -509,6 +512,16 @@ class DetectionThread:
             return self._speed_reports.take(telemetry)
         except Exception as error:
             self._failures.report("speeds", error, out=True)
+            return []
+
+    def _measured_memory(self, telemetry: Telemetry) -> list[MemoryMeasured]:
+        """Return the measured device memory that is due, from which the scheduler learns."""
+        if self._failures.is_out("memory"):
+            return []
+        try:
+            return self._memory_reports.take(telemetry)
+        except Exception as error:
+            self._failures.report("memory", error, out=True)
             return []
 
     def _take_pace(self, telemetry: Telemetry) -> None:

@@ -136,6 +136,7 @@ RULES: dict[str, Rule] = {
     "SharedSpeed.job_id": NAME,
     "SharedSpeed.partners": NAME,
     "SpeedMeasured.job_id": NAME,
+    "MemoryMeasured.job_id": NAME,
     "SpeedMeasured.unit": NAME,
     "ActionFailed.action_id": NAME,
     "ActionFailed.job_id": NAME,

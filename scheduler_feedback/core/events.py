@@ -208,6 +208,8 @@ class AttemptEnded(msgspec.Struct, frozen=True):
     """Exit code of every rank that `exits` omits; None: unknown."""
     checkpointed: Checkpointed | None = None
     """Result of the checkpoint command; None if it did not run."""
+    out_of_memory: bool = False
+    """Whether the output of a rank shows that it ran out of device memory."""
 
 
 class RankFailed(msgspec.Struct, frozen=True):
@@ -280,6 +282,15 @@ class SpeedMeasured(msgspec.Struct, frozen=True):
     in each step; None if a rank does not report its waits."""
 
 
+class MemoryMeasured(msgspec.Struct, frozen=True):
+    """Measured device memory of a running attempt. It never contains memory of the host."""
+
+    job_id: str
+    attempt: int
+    mib: int
+    """Largest device memory of a rank so far in this attempt, in MiB."""
+
+
 class ActionFailed(msgspec.Struct, frozen=True):
     """An action that the backend could not carry out. The cycle makes the decision again."""
 
@@ -311,6 +322,7 @@ Event = (
     | SharedSpeed
     | LatencyMeasured
     | SpeedMeasured
+    | MemoryMeasured
     | ActionFailed
     | Verdict
     | Cleared

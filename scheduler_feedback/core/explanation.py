@@ -55,6 +55,22 @@ class LearntSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class LearntMemory:
+    """Learnt device memory of the job's class, for one number of ranks."""
+
+    ranks: int
+    """Number of ranks."""
+    largest_mib: int
+    """Largest measured device memory of a rank, in MiB."""
+    need_mib: int
+    """Device memory that is planned for each rank, or would be with `policy.learnt_memory`, in MiB."""
+    runs: int
+    """Number of measured jobs."""
+    out_of_memory: int
+    """Number of times that a job ran out of device memory beside others."""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Reasons for a job's state, and what would change it."""
 
@@ -82,3 +98,7 @@ class Explanation:
     GPU type) or reservation (slots are free, but reserved for another job); '' if the job does not wait."""
     speeds: tuple[LearntSpeed, ...] = ()
     """Learnt speeds of the job's class, by GPU type, placement and ranks; empty if none was measured."""
+    memory_in_words: str = ""
+    """What is known about the device memory of the job's class, as a sentence; '' if nothing is."""
+    memory: tuple[LearntMemory, ...] = ()
+    """Learnt device memory of the job's class, by number of ranks."""

@@ -386,6 +386,12 @@ class Job(msgspec.Struct):
     """The latency without the wait for earlier requests, as last measured while no other job was on its slots."""
     busy: float = 0.0
     """Share (0 to 1) of the time in which it answered requests, as measured with latency_seconds."""
+    learnt_mib: int = 0
+    """Learnt device memory that is planned for each rank, in MiB; 0: the job declares its memory, or none is learnt."""
+    peak_mib: int = 0
+    """Largest measured device memory of a rank of the newest attempt, in MiB; 0: not measured."""
+    alone: bool = False
+    """Whether the job gets slots of its own, because it ran out of device memory beside other jobs."""
     overdue: bool = False
     """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
     Policy.starvation_share of the slots."""

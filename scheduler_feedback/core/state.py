@@ -262,6 +262,9 @@ class Policy:
     dataset_cache_gib: float = 0.0
     """Size of each node's cache of datasets, in GiB. A job prefers nodes that have its dataset there, if it needs no
     more nodes and uplinks for that. 0: placement ignores datasets."""
+    learnt_memory: bool = False
+    """Whether a shareable job that declares no device memory shares slots by the learnt need of similar jobs. It is off
+    by default, because a wrong need lets another job run out of memory."""
     pair_speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Speeds that are known beforehand: workload -> other workload on the same slot -> speed of the first, relative to
     its speed alone. Measured speeds replace them."""
@@ -388,6 +391,19 @@ class MeasuredTraffic(msgspec.Struct, frozen=True):
     """Mean share (0 to 1) of the time for which all ranks wait in collectives."""
     weight: float
     """Number of measurements of the mean, the older ones discounted."""
+
+
+class MeasuredMemory(msgspec.Struct, frozen=True):
+    """Measured device memory of the jobs of one class with the same number of ranks."""
+
+    ranks: int
+    """Number of ranks of the jobs."""
+    peaks: dict[str, int]
+    """Largest device memory of a rank of each of the newest jobs, in MiB, by job id; the newest job is last."""
+    runs: int
+    """Number of measured jobs, including the older ones that are no longer in `peaks`."""
+    out_of_memory: int = 0
+    """Number of times that a job ran out of device memory beside others."""
 
 
 class TypeTrade(msgspec.Struct, frozen=True):
@@ -538,6 +554,8 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """Measured speeds by job class, the class with the newest measurement last; see `policies/speeds`."""
     traffic: dict[str, MeasuredTraffic] = {}
     """Measured traffic by job class, the class with the newest measurement last; see `policies/speeds`."""
+    memory: dict[str, list[MeasuredMemory]] = {}
+    """Measured device memory by job class, the class with the newest measurement last; see `policies/speeds`."""
     datasets: dict[str, dict[str, CachedDataset]] = {}
     """Datasets that nodes are expected to have in their caches: dataset -> node."""
     requests: SeenRequests = msgspec.field(default_factory=SeenRequests)

@@ -65,6 +65,7 @@ def frozen(state: State, before: State | None = None) -> State:
         replan_owed=state.replan_owed,
         speeds=_shared(state.speeds, old.speeds, _speeds),
         traffic=dict(state.traffic),
+        memory=dict(state.memory),
         datasets={name: dict(nodes) for name, nodes in state.datasets.items()},
         sized_ns=state.sized_ns,
         types_ns=state.types_ns,

@@ -22,6 +22,7 @@ from scheduler_feedback.core.events import (
     Event,
     FirstStep,
     LatencyMeasured,
+    MemoryMeasured,
     RankFailed,
     SharedSpeed,
     SpeedMeasured,
@@ -52,6 +53,7 @@ def about(*job_ids: str) -> Callable[[Event], bool]:
                 | SharedSpeed()
                 | LatencyMeasured()
                 | SpeedMeasured()
+                | MemoryMeasured()
                 | ActionFailed()
             ):
                 return event.job_id in job_ids

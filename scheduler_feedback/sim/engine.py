@@ -45,6 +45,7 @@ from scheduler_feedback.sim.occurrence import Occurrence
 from scheduler_feedback.sim.results import Account, Report, report
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
+from scheduler_feedback.sim.speeds.device_memory import DeviceMemory
 from scheduler_feedback.sim.speeds.measured_speeds import MEASURED_SECONDS, MeasuredSpeeds, reported
 from scheduler_feedback.sim.speeds.shared_links import SharedLinks
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
@@ -131,6 +132,8 @@ class Settings:
     """Uplinks that gangs share. With them, gangs report their speeds and waits; None: no gang slows another down."""
     datasets: DatasetLoads | None = None
     """Caches of datasets on the nodes; None: gangs start without loading."""
+    memory: DeviceMemory | None = None
+    """Device memory of the jobs; None: it never runs out."""
     seed: int = 0
     """Seed of the errors of reported speeds."""
     spans: bool = False
@@ -184,6 +187,11 @@ class Engine:
     def seed(self) -> int:
         """Seed of the errors of reported speeds."""
         return self._settings.seed
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """Device memory of the jobs; None: it is not simulated."""
+        return self._settings.memory
 
     @property
     def first_ns(self) -> int:
@@ -470,6 +478,8 @@ class Engine:
         if self._settings.speeds is not None or self._settings.links is not None:
             at_ns = now_ns + gang.warm_ns + nanoseconds(MEASURED_SECONDS)
             self.later(Occurrence(at_ns, partial(_report_speed, job_id=action.job_id, attempt=action.attempt)))
+        if self._settings.memory is not None:
+            self._settings.memory.started(self, action.job_id, gang, now_ns)
         if self._disturbances is not None:
             events += self._disturbances.started(self, action.job_id, gang, now_ns)
 

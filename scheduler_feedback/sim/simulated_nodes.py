@@ -47,7 +47,12 @@ def nodes_of(text: str) -> tuple[NodeSeen, ...]:
 
 
 def grid(
-    count: int, slots: int, rack: int = RACK_NODES, gpu_type: str = "", jobs_per_slot: int = 1
+    count: int,
+    slots: int,
+    rack: int = RACK_NODES,
+    gpu_type: str = "",
+    jobs_per_slot: int = 1,
+    slot_memory_mib: int = 0,
 ) -> tuple[NodeSeen, ...]:
     """Return `count` equal nodes. Sorting them by name sorts them by number."""
     digits, rack_digits = len(str(count - 1)), len(str((count - 1) // rack))
@@ -59,6 +64,7 @@ def grid(
             rack=f"r{number // rack:0{rack_digits}}",
             gpu_type=gpu_type,
             jobs_per_slot=jobs_per_slot,
+            slot_memory_mib=slot_memory_mib,
         )
         for number in range(count)
     )

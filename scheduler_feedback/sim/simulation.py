@@ -21,6 +21,7 @@ from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, DetectorModel, Feedback, Oracle
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
+from scheduler_feedback.sim.speeds.device_memory import DeviceMemory
 from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
 from scheduler_feedback.sim.speeds.shared_links import SharedLinks
 from scheduler_feedback.sim.traces import TRACES
@@ -71,6 +72,8 @@ class Simulation:
     """Uplinks that gangs share; None: gangs do not slow each other down."""
     datasets: DatasetLoads | None = None
     """Size and rate of the caches of datasets on the nodes; None: gangs start without loading."""
+    memory: DeviceMemory | None = None
+    """Device memory of the jobs by id; None: it never runs out."""
     spans: bool = False
     """Whether to keep every finished attempt, so that the HTML page can draw its chart."""
 
@@ -86,6 +89,7 @@ class Simulation:
             speeds=self.speeds,
             links=self.links,
             datasets=None if self.datasets is None else self.datasets.empty(),
+            memory=None if self.memory is None else self.memory.empty(),
             seed=self.seed,
             spans=self.spans,
         )

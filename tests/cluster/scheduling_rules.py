@@ -20,6 +20,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, 
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 from scheduler_feedback.policies.shares.slot_parts import parts_of
 from scheduler_feedback.policies.sharing.guests import openings_of
+from scheduler_feedback.policies.speeds.learnt_memory import planned_mib
 
 SECOND = 1_000_000_000
 
@@ -54,14 +55,21 @@ def check_start(state: State, action: StartGang, held: Mapping[Slot, Collection[
 
 def check_slot(state: State, slot: Slot, job_ids: Collection[str]) -> None:
     """Check that these jobs may hold the slot at once: one job, or shareable ones that fit in each dimension."""
+    for job_id in job_ids:
+        job, room = state.jobs[job_id], state.nodes[slot.node].slot_memory_mib
+        learnt = job.learnt_mib if job.state.holds_slots else 0
+        assert not room or learnt <= room, f"{job_id}: {learnt} MiB are planned on {slot}, which has {room}"
     if len(job_ids) < 2:
         return
     node, specs = state.nodes[slot.node], [state.jobs[job_id].spec for job_id in job_ids]
     assert len(set(job_ids)) == len(job_ids), f"{slot}: a job holds it twice: {job_ids}"
     assert all(spec.shareable for spec in specs), f"{slot} is held by {job_ids}, and not all of them share it"
     assert len(specs) <= node.jobs_per_slot, f"{slot} is held by {job_ids}; at most {node.jobs_per_slot} may be on it"
-    memory = sum(spec.slot_memory_mib for spec in specs)
-    assert not node.slot_memory_mib or memory <= node.slot_memory_mib, f"{slot}: {job_ids} need {memory} MiB"
+    planned = {job_id: planned_mib(state.jobs[job_id]) for job_id in job_ids}
+    room = node.slot_memory_mib
+    assert not room or sum(planned.values()) <= room, f"{slot} has {room} MiB, and {planned} are planned"
+    assert not room or all(planned.values()), f"{slot} is shared, and the memory of one of {planned} is unknown"
+    assert not any(state.jobs[job_id].alone for job_id in job_ids), f"{slot} is shared by {job_ids}, one of them alone"
     assert sum(spec.slot_share for spec in specs) <= 1 + 1e-6, f"{slot}: {job_ids} need more than the slot"
 
 

@@ -23,6 +23,7 @@ from scheduler_feedback.core.events import (
     FirstStep,
     FreezeSet,
     LatencyMeasured,
+    MemoryMeasured,
     NodeCommand,
     NodeCommanded,
     PolicySet,
@@ -96,6 +97,7 @@ POLICIES = st.builds(
     ),
     pair_speeds=st.sampled_from([{}, {}, {"w": {"w": 0.8, "v": 0.3}, "v": {"w": 0.9}}]),
     learn_speeds=st.sampled_from([True, True, True, False]),
+    learnt_memory=st.sampled_from([True, True, False]),
     sizes=st.sampled_from([Sizes.IDLE, *Sizes]),
     sizes_seconds=st.sampled_from([0.0, 30.0]),
     dataset_cache_gib=st.sampled_from([0.0, 0.0, 25.0]),
@@ -474,6 +476,48 @@ class Invariants(RuleBasedStateMachine):
         if (job_id := self._held(number)) is not None:
             job = self.world.state.jobs[job_id]
             self.world.cycle(SpeedMeasured(job_id, job.attempt, share * len(job.ranks), seconds, "", waits))
+
+    @precondition(lambda self: not self.calm)
+    @rule(numbers=st.lists(st.tuples(SMALL, st.sampled_from([0, 4, 9, 21, 40, 58, 70])), min_size=1, max_size=4))
+    def memory(self, numbers: list[tuple[int, int]]) -> None:
+        """Report the device memory of running gangs: mostly what they declare or less, sometimes more than is left."""
+        for number, mib in numbers:
+            if (job_id := self._held(number)) is not None:
+                self.world.cycle(MemoryMeasured(job_id, self.world.state.jobs[job_id].attempt, mib))
+
+    @precondition(lambda self: not self.calm and self.world.slot_memory_mib and self.world.jobs_per_slot > 1)
+    @rule(
+        jobs=st.lists(st.sampled_from([0, 0, 0, 20]), min_size=2, max_size=6),
+        peaks=st.lists(st.sampled_from([4, 9, 15, 22, 30, 45]), min_size=2, max_size=6),
+        opportunistic=st.booleans(),
+        seconds=st.sampled_from([0.0, 1.0, 15.0]),
+    )
+    def recur(self, jobs: list[int], peaks: list[int], opportunistic: bool, seconds: float) -> None:
+        """Submit jobs of one class, some of which declare their memory, and measure them while others join them."""
+        Invariants.steps += len(jobs) + len(peaks)
+        for number, declared in enumerate(jobs):
+            spec = JobSpec(
+                "again", ("train",), 1, queue="c", user="ann", workload="m", time_limit_seconds=60.0,
+                exact_seconds=60.0, grace_seconds=2.0, shareable=True, restartable=True, preemptible=number % 3 > 0,
+                opportunistic=opportunistic and number % 3 > 1, slot_memory_mib=declared, slot_share=0.1 * (number % 2),
+            )  # fmt: skip
+            self.world.submit((spec, 60.0, 0))
+            self.world.seen()
+        for number, peak in enumerate(peaks):
+            held = [one for one in self.world.state.jobs.values() if one.state.holds_slots and one.spec.workload == "m"]
+            if held:
+                job = held[number % len(held)]
+                self.world.cycle(MemoryMeasured(job.job_id, job.attempt, peak))
+                self.world.seen()
+            self.world.advance(seconds)
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, shown=st.booleans())
+    def run_out_of_memory(self, number: int, shown: bool) -> None:
+        """Let a gang fail, perhaps with output that shows that the device memory was full."""
+        if (job_id := self._held(number)) is not None and self._lives(job_id):
+            ended = self.world.end(job_id, self.world.state.jobs[job_id].attempt, 1)
+            self.world.cycle(structs.replace(ended, out_of_memory=shown))
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())

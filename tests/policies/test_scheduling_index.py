@@ -14,7 +14,7 @@ import scheduler_feedback
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
-from scheduler_feedback.core.state import Estimates, Order, Policy
+from scheduler_feedback.core.state import Estimates, MeasuredMemory, Order, Policy, Sharing
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.policies.index.scheduling_index import (
     JOB_FIELDS,
@@ -148,6 +148,19 @@ def _forget(world: World, index: SchedulingIndex) -> None:
     assert "j-000004" not in world.state.jobs
 
 
+def _plan_memory(world: World, index: SchedulingIndex) -> None:
+    index.set_policy(replace(world.state.policy, sharing=Sharing.GANDIVA, learnt_memory=True))
+    spec = JobSpec("s", ("train",), 1, shareable=True)
+    for number, state in enumerate((JobState.PENDING, JobState.RUNNING)):
+        job = Job(f"j-00000{8 + number}", spec, state, world.now_ns)
+        job.ranks = [RankRecord(0, Slot("n3", 1))] if state is JobState.RUNNING else []
+        index.add_job(job)
+        world.state.memory[f"job {job.job_id}"] = [MeasuredMemory(1, {job.job_id: 1000}, 1)]
+        check(world)
+        index.plan_memory(job)
+        assert job.learnt_mib > 1000
+
+
 CHANGES: dict[str, Callable[[World, SchedulingIndex], None]] = {
     "set_policy": lambda world, index: index.set_policy(Policy(order=Order.SJF)),
     "add_verdict": _verdict,
@@ -180,6 +193,15 @@ CHANGES: dict[str, Callable[[World, SchedulingIndex], None]] = {
     "reserve": lambda world, index: index.reserve(world.state.jobs["j-000005"], [Slot("n3", 0), Slot("n3", 1)]),
     "start": lambda world, index: index.start(world.state.jobs["j-000005"], [Slot("n3", 1)], "a-000099", 0.25),
     "share_again": lambda world, index: index.share_again(world.state.jobs["j-000001"], (), 0.5),
+    "measure_memory": lambda world, index: (
+        _plan_memory(world, index),
+        index.measure_memory(world.state.jobs["j-000009"], 5000),
+    )[0],
+    "plan_memory": _plan_memory,
+    "keep_alone": lambda world, index: (
+        index.keep_alone(world.state.jobs["j-000001"]),
+        _leave_attempt(world, index),
+    )[0],
     "run": _run,
     "run_external": _run_external,
     "correct_speed": lambda world, index: index.correct_speed(world.state.jobs["j-000001"], 0.5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.survey import distance, memory, sia_data, trading
+from benchmarks.survey import distance, learnt_memory, memory, sia_data, trading
 from benchmarks.survey.gavel_data import GPU_TYPES
 from benchmarks.survey.sia_goodput import OPTIONS, GoodputJob, best, choose, costs, models
 
@@ -73,3 +73,14 @@ def test_a_job_that_restarts_keeps_its_gpus() -> None:
 def test_some_models_lose_on_several_nodes_and_others_hardly() -> None:
     found = {(w, 8): distance.loss(w, 8) for w in sia_data.speeds().usual}
     assert max(found.values()) > distance.MOST_LOSS > min(found.values())
+
+
+def test_half_of_the_users_declare_more_memory_than_their_jobs_need() -> None:
+    trace, peaks = learnt_memory.jobs_of(3, changed=0.0)
+    known, same = learnt_memory.jobs_of(3, known=True, changed=0.0)
+    assert peaks == same and len(trace.jobs) == learnt_memory.JOBS
+    assert all(job.spec.slot_memory_mib == peaks[job.job_id] for job in known.jobs)
+    declared = [job for job in trace.jobs if job.spec.slot_memory_mib]
+    assert 0.2 < len(declared) / len(trace.jobs) < 0.8
+    over = [job.spec.slot_memory_mib / peaks[job.job_id] for job in declared]
+    assert min(over) > 1.25 and max(over) < 1.8

@@ -92,6 +92,18 @@ MUTANTS = (
         ("tests/kubernetes/test_quantities.py",),
     ),
     Mutant(
+        "backends.local.memory_errors:shows_full_device",
+        "max(about.st_size - TAIL_BYTES, 0)",
+        "0",
+        ("tests/backends/test_memory_errors.py",),
+    ),
+    Mutant(
+        "backends.local.memory_errors:shows_full_device",
+        "not stat.S_ISREG(about.st_mode)",
+        "False",
+        ("tests/backends/test_memory_errors.py",),
+    ),
+    Mutant(
         "backends.local.local_backend:LocalBackend._check",
         "or len(set(action.placement)) != spec.ranks",
         "",

@@ -3,6 +3,7 @@
 from benchmarks.mutants.mutant import Mutant
 
 _JOIN = ("tests/policies/test_sharing.py",)
+_MEMORY = ("tests/policies/test_learnt_memory.py",)
 _RULES = ("tests/policies/test_sharing_rules.py",)
 _KEPT = ("tests/policies/test_openings.py",)
 _LENT = ("tests/policies/test_muxflow.py",)
@@ -19,6 +20,18 @@ MUTANTS = (
     Mutant("policies.sharing.room_on_slots:has_room", "> node.jobs_per_slot", "> node.jobs_per_slot + 1", _JOIN),
     Mutant("policies.sharing.room_on_slots:has_room", "sum(needed) > node.slot_memory_mib", "False", _JOIN),
     Mutant("policies.sharing.room_on_slots:has_room", "not all(needed)", "False", _JOIN),
+    Mutant("policies.sharing.room_on_slots:has_room", "any(has_outgrown(one) for one in here)", "False", _MEMORY),
+    Mutant("policies.sharing.room_on_slots:may_join", "and not job.alone", "", _MEMORY),
+    Mutant("policies.sharing.memory_pressure:memory_measured", "job.attempt != event.attempt", "False", _MEMORY),
+    Mutant("policies.sharing.memory_pressure:separate_full_slots", "_used_mib(staying) <= full_mib", "False", _MEMORY),
+    Mutant("policies.sharing.memory_pressure:_stays", "not job.spec.opportunistic,", "False,", _MEMORY),
+    Mutant("policies.sharing.memory_pressure:_stays", "-(job.attempt_started_ns or 0)", "0", _MEMORY),
+    Mutant("policies.sharing.memory_pressure:_left_mib", "total_mib - _used_mib(others)", "total_mib", _MEMORY),
+    Mutant("policies.sharing.memory_pressure:ran_out", "index.keep_alone(job)", "pass", _MEMORY),
+    Mutant("policies.index.scheduling_index:SchedulingIndex._plan_held", "if partners and not least:", "if False:", _MEMORY),
+    Mutant("policies.index.scheduling_index:SchedulingIndex._room_mib", "max(planned_mib(one), one.peak_mib)", "0", _MEMORY),
+    Mutant("policies.shares.declared_parts:part_of", "or has_outgrown(job)", "", _MEMORY),
+    Mutant("policies.shares.declared_parts:Part.known_on", "self.learnt and", "False and", _MEMORY),
     Mutant("policies.sharing.openings:Openings.chances", "known.speeds != speeds", "False", _KEPT),
     Mutant("policies.sharing.openings:Openings._chance", "group in known.by_group", "False", _KEPT),
     Mutant("policies.sharing.openings:Openings.update", "self._news < len(news)", "False", _KEPT),

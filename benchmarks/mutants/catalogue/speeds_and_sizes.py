@@ -4,6 +4,8 @@ from benchmarks.mutants.mutant import Mutant
 
 _LEARNT = ("tests/policies/test_learnt_speeds.py",)
 _REPORTS = ("tests/core/test_speed_reports.py",)
+_MEMORY = ("tests/policies/test_learnt_memory.py",)
+_MEASURED = ("tests/core/test_device_memory.py",)
 _TRAFFIC = ("tests/policies/test_network_traffic.py",)
 _CAPS = ("tests/sim/test_power_caps.py",)
 _PLAN = ("tests/policies/test_slot_plan.py",)
@@ -22,6 +24,15 @@ MUTANTS = (
     Mutant("policies.speeds.speed_model:SpeedModel.log_ratio", "spread -= value * value", "pass", _LEARNT),
     Mutant("policies.speeds.learnt_speeds:record", "rows[0].unit != unit", "False", _LEARNT),
     Mutant("policies.speeds.learnt_speeds:LearntSpeeds.knows", "and self._state.policy.learn_speeds", "", _LEARNT),
+    # --- learnt device memory ---
+    Mutant("policies.speeds.learnt_memory:need_mib", "PRIOR_RUNS * PRIOR_SPREAD**2 + ", "", _MEMORY),
+    Mutant("policies.speeds.learnt_memory:need_mib", "factor * math.sqrt(variance)", "0.0", _MEMORY),
+    Mutant("policies.speeds.learnt_memory:record", "len(peaks) > MOST_RUNS", "False", _MEMORY),
+    Mutant("policies.speeds.learnt_memory:learnt_mib", "or spec.slot_memory_mib", "", _MEMORY),
+    Mutant("core.telemetry.device_memory:NodeMemory.of", "max(used", "min(used", _MEASURED),
+    Mutant("core.telemetry.device_memory:NodeMemory.__init__", "if process in owners", "", _MEASURED),
+    Mutant("core.telemetry.steps.memory_reports:MemoryReports._take", "if seen.warm or", "if", _MEASURED),
+    Mutant("core.telemetry.steps.memory_reports:MemoryReports._take", "GROWTH * seen.reported_mib", "0", _MEASURED),
     # --- learnt traffic and classes of the network ---
     Mutant("core.telemetry.steps.speed_reports:SpeedReports._take", ".min(axis=1).sum()", ".max(axis=1).sum()", _REPORTS),
     Mutant("policies.speeds.learnt_traffic:record_wait", "or place.level == 0", "", _TRAFFIC),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_feedback.backends.local import attempt_files, local_processes, process_trees, rank_launch, shim
+from scheduler_feedback.backends.local.memory_errors import shows_full_device
 from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
@@ -205,7 +206,11 @@ class FollowedAttempt:
             why="" if request is None else request["why"],
             signalled=any(ended["signalled"] for ended in self._ended.values()),
             checkpointed=self._checkpointed(request),
+            out_of_memory=any(self._ran_out(plan, rank) for rank, code in codes.items() if code),
         )
+
+    def _ran_out(self, plan: rank_launch.Plan, rank: int) -> bool:
+        return shows_full_device(attempt_files.log_file(plan["state_folder"], self.job_id, self.attempt, rank))
 
     def _checkpointed(self, request: dict[str, Any] | None) -> Checkpointed | None:
         """Return the result of the checkpoint command; None if no command was requested."""

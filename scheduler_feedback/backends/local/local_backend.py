@@ -45,13 +45,15 @@ _SHIM = Path(__file__).with_name("shim.py")
 class LocalNode:
     """A virtual node of this machine. devices: GPU UUID of each slot; empty if the slots are processors.
 
-    jobs_per_slot: maximum number of shareable jobs on one slot.
+    jobs_per_slot: maximum number of shareable jobs on one slot. slot_memory_mib: device memory of each slot in MiB; 0:
+    unknown.
     """
 
     name: str
     slots: int
     devices: tuple[str, ...] = ()
     jobs_per_slot: int = 1
+    slot_memory_mib: int = 0
 
 
 def free_port() -> int:
@@ -114,7 +116,14 @@ class LocalBackend(Backend):
 
     def nodes(self) -> Sequence[NodeSeen]:
         return [
-            NodeSeen(node.name, node.slots, node.devices, self._machine, jobs_per_slot=node.jobs_per_slot)
+            NodeSeen(
+                node.name,
+                node.slots,
+                node.devices,
+                self._machine,
+                jobs_per_slot=node.jobs_per_slot,
+                slot_memory_mib=node.slot_memory_mib,
+            )
             for node in self._nodes.values()
         ]
 

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import OUT, SlurmJob, SlurmNode
-from scheduler_feedback.core.events import Event, FirstStep, Hosted, HostWaits, NodeSeen, SpeedMeasured
+from scheduler_feedback.core.events import Event, FirstStep, Hosted, HostWaits, MemoryMeasured, NodeSeen, SpeedMeasured
 from scheduler_feedback.core.job import HostedWait, JobKind, JobSpec, Slot
 from scheduler_feedback.core.plain_text import plain
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
@@ -125,14 +125,14 @@ def gang_of(event: Event) -> str:
     """Return the gang of a detector result; '' for any other event."""
     if isinstance(event, Verdict | Cleared | Abstention):
         return event.gang
-    return event.job_id if isinstance(event, FirstStep | SpeedMeasured) else ""
+    return event.job_id if isinstance(event, FirstStep | SpeedMeasured | MemoryMeasured) else ""
 
 
 def _renamed(event: Event) -> Event:
     number = number_of(gang_of(event))
     if number is None:
         return event
-    if isinstance(event, FirstStep | SpeedMeasured):
+    if isinstance(event, FirstStep | SpeedMeasured | MemoryMeasured):
         return structs.replace(event, job_id=job_id_of(number))
     if isinstance(event, Verdict):
         other = number_of(event.aggressor)

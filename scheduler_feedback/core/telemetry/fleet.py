@@ -15,6 +15,7 @@ import numpy as np
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
 from scheduler_feedback.core.telemetry.device_locations import Parts
+from scheduler_feedback.core.telemetry.device_memory import NodeMemory, memory_of
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.membership import Membership
 from scheduler_feedback.core.telemetry.placements import Placements, Refusal
@@ -27,7 +28,7 @@ from scheduler_feedback.core.telemetry.series.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.series.series_queue import SeriesQueue
 from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.steps.fleet_records import Attempts
-from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, Gang, IntArray
 from scheduler_feedback.core.telemetry.steps.record_checks import LARGEST_BITS, possible
 from scheduler_feedback.core.telemetry.steps.step_ring import Requests
 
@@ -55,6 +56,7 @@ class Fleet:
         self._touched: set[str] = set()
         self._consumption = Consumption(self._attempts.trails)
         self._states: dict[str, NodeStates] = {}
+        self._memory: dict[str, NodeMemory] = {}
         self._counting = Counting()
         self._occurrences = Occurrences(None if placements is None else parts)
         self._series = SeriesQueue(self._counting, self._consumption, self._occurrences)
@@ -150,6 +152,10 @@ class Fleet:
         """Return int64 [n], ordered by rank: the newest ProcessState of each rank, or UNKNOWN_STATE."""
         return states_of(gang, self._states)
 
+    def device_memory(self, gang: Gang) -> FloatArray:
+        """Return float64 [n], ordered by rank: the newest device memory of each rank in bytes; NaN if it is unknown."""
+        return memory_of(gang, self._memory)
+
     def blocked(self, gang: str) -> Mapping[int, Blocked]:
         """Return the newest report of each rank of the gang that makes no progress, by rank."""
         return self._attempts.blocked.of(gang)
@@ -234,6 +240,8 @@ class Fleet:
         if whole:
             if node._has_states:
                 self._states[node.name].take(frame)
+            if (memory := self._memory.get(node.name)) is not None:
+                memory.take(frame)
             if node._series_id != layout.layout_id:
                 self._series.read(node, layout, frame)
             for group in node._groups:
@@ -354,6 +362,9 @@ class Fleet:
         if states.members or states.gone:
             self._states[node.name] = states
         node._has_states = node.name in self._states
+        self._memory.pop(node.name, None)
+        if memory := NodeMemory(layout.gauges):
+            self._memory[node.name] = memory
         node._layout_id = layout.layout_id
 
     def _join(self, node: NodeView, group: Group, frame: Frame, received_ns: int) -> None:

@@ -305,6 +305,9 @@ class JobTelemetry:
     process_states: Callable[[], IntArray] | None = None
     """Returns int64 [n], the newest ProcessState of each rank's processes; UNKNOWN_STATE if no agent reports it. None
     if no source reports states."""
+    device_memory: Callable[[], FloatArray] | None = None
+    """Returns float64 [n], the newest device memory of each rank in bytes, of the device on which it uses most; NaN if
+    it is unknown. None if no source reports it."""
     blocked: Callable[[], Mapping[int, Blocked]] | None = None
     """Returns the newest report of each rank that makes no progress, by rank number. None if no source has reports."""
 

@@ -209,6 +209,7 @@ class Look:
             seen.shared,
             _Once(lambda: self._frames(seen.nodes)),
             lambda: self._fleet.process_states(gang),
+            lambda: self._fleet.device_memory(gang),
             lambda: self._fleet.blocked(gang.name),
         )
 

@@ -23,6 +23,7 @@ from scheduler_feedback.policies.index.runtime_estimate import work_done
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import fair, las
+from scheduler_feedback.policies.speeds.learnt_memory import grown_mib, has_outgrown, learnt_mib, planned_mib
 from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 
 JOB_FIELDS = frozenset(
@@ -30,7 +31,7 @@ JOB_FIELDS = frozenset(
         *("spec", "state", "attempt", "ranks", "claim", "stop_reason", "submitted_ns", "attempt_started_ns"),
         *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds", "progress_ns"),
         *("speed", "excluded_nodes", "overdue", "estimate_seconds", "urgency", "level", "turn", "array_of"),
-        *("awaited_type", "awaited_until_ns", "relaxed", "guest_of"),
+        *("awaited_type", "awaited_until_ns", "relaxed", "guest_of", "learnt_mib", "peak_mib", "alone"),
     }
 )
 """Fields of a job on which the index depends."""
@@ -80,6 +81,9 @@ class SchedulingIndex(TrackedJobs):
         if not policy.dataset_cache_gib:
             self.state.datasets = {}
         self.state.type_slots = {}  # the types are divided among the queues again
+        for job in self.state.jobs.values():
+            if job.state is JobState.PENDING:
+                job.learnt_mib = learnt_mib(self.state, job)
         regrouped = self.regrouped
         TrackedJobs.__init__(self, self.state)  # in place: the cycle context refers to this index
         self.regrouped = regrouped
@@ -193,6 +197,7 @@ class SchedulingIndex(TrackedJobs):
     def add_job(self, job: Job) -> None:
         """Add a new job. A pending job that is not a probe gets an expected run time and a place in the queue."""
         self.state.jobs[job.job_id] = job
+        job.learnt_mib = learnt_mib(self.state, job)
         if job.state is JobState.PENDING and job.spec.kind is not JobKind.PROBE:
             if self.policy.order is Order.LAS:
                 las.enter(self.state, job)
@@ -288,8 +293,73 @@ class SchedulingIndex(TrackedJobs):
         job.proposed, job.action_id, job.speed = "", action_id, speed
         job.awaited_type, job.awaited_until_ns, job.relaxed = "", 0, False
         job.guest_of, job.slot_part = guest_of, part
+        job.peak_mib, job.learnt_mib = 0, self._at_most_slot(job.learnt_mib, slots)
         job.latency_seconds, job.alone_request_seconds, job.busy = None, None, 0.0
         self._update(job)
+
+    def _at_most_slot(self, mib: int, slots: Iterable[Slot]) -> int:
+        """Return a learnt need, at most the device memory of the slots: a job that may need more uses them alone."""
+        known = [node.slot_memory_mib for slot in slots if (node := self.state.nodes.get(slot.node)) is not None]
+        return min([mib, *(one for one in known if one)])
+
+    def measure_memory(self, job: Job, mib: int) -> None:
+        """Record the largest device memory of a rank of the running attempt, in MiB."""
+        job.peak_mib = mib
+        self._note_memory(job)
+
+    def plan_memory(self, job: Job) -> None:
+        """Plan the device memory of the job by what its class has learnt.
+
+        A job beside others keeps its plan, unless it has outgrown it and the slot has room for more.
+        """
+        needed = learnt_mib(self.state, job)
+        if job.state is JobState.PENDING:
+            if needed != job.learnt_mib:
+                job.learnt_mib = needed
+                self._update(job)
+        elif job.state.holds_slots:
+            self._plan_held(job, needed)
+
+    def _plan_held(self, job: Job, needed: int) -> None:
+        """Plan the memory of a job that holds slots, if it has them alone or has outgrown its plan."""
+        least = grown_mib(job.peak_mib) if has_outgrown(job) else 0
+        needed = max(needed, least)
+        if not needed:
+            return
+        partners, held = self.partners(job.job_id), self.held.get(job.job_id, ())
+        if partners and not least:
+            return
+        if partners:
+            room = min([needed, *(room for slot in held if (room := self._room_mib(job, slot)) is not None)])
+            needed = room if room >= least else 0
+        else:
+            needed = self._at_most_slot(needed, held)
+        if needed and needed != job.learnt_mib:
+            job.learnt_mib = needed
+            self._note_memory(job)
+            self.evaluate_all()  # other jobs may join it
+
+    def _room_mib(self, job: Job, slot: Slot) -> int | None:
+        """Return the device memory that the other jobs on a slot leave for the job; None if the slot's is unknown."""
+        node = self.state.nodes.get(slot.node)
+        if node is None or not node.slot_memory_mib:
+            return None
+        others = [self.state.jobs[one] for one in self.sharers.get(slot, ()) if one != job.job_id]
+        return node.slot_memory_mib - sum(max(planned_mib(one), one.peak_mib) for one in others)
+
+    def _note_memory(self, job: Job) -> None:
+        held = self.held.get(job.job_id, ())
+        self.touched.update((job.job_id, *self.partners(job.job_id)))
+        if self.parts is not None:
+            self.parts.touch(held)
+        if has_outgrown(job):
+            self.outgrown.add(job.job_id)
+        else:
+            self.outgrown.discard(job.job_id)
+
+    def keep_alone(self, job: Job) -> None:
+        """Record that the job gets slots of its own from now on. The caller must call ``requeue`` or ``end`` next."""
+        job.alone = True
 
     def share_again(self, job: Job, guest_of: tuple[str, ...], speed: float) -> None:
         """Update a running job after a change of the jobs on its slots, or of its measured speed beside them.
@@ -428,6 +498,7 @@ class SchedulingIndex(TrackedJobs):
         job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
         job.not_before_ns = not_before_ns
         job.claim = job.claim if keep_claim else []
+        job.peak_mib, job.learnt_mib = 0, learnt_mib(self.state, job)
         fair.appraise(self.state, job, self.state.now_ns)
         self._update(job)
 

@@ -19,6 +19,7 @@ from scheduler_feedback.policies.queue.order import las, round_robin
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
 from scheduler_feedback.policies.queue.placement import Shape, relaxes_ns, shape_of
 from scheduler_feedback.policies.shares.declared_parts import may_divide, part_of
+from scheduler_feedback.policies.speeds.learnt_memory import has_outgrown
 from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
@@ -46,6 +47,7 @@ class TrackedJobs(HeldSlots):
         "hopeless",
         "line",
         "opportunists",
+        "outgrown",
         "overdue",
         "probes",
         "running",
@@ -79,9 +81,11 @@ class TrackedJobs(HeldSlots):
         self.hopeless: set[str] = set()
         """Ids of jobs with a dependency that can no longer be met."""
         self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
+        self.outgrown: set[str] = set()
+        """Ids of the jobs that hold slots and have been measured to use more device memory than is planned for them."""
         self.overdue: set[str] = set()
         """Ids of pending and active jobs that were put ahead of other jobs because they have waited too long."""
-        self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue, self.opportunists)
+        self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue, self.opportunists, self.outgrown)
         self.starved: list[tuple[int, str]] = []
         """Heap of (submission, job id) of jobs that have waited past the starvation bound and are not overdue yet."""
         self._starved: set[str] = set()
@@ -232,6 +236,8 @@ class TrackedJobs(HeldSlots):
         self._take(job, tuple([rank.slot for rank in job.ranks]))
         if job.state is JobState.RUNNING:
             self.running.add(job.job_id)
+        if has_outgrown(job):
+            self.outgrown.add(job.job_id)
         if (job.spec.min_ranks is not None or job.spec.max_ranks is not None) and job.spec.restartable:
             self._hold_elastic(job)
         if self.policy.preempt and self.policy.order is Order.LAS:
@@ -315,7 +321,7 @@ class TrackedJobs(HeldSlots):
     def _line_up(self, job: Job) -> None:
         shape = shape_of(job)
         if self.policy.sharing.divides:
-            shape = (*shape, part_of(job.spec) if may_divide(job.spec) else None)
+            shape = (*shape, part_of(job) if may_divide(job.spec) else None)
         if not self.could_ever_start(job, shape):
             self.unheld.add(job.job_id)
             return
@@ -358,7 +364,7 @@ class TrackedJobs(HeldSlots):
 
         It counts only if the rule of `Policy.sharing` divides slots.
         """
-        needed = part_of(spec).memory_mib if self.policy.sharing.divides and may_divide(spec) else 0
+        needed = spec.slot_memory_mib if self.policy.sharing.divides and may_divide(spec) else 0
         if not needed:
             return True
         nodes = (node for node in self.state.nodes.values() if tier_of(node) is not None)

@@ -28,6 +28,7 @@ from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
 from scheduler_feedback.policies.remediation.decision_scores import score_applied
+from scheduler_feedback.policies.sharing import memory_pressure
 from scheduler_feedback.policies.speeds import learnt_speeds, learnt_traffic
 
 
@@ -130,6 +131,7 @@ def attempt_ended(context: CycleContext, event: AttemptEnded) -> None:
     ]
     if event.checkpointed is not None:
         _log_checkpoint(context, job, event.checkpointed)
+    out_of_memory = memory_pressure.ran_out(context, job, event)
     _leave_attempt(context, job, ranks, event.ended_wall_ns, event.started, event.done_seconds)
     completed = event.started and (
         all(codes.get(r.rank, other) == 0 for r in job.ranks) if codes else other == 0 or not job.ranks
@@ -159,8 +161,10 @@ def attempt_ended(context: CycleContext, event: AttemptEnded) -> None:
         )
     elif job.stop_reason is None and not event.started:
         end(context, job, JobState.FAILED, f"it could not be started: {event.reason or 'the backend gave no reason'}")
+    elif out_of_memory and job.spec.restartable:  # because of its place, so it costs no retry
+        _wait_again(context, job, out_of_memory, keep_claim=False)
     else:
-        _fail(context, job, job.failure or failure_in_words(job, event))
+        _fail(context, job, out_of_memory or job.failure or failure_in_words(job, event))
 
 
 def _log_checkpoint(context: CycleContext, job: Job, done: Checkpointed) -> None:

@@ -53,7 +53,7 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
             chances.short = chances.long = False
             continue
         found: tuple[tuple[Slot, ...], str] | None
-        if divides and (uses_part(policy, job.spec) or on_one_node(policy, job.spec)):
+        if divides and (uses_part(policy, job) or on_one_node(policy, job.spec)):
             short = room is None or length_ns <= room.window_ns
             found = _place_now(context, job, room, length_ns)
             if short:
@@ -98,7 +98,7 @@ def _place_now(
     if slots is not None:
         room.note(slots)
         return slots, f"it uses no slot reserved for {room.reservation.job_id}"
-    return None if uses_part(context.state.policy, job.spec) else room.place_unreserved(context.state.policy, job, most)
+    return None if uses_part(context.state.policy, job) else room.place_unreserved(context.state.policy, job, most)
 
 
 def _backfill(context: CycleContext, reservation: Reservation) -> Backfill:
@@ -139,7 +139,7 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
             continue
         if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
             rooms = [room for from_ns, room in planned if now_ns + length_ns > from_ns]
-            if uses_part(policy, job.spec):
+            if uses_part(policy, job):
                 slots = place_now(index, job, index.most_ranks(job), slow_none=True)
             else:
                 slots = place_beside(index.plan, rooms, job, policy, index.most_ranks(job))
@@ -147,7 +147,7 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
                 profile.take(len(slots), now_ns, length_ns)
                 start(context, job, slots, "backfilled", "it delays no job ahead of it")
                 continue
-        elif uses_part(policy, job.spec) and job.job_id != head and job.not_before_ns <= now_ns:
+        elif uses_part(policy, job) and job.job_id != head and job.not_before_ns <= now_ns:
             slots = part_for(index, job, shared_only=True)
             if slots is not None and slows_none(index, job, slots):
                 start(context, job, slots, "backfilled", "it needs no further slot")

@@ -93,7 +93,7 @@ def _start_beside(context: CycleContext) -> None:
     for key in list(index.line.order):
         job = state.jobs[key[-1]]
         shape = index.line.places[key[-1]].kind.shape
-        if not uses_part(state.policy, job.spec) or shape in failed:
+        if not uses_part(state.policy, job) or shape in failed:
             continue
         if paused(state, job, context.now_ns) is not None or at_limit(index, job):
             continue

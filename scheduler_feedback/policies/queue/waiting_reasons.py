@@ -29,6 +29,7 @@ from scheduler_feedback.policies.queue.order import round_robin
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where
 from scheduler_feedback.policies.shares import part_placement
 from scheduler_feedback.policies.sharing import muxflow
+from scheduler_feedback.policies.speeds import learnt_memory
 from scheduler_feedback.policies.speeds.learnt_speeds import LEVELS, learnt_of
 
 MOST_NAMED = 100
@@ -208,7 +209,12 @@ def explain(state: State, job_id: str) -> Explanation | None:
     if job is None:
         return _explain_array(state, job_id)
     explained = _explain(state, job)
-    return replace(explained, speeds=_speeds(state, job)) if state.speeds else explained
+    if state.speeds:
+        explained = replace(explained, speeds=_speeds(state, job))
+    if state.memory:
+        words, rows = learnt_memory.in_words(state, job), learnt_memory.table(state, job)
+        explained = replace(explained, memory_in_words=words, memory=rows)
+    return explained
 
 
 def _speeds(state: State, job: Job) -> tuple[LearntSpeed, ...]:

@@ -29,14 +29,16 @@ from scheduler_feedback.policies.shares.declared_parts import Left, Part, cpu_mi
 from scheduler_feedback.policies.shares.gpu_room import GPU_MILLI
 from scheduler_feedback.policies.shares.slot_parts import Request, allowed_nodes, kept_slots, parts_of
 from scheduler_feedback.policies.sharing.pair_speeds import assumed_speed
+from scheduler_feedback.policies.speeds.learnt_memory import gib
 
 WHOLE = Part(0, 0)
 """Part of a job that uses whole slots."""
 
 
-def uses_part(policy: Policy, spec: JobSpec) -> bool:
+def uses_part(policy: Policy, job: Job) -> bool:
     """Return whether the job is placed on a part of a slot."""
-    return policy.sharing.divides and may_divide(spec) and spec.pinned_node is None and part_of(spec) != WHOLE
+    spec = job.spec
+    return policy.sharing.divides and may_divide(spec) and spec.pinned_node is None and part_of(job) != WHOLE
 
 
 def on_one_node(policy: Policy, spec: JobSpec) -> bool:
@@ -61,7 +63,7 @@ def place_now(
     their expected ends are promised to another job. Use it instead of ``placement.place`` if the rule divides slots.
     """
     policy, spec = index.state.policy, job.spec
-    if uses_part(policy, spec):
+    if uses_part(policy, job):
         if most is not None and most < spec.ranks:
             return None
         mark = index.plan.checkpoint()
@@ -86,7 +88,7 @@ def part_for(
     join other jobs. alone: whether it must not.
     """
     parts = parts_of(index)
-    request = Request(WHOLE if alone else part_of(job.spec), 1, cpu_milli_of(job.spec), shared_only)
+    request = Request(WHOLE if alone else part_of(job), 1, cpu_milli_of(job.spec), shared_only)
     barred, kept = barred_for(index.plan, job), kept_slots(index, reserved)
     for pools in _pools(index, job):
         found = _choose(index, job, request, allowed_nodes(index, pools) & ~barred, kept)
@@ -186,31 +188,35 @@ def partners_on(index: SchedulingIndex, job: Job, slots: Iterable[Slot]) -> list
 def in_words(state: State, index: SchedulingIndex, job: Job, slots: Collection[Slot]) -> str:
     """Return which part of a slot the job uses, and beside which jobs, to append to a sentence; '' if it uses none."""
     policy = state.policy
-    if not uses_part(policy, job.spec):
+    if not uses_part(policy, job):
         return ""
     device = min((state.nodes[slot.node].slot_memory_mib for slot in slots if slot.node in state.nodes), default=0)
-    if not part_of(job.spec).known_on(device):
+    part = part_of(job)
+    if not part.known_on(device):
+        if part.learnt and device:
+            return f"; it uses {where(slots)} alone: it may need more than {gib(device)}"
         missing = "slot_memory_mib" if device else "slot_share"
         return f"; it uses {where(slots)} alone: it declares no {missing}"
     others = partners_on(index, job, slots)
-    text = f"; it uses {_amount(job.spec)} of {where(slots)}"
+    text = f"; it uses {_amount(job)} of {where(slots)}"
     if not others:
         return text
-    names = ", ".join(f"{one} ({_amount(state.jobs[one].spec)})" for one in others)
+    names = ", ".join(f"{one} ({_amount(state.jobs[one])})" for one in others)
     rule = "fragmentation grows least there" if policy.sharing is Sharing.FGD else "the fullest that it fits"
     return f"{text} beside {names}, {rule}"
 
 
 def waits_in_words(state: State, job: Job) -> str:
     """Return of which part of a slot the pending job has found none, to append to a sentence; '' if it uses none."""
-    if not uses_part(state.policy, job.spec):
+    if not uses_part(state.policy, job):
         return ""
-    return f"; no slot that it may use now has {_amount(job.spec)} left"
+    return f"; no slot that it may use now has {_amount(job)} left"
 
 
-def _amount(spec: JobSpec) -> str:
-    """Return the declared part of a slot as text, such as '0.3 and 8000 MiB'."""
-    part = part_of(spec)
+def _amount(job: Job) -> str:
+    """Return the part of a slot that the job needs as text, such as '0.3 and 8000 MiB'."""
+    part = part_of(job)
     found = [f"{part.share_milli / GPU_MILLI:g}"] if part.share_milli else []
-    found += [f"{part.memory_mib} MiB"] if part.memory_mib else []
+    learnt = " (learnt)" if part.learnt else ""
+    found += [f"{part.memory_mib} MiB{learnt}"] if part.memory_mib else []
     return " and ".join(found)

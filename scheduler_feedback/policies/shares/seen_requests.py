@@ -40,7 +40,7 @@ def note_request(state: State, job: Job) -> None:
 
 def _count(seen: SeenRequests, job: Job) -> None:
     spec = job.spec
-    part = part_of(spec) if spec.shareable else Part(0, 0)
+    part = part_of(job) if spec.shareable else Part(0, 0)
     cpu = cpu_milli_of(spec)
     key = f"{spec.ranks}:{part.share_milli}:{part.memory_mib}:{cpu}:{'|'.join(spec.gpu_types)}"
     row = seen.counts.get(key)

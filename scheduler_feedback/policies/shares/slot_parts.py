@@ -126,7 +126,7 @@ class SlotParts:
             if free >> position & 1:
                 found.append(empty)
             elif here:
-                parts = [part_of(jobs[one].spec) for one in here]
+                parts = [part_of(jobs[one]) for one in here]
                 found.append(left_of(parts, node.slot_memory_mib, node.jobs_per_slot))
             else:
                 found.append(FULL)

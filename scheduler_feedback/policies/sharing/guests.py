@@ -294,6 +294,7 @@ def refresh(context: CycleContext) -> None:
         if job is None or not job.state.holds_slots or not job.ranks:
             continue
         partners = index.partners(job_id)
+        index.plan_memory(job)  # the other jobs may have left room for a larger plan
         node = state.nodes.get(job.ranks[0].slot.node)
         alone = job.speed
         if node is not None:

@@ -18,6 +18,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.sharing.case import Case, Chance
 from scheduler_feedback.policies.sharing.pair_speeds import news_of, pair_changes, workload_of
 from scheduler_feedback.policies.sharing.room_on_slots import fitting, may_host, may_join
+from scheduler_feedback.policies.speeds.learnt_memory import planned_mib
 
 Kind = tuple[Any, ...]
 """All properties of a pending job that decide which jobs it may join."""
@@ -41,7 +42,7 @@ def kind_of(job: Job) -> Kind:
     return (
         spec.ranks,
         workload_of(spec),
-        spec.slot_memory_mib,
+        planned_mib(job),
         spec.slot_share,
         spec.stages,
         job.excluded_nodes,
@@ -117,7 +118,7 @@ class Openings:
 
     def enter(self, job: Job, key: Key) -> None:
         """Add a pending job, if the rule lets it join others."""
-        if not may_join(job.spec) or job.spec.opportunistic is not self._opportunistic:
+        if not may_join(job) or job.spec.opportunistic is not self._opportunistic:
             return
         kind = kind_of(job)
         line = self.lines.setdefault(kind, [])

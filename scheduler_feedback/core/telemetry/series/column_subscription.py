@@ -7,6 +7,7 @@ errors that a feature adds up. Agents add them up before they send, so 380 colum
 from __future__ import annotations
 
 from agent.schema.catalog import BY_NAME
+from scheduler_feedback.core.telemetry.device_memory import MEMORY, OWNER
 from scheduler_feedback.core.telemetry.process_states import METRIC as PROCESS_STATE
 from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED
 from scheduler_feedback.core.telemetry.series.counter_features import PLACE
@@ -25,6 +26,9 @@ recovery actions (one series per GPU and action), because a frame would then no 
 PRESSURE = "gangwatch_host_pressure_waiting_seconds_total"
 """Metric of the time for which tasks of a node waited for processor, memory or disks."""
 
+DEVICE_MEMORY = (MEMORY, OWNER)
+"""Metrics of the device memory of each process on a GPU, and of its rank."""
+
 _KEPT = {"gpu": ("gpu",), "nic": ("device",), "host": (), "rank": ("attempt", "gang", "rank")}
 """Labels that identify the owner of a feature, for each type of owner (``Feature.of``)."""
 
@@ -35,7 +39,7 @@ def _wanted() -> tuple[str, ...]:
         for name in feature.metrics:
             kept.setdefault(name, set()).update(_KEPT[feature.of], (label for label, _ in feature.labels))
     patterns = {name: _pattern(name, labels) for name, labels in kept.items()}
-    for name in (*CONSUMED, PROCESS_STATE, PRESSURE, *RELATIONS, *OCCURRENCES):
+    for name in (*CONSUMED, PROCESS_STATE, PRESSURE, *RELATIONS, *OCCURRENCES, *DEVICE_MEMORY):
         patterns[name] = name
     return tuple(sorted(patterns.values()))
 
