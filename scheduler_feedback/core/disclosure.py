@@ -137,6 +137,7 @@ RULES: dict[str, Rule] = {
     "SharedSpeed.partners": NAME,
     "SpeedMeasured.job_id": NAME,
     "SpeedMeasured.unit": NAME,
+    "PowerSeen.node": NAME,
     "ActionFailed.action_id": NAME,
     "ActionFailed.job_id": NAME,
     "ActionFailed.reason": NAME,
