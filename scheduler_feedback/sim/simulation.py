@@ -21,6 +21,7 @@ from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, DetectorModel, Feedback, Oracle
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
+from scheduler_feedback.sim.speeds.gpu_power import GpuModel
 from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
 from scheduler_feedback.sim.speeds.shared_links import SharedLinks
 from scheduler_feedback.sim.traces import TRACES
@@ -69,6 +70,8 @@ class Simulation:
     """Real speeds of gangs by workload; None: proportional to their ranks."""
     links: SharedLinks | None = None
     """Uplinks that gangs share; None: gangs do not slow each other down."""
+    power: GpuModel | None = None
+    """Power limits and curves of the GPUs; None: they have none."""
     datasets: DatasetLoads | None = None
     """Size and rate of the caches of datasets on the nodes; None: gangs start without loading."""
     spans: bool = False
@@ -86,6 +89,7 @@ class Simulation:
             speeds=self.speeds,
             links=self.links,
             datasets=None if self.datasets is None else self.datasets.empty(),
+            power=self.power,
             seed=self.seed,
             spans=self.spans,
         )

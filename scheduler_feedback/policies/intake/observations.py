@@ -27,8 +27,8 @@ from scheduler_feedback.policies.data.dataset_cache import note_use
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
-from scheduler_feedback.policies.remediation.decision_scores import score_applied
 from scheduler_feedback.policies.power.own_limits import at_full_power
+from scheduler_feedback.policies.remediation.decision_scores import score_applied
 from scheduler_feedback.policies.speeds import learnt_speeds, learnt_traffic
 
 

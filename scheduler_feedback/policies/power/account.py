@@ -91,7 +91,7 @@ class _Caches:
     __slots__ = ("_idle", "gpus")
 
     def __init__(self) -> None:
-        self.gpus: dict[str, tuple[tuple[Slot, ...], tuple[object, ...], Gpus]] = {}
+        self.gpus: dict[str, tuple[tuple[Slot, ...], dict[str, object], Gpus]] = {}
         self._idle: dict[str, tuple[tuple[SlotPower, ...], float]] = {}
 
     def idle(self, node: str, reported: tuple[SlotPower, ...]) -> float:
@@ -101,14 +101,13 @@ class _Caches:
         return found[1]
 
     def of(self, state: State, job_id: str, slots: tuple[Slot, ...]) -> Gpus:
-        reports = tuple(state.power.get(name) for name in dict.fromkeys(slot.node for slot in slots))
-        found = self.gpus.get(job_id)
+        found, power = self.gpus.get(job_id), state.power
         if (
             found is None
             or found[0] is not slots
-            or len(found[1]) != len(reports)
-            or any(one is not other for one, other in zip(found[1], reports, strict=True))
+            or any([power.get(name) is not one for name, one in found[1].items()])
         ):
+            reports = {slot.node: power.get(slot.node) for slot in slots}
             found = self.gpus[job_id] = slots, reports, gpus_of(state, slots)
         return found[2]
 

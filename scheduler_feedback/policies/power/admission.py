@@ -16,7 +16,6 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.power.account import account_of
 from scheduler_feedback.policies.power.gpus import TINY, gpus_of, in_force
 
-
 RETRY_SECONDS = 5.0
 """Time after which a gang that would share slots tries again to start within the budget."""
 

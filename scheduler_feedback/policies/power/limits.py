@@ -6,8 +6,9 @@ raised again only after HOLD_SECONDS.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import PowerSeen
@@ -19,7 +20,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.power.account import Account, Unit, account_of, unit_of
 from scheduler_feedback.policies.power.admission import in_watts, waiting_need_watts
 from scheduler_feedback.policies.power.allocation import Choice, choose, steps_of
-from scheduler_feedback.policies.power.gpus import TINY, in_force
+from scheduler_feedback.policies.power.gpus import TINY, Gpus, in_force
 from scheduler_feedback.policies.power.power_speeds import sensitivity, speed_at
 
 HOLD_SECONDS = 30.0
@@ -94,19 +95,26 @@ def _rises_ns(state: State, unit: Unit) -> int:
 
 def _choice(state: State, unit: Unit) -> Choice:
     """Return what the unit can do."""
-    gpus, jobs = unit.gpus, [state.jobs[one] for one in unit.jobs]
-    limits = steps_of(gpus.least_watts, gpus.most_watts)
-    ranks = sum(len(job.ranks) for job in jobs)
+    jobs = [state.jobs[one] for one in unit.jobs]
     # Jobs that share slots have one limit: the most sensitive one counts.
-    a = max(sensitivity(state, job.job_id, job.spec) for job in jobs)
-    speeds = tuple(speed_at(limit, gpus.most_watts, a) for limit in limits)
-    floor = max(job.power_floor_watts for job in jobs)
+    a = max([sensitivity(state, job.job_id, job.spec) for job in jobs])
+    limits, watts, speeds = _possible(unit.gpus, a)
+    present, floor = unit.limit_watts, max([job.power_floor_watts for job in jobs])
     return Choice(
-        ranks, limits, tuple(gpus.watts(limit) for limit in limits), speeds,
-        now=None if unit.limit_watts is None else _number(limits, unit.limit_watts),
+        sum([len(job.ranks) for job in jobs]), limits, watts, speeds,
+        now=None if present is None else _number(limits, present),
         floor=_number(limits, floor) if floor else 0,
         may_rise=_rises_ns(state, unit) <= state.now_ns,
     )  # fmt: skip
+
+
+@lru_cache(4096)
+def _possible(gpus: Gpus, sensitivity: float) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return the possible limits of these GPUs, what they add up to, and the speed with each."""
+    most = gpus.most_watts
+    limits = steps_of(gpus.least_watts, most)
+    speeds = tuple(speed_at(limit, most, sensitivity) for limit in limits)
+    return limits, tuple(gpus.watts(limit) for limit in limits), speeds
 
 
 def _number(limits: tuple[float, ...], watts: float) -> int:
@@ -169,10 +177,12 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
         yield state.power_rise_ns
 
 
-def wanted_limits(state: State, account: Account, index: SchedulingIndex) -> dict[str, tuple[float, ...]]:
+def wanted_limits(
+    state: State, account: Account, index: SchedulingIndex, nodes: Iterable[str] | None = None
+) -> dict[str, tuple[float, ...]]:
     """Return the limit that the agent of each node is to set for the GPU of each slot; 0 for none.
 
-    A node whose agent sets no limits is left out. An idle GPU gets its lowest limit, with which the next gang starts.
+    nodes: only these; None: all. An idle GPU gets its lowest limit, with which the next gang starts.
     """
     limits: dict[tuple[str, int], float] = {}
     for unit in account.units:
@@ -181,7 +191,12 @@ def wanted_limits(state: State, account: Account, index: SchedulingIndex) -> dic
                 place, wanted = (slot.node, slot.slot), state.jobs[job_id].power_limit_watts
                 limits[place] = max(limits.get(place, 0.0), wanted)
     found = {}
-    for node, reported in state.power.items():
+    if not in_force(state):
+        return {
+            node: (0.0,) * len(reported) for node, reported in state.power.items() if nodes is None or node in nodes
+        }
+    for node in state.power if nodes is None else nodes:
+        reported = state.power.get(node, ())
         found[node] = tuple(
             min(max(limits.get((node, number), 0.0), one.least_watts), one.most_watts) if one.settable else 0.0
             for number, one in enumerate(reported)

@@ -26,6 +26,9 @@ PRIOR = 0.002
 """Weight of the sensitivity 1 in the regression, as a sum of squares of x. Reported speeds vary by about 2 %, and the
 sensitivities of these six trainings by 0.5: (.02 / .5)^2."""
 
+ROUNDED = 0.05
+"""Sensitivities are multiples of this, so that limits do not change with each measurement."""
+
 MOST_SENSITIVITY = 3.0
 """Highest sensitivity, so that a wrong report does not give one job all of the power."""
 
@@ -54,12 +57,13 @@ def default_speed(share: float) -> float:
 
 def sensitivity(state: State, job_id: str, spec: JobSpec) -> float:
     """Return the sensitivity of the job's class; 1 without measurements."""
-    rows = state.power_rates.get(class_of(job_id, spec)) if state.power_rates else None
+    rows = state.power_rates.get(class_of(job_id, spec)) if state.policy.learn_speeds else None
     if not rows:
         return 1.0
     spread = sum(row.xx - row.x * row.x / row.weight for row in rows)
     joint = sum(row.xy - row.x * row.y / row.weight for row in rows)
-    return min(max((joint + PRIOR) / (spread + PRIOR), 0.0), MOST_SENSITIVITY)
+    found = min(max((joint + PRIOR) / (spread + PRIOR), 0.0), MOST_SENSITIVITY)
+    return round(found / ROUNDED) * ROUNDED
 
 
 def speed_at(limit_watts: float, most_watts: float, sensitivity: float) -> float:
