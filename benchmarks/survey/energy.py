@@ -190,7 +190,7 @@ def scheduled(seed: int, budget_watts: float, limit_watts: float | None) -> Repo
         )
         for number, (job, name) in enumerate(zip(jobs(seed), workloads(seed), strict=True))
     )  # fmt: skip
-    least, most = (points_range() if limit_watts is None else (limit_watts, limit_watts))
+    least, most = points_range() if limit_watts is None else (limit_watts, limit_watts)
     simulation = Simulation(
         trace=Trace("zeus", trace),
         nodes=tuple(NodeSeen(f"n{number}", GPUS // NODES) for number in range(NODES)),
@@ -221,9 +221,12 @@ def _through_the_scheduler() -> Outcome:
         chosen = [scheduled(seed, budget, None) for seed in SEEDS]
         assert all(one.power is not None and one.power["most_watts"] <= budget + 1e-3 for one in chosen)
         gain = tuple((a.avg_jct_seconds or 0.0) / (b.avg_jct_seconds or 1.0) for a, b in zip(same, chosen, strict=True))
-        energy = tuple(
-            b.power["energy_kwh"] / a.power["energy_kwh"] for a, b in zip(same, chosen, strict=True) if a.power and b.power
-        )
+        energy = tuple(_kwh(b) / _kwh(a) for a, b in zip(same, chosen, strict=True))
         first = first or fmean(gain)
         texts.append(f"{limit} W for each GPU: {fmean(gain):.3f} +-{interval(gain):.3f}, energy x {fmean(energy):.3f}")
     return Outcome(None, round(first, 4), f"{'; '.join(texts)}; limits, not power, add up to the budget: decision 160")
+
+
+def _kwh(one: Report) -> float:
+    assert one.power is not None
+    return one.power["energy_kwh"]

@@ -18,6 +18,8 @@ class SlotPower(msgspec.Struct, frozen=True, gc=False):
     """Power that the GPU draws without a job, as measured; 0: not measured yet."""
     settable: bool = True
     """Whether the node's agent sets limits now. If not, the GPU counts with `limit_watts`."""
+    together: bool = False
+    """Whether it is unknown which GPU of the node belongs to which slot. All GPUs of the node then have one limit."""
 
 
 class PowerRates(msgspec.Struct):

@@ -7,7 +7,7 @@ agent is asked for its lowest limit, so that the next gang starts with that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler_feedback.core.job import Job, Slot
@@ -102,11 +102,7 @@ class _Caches:
 
     def of(self, state: State, job_id: str, slots: tuple[Slot, ...]) -> Gpus:
         found, power = self.gpus.get(job_id), state.power
-        if (
-            found is None
-            or found[0] is not slots
-            or any([power.get(name) is not one for name, one in found[1].items()])
-        ):
+        if found is None or found[0] is not slots or any(power.get(name) is not one for name, one in found[1].items()):
             reports = {slot.node: power.get(slot.node) for slot in slots}
             found = self.gpus[job_id] = slots, reports, gpus_of(state, slots)
         return found[2]
@@ -115,21 +111,36 @@ class _Caches:
 def _units(state: State, index: SchedulingIndex, caches: _Caches) -> Iterable[Unit]:
     for gone in [name for name in caches.gpus if name not in index.held]:
         del caches.gpus[gone]
+    mixed = _on_mixed_nodes(state, index)
     seen: set[str] = set()
     for job_id in sorted(index.held):
         if job_id in seen:
             continue
-        if not index.sharers or not index.partners(job_id):
+        if job_id not in mixed and (not index.sharers or not index.partners(job_id)):
             gpus = caches.of(state, job_id, index.held[job_id])
             if gpus.kinds or gpus.unknown:
                 yield Unit((job_id,), gpus, ((state.jobs[job_id].power_limit_watts, gpus),))
             continue
-        group = _connected(index, job_id)
+        group = _connected(index, job_id, mixed)
         seen |= group
         jobs = tuple(sorted(group))
         gpus = gpus_of(state, sorted({slot for one in jobs for slot in index.held[one]}))
         if gpus.kinds or gpus.unknown:
             yield Unit(jobs, gpus, _parts(state, index, jobs))
+
+
+def _on_mixed_nodes(state: State, index: SchedulingIndex) -> dict[str, set[str]]:
+    """Return the gangs on the same nodes, by gang, for nodes on which it is unknown which GPUs a gang has."""
+    nodes = {name for name, reported in state.power.items() if reported[0].together}
+    on: dict[str, set[str]] = {}
+    for job_id, slots in index.held.items() if nodes else ():
+        for name in {slot.node for slot in slots} & nodes:
+            on.setdefault(name, set()).add(job_id)
+    found: dict[str, set[str]] = {}
+    for jobs in on.values():
+        for job_id in jobs if len(jobs) > 1 else ():
+            found.setdefault(job_id, set()).update(jobs)
+    return found
 
 
 def _parts(state: State, index: SchedulingIndex, jobs: Sequence[str]) -> tuple[tuple[float, Gpus], ...]:
@@ -144,11 +155,12 @@ def _parts(state: State, index: SchedulingIndex, jobs: Sequence[str]) -> tuple[t
     return tuple((limit, gpus_of(state, slots)) for limit, slots in sorted(found.items()))
 
 
-def _connected(index: SchedulingIndex, job_id: str) -> set[str]:
-    """Return the ids of all jobs that share slots with the job, directly or through others, and its own."""
+def _connected(index: SchedulingIndex, job_id: str, mixed: Mapping[str, set[str]]) -> set[str]:
+    """Return the ids of all jobs whose GPUs have one limit with the job's, directly or through others, and its own."""
     found, left = {job_id}, [job_id]
     while left:
-        more = set(index.partners(left.pop())) - found
+        one = left.pop()
+        more = (set(index.partners(one)) | mixed.get(one, set())) - found
         found |= more
         left += more
     return found

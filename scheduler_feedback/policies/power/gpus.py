@@ -65,7 +65,7 @@ def gpus_of(state: State, slots: Iterable[Slot]) -> Gpus:
         reported = state.power.get(slot.node)
         if reported is None or slot.slot >= len(reported):
             node = state.nodes.get(slot.node)
-            if node is not None and node.devices:
+            if node is not None and (node.devices or node.gpu_type):
                 unknown.add(slot.node)
             continue
         one = reported[slot.slot]

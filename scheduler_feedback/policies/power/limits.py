@@ -191,14 +191,13 @@ def wanted_limits(
                 place, wanted = (slot.node, slot.slot), state.jobs[job_id].power_limit_watts
                 limits[place] = max(limits.get(place, 0.0), wanted)
     found = {}
-    if not in_force(state):
-        return {
-            node: (0.0,) * len(reported) for node, reported in state.power.items() if nodes is None or node in nodes
-        }
     for node in state.power if nodes is None else nodes:
         reported = state.power.get(node, ())
+        wanted = [limits.get((node, number), 0.0) for number in range(len(reported))]
+        if reported and reported[0].together:
+            wanted = [max(wanted)] * len(wanted)
         found[node] = tuple(
-            min(max(limits.get((node, number), 0.0), one.least_watts), one.most_watts) if one.settable else 0.0
-            for number, one in enumerate(reported)
+            min(max(watts, one.least_watts), one.most_watts) if one.settable and in_force(state) else 0.0
+            for watts, one in zip(wanted, reported, strict=True)
         )
     return found

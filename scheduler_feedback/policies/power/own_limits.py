@@ -107,5 +107,5 @@ def _raise_floor(context: CycleContext, job: Job, unit: Unit, why: str) -> None:
     if context.now_ns - at_ns < nanoseconds(HARM_SECONDS):
         return
     context.index.set_power_floor(job, higher[0])
-    text = f"its power limit of {job.power_limit_watts:.0f} W harms it: {why}; it gets {higher[0]:.0f} W if the budget allows"
+    text = f"its power limit of {job.power_limit_watts:.0f} W harms it: {why}; it gets {higher[0]:.0f} W if that fits"
     context.decide(job.job_id, "power-floor", text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from agent.schema.errors import TraceError
@@ -43,7 +44,7 @@ class GpuModel:
             return PowerPoint(limit_watts, default_speed(share), limit_watts)
         if limit_watts <= points[0].limit_watts:
             return points[0]
-        for low, high in zip(points, points[1:], strict=False):
+        for low, high in pairwise(points):
             if limit_watts <= high.limit_watts:
                 part = (limit_watts - low.limit_watts) / (high.limit_watts - low.limit_watts)
                 speed = low.speed + part * (high.speed - low.speed)
