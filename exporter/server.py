@@ -355,7 +355,7 @@ class AgentApp:
         It needs a client certificate: on loopback, or with a password alone, any process could send orders.
         """
         limit = self._limit
-        if limit is None or request.certificate is None:
+        if limit is None or request.certificate is None or not request.certificate.names:
             return None
         return lambda limits: limit(request, limits)
 

@@ -36,7 +36,7 @@ CALM_SECONDS = 10.0
 """Time since the end of a gang after which a GPU's power counts as that of an idle one."""
 
 IDLE_STEP_WATTS = 5.0
-"""Idle power is reported again if it has changed by this much."""
+"""Idle power is rounded up to a multiple of this. It is reported again if it is higher, or lower by twice as much."""
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class PowerReports:
         mean = self._idle.get(place, power)
         mean += 0.2 * (power - mean)
         self._idle[place] = mean
-        if before and abs(mean - before) < IDLE_STEP_WATTS:
+        if before - 2 * IDLE_STEP_WATTS < mean <= before:
             return before
         return float(np.ceil(mean / IDLE_STEP_WATTS) * IDLE_STEP_WATTS)
 
