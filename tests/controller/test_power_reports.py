@@ -80,7 +80,7 @@ def test_limits_are_reported_once_and_idle_gpus_are_asked_for_the_lowest() -> No
         (300.0, 700.0, 700.0, 80.0)
     ] * 2
     assert site.order() == b"power-limits GPU-a=300 GPU-b=300\n"
-    assert site.frame({gpu: settable(700.0, 82.0) for gpu in GPUS}) == [], "nothing has changed"
+    assert site.frame({gpu: settable(700.0, 79.0) for gpu in GPUS}) == [], "nothing has changed"
     assert len(site.frame({gpu: settable(300.0) for gpu in GPUS})) == 1
 
 
