@@ -91,6 +91,6 @@ def waits_for_power(state: State, index: SchedulingIndex, job: Job) -> str:
 
 def in_watts(watts: float) -> str:
     """Format a power, such as '300 W' or '12.4 kW'."""
-    return (
-        f"{watts:.0f} W" if watts < 10_000 else f"{watts / 1000:g} kW" if watts % 100 == 0 else f"{watts / 1e3:.1f} kW"
-    )
+    if watts < 10_000:
+        return f"{watts:.0f} W"
+    return f"{round(watts / 1000, 1):g} kW"

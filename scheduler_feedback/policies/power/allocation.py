@@ -49,15 +49,13 @@ def choose(gangs: Mapping[str, Choice], watts: float) -> dict[str, int]:
 
     If even the lowest limits need more, all get the lowest. Present limits are kept where other ones gain little.
     """
-    if all(one.now is not None for one in gangs.values()):
-        kept = _raised(gangs, {name: one.now or 0 for name, one in gangs.items()}, watts)
-        floors = kept is not None and all(kept[name] >= one.floor for name, one in gangs.items())
-        if kept is not None and floors:
-            best = _raised(gangs, dict.fromkeys(gangs, 0), watts)
-            if best is None or _speed(gangs, best) < WORTH * _speed(gangs, kept):
-                return kept
-            return best
-    return _raised(gangs, dict.fromkeys(gangs, 0), watts) or dict.fromkeys(gangs, 0)
+    best = _raised(gangs, dict.fromkeys(gangs, 0), watts)
+    if best is None:
+        return dict.fromkeys(gangs, 0)
+    kept = _raised(gangs, {name: one.now or 0 for name, one in gangs.items()}, watts)
+    if kept is None or any(kept[name] < min(one.floor, best[name]) for name, one in gangs.items()):
+        return best
+    return kept if _speed(gangs, best) < WORTH * _speed(gangs, kept) else best
 
 
 def _raised(gangs: Mapping[str, Choice], at: dict[str, int], watts: float) -> dict[str, int] | None:

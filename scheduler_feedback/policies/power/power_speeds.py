@@ -1,9 +1,9 @@
 """Speed of a job at a power limit, relative to its speed at the highest limit.
 
 Without measurements it is the mean of six trainings of Zeus's public measurements. A class of jobs differs from it by
-one number, its sensitivity a: its speed is the default speed to the power of a. That holds within .03 for each of these
-six trainings (a from 0.0 to 1.45; ``python -m benchmarks.survey.zeus_curves``). The sensitivity is learnt from speeds
-that running gangs report at several limits.
+one number, its sensitivity a: its speed is the default speed to the power of a. Learnt from two of the seven measured
+limits, it predicts the other speeds of each of these six trainings within .04 (tests/policies/test_power_speeds.py; a
+from 0.0 to 1.4). The sensitivity is learnt from speeds that running gangs report at several limits.
 """
 
 from __future__ import annotations
