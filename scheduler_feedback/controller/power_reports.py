@@ -76,6 +76,7 @@ class PowerReports:
         self._busy_ns: dict[tuple[str, int], int] = {}
         self._idle: dict[tuple[str, int], float] = {}
         self._set_ns: dict[str, int] = {}
+        self._lines: dict[str, bytes] = {}
         self.enabled = False
         """Whether frames are looked at: only with a power budget."""
 
@@ -111,6 +112,7 @@ class PowerReports:
         self.enabled = in_force(state)
         if not self.enabled:
             self._agents.clear()
+            self._lines = {}
             self._orders.replace({}, now_ns)
             return []
         index = index_of(state)
@@ -126,7 +128,8 @@ class PowerReports:
             if slots != state.power.get(name, ()):
                 events.append(PowerSeen(name, slots))
         self._note_changes(state)
-        self._orders.replace(self._lines(state), now_ns)
+        self._lines = self._new_lines(state, now_ns)
+        self._orders.replace(self._lines, now_ns)
         return events
 
     def _note_changes(self, state: State) -> None:
@@ -138,11 +141,17 @@ class PowerReports:
         for gone in self._set_ns.keys() - limited:
             del self._set_ns[gone]
 
-    def _lines(self, state: State) -> dict[str, bytes]:
+    def _new_lines(self, state: State, now_ns: int) -> dict[str, bytes]:
+        """Return the order for each agent. One that is silent, but may still listen, keeps its last one."""
         index, found = index_of(state), {}
         for name, limits in wanted_limits(state, account_of(state, index), index).items():
             agent, node = self._agents.get(name), state.nodes.get(name)
-            if agent is None or node is None or not any(limits):
+            if agent is None or node is None:
+                continue
+            if now_ns - agent.received_ns > SILENT_SECONDS * 1e9 and agent.agent_node in self._lines:
+                found[agent.agent_node] = self._lines[agent.agent_node]
+                continue
+            if not any(limits):
                 continue
             names = node.devices or sorted(agent.gpus)
             pairs = {gpu: watts for gpu, watts in zip(names, limits, strict=False) if watts}

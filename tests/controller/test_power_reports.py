@@ -112,6 +112,7 @@ def test_a_silent_agent_counts_with_the_limits_that_it_restores() -> None:
     [event] = site.measure(3.0)
     assert isinstance(event, PowerSeen)
     assert [(one.settable, one.limit_watts) for one in event.slots] == [(False, 700.0)] * 2
+    assert site.order() == b"power-limits GPU-a=300 GPU-b=300\n", "it may still listen"
     [event] = site.frame({gpu: settable(300.0) for gpu in GPUS})
     assert isinstance(event, PowerSeen)
     assert [(one.settable, one.limit_watts) for one in event.slots] == [(True, 300.0)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -55,13 +56,17 @@ def test_the_controllers_certificate_sets_limits_and_a_revoked_one_does_not(
     monkeypatch.setattr(Feed, "__init__", with_orders)
 
     def ordered(feed: Feed, _count: int) -> bool:
-        orders.replace({"n0": order_line({GPU: 300.0})}, feed._clock.monotonic_ns())
-        return leases.wanted(GPU) == 300.0
+        limits = {f"GPU-00000001-0000-4000-8000-{number:012x}": 300.0 for number in range(16)}
+        assert len(order_line(limits)) > 700, "more than one read of a small buffer"
+        orders.replace({"n0": order_line(limits)}, feed._clock.monotonic_ns())
+        return all(leases.wanted(gpu) == 300.0 for gpu in limits)
 
     security = Security(site.web_config(site.issue("node", "n0")), readers=readers)
     with ThreadedServer(app, security=security) as server:
         credentials = site.credentials(site.issue("controller"))
+        began = time.monotonic()
         test_feed_over_tls.follow(site.agents, server.url, credentials, ordered)
+        assert time.monotonic() - began < RENEW_SECONDS, "with the first order, not with its repetition"
         limit = _limit_with(leases, readers)
         assert limit is not None
         request = Request("GET", "/frames", "", {}, certificate=Certificate(frozenset({CONTROLLER}), "AB", 0.0, 1e12))
