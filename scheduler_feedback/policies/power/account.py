@@ -79,10 +79,10 @@ class Account:
             return list(slots)
         return [slot for slot in slots if not self._index.sharers.get(slot)]
 
-    def need_watts(self, slots: Sequence[Slot], confirmed: bool = True) -> float:
+    def need_watts(self, slots: Sequence[Slot]) -> float:
         """Return by how much the total rises if a gang starts on these free slots with its lowest limit."""
         gpus = gpus_of(self._state, self.fresh(slots))
-        return max(gpus.watts(0.0, confirmed) - gpus.idle_watts, 0.0)
+        return max(gpus.watts(0.0, confirmed=True) - gpus.idle_watts, 0.0)
 
 
 class _Caches:

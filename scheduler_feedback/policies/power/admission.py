@@ -67,14 +67,14 @@ def delayed(context: CycleContext, job: Job, slots: tuple[Slot, ...]) -> bool:
     return True
 
 
-def waiting_need_watts(state: State, index: SchedulingIndex, confirmed: bool = True, but: str = "") -> float:
+def waiting_need_watts(state: State, index: SchedulingIndex, but: str = "") -> float:
     """Return the watts that pending gangs need which have reserved free slots. but: id of a gang that does not
     count."""
     if not index.claimants:
         return 0.0
     account = account_of(state, index)
     return sum(
-        account.need_watts(state.jobs[one].claim, confirmed)
+        account.need_watts(state.jobs[one].claim)
         for one in index.claimants
         if one != but and state.jobs[one].state is JobState.PENDING and index.is_clear(state.jobs[one].claim)
     )

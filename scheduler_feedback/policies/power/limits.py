@@ -18,10 +18,11 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.power.account import Account, Unit, account_of, unit_of
-from scheduler_feedback.policies.power.admission import in_watts, waiting_need_watts
+from scheduler_feedback.policies.power.admission import in_watts
 from scheduler_feedback.policies.power.allocation import Choice, choose, steps_of
-from scheduler_feedback.policies.power.gpus import TINY, Gpus, in_force
+from scheduler_feedback.policies.power.gpus import TINY, Gpus, gpus_of, in_force
 from scheduler_feedback.policies.power.power_speeds import sensitivity, speed_at
+from scheduler_feedback.policies.queue import order
 
 HOLD_SECONDS = 30.0
 """Least time between a change of a gang's limit and its next rise, so that limits do not go to and fro."""
@@ -60,8 +61,9 @@ def set_limits(context: CycleContext) -> None:
         return
     account = account_of(state, index)
     choices = {unit.name: _choice(state, unit) for unit in account.units}
-    left = state.policy.power_budget_watts - account.idle_watts - waiting_need_watts(state, index, confirmed=False)
-    chosen = choose(choices, left + TINY)
+    left = state.policy.power_budget_watts - account.idle_watts + TINY
+    left += _add_waiting(state, index, choices, left)
+    chosen = choose(choices, left)
     targets = {unit.name: choices[unit.name].limits[chosen[unit.name]] for unit in account.units}
     lowered = [_lower(context, unit, targets[unit.name]) for unit in account.units]
     account = account_of(state, index) if any(lowered) else account
@@ -74,7 +76,27 @@ def set_limits(context: CycleContext) -> None:
             _raise(context, unit, target)
         else:
             _raise(context, unit, unit.gpus.least_watts)  # gangs without a limit get the lowest one
-    state.power_rise_ns = _next_rise_ns(state, account, choices, chosen, left + TINY)
+    state.power_rise_ns = _next_rise_ns(state, account, choices, chosen, left)
+
+
+def _add_waiting(state: State, index: SchedulingIndex, choices: dict[str, Choice], left_watts: float) -> float:
+    """Add pending gangs with free reserved slots to the choices, in the order of the queue, while all fit with their
+    lowest limits. Return the idle power of their GPUs, which is part of their limits.
+
+    The limits of running gangs are then lowered once, and not again when these gangs start.
+    """
+    least, idle = sum(choice.watts[0] for choice in choices.values()), 0.0
+    for job_id in sorted(index.claimants, key=lambda one: order.key_of(state, state.jobs[one])):
+        job = state.jobs[job_id]
+        if not index.is_clear(job.claim):
+            continue
+        gpus = gpus_of(state, job.claim)
+        limits, watts, speeds = _possible(gpus, sensitivity(state, job_id, job.spec))
+        if least + watts[0] > left_watts + idle + gpus.idle_watts:
+            break
+        least, idle = least + watts[0], idle + gpus.idle_watts
+        choices[f"{job_id} waits"] = Choice(len(job.claim), limits, watts, speeds)
+    return idle
 
 
 def _next_rise_ns(
