@@ -319,8 +319,12 @@ class Feed:
             except OSError as error:
                 self._lost(follower, reason_of(error))
                 continue
-            if connection.writes and follower.deadline_ns != NEVER_NS:
-                follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+            self._write_later(follower, connection)
+
+    def _write_later(self, follower: Follower, connection: Connection) -> None:
+        """Wait until the socket accepts the rest of what was said, if there is one."""
+        if connection.writes and follower.deadline_ns != NEVER_NS:
+            follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def _ask_for_rate(self, now_ns: int) -> None:
         """Ask agents for fewer frames while this thread has too little time, and for all frames again later."""

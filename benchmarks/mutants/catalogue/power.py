@@ -18,7 +18,7 @@ MUTANTS = (
     Mutant("policies.power.gpus:never_fits", "+ idle - gpus.idle_watts", "", _BUDGET),
     Mutant("policies.power.limits:set_limits", "more <= room + TINY", "True", _BUDGET),
     Mutant("policies.power.limits:_rises_ns", "+ nanoseconds(HOLD_SECONDS)", "", _BUDGET),
-    Mutant("policies.power.limits:wanted_limits", "max(limits.get(place, 0.0), wanted)", "0.0", _BUDGET),
+    Mutant("policies.power.limits:wanted_limits", "max(limits.get(place, 0.0), limit)", "0.0", _BUDGET),
     Mutant("policies.power.own_limits:explained_by_limit", "or not _confirmed(context, job, verdict)", "", _BUDGET),
     Mutant("policies.power.own_limits:at_full_power", "return None", "pass", _BUDGET),
     Mutant("policies.power.power_metrics:power_metrics", "- account.idle_watts", "", _METRICS),

@@ -55,7 +55,7 @@ class Account:
         """Gangs with GPUs, by name."""
         all_idle = sum(caches.idle(name, reported) for name, reported in state.power.items())
         self.busy_idle_watts = sum(unit.gpus.idle_watts for unit in self.units)
-        self.idle_watts = max(all_idle - self.busy_idle_watts, 0.0)
+        self.idle_watts: float = max(all_idle - self.busy_idle_watts, 0.0)
         """Power of the idle GPUs."""
 
     @property
@@ -91,7 +91,7 @@ class _Caches:
     __slots__ = ("_idle", "gpus")
 
     def __init__(self) -> None:
-        self.gpus: dict[str, tuple[tuple[Slot, ...], dict[str, object], Gpus]] = {}
+        self.gpus: dict[str, tuple[tuple[Slot, ...], dict[str, tuple[SlotPower, ...] | None], Gpus]] = {}
         self._idle: dict[str, tuple[tuple[SlotPower, ...], float]] = {}
 
     def idle(self, node: str, reported: tuple[SlotPower, ...]) -> float:

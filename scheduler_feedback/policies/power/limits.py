@@ -210,8 +210,8 @@ def wanted_limits(
     for unit in account.units:
         for job_id in unit.jobs:
             for slot in index.held[job_id]:
-                place, wanted = (slot.node, slot.slot), state.jobs[job_id].power_limit_watts
-                limits[place] = max(limits.get(place, 0.0), wanted)
+                place, limit = (slot.node, slot.slot), state.jobs[job_id].power_limit_watts
+                limits[place] = max(limits.get(place, 0.0), limit)
     found = {}
     for node in state.power if nodes is None else nodes:
         reported = state.power.get(node, ())

@@ -50,7 +50,8 @@ def default_speed(share: float) -> float:
     for high in DEFAULT_CURVE[1:]:
         if share <= high[0] or high is DEFAULT_CURVE[-1]:
             slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
-            return low[1] * (max(share, 0.05) / low[0]) ** slope  # below the curve: as between its first two points
+            # Below the curve: as between its first two points.
+            return low[1] * math.pow(max(share, 0.05) / low[0], slope)
         low = high
     return 1.0
 
@@ -68,7 +69,7 @@ def sensitivity(state: State, job_id: str, spec: JobSpec) -> float:
 
 def speed_at(limit_watts: float, most_watts: float, sensitivity: float) -> float:
     """Return the relative speed at a limit; 1 at the highest one."""
-    return default_speed(limit_watts / most_watts) ** sensitivity if most_watts > 0 else 1.0
+    return math.pow(default_speed(limit_watts / most_watts), sensitivity) if most_watts > 0 else 1.0
 
 
 def lag(state: State, job: Job, share: float, per_second: float) -> float | None:
