@@ -22,8 +22,16 @@ bert,250,1.0,220
 "gpt, small",150,8e-1,144.6
 ,100,1,1
 """
-ORDERS = (b"power-limits GPU-1=300 GPU-2=700\n", b"power-limits\n", b"every 2\n", b"power-limits MIG-a=1\nevery 99\n")
-LEASES = {"boot_id": "b", "restore": {"GPU-1": 700000}, "leases": {"GPU-1": [300.0, 5]}}
+ORDERS = (
+    b"power-limits GPU-1=300 GPU-2=700\n",
+    b"power-limits\n",
+    b"every 2\n",
+    b"power-limits MIG-a=1\nevery 99\n",
+    b"every 999\n",
+)
+LEASES = tuple(
+    {"boot_id": "b", "restore": {"GPU-1": own}, "leases": {"GPU-1": [300.0, 5]}} for own in (700000, 300000, 0)
+)
 
 
 def _make_curves(chance: random.Random) -> bytes:
@@ -49,7 +57,7 @@ def _parse_orders(data: bytes) -> str:
 
 
 def _make_leases(chance: random.Random) -> bytes:
-    data = json.dumps(LEASES).encode()
+    data = json.dumps(chance.choice(LEASES)).encode()
     return data if chance.random() < 0.1 else octets(chance, data)
 
 
