@@ -4,8 +4,10 @@
     /frame     the latest frame                     /readyz   200 if there is a recent frame
     /frames    a stream of frames, one long-lived response
 
-All endpoints are read-only (GET and HEAD). Off loopback, TLS and authentication are required. Without them the server
-listens on loopback only, and rejects requests whose Host is another name. This protects against DNS rebinding.
+All endpoints are read-only (GET and HEAD). The one exception: during /frames, the controller may set power limits of
+GPUs, where the node's operator allows it (LIMITS_HEADER). Off loopback, TLS and authentication are required. Without
+them the server listens on loopback only, and rejects requests whose Host is another name. This protects against DNS
+rebinding.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import re
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
@@ -72,8 +74,17 @@ the largest such number. From then on, the stream has only each second frame, wi
 
 MOST_EVERY = 100
 
+LIMITS_HEADER = "Gangwatch-Power-Limits"
+"""Header of /frames responses to the controller. It says that the reader may send lines like ``power-limits GPU=WATTS
+GPU=WATTS`` during the response, with the limit of each GPU. GPUs that are not in the newest line get back their own."""
+
+Limit = Callable[[Request, Mapping[str, float]], bool]
+"""Sets the power limits of GPUs, by UUID in watts, for the client of this request; returns whether it may do that."""
+
 _EVERY = re.compile(rb"every ([1-9][0-9]{0,2})")
 _MOST_LINE_BYTES = 64
+_LIMITS = re.compile(rb"power-limits((?: [A-Za-z0-9-]{1,80}=[0-9]{1,5}){0,64})")
+_MOST_LIMITS_BYTES = 64 * 90
 
 _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 
@@ -90,8 +101,14 @@ class FrameStream:
     """
 
     def __init__(
-        self, patterns: tuple[str, ...], closed: Callable[[FrameStream], None], as_table: bool = False
+        self,
+        patterns: tuple[str, ...],
+        closed: Callable[[FrameStream], None],
+        as_table: bool = False,
+        limit: Callable[[Mapping[str, float]], bool] | None = None,
     ) -> None:
+        """limit: sets power limits; None: the reader may set none."""
+        self._limit = limit
         self._patterns = patterns
         self._as_table = as_table
         self._closed = closed
@@ -124,12 +141,17 @@ class FrameStream:
     def take_request(self, data: bytes) -> bool:
         *lines, self._request = (self._request + data).split(b"\n")
         for line in lines:
+            if self._limit is not None and (limits := _LIMITS.fullmatch(line)) is not None:
+                pairs = (pair.split("=") for pair in limits[1].decode().split())
+                if not self._limit({gpu: float(watts) for gpu, watts in pairs}):
+                    return False
+                continue
             found = _EVERY.fullmatch(line)
             if found is None or int(found[1]) > MOST_EVERY:
                 return False
             with self._condition:
                 self._every = int(found[1])
-        return len(self._request) <= _MOST_LINE_BYTES
+        return len(self._request) <= (_MOST_LINE_BYTES if self._limit is None else _MOST_LIMITS_BYTES)
 
     def end(self) -> None:
         """End the stream after the queued frames."""
@@ -175,8 +197,10 @@ class AgentApp:
         settings: Settings,
         own: Own,
         plugins: Plugins | None,
+        limit: Limit | None = None,
     ) -> None:
         self._newest = newest
+        self._limit = limit
         self._plugins = plugins
         self._add_listener = add_listener
         self._clock = clock
@@ -304,7 +328,10 @@ class AgentApp:
             return text_answer(400, str(error))
         headers = ((EVERY_HEADER, f"{MOST_EVERY}"), *([(UNKNOWN_HEADER, ", ".join(unknown))] if unknown else ()))
         as_table = wants_table(request.headers.get("accept", ""))
-        stream = FrameStream(patterns, self._close_stream, as_table)
+        limit = self._limit_of(request)
+        if limit is not None:
+            headers = (*headers, (LIMITS_HEADER, "1"))
+        stream = FrameStream(patterns, self._close_stream, as_table, limit)
         if request.method == "HEAD":
             return Answer(200, FRAME_TYPE, stream, headers)
         with self._lock:
@@ -321,6 +348,16 @@ class AgentApp:
         if newest is not None:
             stream.put(*newest)
         return Answer(200, FRAME_TYPE, stream, headers)
+
+    def _limit_of(self, request: Request) -> Callable[[Mapping[str, float]], bool] | None:
+        """Return the function that sets power limits for this client; None if it may not.
+
+        It needs a client certificate: on loopback, or with a password alone, any process could send orders.
+        """
+        limit = self._limit
+        if limit is None or request.certificate is None or not request.certificate.names:
+            return None
+        return lambda limits: limit(request, limits)
 
     def _close_stream(self, stream: FrameStream) -> None:
         with self._lock:
@@ -361,15 +398,16 @@ def agent_app(
     settings: Settings = EVERYTHING,
     own: Own = _nothing,
     plugins: Plugins | None = None,
+    limit: Limit | None = None,
 ) -> AgentApp:
     """Return the agent's endpoints for a node: ``agent_app(node.newest, node.add_listener)``.
 
     newest: returns the latest frame and its layout, None before the first. add_listener: registers a callback for
     every frame, from any thread, and returns a function that removes it. clock: the clock of the frames' timestamps.
     own: returns additional samples for /metrics. plugins: metrics of the process, plug-ins and text files, for
-    /metrics.
+    /metrics. limit: sets power limits for the controller; None: nobody may set any.
     """
-    return AgentApp(newest, add_listener, clock or SystemClock(), settings, own, plugins)
+    return AgentApp(newest, add_listener, clock or SystemClock(), settings, own, plugins, limit)
 
 
 def wants_open_metrics(accept: str) -> bool:

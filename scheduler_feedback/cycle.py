@@ -26,6 +26,7 @@ from scheduler_feedback.core.events import (
     NodeCommanded,
     NodeSeen,
     PolicySet,
+    PowerSeen,
     Progressed,
     RankFailed,
     SharedSpeed,
@@ -51,6 +52,7 @@ from scheduler_feedback.policies.intake.expired_timeouts import expire_timeouts
 from scheduler_feedback.policies.intake.job_admission import admit_check
 from scheduler_feedback.policies.nodes import draining, spares
 from scheduler_feedback.policies.nodes.quarantine import mark_accused_nodes
+from scheduler_feedback.policies.power import limits
 from scheduler_feedback.policies.queue import defragmentation, preemption, reclaim, resizing
 from scheduler_feedback.policies.queue.backfill_scheduling import backfill
 from scheduler_feedback.policies.queue.level_patience import relax_levels
@@ -111,6 +113,8 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
         judge_running_gangs(context)  #                              mitigate slow and hanging gangs
     separation.leave_with_host(context)
     ask_for_stops(context)
+    if needs_pass or context.due or context.entries or context.actions or happened:
+        limits.set_limits(context)  #                                power limits of the running gangs
     if needs_pass and context.actions:
         choose_types(context)  #                                     for the jobs that are still pending
     return commit(context, happened)  #                           9  return the actions and their reasons
@@ -187,6 +191,7 @@ REQUESTS_AND_OBSERVATIONS: _Handlers = {
     LatencyMeasured: lending.latency_measured,
     SpeedMeasured: observations.speed_measured,
     MemoryMeasured: memory_pressure.memory_measured,
+    PowerSeen: limits.power_seen,
     RankFailed: observations.rank_failed,
     AttemptEnded: observations.attempt_ended,
     AttemptUnknown: observations.attempt_unknown,

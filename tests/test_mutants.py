@@ -23,6 +23,7 @@ WITHOUT_LOGIC = {
     "backends.slurm.section": "a struct",
     "core.actions": "structs",
     "core.explanation": "dataclasses",
+    "core.power": "structs",
     "core.verdict": "enums, dataclasses and constants",
     "detectors.context": "dataclasses",
     "detectors.health.suspicion": "a dataclass",

@@ -27,6 +27,7 @@ from agent.gpu_inventory import Inventory
 from agent.rank_attribution import Attribution
 from agent.schema.errors import ConfigError, UnsupportedError
 from agent.sources.kubelet.pod_resources import SOCKET as KUBELET_SOCKET
+from agent.sources.nvml.power_leases import PowerLeases
 from agent.sources.steps.tenants import Quotas
 
 
@@ -66,6 +67,8 @@ class Machine:
     """Path of the kernel log; a file with a recorded log also works."""
     gpu_burst: bool = False
     """Whether to read each GPU ten times per second (burst sampling), in addition to the reads every second."""
+    power_leases: PowerLeases | None = None
+    """Power limits of GPUs that the controller asks for; None: the operator of the node allows none."""
     kubelet_pods: str | None = None
     """The kubelet's folder with the volumes of pods. If it is None, pods have no step sockets of their own."""
     quotas: Quotas = field(default_factory=Quotas)
@@ -96,6 +99,7 @@ def _nvml(machine: Machine) -> Collector:
         machine.interval_seconds,
         machine.gpus,
         burst=machine.gpu_burst,
+        leases=machine.power_leases,
         xids=machine.xids,
         inventory=machine.inventory,
     )

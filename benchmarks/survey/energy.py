@@ -17,6 +17,13 @@ from statistics import fmean
 from benchmarks.survey.row import Outcome, Row
 from benchmarks.survey.shares import interval
 from benchmarks.survey.zeus_derive import POWER_FILE
+from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.state import Estimates, Policy
+from scheduler_feedback.sim.job_trace import Trace, TraceJob
+from scheduler_feedback.sim.results import Report
+from scheduler_feedback.sim.simulation import Simulation
+from scheduler_feedback.sim.speeds.gpu_power import GpuModel
 from scheduler_feedback.sim.studies.energy_study import (
     IDLE_WATTS,
     Chooser,
@@ -55,6 +62,9 @@ def rows() -> list[Row]:
         Row("PowerFlow", "power limits for a power budget of the cluster",
             "average JCT with one power limit / with chosen limits, at equal budget, ten seeds", None, source,
             _at_equal_budget),
+        Row("PowerFlow", "power limits for a power budget of the cluster, through the scheduler",
+            "average JCT with one power limit / with chosen limits, at equal budget, ten seeds", None, source,
+            _through_the_scheduler, slow=True),
     ]  # fmt: skip
 
 
@@ -165,3 +175,58 @@ def _at_equal_budget() -> Outcome:
         first = first or fmean(gain)
         texts.append(f"{limit} W for each GPU: {fmean(gain):.3f} +-{interval(gain):.3f}, energy x {fmean(energy):.3f}")
     return Outcome(None, round(first, 4), f"{'; '.join(texts)}; a study, see decision 130")
+
+
+NODES = 8
+"""Number of nodes through the scheduler; each has the same share of the GPUs."""
+
+
+def scheduled(seed: int, budget_watts: float, limit_watts: float | None) -> Report:
+    """Return the result of the scheduler, with this power budget, or with one limit for all GPUs and no budget."""
+    trace = tuple(
+        TraceJob(
+            f"j{number}", number, round(job.at * 1e9), job.seconds,
+            JobSpec(f"j{number}", ("train",), job.gpus, user="ann", workload=name, exact_seconds=job.seconds),
+        )
+        for number, (job, name) in enumerate(zip(jobs(seed), workloads(seed), strict=True))
+    )  # fmt: skip
+    least, most = points_range() if limit_watts is None else (limit_watts, limit_watts)
+    simulation = Simulation(
+        trace=Trace("zeus", trace),
+        nodes=tuple(NodeSeen(f"n{number}", GPUS // NODES) for number in range(NODES)),
+        policy=Policy(estimates=Estimates.EXACT, power_budget_watts=budget_watts if limit_watts is None else 0.0),
+        power=GpuModel(IDLE_WATTS, least, most, points()),
+        seed=seed,
+    )
+    return simulation.run()
+
+
+def workloads(seed: int) -> list[str]:
+    """Return the workload of each of the seed's jobs."""
+    names = {one: name for name, one in points().items()}
+    return [names[job.points] for job in jobs(seed)]
+
+
+def points_range() -> tuple[float, float]:
+    """Return the lowest and the highest measured limit."""
+    limits = [one.limit_watts for of in points().values() for one in of]
+    return min(limits), max(limits)
+
+
+def _through_the_scheduler() -> Outcome:
+    texts, first = [], 0.0
+    for limit in LIMITS:
+        budget = float(limit * GPUS)
+        same = [scheduled(seed, budget, limit) for seed in SEEDS]
+        chosen = [scheduled(seed, budget, None) for seed in SEEDS]
+        assert all(one.power is not None and one.power["most_watts"] <= budget + 1e-3 for one in chosen)
+        gain = tuple((a.avg_jct_seconds or 0.0) / (b.avg_jct_seconds or 1.0) for a, b in zip(same, chosen, strict=True))
+        energy = tuple(_kwh(b) / _kwh(a) for a, b in zip(same, chosen, strict=True))
+        first = first or fmean(gain)
+        texts.append(f"{limit} W for each GPU: {fmean(gain):.3f} +-{interval(gain):.3f}, energy x {fmean(energy):.3f}")
+    return Outcome(None, round(first, 4), f"{'; '.join(texts)}; limits, not power, add up to the budget: decision 160")
+
+
+def _kwh(one: Report) -> float:
+    assert one.power is not None
+    return one.power["energy_kwh"]

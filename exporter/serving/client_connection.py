@@ -13,8 +13,9 @@ from exporter.serving.http_messages import Request
 if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs
 
-RECEIVED_BYTES = 256
-"""Bytes read at a time of what a reader sends during a response."""
+RECEIVED_BYTES = 16 * 1024
+"""Bytes read at a time of what a reader sends during a response: a whole TLS record (RFC 8446 section 5.1). The rest of
+a record would stay in OpenSSL's buffer, where poll(2) does not see it, until the reader sends more."""
 
 
 @dataclass(eq=False, slots=True)

@@ -214,6 +214,12 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
 @click.option(
     "--gpu-burst", is_flag=True, help="Read each GPU ten times a second to catch extremes within an interval."
 )
+@click.option(
+    "--allow-power-limits",
+    "power_limits",
+    metavar="MIN..MAX",
+    help="Watts in which the controller may set the GPUs' power limits. Default: it may set none.",
+)
 @click.option("--profile", type=click.Choice(("default", "full")), help="Metrics in /metrics.")
 @click.option(
     "--compatibility", multiple=True, metavar="NAMES", help="dcgm, node_exporter or rdma_exporter; repeatable."
@@ -242,6 +248,7 @@ def agent(
     kernel_log: str | None,
     job_files: str | None,
     gpu_burst: bool,
+    power_limits: str | None,
     profile: str | None,
     compatibility: tuple[str, ...],
     metrics_file: str | None,
@@ -279,6 +286,7 @@ def agent(
         "agent.kernel_log": kernel_log,
         "agent.job_files": job_files,
         "agent.gpu_burst": True if gpu_burst else None,
+        "agent.power_limits": power_limits,
         "exporter.profile": profile,
         "exporter.compatibility": list(compatibility) or None,
         "exporter.metrics_file": None if metrics_file is None else str(Path(metrics_file).absolute()),

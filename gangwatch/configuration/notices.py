@@ -7,7 +7,7 @@ from gangwatch.configuration.config_file import Config
 from gangwatch.configuration.in_force import read_in_force
 from gangwatch.health.machine import Finding
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.core.state import Order, Policy, Sharing, Sizes, TypeQuotas
+from scheduler_feedback.core.state import Mode, Order, Policy, Sharing, Sizes, TypeQuotas
 from scheduler_feedback.policies.index.queue_shares import quotas_by_type
 
 _FAIR = 'policy.order = "fair"'
@@ -62,6 +62,8 @@ def _without_effect(policy: Policy, jobs_per_slot: int, slurm: bool, slot_memory
         value = policy.type_quotas.value
         what = f'policy.type_quotas: "{value}" has no effect without quotas, the fair order and preemption'
         found.append((what, f"a quota for each queue, {_FAIR} and {_PREEMPT}"))
+    if policy.power_budget_watts and policy.mode is Mode.OBSERVE:
+        found.append(("policy.power_budget_watts: no limit is set in mode observe", 'controller.mode = "act"'))
     if slurm:
         return found + _without_effect_with_slurm(policy)
     if policy.sharing is not Sharing.NONE and jobs_per_slot < 2:

@@ -76,6 +76,9 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Glob patterns of RDMA devices that the agent never reads, by device name or PCI address."""
     gpu_burst: bool = False
     """Whether the agent reads each GPU ten times a second, to find minimum and maximum values between two frames."""
+    power_limits: str = ""
+    """Range MIN..MAX in watts, such as '300..700', in which the controller may set the power limits of this node's GPUs
+    (`policy.power_budget_watts`); '' allows none. Needs root, and `web_config` that verifies client certificates."""
     kubelet_pods: str = ""
     """The kubelet's folder of pods; '' for none. If a pod has an emptyDir volume named 'gangwatch', the agent creates
     the step socket agent.sock in this volume."""

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +23,12 @@ from gangwatch.state_folder import AgentRecord, StateFolder, agent_name, this_pr
 from gangwatch.supervisor.service_manager import notify, reloading, watchdog_seconds
 
 if TYPE_CHECKING:
+    from agent.sources.nvml.power_leases import PowerLeases
     from exporter.prometheus.exposition import Settings
     from exporter.push.target import PushTarget
     from exporter.security.frame_readers import FrameReaders
+    from exporter.server import Limit
+    from exporter.serving.http_messages import Request
     from gangwatch.certificates.renewal import Renewal
 
 LOOPBACK = "127.0.0.1"
@@ -98,6 +101,9 @@ class _Agent:
         self._slots, self._devices, self._reload = slots, devices, reload
         section = config.agent
         self._socket_path = _step_socket(config.agent, state, node_name)
+        host, port = self._address(position)
+        readers = _readers_of(section, host)
+        self._leases = _leases_of(section, state, node_name, readers)
         machine = Machine(
             Attribution(str(state.path / "ranks" / node_name), section.proc_root),
             str(self._socket_path),
@@ -112,6 +118,7 @@ class _Agent:
             kernel_log=section.kernel_log,
             gpu_burst=section.gpu_burst,
             kubelet_pods=section.kubelet_pods or None,
+            power_leases=self._leases,
             quotas=Quotas(**msgspec.structs.asdict(config.step_quotas)),
             collectors=section.collectors,
             node=node_name,
@@ -121,14 +128,14 @@ class _Agent:
         for reason in left_out:
             _log.info("collector not started: %s", reason)
         self._node = Node(node_name, collectors, interval_seconds=section.interval_seconds, proc_root=section.proc_root)
-        host, port = self._address(position)
         web_config = Path(section.web_config) if section.web_config is not None else None
         self._renewal = _renewal_of(section, web_config, node_name)
         if self._renewal is not None and not self._renewal.first(lambda: bool(signal.sigpending() & _ENDS)):
             raise GangwatchError("stopped before a certificate was available")
         self._publisher = Publisher(
-            self._node, host, port, web_config, settings_of(config), pushes_of(config), _readers_of(section, host)
-        )
+            self._node, host, port, web_config, settings_of(config), pushes_of(config), readers,
+            _limit_with(self._leases, readers),
+        )  # fmt: skip
         self._warn_without_frame_readers()
 
     def _warn_without_frame_readers(self) -> None:
@@ -257,6 +264,41 @@ def _readers_of(section: AgentSection, host: str) -> FrameReaders | None:
     if is_loopback(host) or not section.frame_readers:
         return None
     return FrameReaders(section.frame_readers, Path(section.revoked_file) if section.revoked_file else None)
+
+
+def _leases_of(
+    section: AgentSection, state: StateFolder, node: str, readers: FrameReaders | None
+) -> PowerLeases | None:
+    """Return the power limits that the controller may set; None if agent.power_limits is not set.
+
+    Raises ConfigError for an invalid range, and if anyone but the controller could set limits.
+    """
+    from agent.sources.nvml.power_leases import PowerLeases, parse_allowed
+    from agent.sources.proc.proc import read_boot_id
+
+    allowed = parse_allowed(section.power_limits)
+    if allowed is None:
+        return None
+    if readers is None or section.web_config is None:
+        raise ConfigError(
+            "agent.power_limits: only the controller's certificate may set limits, so it needs agent.listen off "
+            "loopback, agent.web_config with TLS and client_ca_file, and agent.frame_readers"
+        )
+    return PowerLeases(allowed, state.path / "power" / f"{node}.json", read_boot_id(section.proc_root))
+
+
+def _limit_with(leases: PowerLeases | None, readers: FrameReaders | None) -> Limit | None:
+    """Return the function that takes orders of the controller; None if it may set no limits."""
+    if leases is None or readers is None:
+        return None
+
+    def limit(request: Request, limits: Mapping[str, float]) -> bool:
+        if readers.refusal(request) is not None:  # its certificate was revoked during the stream
+            return False
+        leases.order(limits)
+        return True
+
+    return limit
 
 
 def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Renewal | None:

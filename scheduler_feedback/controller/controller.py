@@ -36,7 +36,7 @@ from scheduler_feedback.api.app import create_api
 from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.subscribers import Subscribers
 from scheduler_feedback.backends.backend import Backend
-from scheduler_feedback.controller import state_files
+from scheduler_feedback.controller import power_reports, state_files
 from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.controller.cycle_hooks import CycleHooks
 from scheduler_feedback.controller.cycle_thread import CycleThread
@@ -44,6 +44,7 @@ from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.hang_files import HangFile, HangFiles, what_hangs
 from scheduler_feedback.controller.latencies import Latencies
+from scheduler_feedback.controller.power_reports import PowerReports
 from scheduler_feedback.controller.progress import STUCK_SECONDS
 from scheduler_feedback.controller.restarting_feed import RestartingFeed
 from scheduler_feedback.controller.shared_speeds import SharedSpeeds
@@ -59,9 +60,11 @@ from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
+from scheduler_feedback.feed.power_orders import PowerOrders
 from scheduler_feedback.journal.recovery import Recovered, recover
 from scheduler_feedback.journal.store import NumberedEntry, Store
 from scheduler_feedback.part_failures import PartFailures, in_words
+from scheduler_feedback.policies.power.power_metrics import power_metrics
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 
 STOP_SECONDS = 2.0
@@ -115,6 +118,8 @@ class Controller:
             detectors, self._report_results, self._clock,
             fabric=settings.fabric, failures=self.failures, placements=self._placements, job_of=backend.job_of,
         )  # fmt: skip
+        self._power_orders = PowerOrders()
+        self._power = PowerReports(self._power_orders, self._detection.measure_again)
         self._feed = RestartingFeed(self._make_feed, self.failures)
         self._freeze_switch = FreezeSwitch(folder / "frozen")
         self._hang_files = HangFiles(folder / "hangs", self._clock, self.failures)
@@ -168,11 +173,15 @@ class Controller:
         hooks = CycleHooks(
             written=self._written,
             baselines=self._detection.snapshots,
-            measures=lambda state: (*measure(state), *queue_metrics(state)),
+            measures=lambda state: (*measure(state), *queue_metrics(state), *power_metrics(state)),
             died=self._died,
             failed=self.failures.report,
             placed=self._placements.follow,
-            shared=(SharedSpeeds(self._detection.step_seconds).measure, Latencies(self._detection.requests).measure),
+            shared=(
+                SharedSpeeds(self._detection.step_seconds).measure,
+                Latencies(self._detection.requests).measure,
+                self._power.measure,
+            ),
         )
         return CycleThread(
             self.store, recovered, self.backend, self._freeze_switch, policy, self._clock, hooks,
@@ -255,11 +264,15 @@ class Controller:
             await asyncio.sleep(1.0)
 
     def _make_feed(self) -> Feed:
-        return FeedWithReaders(
-            self.folder / "agents", self._take, WANTED, self._clock, self._settings.credentials,
+        limited = (power_reports.LIMIT,) if self._policy.power_budget_watts else ()
+        feed = FeedWithReaders(
+            self.folder / "agents", self._take, (*WANTED, *power_reports.WANTED, *limited), self._clock,
+            self._settings.credentials,
             self._detection.between, self.failures.report, self._placements.reached, self._detection.suspected_nodes,
             lambda: self._detection.ticks_ns, processes=self._settings.feed_processes,
         )  # fmt: skip
+        feed.orders = self._power_orders
+        return feed
 
     def end_streams(self) -> None:
         """End the API's event streams, so that its server can stop. Call it in the loop that serves them."""
@@ -395,7 +408,10 @@ class Controller:
     # --- from the threads ---------------------------------------------------------------------------------------------
 
     def _take(self, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
-        self._detection.offer(*self.backend.translate_frame(layout, frame), received_ns)
+        translated = self.backend.translate_frame(layout, frame)
+        if self._power.enabled:
+            self._power.take(layout.node, *translated, received_ns)
+        self._detection.offer(*translated, received_ns)
 
     def _report_results(self, events: Sequence[Event]) -> None:
         try:

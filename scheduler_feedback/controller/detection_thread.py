@@ -114,6 +114,7 @@ class DetectionThread:
         self._tick_seconds = tick_seconds
         self._queue: deque[tuple[AnyLayout, Frame, int]] = deque(maxlen=queue_frames)
         self._forgotten: deque[str] = deque()
+        self._measured_again: deque[str] = deque()
         # Held while the fleet or the detectors are used, so that a snapshot is taken between two ticks.
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -151,6 +152,10 @@ class DetectionThread:
     def forget(self, job: str) -> None:
         """Drop the data of a job's gangs before the next tick, because the job's attempt has ended."""
         self._forgotten.append(job)
+
+    def measure_again(self, job: str) -> None:
+        """Measure the job's speed anew from the next tick on, because its power limit has changed."""
+        self._measured_again.append(job)
 
     def broken(self) -> str:
         """Return the parts that are out of service, and why; empty if all parts work."""
@@ -509,6 +514,8 @@ class DetectionThread:
         if self._failures.is_out("speeds"):
             return []
         try:
+            while self._measured_again:
+                self._speed_reports.restart(self._gang_of(self._measured_again.popleft()))
             return self._speed_reports.take(telemetry)
         except Exception as error:
             self._failures.report("speeds", error, out=True)

@@ -138,6 +138,7 @@ RULES: dict[str, Rule] = {
     "SpeedMeasured.job_id": NAME,
     "MemoryMeasured.job_id": NAME,
     "SpeedMeasured.unit": NAME,
+    "PowerSeen.node": NAME,
     "ActionFailed.action_id": NAME,
     "ActionFailed.job_id": NAME,
     "ActionFailed.reason": NAME,

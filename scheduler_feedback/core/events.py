@@ -12,6 +12,7 @@ import msgspec
 
 from scheduler_feedback.core.cluster import Limit, Node
 from scheduler_feedback.core.job import HostedWait, JobSpec, Slot
+from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
@@ -291,6 +292,14 @@ class MemoryMeasured(msgspec.Struct, frozen=True):
     """Largest device memory of a rank so far in this attempt, in MiB."""
 
 
+class PowerSeen(msgspec.Struct, frozen=True):
+    """Power limits and idle power of a node's GPUs, as its agent reports them; sent on every change."""
+
+    node: str
+    slots: tuple[SlotPower, ...] = ()
+    """The GPU of each slot; empty if the node has none any more."""
+
+
 class ActionFailed(msgspec.Struct, frozen=True):
     """An action that the backend could not carry out. The cycle makes the decision again."""
 
@@ -323,6 +332,7 @@ Event = (
     | LatencyMeasured
     | SpeedMeasured
     | MemoryMeasured
+    | PowerSeen
     | ActionFailed
     | Verdict
     | Cleared

@@ -95,7 +95,8 @@ class Explanation:
     binds: str = ""
     """The one constraint that prevents the start: frozen, pause, dependency, capacity (the empty cluster is too small),
     limit (of its queue), slots, level (slots are free, but not in one domain), type (slots are free, but with a slower
-    GPU type) or reservation (slots are free, but reserved for another job); '' if the job does not wait."""
+    GPU type), power (slots are reserved for it, but the power budget is used up) or reservation (slots are free, but
+    reserved for another job); '' if the job does not wait."""
     speeds: tuple[LearntSpeed, ...] = ()
     """Learnt speeds of the job's class, by GPU type, placement and ranks; empty if none was measured."""
     memory_in_words: str = ""

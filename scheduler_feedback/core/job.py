@@ -395,3 +395,11 @@ class Job(msgspec.Struct):
     overdue: bool = False
     """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
     Policy.starvation_share of the slots."""
+    power_limit_watts: float = 0.0
+    """Power limit that the scheduler has chosen for each GPU of the newest attempt, in watts; 0: none."""
+    power_speed: float = 1.0
+    """Expected speed with this limit, relative to the highest limit. `speed` includes it."""
+    power_floor_watts: float = 0.0
+    """Lowest limit that the newest attempt should get, because a lower one was seen to harm it; 0: any."""
+    power_set_ns: int = 0
+    """Time of the last change of the limit; 0 if it has not changed since the start of the attempt."""

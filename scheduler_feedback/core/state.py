@@ -9,6 +9,7 @@ import msgspec
 
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.job import HostedWait, Job, Slot
+from scheduler_feedback.core.power import PowerRates, SlotPower
 from scheduler_feedback.core.verdict import Verdict
 
 
@@ -268,6 +269,10 @@ class Policy:
     pair_speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Speeds that are known beforehand: workload -> other workload on the same slot -> speed of the first, relative to
     its speed alone. Measured speeds replace them."""
+
+    power_budget_watts: float = 0.0
+    """Maximum sum of the power limits of all busy GPUs and the power of idle ones, in watts; 0: none. The scheduler
+    sets the limits of GPUs whose agents allow it (`agent.power_limits`)."""
 
     @property
     def start_seconds(self) -> float:
@@ -576,3 +581,10 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """Digest of what that comparison depends on, such as free slots, expected ends and the queue."""
     replan_owed: bool = False
     """Whether an event requires a preemption pass that `replan_seconds` still delays."""
+    power: dict[str, tuple[SlotPower, ...]] = {}
+    """Power of the GPU of each slot, by node, as agents last reported it."""
+    power_rates: dict[str, list[PowerRates]] = {}
+    """Measured speeds at several power limits by job class, the class with the newest measurement last; see
+    `policies/power`."""
+    power_rise_ns: int = 0
+    """Time at which a power limit may be raised that has changed lately; 0: none is to be raised."""

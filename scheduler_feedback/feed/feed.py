@@ -31,6 +31,7 @@ from scheduler_feedback.feed.frame_rate import FrameRate, every_of
 from scheduler_feedback.feed.frames_response import RefusedError
 from scheduler_feedback.feed.handshake_slots import HandshakeSlots
 from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, HostAddresses, literal
+from scheduler_feedback.feed.power_orders import PowerOrders
 from scheduler_feedback.feed.stream_connection import (
     Connection,
     EndedError,
@@ -149,6 +150,8 @@ class Feed:
         self._asked_ns = self._polled_ns = self._swept_ns = self._away_ns = self._read_frames = self._credentials_ns = 0
         self._unopened = 0
         self.streams: dict[str, Stream] = {}
+        self.orders: PowerOrders | None = None
+        """Power limits that agents are to set; None: none. Set it before `run`."""
 
     # --- from the event loop -----------------------------------------------------------------------------------------
 
@@ -299,6 +302,29 @@ class Feed:
                 self._lost(follower, "no connection in time" if connecting else "it has fallen silent")
             follower.burst = max(0.0, follower.burst - allowed)
         self._ask_for_rate(now_ns)
+        if self.orders is not None:
+            self._order_limits(now_ns, self.orders)
+
+    def _order_limits(self, now_ns: int, orders: PowerOrders) -> None:
+        """Send the orders of power limits that are due to the agents that accept them."""
+        for follower in list(self._open.values()):
+            stream, connection = follower.stream, follower.connection
+            if not stream.connected or connection is None or not connection.takes_limits:
+                continue
+            line = orders.due(stream.node, connection.limits, connection.limits_ns, now_ns)
+            if not line or connection.writes:
+                continue
+            try:
+                connection.order_limits(line, now_ns)
+            except OSError as error:
+                self._lost(follower, reason_of(error))
+                continue
+            self._write_later(follower, connection)
+
+    def _write_later(self, follower: Follower, connection: Connection) -> None:
+        """Wait until the socket accepts the rest of what was said, if there is one."""
+        if connection.writes and follower.deadline_ns != NEVER_NS:
+            follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def _ask_for_rate(self, now_ns: int) -> None:
         """Ask agents for fewer frames while this thread has too little time, and for all frames again later."""

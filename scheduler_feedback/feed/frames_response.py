@@ -20,6 +20,7 @@ MOST_MESSAGE_BYTES = 4 * 1024 * 1024
 far below the limit. The wire format allows more, but a controller cannot buffer that much for 10,000 agents."""
 
 EVERY_HEADER = b"gangwatch-every"
+LIMITS_HEADER = b"gangwatch-power-limits"
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([\t -~\x80-\xff]*))?")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
@@ -36,11 +37,13 @@ class Response:
     """A parser of one response.
 
     ended: whether the body is complete. most_every: the largest N for which the agent accepts ``every N`` during the
-    response; 1 if it does not accept that, as agents of earlier releases.
+    response; 1 if it does not accept that, as agents of earlier releases. takes_limits: whether the agent accepts
+    orders of power limits during the response.
     """
 
     __slots__ = (
         "_begin", "_between", "_chunked", "_head", "_left", "_line", "_size", "_splitter", "ended", "most_every",
+        "takes_limits",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -53,6 +56,7 @@ class Response:
         self._begin, self._size = b"", 0  # first bytes and size of the last such chunk
         self.ended = False
         self.most_every = 1
+        self.takes_limits = False
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Return all messages that `data` completes, in order. Keeps only copies of `data`.
@@ -123,6 +127,7 @@ class Response:
             raise FrameError("its response has a length, so it is not a stream")
         every = headers.get(EVERY_HEADER, b"")
         self.most_every = int(every) if _EVERY.fullmatch(every) else 1
+        self.takes_limits = headers.get(LIMITS_HEADER) == b"1"
         self._chunked = bool(encoding)
         return rest
 

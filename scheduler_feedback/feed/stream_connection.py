@@ -61,11 +61,13 @@ class Connection:
     """A connection to one agent, which sends one request and reads the response.
 
     Methods raise OSError (which includes TLS errors), ``EndedError``, ``IdentityError``, and what ``Response`` raises.
-    certificate: the agent's certificate, once it is accepted; None before that, and without TLS.
+    certificate: the agent's certificate, once it is accepted; None before that, and without TLS. limits, limits_ns: the
+    last order of power limits that was sent, and when.
     """
 
     __slots__ = (
         "_buffers", "_check", "_connecting", "_request", "_response", "_socket", "_tls", "_unsent", "certificate",
+        "limits", "limits_ns",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +83,7 @@ class Connection:
         """Start connecting. host: the name to request with TLS. check: checks the agent's certificate; nothing is sent
         before it is accepted."""
         self._check = check
+        self.limits, self.limits_ns = b"", 0
         self.certificate: Certificate | None = None
         self._buffers = buffers
         self._response = Response()
@@ -127,9 +130,21 @@ class Connection:
         """The largest N for which the agent accepts ``every N``; 1 if it sends all frames."""
         return self._response.most_every
 
+    @property
+    def takes_limits(self) -> bool:
+        """Whether the agent accepts orders of power limits on this connection."""
+        return self._response.takes_limits
+
     def ask_every(self, every: int) -> None:
         """Ask the agent for each `every`-th frame only; 1 for all frames."""
-        line = b"every %d\n" % every
+        self._say(b"every %d\n" % every)
+
+    def order_limits(self, line: bytes, now_ns: int) -> None:
+        """Send an order of power limits (``power_orders``)."""
+        self.limits, self.limits_ns = line, now_ns
+        self._say(line)
+
+    def _say(self, line: bytes) -> None:
         if self._tls is None:
             self._unsent += line
         else:

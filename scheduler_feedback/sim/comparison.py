@@ -160,7 +160,7 @@ def figures(
         preemptions=report.preemptions,
         goodput=useful / (slots * report.makespan_seconds * 1e9) if report.makespan_seconds else 0.0,
         lost_slot_hours=max(held_slot_ns - useful, 0) / 3.6e12,
-        energy_kwh=None if power is None else power.kwh(slots, report.makespan_seconds, report.utilization),
+        energy_kwh=report.power["energy_kwh"] if report.power else _energy(power, slots, report),
         avg_slowdown=float(slowdown.mean()) if ended else None,
         p99_slowdown=float(np.quantile(slowdown, 0.99, method="inverted_cdf")) if ended else None,
         user_fairness=float(means.sum() ** 2 / (means.size * (means**2).sum())) if ended else None,
@@ -168,6 +168,10 @@ def figures(
         per_size=_by([size_class(course.job.spec.ranks) for course in ended], jct, wait, slowdown),
         wall_seconds=report.wall_seconds,
     )
+
+
+def _energy(power: GpuPower | None, slots: int, report: Report) -> float | None:
+    return None if power is None else power.kwh(slots, report.makespan_seconds, report.utilization)
 
 
 def size_class(ranks: int) -> str:

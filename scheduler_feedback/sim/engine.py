@@ -38,7 +38,11 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import JobKind, StopReason
 from scheduler_feedback.core.state import Estimates, Policy, State
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import malformed, over_limit, oversized
+from scheduler_feedback.policies.power.account import account_of
+from scheduler_feedback.policies.power.gpus import in_force
+from scheduler_feedback.policies.power.limits import wanted_limits
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.job_trace import LATEST_NS, Trace, TraceJob
 from scheduler_feedback.sim.occurrence import Occurrence
@@ -46,6 +50,7 @@ from scheduler_feedback.sim.results import Account, Report, report
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
 from scheduler_feedback.sim.speeds.device_memory import DeviceMemory
+from scheduler_feedback.sim.speeds.gpu_power import GpuModel, PowerMeter
 from scheduler_feedback.sim.speeds.measured_speeds import MEASURED_SECONDS, MeasuredSpeeds, reported
 from scheduler_feedback.sim.speeds.shared_links import SharedLinks
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
@@ -69,6 +74,10 @@ MEASURE_NS = 30 * 10**9
 """Time after which the speed of jobs that share slots is measured, in ns. Gandiva separates interfering jobs within a
 minute."""
 
+LIMIT_NS = 2 * 10**9
+"""Time in nanoseconds after which an agent has set a power limit and reported it: a second for the order and one for
+the frame."""
+
 PROBE_FINDS_SLOWDOWN = 1.1
 """A probe succeeds if its node's slowdown is at most this factor (1.1: 10 % slower than a healthy node)."""
 
@@ -82,6 +91,14 @@ def _report_speed(engine: Engine, now_ns: int, *, job_id: str, attempt: int) -> 
     spec = gang.course.job.spec
     rate = gang.speed * engine.machines.unit(spec)
     return (reported(job_id, attempt, rate, engine.seed, engine.machines.wait_share(gang)),)
+
+
+def _set_limits(engine: Engine, now_ns: int, *, nodes: tuple[str, ...]) -> Iterator[Event]:
+    """Let the agents of these nodes set the limits that the scheduler wants now, and yield their reports."""
+    index = index_of(engine.state)
+    wanted = wanted_limits(engine.state, account_of(engine.state, index), index, nodes)
+    for node, limits in wanted.items():
+        yield from engine.limit(node, limits, now_ns)
 
 
 class Journal:
@@ -134,6 +151,8 @@ class Settings:
     """Caches of datasets on the nodes; None: gangs start without loading."""
     memory: DeviceMemory | None = None
     """Device memory of the jobs; None: it never runs out."""
+    power: GpuModel | None = None
+    """Power limits of the GPUs. With them, gangs report their speeds after each change; None: GPUs have no limits."""
     seed: int = 0
     """Seed of the errors of reported speeds."""
     spans: bool = False
@@ -182,6 +201,10 @@ class Engine:
         self._later: list[tuple[int, int, Occurrence]] = []
         self._sequence = 0
         self._probes: dict[str, StartGang] = {}
+        self.meter = None
+        if settings.power is not None:
+            self.meter = PowerMeter(settings.power, self._nodes, settings.policy.power_budget_watts > 0)
+        self._power_changed: set[str] = set()
 
     @property
     def seed(self) -> int:
@@ -231,6 +254,8 @@ class Engine:
             if progress is not None and ended_now:
                 progress(ended, len(jobs))
         self._journal.close()
+        if self.meter is not None:
+            self.meter.pass_time(self.state.now_ns)
         self._name_the_unfinished()
         self.account.backfilled = self.state.counts.get("decisions/backfilled/applied", 0)
         return report(
@@ -239,6 +264,9 @@ class Engine:
             time.perf_counter() - began,
             self.refused,
             self._trace.notes,
+            None
+            if self.meter is None
+            else {"energy_kwh": self.meter.joules / 3.6e6, "most_watts": self.meter.most_watts},
         )
 
     def _name_the_unfinished(self) -> None:
@@ -255,7 +283,8 @@ class Engine:
 
     def _admitted(self) -> list[TraceJob]:
         """Pass the settings and nodes to the cycle, and return only the jobs that this cluster can run."""
-        self._settle(self.first_ns, [PolicySet(self._settings.policy, "simulation"), *self._nodes])
+        reports = [] if self.meter is None else [self.meter.report(node.node) for node in self._nodes]
+        self._settle(self.first_ns, [PolicySet(self._settings.policy, "simulation"), *self._nodes, *reports])
         jobs = []
         known: dict[tuple[object, ...], str | None] = {}
         for job in self._trace.jobs:
@@ -398,6 +427,9 @@ class Engine:
         self._failed.clear()
 
     def _release(self, job_id: str, gang: Gang, now_ns: int) -> None:
+        if self.meter is not None:
+            self.meter.leave(job_id, gang.placement, now_ns)
+            self._power_changed.update(gang.nodes)
         partners = self.machines.partners(gang)
         self.account.pass_time(now_ns)
         occupied = self.machines.occupies(gang)
@@ -444,9 +476,38 @@ class Engine:
             for action in outcome.actions:
                 self._carry_out(action, now_ns, events)
             self.account.decisions += len(outcome.actions)
+            if self.meter is not None:
+                self._follow_power(outcome, now_ns)
             if not events and (self.state.idle or not outcome.changed):
                 return
         raise RuntimeError(f"{MOST_TURNS} cycles at {now_ns} ns still led to new decisions: this is a bug in the cycle")
+
+    def _follow_power(self, outcome: cycle.Outcome, now_ns: int) -> None:
+        """Let the agents of all nodes whose wanted limits may have changed set them a moment later."""
+        for entry in outcome.entries:
+            if entry.kind == "power" and (gang := self.gangs.get(entry.subject)) is not None:
+                self._power_changed.update(gang.nodes)
+        if self._power_changed and in_force(self.state):
+            nodes, self._power_changed = tuple(sorted(self._power_changed)), set()
+            self.later(Occurrence(now_ns + LIMIT_NS, partial(_set_limits, nodes=nodes)))
+
+    def limit(self, node: str, limits: Sequence[float], now_ns: int) -> Iterator[Event]:
+        """Set the power limits of a node's GPUs, and yield what its agent reports."""
+        meter = self.meter
+        assert meter is not None
+        if not meter.set(node, limits):
+            return
+        for job_id, gang in self.machines.on_node.get(node, {}).items():
+            speed = meter.draw(job_id, gang.spec.workload, gang.placement, now_ns)
+            if self.machines.limit(gang, speed, now_ns):
+                self.reschedule(job_id, gang)
+                self._measure_later(job_id, gang, now_ns)
+        yield meter.report(node)
+
+    def _measure_later(self, job_id: str, gang: Gang, now_ns: int) -> None:
+        """Let the gang report its speed after it has been measured for long enough."""
+        at_ns = now_ns + gang.warm_ns + nanoseconds(MEASURED_SECONDS) + LIMIT_NS
+        self.later(Occurrence(at_ns, partial(_report_speed, job_id=job_id, attempt=gang.attempt)))
 
     def _carry_out(self, action: Action, now_ns: int, events: list[Event]) -> None:
         if isinstance(action, StopGang):
@@ -460,6 +521,11 @@ class Engine:
         course = self.courses[action.job_id]
         gang = self.machines.start(action, course, self.state.nodes, now_ns)
         self.gangs[action.job_id] = gang
+        if self.meter is not None:
+            self.machines.limit(
+                gang, self.meter.draw(action.job_id, gang.spec.workload, gang.placement, now_ns), now_ns
+            )
+            self._measure_later(action.job_id, gang, now_ns)
         self.account.pass_time(now_ns)
         occupied = self.machines.occupies(gang)
         self.account.take(occupied)

@@ -109,6 +109,8 @@ class Report:
     unfinished: int
     refused: list[dict[str, str | int]]
     notes: list[str]
+    power: dict[str, float] | None = None
+    """Energy of all GPUs in kWh, and their highest power in watts; None if the GPUs have no power model."""
 
 
 def _quantile(values: NDArray[np.float64], share: float) -> float | None:
@@ -129,6 +131,7 @@ def report(
     wall_seconds: float,
     refused: Sequence[dict[str, str | int]],
     notes: Sequence[str],
+    power: dict[str, float] | None = None,
 ) -> Report:
     """Return the figures of a finished simulation."""
     ended = [course for course in courses if course.ended_ns is not None]
@@ -168,4 +171,5 @@ def report(
         unfinished=len(courses) - len(ended),
         refused=list(refused),
         notes=list(notes),
+        power=power,
     )

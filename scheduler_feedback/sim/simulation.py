@@ -22,6 +22,7 @@ from scheduler_feedback.sim.simulated_feedback import FEEDBACKS, Detector, Detec
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
 from scheduler_feedback.sim.speeds.device_memory import DeviceMemory
+from scheduler_feedback.sim.speeds.gpu_power import GpuModel
 from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
 from scheduler_feedback.sim.speeds.shared_links import SharedLinks
 from scheduler_feedback.sim.traces import TRACES
@@ -70,6 +71,8 @@ class Simulation:
     """Real speeds of gangs by workload; None: proportional to their ranks."""
     links: SharedLinks | None = None
     """Uplinks that gangs share; None: gangs do not slow each other down."""
+    power: GpuModel | None = None
+    """Power limits and curves of the GPUs; None: they have none."""
     datasets: DatasetLoads | None = None
     """Size and rate of the caches of datasets on the nodes; None: gangs start without loading."""
     memory: DeviceMemory | None = None
@@ -90,6 +93,7 @@ class Simulation:
             links=self.links,
             datasets=None if self.datasets is None else self.datasets.empty(),
             memory=None if self.memory is None else self.memory.empty(),
+            power=self.power,
             seed=self.seed,
             spans=self.spans,
         )

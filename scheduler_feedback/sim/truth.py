@@ -90,6 +90,8 @@ class Gang:
     """Speed beside the jobs that share its slots, relative to running alone."""
     linked: float = 1.0
     """Speed beside the gangs that share its uplinks, relative to running alone."""
+    limited: float = 1.0
+    """Speed at the power limits of its GPUs, relative to the highest ones."""
     flow: Flow | None = None
     """Its traffic on uplinks; None if it has none."""
     slot_share: float = 0.0
@@ -266,7 +268,16 @@ class Machines:
             yield job_id, gang
 
     def _speed(self, gang: Gang) -> float:
-        return gang.full_speed * gang.beside * gang.linked / self.worst(gang.nodes)
+        return gang.full_speed * gang.beside * gang.linked * gang.limited / self.worst(gang.nodes)
+
+    def limit(self, gang: Gang, limited: float, now_ns: int) -> bool:
+        """Change the gang's speed at its power limits; return whether its expected end changes."""
+        if limited == gang.limited or gang.stopping:
+            return False
+        gang.advance(now_ns)
+        gang.limited = limited
+        gang.speed = self._speed(gang)
+        return True
 
     def _join_links(self, job_id: str, gang: Gang, nodes: Mapping[str, Node], spec: JobSpec) -> None:
         """Add the gang to the uplinks that it uses."""

@@ -13,6 +13,7 @@ from agent.collectors.gpu.nvml_collector import NvmlCollector
 from agent.collectors.gpu.xid import XidHistory
 from agent.gpu_inventory import Inventory
 from agent.schema.clock import ManualClock
+from agent.sources.nvml.power_leases import Allowed, PowerLeases
 from tests.fakes.nvml.control import FakeNvml
 
 BEGAN_SECONDS = 1000.0
@@ -24,14 +25,25 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-4000-8000-0*([0-9a-f]+)")
 class Machine:
     """GPU collectors of one node on the fake NVML library. ``advance`` moves their clock and the library's counters."""
 
-    def __init__(self, library: Path, fake: FakeNvml, *, burst: bool = False, devices: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        library: Path,
+        fake: FakeNvml,
+        *,
+        burst: bool = False,
+        devices: tuple[str, ...] = (),
+        power: tuple[Allowed, Path] | None = None,
+        clock: ManualClock | None = None,
+    ) -> None:
         self.fake = fake
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
+        self.leases = None if power is None else PowerLeases(*power, "boot", self.clock)
         self.xids = XidHistory()
         self.inventory = Inventory()
         self.parent = NvmlCollector(
-            str(library), 1.0, devices, burst=burst, xids=self.xids, inventory=self.inventory, clock=self.clock
-        )
+            str(library), 1.0, devices, burst=burst, leases=self.leases, xids=self.xids, inventory=self.inventory,
+            clock=self.clock,
+        )  # fmt: skip
         self._elapsed = BEGAN_SECONDS
         fake.set_clock(self._elapsed)
 

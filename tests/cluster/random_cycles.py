@@ -13,6 +13,8 @@ GPU types              quotas of each type, after trades, add up to the slots; n
 reservation            the head's reservation moves back only for outside reasons (a verdict, a lost node, a
                        cancellation, an overrun, a freeze, a policy change), never because of backfilled jobs
 no starvation          of equal priority, starved jobs go before all others
+power budget           no start and no rise of a limit lets the GPUs draw more than the budget, whatever agents have
+                       already set; wanted limits exceed it only if all are the lowest
 quarantine is bounded  verdicts alone never quarantine more nodes than the caps of the cluster and of a rack allow
 spares                 only preemptible gangs, and gangs that were moved there, start on a spare
 frozen                 no gang starts, and only operators change the state of a node
@@ -23,6 +25,7 @@ no harm                an attempt that is not restartable is stopped only for a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler_feedback import cycle
@@ -39,6 +42,7 @@ from scheduler_feedback.core.events import (
     NodeCommanded,
     NodeSeen,
     PolicySet,
+    PowerSeen,
     RankExit,
     RankSeen,
     Submitted,
@@ -47,10 +51,13 @@ from scheduler_feedback.core.events import (
     as_seen,
 )
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
 from scheduler_feedback.journal.replay import replay
 from scheduler_feedback.policies.gpu_types.type_trades import own_slots
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.power.account import account_of
+from scheduler_feedback.policies.power.limits import wanted_limits
 from scheduler_feedback.policies.queue.placement import speed
 from tests.cluster.scheduling_rules import (
     check_books,
@@ -66,6 +73,9 @@ START_NS = 1_700_000_000 * SECOND
 
 DERIVED = 7
 """Cycles between two checks of the metrics, because the check takes longer than a cycle."""
+
+LEAST_WATTS, MOST_WATTS, IDLE_WATTS = 100.0, 240.0, 30.0
+"""Power limits and idle power of each GPU."""
 
 _HARMLESS = (Submitted, AttemptRunning, Tick, FirstStep)
 """Events after which a reservation must not move back, as well as ends of jobs without a stop request."""
@@ -115,11 +125,20 @@ class Ordeal:
     counts: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     same_settings: bool = True
+    limits: dict[Slot, float] = field(default_factory=dict)
+    """Power limit of each GPU, as its agent last reported it."""
+    settable: dict[str, bool] = field(default_factory=dict)
+    """Whether the agent of each node sets power limits."""
 
     def __post_init__(self) -> None:
         self.state = State(policy=self.policy)
         self.snapshot = encode_state(self.state)
         self.cycle(*(self.node(number) for number in range(len(self.sizes))))
+        for number, slots in enumerate(self.sizes):
+            self.settable[f"n{number}"] = True
+            self.limits |= {Slot(f"n{number}", slot): MOST_WATTS for slot in range(slots)}
+        if self.policy.power_budget_watts:
+            self.report_power(range(len(self.sizes)), True)
 
     # --- actions -----------------------------------------------------------------------------------------------------
 
@@ -152,6 +171,25 @@ class Ordeal:
             self.counts["cycles with many submissions"] = self.counts.get("cycles with many submissions", 0) + 1
         self.cycle(*also, *events)
         return [event.job_id for event in events if isinstance(event, Submitted)]
+
+    def report_power(self, numbers: Iterable[int], confirms: bool, settable: bool | None = None) -> None:
+        """Report the GPUs of these nodes. confirms: whether their agents have set the wanted limits."""
+        index, events = index_of(self.state), []
+        wanted = wanted_limits(self.state, account_of(self.state, index), index)
+        for number in numbers:
+            name = f"n{number}"
+            self.settable[name] = self.settable[name] if settable is None else settable
+            slots = []
+            for slot in range(self.sizes[number]):
+                place = Slot(name, slot)
+                if confirms and self.settable[name]:
+                    self.limits[place] = (wanted.get(name, ()) or (LEAST_WATTS,) * 9)[slot] or LEAST_WATTS
+                elif not self.settable[name]:
+                    self.limits[place] = MOST_WATTS
+                limit = self.limits[place]
+                slots.append(SlotPower(LEAST_WATTS, MOST_WATTS, limit, IDLE_WATTS, self.settable[name]))
+            events.append(PowerSeen(name, tuple(slots)))
+        self.cycle(*events)
 
     def seen(self) -> None:
         """Report every attempt as running that was not reported yet."""
@@ -244,6 +282,7 @@ class Ordeal:
         reported = [decode_event(encode_event(event)) for event in events]
         nodes = self._nodes()
         frozen_before, by_type = self.state.frozen, self._held_by_type()
+        drawn = self._watts_by_slot()
         outcome = cycle.run(self.state, reported, self.now_ns)
         self.cycles += 1
         if outcome.changed:
@@ -260,6 +299,7 @@ class Ordeal:
         check_claims(self.state, self.owner)
         self._check_quota(any(isinstance(event, PolicySet) for event in events))
         self._check_types(outcome, by_type)
+        self._check_power(drawn)
         self._check_order()
         self._check_observed()
         self._check_frozen(frozen_before and self.state.frozen, nodes, events)
@@ -340,6 +380,43 @@ class Ordeal:
                 key = self._owner_of(job), self.state.nodes[slot.node].gpu_type
                 found[key] = found.get(key, 0) + 1
         return found
+
+    def _watts_by_slot(self) -> dict[Slot, float]:
+        """Return the limit that the scheduler wants for the GPU of each busy slot; 0 if it has chosen none."""
+        found: dict[Slot, float] = {}
+        for job in self.state.jobs.values() if self.state.power else ():
+            for rank in job.ranks if job.state.holds_slots else ():
+                found[rank.slot] = max(found.get(rank.slot, 0.0), job.power_limit_watts)
+        return found
+
+    def _drawn(self, wanted: dict[Slot, float], confirmed: bool) -> float:
+        """Return what the reported GPUs may draw. wanted: limits of the busy ones. confirmed: agents may not have set
+        them yet."""
+        total = 0.0
+        for node, slots in self.state.power.items():
+            for number, one in enumerate(slots):
+                limit = wanted.get(Slot(node, number))
+                if limit is None:
+                    total += one.idle_watts
+                elif not one.settable:
+                    total += one.limit_watts
+                else:
+                    limit = min(max(limit, one.least_watts), one.most_watts)
+                    total += max(limit, one.limit_watts) if confirmed else limit
+        return total
+
+    def _check_power(self, before: dict[Slot, float]) -> None:
+        """Check the power budget. before: wanted limits of busy GPUs before the cycle."""
+        budget = self.state.policy.power_budget_watts
+        if not budget or self.state.policy.mode is Mode.OBSERVE:
+            return
+        after = self._watts_by_slot()
+        most = max(budget, self._drawn({slot: limit for slot, limit in before.items() if slot in after}, True))
+        drawn = self._drawn(after, True)
+        assert drawn <= most + 1e-3, f"the GPUs may draw {drawn} W of {budget} W, and {most} W before"
+        if not self.state.frozen and self._drawn(after, False) > budget + 1e-3:
+            assert self._drawn(dict.fromkeys(after, 0.0), False) > budget - 100.0, "limits could be lower"
+        self.counts["cycles with a power budget"] = self.counts.get("cycles with a power budget", 0) + 1
 
     def _owner_of(self, job: Job) -> str:
         queues, name = {queue.name: queue for queue in self.state.policy.queues}, job.spec.queue
@@ -585,6 +662,8 @@ class Ordeal:
         self.cycle(*(NodeCommanded(name, NodeCommand.RELEASE) for name in self.state.nodes))
         last_ns = self.state.now_ns + 300_000 * SECOND
         while self.state.now_ns < last_ns:
+            if self.policy.power_budget_watts:
+                self.report_power(range(len(self.sizes)), True, settable=True)
             if all(job.state.ended or job.state is JobState.PENDING for job in self.state.jobs.values()):
                 self.advance(0.1)
             if all(job.state.ended for job in self.state.jobs.values()):

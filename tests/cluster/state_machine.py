@@ -101,6 +101,7 @@ POLICIES = st.builds(
     sizes=st.sampled_from([Sizes.IDLE, *Sizes]),
     sizes_seconds=st.sampled_from([0.0, 30.0]),
     dataset_cache_gib=st.sampled_from([0.0, 0.0, 25.0]),
+    power_budget_watts=st.sampled_from([0.0, 0.0, 500.0, 900.0, 2000.0]),
     ended_jobs_kept=st.sampled_from([3, 10_000]),
 )
 
@@ -226,6 +227,7 @@ class Invariants(RuleBasedStateMachine):
         if calm:
             known = Estimates.LIMIT if estimates is Estimates.HISTORY else estimates
             policy = replace(policy, estimates=known, backfill=Backfilling.EASY, preempt=False, mode=Mode.ACT)
+            policy = replace(policy, power_budget_watts=0.0)  # limits change run times
         else:
             policy = replace(policy, estimates=estimates)
         self.world = Ordeal(tuple(sizes), policy, racks, types, jobs_per_slot, memory, self.index_every)
@@ -477,6 +479,16 @@ class Invariants(RuleBasedStateMachine):
             job = self.world.state.jobs[job_id]
             self.world.cycle(SpeedMeasured(job_id, job.attempt, share * len(job.ranks), seconds, "", waits))
 
+    @precondition(lambda self: self.world.state.policy.power_budget_watts)
+    @rule(number=SMALL, all_of_them=st.booleans(), confirms=st.sampled_from([True, True, True, False]),
+          settable=st.sampled_from([None, None, None, True, False]))  # fmt: skip
+    def power(self, number: int, all_of_them: bool, confirms: bool, settable: bool | None) -> None:
+        """Let agents report power limits: those that are wanted, old ones, or that they set none."""
+        Invariants.steps += 1
+        count = len(self.world.sizes)
+        numbers = range(count) if all_of_them else [number % count]
+        self.world.report_power(numbers, confirms, None if all_of_them and settable is False else settable)
+
     @precondition(lambda self: not self.calm)
     @rule(numbers=st.lists(st.tuples(SMALL, st.sampled_from([0, 4, 9, 21, 40, 58, 70])), min_size=1, max_size=4))
     def memory(self, numbers: list[tuple[int, int]]) -> None:
@@ -584,7 +596,7 @@ class Invariants(RuleBasedStateMachine):
         other=SMALL,
         slowdown=st.floats(1.0, 6.0),
         kind=st.sampled_from([Kind.STRAGGLER, Kind.STRAGGLER, Kind.STRAGGLER, *Kind]),
-        cause=st.sampled_from([Cause.COMPUTE, Cause.CPU_CONTENTION, Cause.UNKNOWN]),
+        cause=st.sampled_from([Cause.COMPUTE, Cause.CPU_CONTENTION, Cause.UNKNOWN, Cause.POWER]),
         confidence=st.sampled_from([0.99, 0.99, 0.5]),
         since=st.sampled_from([5, 200]),
         named=st.booleans(),

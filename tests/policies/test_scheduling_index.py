@@ -14,6 +14,7 @@ import scheduler_feedback
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Estimates, MeasuredMemory, Order, Policy, Sharing
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.policies.index.scheduling_index import (
@@ -205,6 +206,13 @@ CHANGES: dict[str, Callable[[World, SchedulingIndex], None]] = {
     "run": _run,
     "run_external": _run_external,
     "correct_speed": lambda world, index: index.correct_speed(world.state.jobs["j-000001"], 0.5),
+    "set_power_limit": lambda world, index: index.set_power_limit(world.state.jobs["j-000001"], 300.0, 0.5),
+    "set_power_floor": lambda world, index: index.set_power_floor(world.state.jobs["j-000001"], 300.0),
+    "report_power": lambda world, index: (
+        index.set_policy(replace(world.state.policy, power_budget_watts=700.0)),
+        index.report_power("n0", (SlotPower(300.0, 700.0, 300.0, 50.0),) * 2, True),
+        index.report_power("n1", (SlotPower(300.0, 700.0, 300.0, 50.0),) * 2, True),
+    )[0],
     "report_progress": lambda world, index: index.report_progress(world.state.jobs["j-000001"], 700.0),
     "stop": lambda world, index: index.stop(world.state.jobs["j-000001"], StopReason.PREEMPT, ""),
     "cancel": lambda world, index: index.cancel(world.state.jobs["j-000001"], ""),

@@ -14,6 +14,7 @@ from agent.collectors.gpu import gpu_processes, gpu_slow
 from agent.collectors.gpu.device import WORKER, series
 from agent.collectors.gpu.gpu import fast_collector
 from agent.collectors.gpu.gpu_burst import burst_collector
+from agent.collectors.gpu.gpu_power_limits import PowerLimitSetter
 from agent.collectors.gpu.gpu_processes import GpuProcessCollector
 from agent.collectors.gpu.gpu_slow import slow_collector
 from agent.collectors.gpu.gpu_topology import GpuTopologyCollector
@@ -26,6 +27,7 @@ from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, Library
 from agent.sources.nvml.nvml_enumeration import describe_device, find_devices
 from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
+from agent.sources.nvml.power_leases import PowerLeases
 
 INTERVAL_SECONDS = 10.0
 
@@ -46,8 +48,9 @@ class NvmlCollector:
     library: path of an NVML library to load instead of the system's. The first run loads it in the worker's thread.
     A driver that hangs in its initialisation therefore blocks no other thread. devices: UUIDs of the node's GPUs if
     several nodes share the machine; () for all. interval_seconds: interval of the most frequent reads. burst:
-    whether each GPU is also read at 10 Hz. xids: history to which XIDs and other driver events are added. inventory:
-    inventory in which the GPUs are listed. load: function that opens the library.
+    whether each GPU is also read at 10 Hz. leases: power limits that the controller asks for; None: it may set none.
+    xids: history to which XIDs and other driver events are added. inventory: inventory in which the GPUs are listed.
+    load: function that opens the library.
     """
 
     name = "nvml"
@@ -61,6 +64,7 @@ class NvmlCollector:
         devices: tuple[str, ...] = (),
         *,
         burst: bool = False,
+        leases: PowerLeases | None = None,
         xids: XidHistory | None = None,
         inventory: Inventory | None = None,
         clock: Clock | None = None,
@@ -71,7 +75,7 @@ class NvmlCollector:
         self._path = library
         self._fast_seconds = interval_seconds
         self._wanted = devices
-        self._burst = burst
+        self._burst, self._leases = burst, leases
         self._xids = xids or XidHistory()
         self._inventory = inventory or Inventory()
         self._clock = clock or SystemClock()
@@ -195,6 +199,8 @@ class NvmlCollector:
             members.append(mig_collector(device, self._fast_seconds, fast))
         if self._burst:
             members.append(burst_collector(device, self._fast_seconds, BURST_INSTANT))
+        if self._leases is not None:
+            members.append(PowerLimitSetter(device, self._leases, fast, self._fast_seconds))
         return tuple(members)
 
     def _watch(self, library: Library) -> None:

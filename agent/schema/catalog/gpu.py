@@ -92,6 +92,11 @@ _POWER_AND_HEAT: tuple[Metric, ...] = (
            f"{_FIELDS} 186, scope 1"),
     _gauge("power_limit_watts", "Power limit: minimum, maximum, default, enforced, requested.",
            "watts", f"{_FIELDS} 187-190, 192", ("gpu", "limit")),
+    _gauge("settable_power_limit_watts", "Power limits that the scheduler may set (least, most), the one in force "
+           "(current), and the one that is restored afterwards (own). Only with agent.power_limits.", "watts",
+           "nvmlDeviceGetPowerManagementLimitConstraints, nvmlDeviceGetPowerManagementLimit", ("gpu", "limit")),
+    _gauge("power_limit_lease_active", "1 while a power limit of the scheduler is in force; it ends 60 s after the "
+           "newest order.", "", "agent"),
     Metric("gangwatch_gpu_energy_joules_total", "counter", "Energy since the driver was loaded.", "joules", _GPU,
            f"{_FIELDS} 83, or 191", 1e-3, "mJ", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
     _gauge("temperature_celsius", "Temperature of the die.", "celsius", f"{_FIELDS} 308, or nvmlDeviceGetTemperatureV",

@@ -14,13 +14,16 @@ from gangwatch.commands.offline.progress import counting, showing
 from gangwatch.commands.offline.trace_options import (
     check_interval,
     check_load,
+    check_power,
     check_seconds,
     check_writable,
     configured,
     dataset_loads,
     dataset_option,
     fault_options,
+    gpu_model,
     load_option,
+    power_options,
     real_speeds,
     restart_cost_option,
     shared_slots,
@@ -72,6 +75,7 @@ def _policy(name: str) -> tuple[Policy, int]:
 @sharing_options
 @fault_options
 @dataset_option
+@power_options
 @click.option(
     "--gpu-watts",
     type=(click.FloatRange(min=0), click.FloatRange(min=0)),
@@ -111,6 +115,9 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     )
     nodes = nodes_of(options["nodes_text"])
     speeds = real_speeds(options["speeds_file"])
+    model = gpu_model(options["gpu_power"], options["curves_file"])
+    for policy in policies.values():
+        check_power(policy, model)
     power = None if options["gpu_watts"] is None else GpuPower(*options["gpu_watts"])
     with collecting_rarely(), showing(f"reading {options['jobs_file']}", as_json):
         trace = read_trace(options["jobs_file"], options["format_name"])
@@ -139,6 +146,7 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
             feedback=options["feedback"],
             seed=options["seed"],
             speeds=speeds,
+            power=model,
             datasets=dataset_loads(options["dataset_cache"]),
             spans=options["html"] is not None,
         )

@@ -15,13 +15,16 @@ from gangwatch.commands.offline.progress import counting, showing
 from gangwatch.commands.offline.trace_options import (
     check_interval,
     check_load,
+    check_power,
     check_seconds,
     check_writable,
     configured,
     dataset_loads,
     dataset_option,
     fault_options,
+    gpu_model,
     load_option,
+    power_options,
     real_speeds,
     restart_cost_option,
     shared_slots,
@@ -66,6 +69,8 @@ class Options:
     feedback: str
     seed: int
     dataset_cache: tuple[float, float] | None
+    gpu_power: tuple[float, float, float] | None
+    curves_file: Path | None
     speeds_file: Path | None
     config: Path | None
     sharing: str | None
@@ -179,6 +184,7 @@ class _Simulate(click.Group):
 @click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="Rules of a published simulation.")
 @fault_options
 @dataset_option
+@power_options
 @click.option("--journal", type=click.Path(path_type=Path), metavar="FILE", help="Record every cycle, for `replay`.")
 @click.option(
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the Gantt chart and queues."
@@ -209,6 +215,8 @@ def simulate(context: click.Context, /, **options: Any) -> None:
         trace = given.trace()
     of_file, jobs_per_slot = (None, 1) if given.config is None else configured(given.config)
     policy, slots, nodes = given.policy(of_file), given.slots(jobs_per_slot), nodes_of(given.nodes_text)
+    power = gpu_model(given.gpu_power, given.curves_file)
+    check_power(policy, power)
     simulation = Simulation(
         trace=slots.trace(trace, policy.sharing),
         nodes=slots.nodes(nodes, policy.sharing),
@@ -223,6 +231,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
         feedback=given.feedback,
         seed=given.seed,
         speeds=real_speeds(given.speeds_file),
+        power=power,
         datasets=dataset_loads(given.dataset_cache),
         spans=given.html is not None,
     )

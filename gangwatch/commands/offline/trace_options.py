@@ -17,6 +17,7 @@ from scheduler_feedback.sim.traces import TRACES
 if TYPE_CHECKING:
     from scheduler_feedback.core.state import Policy
     from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
+    from scheduler_feedback.sim.speeds.gpu_power import GpuModel
     from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
     from scheduler_feedback.sim.speeds.shared_slots import SharedSlots
 
@@ -136,6 +137,47 @@ def dataset_loads(given: tuple[float, float] | None) -> DatasetLoads | None:
     from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
 
     return DatasetLoads(*given)
+
+
+def power_options(command: Command) -> Command:
+    """Add the options --gpu-power and --power-curves."""
+    watts = click.FloatRange(min=0, min_open=True)
+    model = click.option(
+        "--gpu-power",
+        type=(watts, watts, watts),
+        metavar="IDLE LEAST MOST",
+        help="Power of an idle GPU, and its lowest and highest power limit, in watts. A power budget of the "
+        "configuration then sets limits between them. Default: GPUs have no limits.",
+    )
+    curves = click.option(
+        "--power-curves",
+        "curves_file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="CSV file with workload, limit_watts, speed and watts. Other workloads have the mean curve of six "
+        "trainings on a V100, and draw their limit.",
+    )
+    return model(curves(command))
+
+
+def gpu_model(given: tuple[float, float, float] | None, curves_file: Path | None) -> GpuModel | None:
+    """Return the power model that the options describe. Raises BadParameter, and TraceError for a bad file."""
+    if given is None:
+        if curves_file is not None:
+            raise click.BadParameter("needs --gpu-power", param_hint="--power-curves")
+        return None
+    idle, least, most = given
+    if not all(map(math.isfinite, given)) or not idle <= least <= most:
+        raise click.BadParameter("must be three numbers with IDLE <= LEAST <= MOST", param_hint="--gpu-power")
+    from scheduler_feedback.sim.speeds.gpu_power import GpuModel, read_curves
+
+    return GpuModel(idle, least, most, {} if curves_file is None else read_curves(curves_file))
+
+
+def check_power(policy: Policy, model: GpuModel | None) -> None:
+    """Raise UsageError if the policy has a power budget and the simulated GPUs have no limits."""
+    if policy.power_budget_watts and model is None:
+        raise click.UsageError("policy.power_budget_watts needs --gpu-power IDLE LEAST MOST (of each simulated GPU)")
 
 
 def fault_options(command: Command) -> Command:

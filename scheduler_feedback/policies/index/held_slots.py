@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from scheduler_feedback.policies.index import uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import Release, job_releases
 from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
+from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue.placement import Capacity, pods_on
 from scheduler_feedback.policies.speeds.learnt_speeds import class_of, learnt_of
 
@@ -239,7 +241,7 @@ class HeldSlots:
     def capacity(self) -> Capacity:
         """Return the capacity of the nodes as if no job were running."""
         if self.capacity_or_none is None:
-            self.capacity_or_none = Capacity(self.state.nodes)
+            self.capacity_or_none = Capacity(self.state.nodes, partial(never_fits, self.state))
         return self.capacity_or_none
 
     @property

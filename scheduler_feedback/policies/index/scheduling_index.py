@@ -16,6 +16,7 @@ from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Order, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.data.dataset_cache import forget
@@ -32,6 +33,7 @@ JOB_FIELDS = frozenset(
         *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds", "progress_ns"),
         *("speed", "excluded_nodes", "overdue", "estimate_seconds", "urgency", "level", "turn", "array_of"),
         *("awaited_type", "awaited_until_ns", "relaxed", "guest_of", "learnt_mib", "peak_mib", "alone"),
+        *("power_limit_watts", "power_speed"),
     }
 )
 """Fields of a job on which the index depends."""
@@ -45,7 +47,7 @@ NODE_FIELDS = frozenset(
 )
 """Fields of a node on which the index depends."""
 
-STATE_FIELDS = frozenset({"policy", "jobs", "nodes", "verdicts", "waits", "emptied_ns", "queue_turns"})
+STATE_FIELDS = frozenset({"policy", "jobs", "nodes", "verdicts", "waits", "emptied_ns", "queue_turns", "power"})
 """Fields of the state on which the index depends."""
 
 
@@ -295,6 +297,7 @@ class SchedulingIndex(TrackedJobs):
         job.guest_of, job.slot_part = guest_of, part
         job.peak_mib, job.learnt_mib = 0, self._at_most_slot(job.learnt_mib, slots)
         job.latency_seconds, job.alone_request_seconds, job.busy = None, None, 0.0
+        job.power_limit_watts, job.power_speed, job.power_floor_watts, job.power_set_ns = 0.0, 1.0, 0.0, 0
         self._update(job)
 
     def _at_most_slot(self, mib: int, slots: Iterable[Slot]) -> int:
@@ -361,6 +364,35 @@ class SchedulingIndex(TrackedJobs):
         """Record that the job gets slots of its own from now on. The caller must call ``requeue`` or ``end`` next."""
         job.alone = True
 
+    def set_power_limit(self, job: Job, watts: float, speed: float) -> None:
+        """Change the power limit of the running gang's GPUs, and its speed. watts: 0 for no limit. speed: relative to
+        the highest limit."""
+        if job.power_limit_watts:
+            job.power_set_ns = self.state.now_ns
+        job.power_limit_watts = watts
+        (self.power_limited.add if watts else self.power_limited.discard)(job.job_id)
+        if speed == job.power_speed:
+            return
+        if job.spec.restartable and job.attempt_started_ns is not None:
+            job.done_seconds, job.progress_ns = work_done(job, self.state.now_ns), self.state.now_ns
+        job.speed, job.power_speed = job.speed / job.power_speed * speed, speed
+        self.update_expected_end(job)
+
+    def set_power_floor(self, job: Job, watts: float) -> None:
+        """Set the lowest power limit that the running gang should get."""
+        job.power_floor_watts = watts
+
+    def report_power(self, node: str, slots: tuple[SlotPower, ...], capacity: bool) -> None:
+        """Apply a report of the power of a node's GPUs. capacity: whether it changes which gangs could ever start."""
+        if slots:
+            self.state.power[node] = slots
+        else:
+            self.state.power.pop(node, None)
+        if capacity:
+            self._capacity_changed()
+        elif self.claimants:
+            self.evaluate_all()
+
     def share_again(self, job: Job, guest_of: tuple[str, ...], speed: float) -> None:
         """Update a running job after a change of the jobs on its slots, or of its measured speed beside them.
 
@@ -369,6 +401,7 @@ class SchedulingIndex(TrackedJobs):
         """
         job.guest_of = guest_of
         self.touched.add(job.job_id)
+        speed *= job.power_speed
         if speed != job.speed:
             if job.spec.restartable and job.attempt_started_ns is not None:
                 job.done_seconds, job.progress_ns = work_done(job, self.state.now_ns), self.state.now_ns
@@ -427,7 +460,7 @@ class SchedulingIndex(TrackedJobs):
         """Correct the speed of the running attempt from now on, and evaluate pending jobs and sizes again."""
         if job.spec.restartable:
             job.done_seconds, job.progress_ns = work_done(job, self.state.now_ns), self.state.now_ns
-        job.speed = speed
+        job.speed = speed * job.power_speed
         self.update_expected_end(job)
         self.evaluate_all()
 
@@ -492,6 +525,7 @@ class SchedulingIndex(TrackedJobs):
         job.run_ns += ran_ns
         job.done_seconds, job.progress_ns = done_seconds, None
         job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
+        job.power_limit_watts, job.power_speed, job.power_floor_watts = 0.0, 1.0, 0.0
 
     def requeue(self, job: Job, why: str, not_before_ns: int = 0, keep_claim: bool = True) -> None:
         """Put the job back into the queue. keep_claim: keep the slots that are reserved for its restart."""

@@ -19,6 +19,7 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.gpu_types import type_moves
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes import quarantine
+from scheduler_feedback.policies.power import limits
 from scheduler_feedback.policies.queue import defragmentation, level_patience, preemption, resizing
 from scheduler_feedback.policies.remediation import migration
 from scheduler_feedback.policies.sharing import guest_moves
@@ -44,6 +45,7 @@ SOURCES: tuple[tuple[str, Source], ...] = (
     ("defragmentation", defragmentation.timeouts),
     ("migration", migration.timeouts),
     ("quarantine", quarantine.timeouts),
+    ("power", limits.timeouts),
 )
 """Policies whose results depend on time: (name, function that yields the instants of the next evaluations)."""
 

@@ -49,6 +49,7 @@ class TrackedJobs(HeldSlots):
         "opportunists",
         "outgrown",
         "overdue",
+        "power_limited",
         "probes",
         "running",
         "starved",
@@ -85,7 +86,10 @@ class TrackedJobs(HeldSlots):
         """Ids of the jobs that hold slots and have been measured to use more device memory than is planned for them."""
         self.overdue: set[str] = set()
         """Ids of pending and active jobs that were put ahead of other jobs because they have waited too long."""
+        self.power_limited: set[str] = set()
+        """Ids of running jobs whose GPUs have a power limit."""
         self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue, self.opportunists, self.outgrown)
+        self._groups += (self.power_limited,)
         self.starved: list[tuple[int, str]] = []
         """Heap of (submission, job id) of jobs that have waited past the starvation bound and are not overdue yet."""
         self._starved: set[str] = set()
@@ -234,6 +238,8 @@ class TrackedJobs(HeldSlots):
 
     def _hold(self, job: Job) -> None:
         self._take(job, tuple([rank.slot for rank in job.ranks]))
+        if job.power_limit_watts:
+            self.power_limited.add(job.job_id)
         if job.state is JobState.RUNNING:
             self.running.add(job.job_id)
         if has_outgrown(job):

@@ -27,6 +27,7 @@ from scheduler_feedback.policies.data.dataset_cache import note_use
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
+from scheduler_feedback.policies.power.own_limits import at_full_power
 from scheduler_feedback.policies.remediation.decision_scores import score_applied
 from scheduler_feedback.policies.sharing import memory_pressure
 from scheduler_feedback.policies.speeds import learnt_speeds, learnt_traffic
@@ -100,9 +101,12 @@ def speed_measured(context: CycleContext, event: SpeedMeasured) -> None:
         return  # the steps of a service are requests: their rate is its load
     if context.index.partners(job.job_id):
         return  # it says how fast the job is beside others, not what its class can do
+    per_second = at_full_power(context, job, event.per_second, event.seconds)
+    if per_second is None:
+        return  # it was measured at several power limits
     if event.wait_share is not None and learnt_traffic.record_wait(state, job, event.wait_share, event.seconds):
         context.index.evaluate_all()
-    if learnt_speeds.record(state, job, event.per_second, event.seconds, event.unit) is None:
+    if learnt_speeds.record(state, job, per_second, event.seconds, event.unit) is None:
         return
     place = learnt_speeds.placed(state, job)
     if place is not None and state.policy.learn_speeds:

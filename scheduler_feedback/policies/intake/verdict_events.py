@@ -9,6 +9,7 @@ from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evid
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.nodes.quarantine import note_recovery
+from scheduler_feedback.policies.power.own_limits import explained_by_limit
 from scheduler_feedback.policies.remediation.decision_scores import score_observed
 
 
@@ -31,6 +32,9 @@ def verdict_found(context: CycleContext, verdict: Verdict) -> None:
     if state.judged.get(verdict.verdict_id) is False:
         return
     if job is not None and (why := misplaced(job, verdict)):
+        _refuse(context, verdict, why)
+        return
+    if why := explained_by_limit(context, verdict):
         _refuse(context, verdict, why)
         return
     if verdict.verdict_id not in state.verdicts:

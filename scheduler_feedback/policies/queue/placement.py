@@ -16,7 +16,7 @@ by number, so equal states give equal placements.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -416,13 +416,16 @@ class Capacity:
     """Capacity of the nodes as if no job were running. Create a new object after a change of a node.
 
     slots: number of slots on healthy and suspect nodes. unusable: names of unavailable nodes. spares: names of the
-    spare nodes. spare_slots: number of slots on spare nodes.
+    spare nodes. spare_slots: number of slots on spare nodes. exceeds: returns whether a gang on these slots would
+    exceed another limit of the cluster (its power budget), even if no other job ran.
     """
 
-    __slots__ = ("_empty", "_held", "_nodes", "slots", "spare_slots", "spares", "unusable")
+    __slots__ = ("_empty", "_exceeds", "_held", "_nodes", "slots", "spare_slots", "spares", "unusable")
 
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
-        self._nodes = nodes
+    def __init__(
+        self, nodes: Mapping[str, Node], exceeds: Callable[[Sequence[Slot]], bool] = lambda _slots: False
+    ) -> None:
+        self._nodes, self._exceeds = nodes, exceeds
         self._empty = Plan(nodes.values())
         self._held: dict[Shape, bool] = {}
         self.slots = self._empty.free(Tier.HEALTHY) + self._empty.free(Tier.SUSPECT)
@@ -448,10 +451,21 @@ class Capacity:
         shape = shape_of(job) if shape is None else shape
         held = self._held.get(shape)
         if held is None:
-            mark = self._empty.checkpoint()
-            held = self._held[shape] = place(self._empty, job, emptied=self._nodes) is not None
-            self._empty.rollback(mark)
+            slots = self._placed(job)
+            held = self._held[shape] = slots is not None and not self._exceeds(slots[: job.spec.min_ranks])
         return held
+
+    def exceeds(self, job: Job) -> bool:
+        """Return whether the job has enough slots, but would exceed another limit of the cluster."""
+        slots = self._placed(job)
+        return slots is not None and self._exceeds(slots[: job.spec.min_ranks])
+
+    def _placed(self, job: Job) -> Sequence[Slot] | None:
+        """Return slots for the job if all nodes were empty; None if it does not fit."""
+        mark = self._empty.checkpoint()
+        slots = place(self._empty, job, emptied=self._nodes)
+        self._empty.rollback(mark)
+        return slots
 
 
 def where(slots: Iterable[Slot]) -> str:

@@ -12,6 +12,8 @@ from scheduler_feedback.core.job import Job, Slot, resized
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.data import dataset_cache
+from scheduler_feedback.policies.power.admission import delayed, need_watts, refusal
+from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
@@ -27,7 +29,10 @@ def start_probes(context: CycleContext) -> None:
     for job_id in sorted(index.probes):
         job = context.state.jobs[job_id]
         if paused(context.state, job, context.now_ns) is None and (slots := place_probe(index.plan, job)) is not None:
-            start(context, job, slots, "started", f"tests {job.spec.pinned_node}")
+            if refusal(context.state, index, slots):
+                index.plan.give(slots)
+            else:
+                start(context, job, slots, "started", f"tests {job.spec.pinned_node}")
 
 
 def place_or_reserve(context: CycleContext) -> Reservation | None:
@@ -108,6 +113,7 @@ def restart_moved(context: CycleContext) -> None:
     """Start pending gangs with reserved slots once these slots are free, for example gangs that move."""
     index = context.index
     state, now_ns = context.state, context.now_ns
+    needed_watts = 0.0
     for job_id in sorted(index.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
         job = state.jobs[job_id]
         if not still_usable(index.plan, state.nodes, job.claim):
@@ -116,6 +122,13 @@ def restart_moved(context: CycleContext) -> None:
             continue
         job.expected_start_ns = max(now_ns, job.not_before_ns)
         if paused(state, job, now_ns) is None and index.is_clear(job.claim):
+            if refusal(state, index, job.claim, needed_watts):
+                if never_fits(state, job.claim):
+                    index.reserve(job, ())
+                    context.record(job.job_id, "claim-lost", "its reserved slots exceed the power budget")
+                else:
+                    needed_watts += need_watts(state, index, job.claim)
+                continue
             how = "starts" if job.attempt == 0 else "restarts"
             start(context, job, tuple(job.claim), "started", f"{how} on its reserved slots")
 
@@ -178,6 +191,8 @@ def start(
     kind: kind of the log entry. guest_of: ids of the jobs with which it shares the slots. part: largest part of the
     computing power of each slot that it may use; 0: not limited.
     """
+    if delayed(context, job, slots):
+        return
     gpu_type = context.state.nodes[slots[0].node].gpu_type
     if job.awaited_until_ns and gpu_type:
         why += f"; it waited for a faster GPU type and starts on {gpu_type}"

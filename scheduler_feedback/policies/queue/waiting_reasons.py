@@ -23,6 +23,8 @@ from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
+from scheduler_feedback.policies.power import limits
+from scheduler_feedback.policies.power.admission import waits_for_power
 from scheduler_feedback.policies.queue import network_class
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.order import round_robin
@@ -42,6 +44,8 @@ MOST_NAMED = 100
 def unholdable(capacity: Capacity, job: Job) -> str:
     """Return why the job would not fit even if all nodes were empty, as a sentence."""
     text = _needs(job)
+    if capacity.exceeds(job):
+        return f"{text}; even with the lowest power limits, that exceeds the cluster's power budget"
     if job.spec.required_level is not None:
         text += f" within one {job.spec.required_level.value}"
     if job.spec.gpu_types:
@@ -97,6 +101,8 @@ def _what_binds(state: State, job: Job) -> tuple[str, str]:
     if (other := index.dependencies.why(job)) is not None:
         return "dependency", other
     if job.claim:
+        if why := waits_for_power(state, index, job):
+            return "power", f"its slots on {where(job.claim)} are reserved, and {why}"
         return "slots", f"its reserved slots on {where(job.claim)} are not free yet"
     queued = job.job_id in index.line and not index.unsettled  # the capacity can hold every queued job
     if not queued and not index.capacity.could_hold(job):
@@ -267,6 +273,7 @@ def _explain_present(state: State, job: Job) -> str:
     if state.policy.sharing is Sharing.MUXFLOW:
         text += muxflow.present(state, job)
     text += network_class.in_words(state, index_of(state).plan, job, [rank.slot for rank in job.ranks])
+    text += limits.present(state, index_of(state), job)
     for verdict in state.verdicts.values():
         if verdict.gang == job.job_id and verdict.kind is Kind.HANG:
             text += f"; {sentence(verdict)}"

@@ -306,7 +306,7 @@ def refresh(context: CycleContext) -> None:
         if job.guest_of and not guest_of:
             context.record(job_id, "alone", f"{', '.join(job.guest_of)} left its slots: it runs alone")
         speed = alone * max(beside * (job.slot_part or 1.0), 0.01)
-        if guest_of != job.guest_of or speed != job.speed:
+        if guest_of != job.guest_of or speed * job.power_speed != job.speed:
             index.share_again(job, guest_of, speed)
 
 

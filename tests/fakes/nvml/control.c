@@ -46,10 +46,13 @@ double wave(int gpu, u64 elapsed, u64 period_us)
 
 u32 utilization_percent(int gpu, u64 elapsed) { return (u32)(88 + 11 * wave(gpu, elapsed, 7000000)); }
 
+u32 power_limit_mw(int gpu) { return control->limit_mw[gpu] ? control->limit_mw[gpu] : board()->limit_mw; }
+
 u32 power_mw(int gpu, u64 elapsed)
 {
     double range = board()->limit_mw - board()->idle_mw;
-    return board()->idle_mw + (u32)(range * (0.75 + 0.2 * wave(gpu, elapsed, 3000000)));
+    u32 drawn = board()->idle_mw + (u32)(range * (0.75 + 0.2 * wave(gpu, elapsed, 3000000)));
+    return drawn < power_limit_mw(gpu) ? drawn : power_limit_mw(gpu);
 }
 
 int temperature_celsius(int gpu, u64 elapsed) { return 52 + gpu + (int)(6 * wave(gpu, elapsed, 60000000)); }

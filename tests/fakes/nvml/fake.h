@@ -117,6 +117,7 @@ struct control {
     u32 event_head;           /* events ever pushed; a futex */
     u64 epoch_us, clock_us;   /* start of the counters; elapsed time if frozen, or 0 */
     u32 gpu_code[GPUS], gpu_hang[GPUS], mig_layout[GPUS], mig_generation[GPUS], slot_of[GPUS];
+    u32 limit_mw[GPUS];       /* power limit that was set; 0: the board's. The driver keeps it when a process ends */
     struct field_rule fields[FIELD_RULES];
     struct call_rule calls[CALL_RULES];
     struct process processes[PROCESSES];
@@ -170,6 +171,8 @@ u64 elapsed_us(void);
 double wave(int gpu, u64 elapsed, u64 period_us);
 u32 utilization_percent(int gpu, u64 elapsed);
 u32 power_mw(int gpu, u64 elapsed);
+/* The power limit in force. */
+u32 power_limit_mw(int gpu);
 int temperature_celsius(int gpu, u64 elapsed);
 /* The total at a rate of `per_second` since the start of the counters. */
 u64 total(u64 from, double per_second);

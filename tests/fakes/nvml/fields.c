@@ -171,7 +171,8 @@ static u64 plausible(const struct device *device, u32 field, u32 scope)
     case 186: return power_mw(gpu, now) + (scope ? 85000 : 0);
     case 187: return board()->least_mw;
     case 188: return board()->most_mw;
-    case 189: case 190: case 192: return board()->limit_mw;
+    case 189: return board()->limit_mw;
+    case 190: case 192: return power_limit_mw(device->gpu);
     case 193: return (u64)-5;
     case 194: return (u64)-2;
     case 195: case 196: return 0;

@@ -149,14 +149,23 @@ EXPORT int nvmlDeviceGetTotalEnergyConsumption(struct device *device, u64 *milli
 EXPORT int nvmlDeviceGetEnforcedPowerLimit(struct device *device, u32 *milliwatts)
 {
     ENTER_WHOLE(device);
-    *milliwatts = board()->limit_mw;
+    *milliwatts = power_limit_mw(device->gpu);
     return SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetPowerManagementLimit(struct device *device, u32 *milliwatts)
 {
     ENTER_WHOLE(device);
-    *milliwatts = board()->limit_mw;
+    *milliwatts = power_limit_mw(device->gpu);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceSetPowerManagementLimit(struct device *device, u32 milliwatts)
+{
+    ENTER_WHOLE(device);
+    if (milliwatts < board()->least_mw || milliwatts > board()->most_mw)
+        return INVALID_ARGUMENT;
+    control->limit_mw[device->gpu] = milliwatts;
     return SUCCESS;
 }
 

@@ -55,6 +55,11 @@ class SpeedReports:
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}
 
+    def restart(self, gang: str) -> None:
+        """Begin a new short window for the gang, because its speed changes now."""
+        if (window := self._windows.get(gang)) is not None:
+            self._windows[gang] = _Window(window.attempt)
+
     def take(self, telemetry: Telemetry) -> list[SpeedMeasured]:
         """Add new steps, and return the reports that are due."""
         found = []

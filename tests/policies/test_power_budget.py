@@ -1,0 +1,227 @@
+"""Power budget: limits of running gangs, starts within the budget, and what is reported about them."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_feedback.core.events import FreezeSet, PolicySet, PowerSeen, SpeedMeasured
+from scheduler_feedback.core.job import JobState, Slot
+from scheduler_feedback.core.power import SlotPower
+from scheduler_feedback.core.state import Mode, Policy, Sharing
+from scheduler_feedback.core.verdict import Cause
+from scheduler_feedback.cycle import explain, next_wake_ns, why_waits
+from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.power.account import account_of
+from scheduler_feedback.policies.power.limits import HOLD_SECONDS, wanted_limits
+from tests.cluster.cycle_world import SECOND, World
+from tests.policies.test_sharing import SHARED
+
+LEAST, MOST, IDLE = 100.0, 240.0, 30.0
+
+
+class PowerWorld(World):
+    """Cluster whose agents set the wanted limits when the test calls ``confirm``."""
+
+    def confirm(self) -> None:
+        """Let every agent report the limits that the scheduler wants."""
+        index = index_of(self.state)
+        for node, limits in wanted_limits(self.state, account_of(self.state, index), index).items():
+            slots = tuple(SlotPower(LEAST, MOST, limit, IDLE) for limit in limits)
+            if slots != self.state.power[node]:
+                self.cycle(PowerSeen(node, slots))
+        self.running()
+
+    def committed(self) -> float:
+        return account_of(self.state, index_of(self.state)).committed_watts
+
+    def limit(self, job_id: str) -> float:
+        return self.state.jobs[job_id].power_limit_watts
+
+
+def world_of(budget: float, nodes: int = 2, **changes: object) -> PowerWorld:
+    """Return idle nodes with four GPUs each, whose agents have set their lowest limits."""
+    world = PowerWorld(
+        {f"n{number}": 4 for number in range(nodes)},
+        Policy(power_budget_watts=budget, **changes),  # type: ignore[arg-type]
+    )
+    for node in world.nodes:
+        world.cycle(PowerSeen(node, (SlotPower(LEAST, MOST, MOST, IDLE),) * 4))
+    world.confirm()
+    return world
+
+
+def test_a_gang_alone_gets_the_highest_limit_that_fits() -> None:
+    world = world_of(1000.0)
+    job = world.submit(4, 1000.0)
+    assert world.limit(job) == 220.0, "4 x 220 W and 4 idle GPUs with 30 W each are 1,000 W"
+    assert world.committed() == 1000.0
+    assert "its GPUs are limited to 220 W each, because the cluster's power budget is 1000 W" in explain_text(
+        world, job
+    )
+    assert "its agents have not confirmed the limit yet" not in explain_text(world, job), "a rise needs no wait"
+
+
+def explain_text(world: World, job: str) -> str:
+    found = explain(world.state, job)
+    assert found is not None
+    return found.why
+
+
+def test_a_start_waits_until_the_limits_of_others_are_confirmed_to_be_lower() -> None:
+    world = world_of(1000.0)
+    first = world.submit(4, 1000.0)
+    world.confirm()
+    second = world.submit(4, 1000.0)
+    assert world.job_state(second) is JobState.PENDING
+    assert "power budget of 1000 W" in why_waits(world.state, world.state.jobs[second])
+    assert world.limit(first) < 220.0, "its limit is lowered at once"
+    assert world.committed() <= 1000.0, "the first gang's GPUs count with the old limit"
+    world.confirm()
+    assert world.job_state(second) is JobState.RUNNING
+    assert world.committed() <= 1000.0
+    world.confirm()
+    assert world.limit(first) + world.limit(second) == 240.0
+    assert world.committed() <= 1000.0
+
+
+def test_limits_rise_when_a_gang_ends_but_not_right_after_a_change() -> None:
+    world = world_of(1000.0)
+    first, second = world.submit(4, 1000.0), world.submit(4, 50.0)
+    world.confirm()
+    world.confirm()
+    assert world.limit(first) == 120.0
+    world.advance(10.0)
+    world.end(second, 0)
+    world.confirm()
+    assert world.limit(first) == 120.0, f"it has changed less than {HOLD_SECONDS} s ago"
+    wake_ns = next_wake_ns(world.state, world.now_ns)
+    assert wake_ns is not None
+    world.now_ns = wake_ns
+    world.cycle()
+    assert world.limit(first) == 220.0
+
+
+def test_a_gang_that_exceeds_the_budget_alone_waits_with_the_reason() -> None:
+    world = world_of(700.0)
+    large, small = world.submit(8, 1000.0), world.submit(2, 1000.0)
+    assert "even with the lowest power limits" in why_waits(world.state, world.state.jobs[large])
+    assert world.job_state(small) is JobState.STARTING
+    world.cycle(PolicySet(Policy(power_budget_watts=900.0), "ann"))
+    assert "even with the lowest" not in why_waits(world.state, world.state.jobs[large])
+
+
+def test_no_gang_starts_on_gpus_of_unknown_power() -> None:
+    world = PowerWorld({"n0": 2}, Policy(power_budget_watts=1000.0))
+    world.state.nodes["n0"].devices = ("GPU-0", "GPU-1")
+    job = world.submit(2, 100.0)
+    assert "the power of the GPUs of n0 is not known" in why_waits(world.state, world.state.jobs[job])
+    world.cycle(PowerSeen("n0", (SlotPower(LEAST, MOST, LEAST, IDLE),) * 2))
+    assert world.job_state(job) is JobState.STARTING
+
+
+def test_gpus_whose_agent_sets_no_limits_count_with_their_present_limit() -> None:
+    world = PowerWorld({"n0": 2, "n1": 2}, Policy(power_budget_watts=800.0))
+    fixed = SlotPower(MOST, MOST, MOST, IDLE, settable=False)
+    world.cycle(PowerSeen("n0", (fixed, fixed)), PowerSeen("n1", (SlotPower(LEAST, MOST, LEAST, IDLE),) * 2))
+    job = world.submit(4, 100.0)
+    assert world.job_state(job) is JobState.STARTING
+    assert world.limit(job) == 160.0, "2 x 240 W and 2 x 160 W"
+    assert wanted_limits(world.state, account_of(world.state, index_of(world.state)), index_of(world.state)) == {
+        "n0": (0.0, 0.0), "n1": (160.0, 160.0)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(power_budget_watts=1.0, mode=Mode.OBSERVE)])
+def test_without_a_budget_nothing_is_limited(policy: Policy) -> None:
+    world = world_of(1000.0)
+    job = world.submit(4, 100.0)
+    assert world.state.jobs[job].speed < 1.0
+    world.cycle(PolicySet(policy, "ann"))
+    assert world.limit(job) == 0.0
+    assert world.state.jobs[job].speed == pytest.approx(1.0)
+    assert explain_text(world, job).endswith("since 0 s") or "limited" not in explain_text(world, job)
+
+
+def test_a_power_verdict_on_a_limited_gpu_accuses_no_node_and_raises_the_limit() -> None:
+    world = world_of(1000.0)
+    first, second = world.submit(4, 1000.0), world.submit(4, 1000.0)
+    for _ in range(2):
+        world.confirm()
+    assert (world.limit(first), world.limit(second)) == (120.0, 120.0)
+    world.advance(40.0)
+    world.cycle(world.verdict(first, 1, cause=Cause.POWER))
+    assert not world.state.verdicts
+    assert world.state.nodes["n0"].state.value == "healthy"
+    assert "slowed by our own power limit of 120 W" in world.state.refused_verdicts[0].why
+    world.confirm()
+    world.confirm()
+    assert (world.limit(first), world.limit(second)) == (140.0, 100.0)
+    assert "power-floor" in world.entry_kinds(first)
+
+
+def test_a_power_verdict_stays_if_the_limit_is_not_ours_or_not_in_force() -> None:
+    world = world_of(1000.0)
+    job = world.submit(4, 1000.0)
+    world.confirm()
+    world.cycle(PowerSeen("n0", (SlotPower(LEAST, MOST, MOST, IDLE),) * 4))
+    world.cycle(world.verdict(job, 1, cause=Cause.POWER))
+    assert world.state.verdicts, "the GPU reports its highest limit: something else lowers its clock"
+    other = world_of(2000.0)
+    job = other.submit(4, 1000.0)
+    other.confirm()
+    other.cycle(other.verdict(job, 1, cause=Cause.POWER))
+    assert other.state.verdicts, "its limit is the highest one"
+
+
+def test_the_sensitivity_of_a_class_is_learnt_from_speeds_at_two_limits() -> None:
+    world = world_of(1000.0)
+    deaf = world.submit(4, 5000.0, workload="lookups", user="ann")
+    eager = world.submit(4, 5000.0, workload="bert", user="ann")
+    for _ in range(2):
+        world.confirm()
+    assert world.limit(deaf) == world.limit(eager) == 120.0
+    for job in (deaf, eager):
+        world.advance(100.0)
+        world.cycle(SpeedMeasured(job, 1, 10.0, 20.0, "steps"))
+    world.cycle(PolicySet(Policy(power_budget_watts=1400.0), "ann"))
+    world.confirm()
+    world.advance(100.0)
+    world.cycle(SpeedMeasured(deaf, 1, 10.0, 20.0, "steps"), SpeedMeasured(eager, 1, 18.0, 20.0, "steps"))
+    world.cycle(PolicySet(Policy(power_budget_watts=1100.0), "ann"))
+    assert world.limit(deaf) < 120.0 < world.limit(eager), "watts go to the gang that gains from them"
+
+
+def test_a_speed_that_was_measured_at_two_limits_is_not_learnt() -> None:
+    world = world_of(1000.0)
+    first = world.submit(4, 5000.0, workload="bert")
+    world.confirm()
+    world.submit(4, 5000.0)
+    world.advance(10.0)
+    world.cycle(SpeedMeasured(first, 1, 10.0, 20.0, "steps"))
+    assert not world.state.power_rates
+    assert not world.state.speeds
+    world.advance(20.0)
+    world.cycle(SpeedMeasured(first, 1, 10.0, 20.0, "steps"))
+    assert world.state.power_rates
+
+
+def test_jobs_that_share_slots_have_one_limit() -> None:
+    world = PowerWorld({"n0": 1}, Policy(power_budget_watts=200.0, sharing=Sharing.GANDIVA), jobs_per_slot=2)
+    world.cycle(PowerSeen("n0", (SlotPower(LEAST, MOST, LEAST, IDLE),)))
+    one = world.submit(1, 500.0, **SHARED)
+    world.running()
+    other = world.submit(1, 500.0, **SHARED)
+    assert index_of(world.state).sharers[Slot("n0", 0)] == (one, other)
+    assert world.limit(one) == world.limit(other) == 200.0
+    assert world.committed() == 200.0
+
+
+def test_a_freeze_keeps_the_limits() -> None:
+    world = world_of(1000.0)
+    job = world.submit(4, 5000.0)
+    world.cycle(FreezeSet(True, "ann"))
+    world.cycle(PolicySet(Policy(power_budget_watts=600.0), "ann"))
+    assert world.limit(job) == 220.0
+    world.cycle(FreezeSet(False, "ann"))
+    assert world.limit(job) == 120.0
+    assert world.now_ns > SECOND
