@@ -497,7 +497,7 @@ class Invariants(RuleBasedStateMachine):
             if (job_id := self._held(number)) is not None:
                 self.world.cycle(MemoryMeasured(job_id, self.world.state.jobs[job_id].attempt, mib))
 
-    @precondition(lambda self: not self.calm and self.world.slot_memory_mib and self.world.jobs_per_slot > 1)
+    @precondition(lambda self: not self.calm and self._shares_memory())
     @rule(
         jobs=st.lists(st.sampled_from([0, 0, 0, 20]), min_size=2, max_size=6),
         peaks=st.lists(st.sampled_from([4, 9, 15, 22, 30, 45]), min_size=2, max_size=6),
@@ -522,6 +522,12 @@ class Invariants(RuleBasedStateMachine):
                 self.world.cycle(MemoryMeasured(job.job_id, job.attempt, peak))
                 self.world.seen()
             self.world.advance(seconds)
+
+    def _shares_memory(self) -> bool:
+        """Return whether jobs may share slots whose device memory is known."""
+        world = self.world
+        shares = world.policy.sharing is not Sharing.NONE and not any(queue.cells for queue in world.policy.queues)
+        return shares and world.slot_memory_mib > 0 and world.jobs_per_slot > 1
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, shown=st.booleans())
