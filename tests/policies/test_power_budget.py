@@ -110,6 +110,37 @@ def test_a_gang_that_exceeds_the_budget_alone_waits_with_the_reason() -> None:
     assert "even with the lowest" not in why_waits(world.state, world.state.jobs[large])
 
 
+def test_the_idle_power_of_all_other_gpus_counts_for_a_gang_alone() -> None:
+    world = world_of(900.0, nodes=3)
+    assert "even with the lowest power limits" in why_waits(world.state, world.state.jobs[world.submit(8, 1000.0)])
+    fits = world_of(920.0, nodes=3)
+    assert fits.job_state(fits.submit(8, 1000.0)) is JobState.STARTING
+
+
+def fixed_world(budget: float) -> tuple[PowerWorld, str]:
+    """Return a node whose GPUs have fixed limits and run a gang, and an idle one with settable limits."""
+    world = PowerWorld({"n0": 4, "n1": 4}, Policy(power_budget_watts=budget))
+    fixed = SlotPower(MOST, MOST, MOST, IDLE, settable=False)
+    world.cycle(PowerSeen("n0", (fixed,) * 4), PowerSeen("n1", (SlotPower(LEAST, MOST, LEAST, IDLE),) * 4))
+    return world, world.submit(4, 1000.0)
+
+
+def test_a_start_needs_the_lowest_limit_without_the_idle_power() -> None:
+    world, _ = fixed_world(4 * MOST + 4 * IDLE + 75.0)
+    assert world.job_state(world.submit(1, 1000.0)) is JobState.STARTING
+    assert world.job_state(world.submit(1, 1000.0)) is JobState.PENDING
+
+
+def test_gangs_wait_for_power_in_order() -> None:
+    world, first = fixed_world(4 * MOST + 4 * IDLE + 120.0)
+    large, small = world.submit(3, 1000.0), world.submit(1, 1000.0)
+    assert [world.job_state(one) for one in (large, small)] == [JobState.PENDING] * 2
+    assert "(210 W of that for jobs ahead of it)" in why_waits(world.state, world.state.jobs[small])
+    world.end(first, 0)
+    world.confirm()
+    assert [world.job_state(one) for one in (large, small)] == [JobState.RUNNING] * 2
+
+
 def test_no_gang_starts_on_gpus_of_unknown_power() -> None:
     world = PowerWorld({"n0": 2}, Policy(power_budget_watts=1000.0))
     world.state.nodes["n0"].devices = ("GPU-0", "GPU-1")
@@ -153,6 +184,8 @@ def test_a_power_verdict_on_a_limited_gpu_accuses_no_node_and_raises_the_limit()
     assert not world.state.verdicts
     assert world.state.nodes["n0"].state.value == "healthy"
     assert "slowed by our own power limit of 120 W" in world.state.refused_verdicts[0].why
+    assert (world.limit(first), world.limit(second)) == (120.0, 100.0), "it rises when the other one is confirmed"
+    assert world.committed() == 960.0
     world.confirm()
     world.confirm()
     assert (world.limit(first), world.limit(second)) == (140.0, 100.0)
