@@ -384,7 +384,8 @@ class Ordeal:
     def _watts_by_slot(self) -> dict[Slot, float]:
         """Return the limit that the scheduler wants for the GPU of each busy slot; 0 if it has chosen none."""
         found: dict[Slot, float] = {}
-        for job in self.state.jobs.values() if self.state.power else ():
+        known = self.state.power or self.state.policy.power_budget_watts
+        for job in self.state.jobs.values() if known else ():
             for rank in job.ranks if job.state.holds_slots else ():
                 found[rank.slot] = max(found.get(rank.slot, 0.0), job.power_limit_watts)
         return found
