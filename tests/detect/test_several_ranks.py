@@ -194,7 +194,7 @@ def test_only_a_slowdown_that_lasted_is_accused_after_its_end(tmp_path: Path, co
     assert len(of_kind(found, "unknown")) == (count < 9), "a verdict answers the doubt before it"
     if count < 9:
         (note,) = of_kind(found, "unknown")
-        assert note["rank"] == 5 and 80 < note["first_step"] == note["last_step"] <= 81 + count
+        assert note["rank"] == 5 and note["first_step"] == note["last_step"] == 82
         cut = detected(tmp_path / "t.jsonl", own[: note["detected_step"] + 1])
         assert of_kind(cut, "unknown") == [note], "a file that ends there has the same"
 

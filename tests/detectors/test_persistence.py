@@ -185,7 +185,7 @@ def test_a_lasting_fault_becomes_a_confident_verdict_within_a_dozen_steps(factor
     first = next(one for one in found if one.confidence >= ACTING_CONFIDENCE)
     assert 160 <= first.detected_step <= 164
     assert found[0].detected_step == 158, "it is reported before, with less confidence"
-    assert "slow in 5 of the newest 12 windows" in reasons(results(own, upto=156)), "and unknown before that"
+    assert "slow in 3 of the newest 12 windows" in reasons(results(own, upto=156)), "and unknown before that"
     assert found[0].confidence < ACTING_CONFIDENCE and found[0].verdict_id == first.verdict_id
     assert sure(verdicts(own_times((5, 150, STEPS, factor)), upto=first.detected_step + 1)) == {5}
 

@@ -64,7 +64,9 @@ MUTANTS = (
     Mutant("detectors.straggler.cusum:mates_of", " and slow[r] >= AS_OFTEN * slow[rank]", "", _PERSISTENCE),
     Mutant("detectors.straggler.persistence:is_own_work", " or _is_short(case)", "", _PERSISTENCE),
     Mutant("detectors.straggler.popular_experts:_takes_no_tokens", "lost <= MOST_GIVEN * gained", "True", _PERSISTENCE),
-    Mutant("detectors.straggler.popular_experts:_takes_no_tokens", "-MOST_GAINED * gained <= lost", "True", _PERSISTENCE),
+    Mutant(
+        "detectors.straggler.popular_experts:_takes_no_tokens", "-MOST_GAINED * gained <= lost", "True", _PERSISTENCE
+    ),
     Mutant("detectors.straggler.slow_again:is_slow_again", "case.rank == 0", "False", _AGAIN),
     Mutant(
         "detectors.straggler.slow_again:is_slow_again", "not is_periodic([begin for begin, _ in found])", "True", _AGAIN

@@ -274,8 +274,8 @@ class StragglerDetector:
                 findings += verdict(name, watched, judgement, job)
             elif not judgement.harmless and rank not in watched.accused:
                 watched.refused[rank] += 1
-                if judgement.in_doubt:  # only time decides: evaluate it in each window
-                    watched.refused[rank] = min(watched.refused[rank], PATIENCE_WINDOWS)
+                if judgement.in_doubt:  # only time decides: report it at once, and evaluate it in each window
+                    watched.refused[rank] = PATIENCE_WINDOWS
                 if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.abstained:
                     watched.abstained |= {rank, *judgement.about}
                     findings.append(abstention(name, watched, judgement))

@@ -44,7 +44,8 @@ of the alarm threshold."""
 UNSURE_CONFIDENCE = 0.8
 """Upper limit of the confidence of a verdict without a known cause while its rank may still be healthy
 (persistence.py). It is too low to move a running job. It is the share of faults among the first reports on such ranks:
-``python -m benchmarks.traces.fit --seed 35000 --runs 300``, 96 of 118, rounded down."""
+``python -m benchmarks.traces.fit --seed 35000 --runs 300``, 96 of 118, rounded down. Such ranks are now reported later
+(LEAST_FAULT_WINDOWS), and more of them are at fault: 58 of 58 on seeds 290000 to 290799. So it is a lower limit."""
 
 OWN_WORK_CONFIDENCE = 0.2
 """Used instead of UNSURE_CONFIDENCE if the job's own work is more likely than a fault (persistence.py), or if known
