@@ -4,6 +4,9 @@ The thread that reads the frames also runs detection (``between``). A separate t
 lock, which each thread holds for 5 ms at a time, while a frame takes five system calls. If no frames are read, a thread
 of its own runs detection.
 
+A long tick runs in slices, between which frames are read and other threads get detection's lock. No frame is processed
+during a tick, so its telemetry and its results do not depend on where it was divided.
+
 Frames wait in a bounded queue. If detection is too slow, the oldest frames are dropped and counted, and the gap in the
 sequence counts as missing telemetry.
 
@@ -22,8 +25,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
@@ -42,7 +46,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import Detector
 from scheduler_feedback.detectors.context import Proposal
-from scheduler_feedback.detectors.detection import SHARED, SharedState, shared_of
+from scheduler_feedback.detectors.detection import SHARED, SharedState, in_parts, shared_of
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.part_failures import PartFailures
 
@@ -52,6 +56,13 @@ TICK_SECONDS = 0.5
 PAUSE_TIMES = 2
 """Pause after a tick in multiples of the time that the tick took, unless more than that is left of TICK_SECONDS. Ticks
 take a third of the time at most. Without this limit, a controller with 10,000 nodes did not catch up after a start."""
+
+SLICE_SECONDS = 0.05
+"""A tick pauses after this time, at the next gang or part of the tick. No part took more than a tenth of a second with
+100,000 ranks (docs/measurements/2026-11-30-ticks.md). Ticks of small clusters end before."""
+
+FOLDED_AT_ONCE = 2048
+"""Maximum number of queued frames that are processed at once: some 25 ms."""
 
 FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
@@ -113,8 +124,11 @@ class DetectionThread:
         self._tick_seconds = tick_seconds
         self._queue: deque[tuple[AnyLayout, Frame, int]] = deque(maxlen=queue_frames)
         self._forgotten: deque[str] = deque()
-        # Held while the fleet or the detectors are used, so that a snapshot is taken between two ticks.
+        # Held while the fleet or the detectors are used.
         self._lock = threading.Lock()
+        self._running: Generator[None, None, list[Event]] | None = None  # the rest of the tick; None between two ticks
+        self._results: deque[list[Event]] = deque()  # of ended ticks, until they are delivered
+        self._delivery = threading.Lock()  # keeps the order of the results
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._good: dict[str, bytes] = {}
@@ -125,7 +139,7 @@ class DetectionThread:
         self._measures: list[Sample] = []
         self._speeds: dict[str, Speed] | None = None
         self._patience_seconds = 0.0
-        self._due_ns = 0
+        self._due_ns = self._tick_begun_ns = self._tick_used_ns = 0
         self.ticks_ns = 0
         self._forgot_ns = self._ticked_ns = clock.monotonic_ns()
 
@@ -252,15 +266,21 @@ class DetectionThread:
     def snapshots(self) -> dict[str, bytes]:
         """Return every detector's baselines, and their shared state, by name. A disabled detector has its last good
         ones.
+
+        A tick in progress is ended first: half of a tick would be lost with a restart.
         """
         with self._lock:
+            if self._running is not None:
+                self._go_on(inf)
             for name, part in self._kept.items():
                 if not self._failures.is_out(name):
                     try:
                         self._good[name] = part.snapshot()
                     except Exception as error:
                         self._failures.report(name, error, out=True)
-            return dict(self._good)
+            good = dict(self._good)
+        self._deliver()
+        return good
 
     # --- before the start --------------------------------------------------------------------------------------------
 
@@ -303,7 +323,8 @@ class DetectionThread:
         return frozenset(found)
 
     def between(self) -> float:
-        """Process queued frames, and run a tick if it is due; return the seconds until the next one.
+        """Process queued frames, or run a slice of a tick if one is due or in progress; return the seconds until the
+        next one.
 
         Usually called on the thread that offers frames.
 
@@ -313,18 +334,26 @@ class DetectionThread:
         """
         self._patience_seconds = PATIENCE_SECONDS
         now_ns = begun_ns = self._clock.monotonic_ns()
-        if now_ns >= self._due_ns:
-            self.run_tick()
+        if self._running is not None or now_ns >= self._due_ns:
+            if self._running is None:
+                self._tick_begun_ns, self._tick_used_ns = begun_ns, 0
+            ended = self.run_slice()
             now_ns = self._clock.monotonic_ns()
             self.ticks_ns += now_ns - begun_ns
+            self._tick_used_ns += now_ns - begun_ns
+            if not ended:
+                return 0.0
             tick_ns = int(self._tick_seconds * 1e9)
-            self._due_ns = max(begun_ns + tick_ns, now_ns + PAUSE_TIMES * (now_ns - begun_ns))
+            self._due_ns = max(self._tick_begun_ns + tick_ns, now_ns + PAUSE_TIMES * self._tick_used_ns)
         elif self._queue and not self._failures.is_out("fleet"):
             with self._lock:
-                try:
-                    self._fold()
-                except Exception as error:
-                    self._begin_again(error)
+                if self._running is None:
+                    try:
+                        self._fold(FOLDED_AT_ONCE)
+                    except Exception as error:
+                        self._begin_again(error)
+            if self._queue:
+                return 0.0
         return (self._due_ns - now_ns) / 1e9
 
     def step_seconds(self, job: str) -> float | None:
@@ -360,54 +389,103 @@ class DetectionThread:
                 self.run_tick()
 
     def run_tick(self) -> None:
-        """Process queued frames, and run one tick of every detector."""
-        with self._lock:
-            self._ticked_ns = self._clock.monotonic_ns()
-            events = self._tick()
-            self._frame_age.tick_ended(self._clock.wall_ns())
-        if events:
-            self._found(events)
+        """Process queued frames, and run one tick of every detector. A tick in progress is ended first."""
+        if self._running is not None:
+            self.run_slice(inf)
+        self.run_slice(inf)
 
-    def _tick(self) -> list[Event]:
+    def run_slice(self, seconds: float = SLICE_SECONDS) -> bool:
+        """Run the next slice of the tick in progress, or the first one of a new tick. Return whether the tick has
+        ended.
+
+        seconds: time after which the tick pauses at the next possible place.
+        """
+        with self._lock:
+            ended = self._go_on(seconds)
+        self._deliver()
+        return ended
+
+    def _go_on(self, seconds: float) -> bool:
+        """Do the work of ``run_slice``, except for the delivery of the results. Needs the lock."""
+        self._ticked_ns = begun_ns = self._clock.monotonic_ns()
+        tick = self._tick() if self._running is None else self._running
+        self._running = None  # if it fails, the next slice begins a new tick
+        try:
+            while True:
+                next(tick)
+                if self._clock.monotonic_ns() - begun_ns >= seconds * 1e9:
+                    self._running = tick
+                    return False
+        except StopIteration as end:
+            events: list[Event] = end.value
+        self._frame_age.tick_ended(self._clock.wall_ns())
+        if events:
+            self._results.append(events)
+        return True
+
+    def _deliver(self) -> None:
+        """Report the results of ended ticks, in order."""
+        if self._results:
+            with self._delivery:
+                while self._results:
+                    self._found(self._results.popleft())
+
+    def _tick(self) -> Generator[None, None, list[Event]]:
+        """Run a tick, and return its results. Yields where the tick may pause."""
         if self._failures.is_out("fleet"):
             self._pass_over_all()
             return []
         try:
-            self._fold()
+            for left in range(len(self._queue), 0, -FOLDED_AT_ONCE):
+                self._fold(min(left, FOLDED_AT_ONCE))
+                yield
+            wall_ns, monotonic_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
+            self._fleet.set_clock(wall_ns, monotonic_ns)
             self._forget()
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
-            telemetry = self._look.next(self._clock.wall_ns(), self._clock.monotonic_ns())
+            yield
+            telemetry = self._look.next(wall_ns, monotonic_ns)
             self._set_failed_aside()
             self._log_refused()
         except Exception as error:
             self._begin_again(error)
             return []
+        yield
         self._take_pace(telemetry)
         events.extend(self._measured_speeds(telemetry))
+        yield
         if not self._failures.is_out(SHARED):
             try:
-                events.extend(self._detect(telemetry))
+                events.extend((yield from self._detect(telemetry)))
             except Exception as error:
                 self._failures.report(SHARED, error, out=True)
         return events
 
-    def _detect(self, telemetry: Telemetry) -> list[Finding]:
+    def _detect(self, telemetry: Telemetry) -> Generator[None, None, list[Finding]]:
         """Run every detector that is in service; return the results that the arbiter (detectors/arbiter.py)
-        publishes."""
+        publishes. Yields where the tick may pause."""
         context = self._shared.begin(telemetry)
+        yield
         results: dict[str, Sequence[Proposal]] = {}
         for name, detector in self._detectors.items():
             if not self._failures.is_out(name):
+                found: list[Proposal] = []
                 try:
-                    results[name] = detector.tick(context)
+                    for some in in_parts(detector, context):
+                        found += some
+                        yield
                 except Exception as error:
                     self._failures.report(name, error, out=True)
+                else:
+                    results[name] = found
         return self._shared.conclude(context, results)
 
-    def _fold(self) -> None:
+    def _fold(self, most: int) -> None:
+        """Process at most this number of queued frames."""
         queue = self._queue
         self._fleet.set_clock(self._clock.wall_ns(), self._clock.monotonic_ns())
-        for left in range(len(queue) - 1, -1, -1):
+        count = len(queue)
+        for left in range(count - 1, max(0, count - most) - 1, -1):
             layout, frame, received_ns = queue.popleft()
             self._taken += 1
             if frame.node in self._aside and self._passes_over(frame.node, received_ns):

@@ -4,7 +4,7 @@ verdicts."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -47,6 +47,24 @@ class Detector(Protocol):
     def restore(self, data: bytes) -> None:
         """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
         ...
+
+
+@runtime_checkable
+class GangByGang(Protocol):
+    """A detector whose tick can pause between two gangs."""
+
+    def tick_in_parts(self, context: DetectionContext) -> Iterator[Sequence[Proposal]]:
+        """Run a tick, and yield its results in parts: one or more for each gang with new data. Ends as ``tick`` does
+        only if it is read to the end, with the same context."""
+        ...
+
+
+def in_parts(detector: Detector, context: DetectionContext) -> Iterator[Sequence[Proposal]]:
+    """Run a tick of the detector, and yield its results in parts. Between two parts the tick may pause."""
+    if isinstance(detector, GangByGang):
+        yield from detector.tick_in_parts(context)
+    else:
+        yield detector.tick(context)
 
 
 class SharedState:

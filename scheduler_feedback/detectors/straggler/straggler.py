@@ -103,7 +103,10 @@ class StragglerDetector:
 
     def tick(self, context: DetectionContext) -> list[Proposal]:
         """Process the steps completed since the last tick, and return the new results."""
-        findings: list[Proposal] = []
+        return [result for some in self.tick_in_parts(context) for result in some]
+
+    def tick_in_parts(self, context: DetectionContext) -> Iterator[list[Proposal]]:
+        """Do the same gang by gang, and yield the new results of each gang with new steps."""
         present = set()
         telemetry, published = context.telemetry, context.published
         self._causes.begin(context)
@@ -120,13 +123,11 @@ class StragglerDetector:
             steps = watched.take_in(job.steps)
             windows, used = cut(steps, watched.where, job.consumed, self._timed, watched.work)
             watched.pending = rest(steps, used) if used < len(steps) else None
-            for window in windows:
-                findings += self._take(name, watched, window, job)
+            yield [result for window in windows for result in self._take(name, watched, window, job)]
         gone = [n for n, w in self._watched.items() if n not in present and telemetry.now_ns - w.seen_ns > ABSENT_NS]
         for name in gone:
             del self._watched[name]
             self._roles.pop(name, None)
-        return findings
 
     def measures(self) -> Iterator[Sample]:
         """Yield metric samples: how much each rank slows its gang down, over the newest windows."""
