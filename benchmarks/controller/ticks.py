@@ -3,8 +3,8 @@
 The jobs, agents and disturbances are those of `benchmarks.controller`. All frames pass through the decoder and the
 product's detection thread, in one thread without sockets and on a simulated clock. As in a busy controller, agents send
 each second frame, and a tick covers several seconds. The CPU time of a tick's parts is measured after ranks are
-disturbed. With --slice, ticks run in slices, between which frames arrive; the results must be the same. `events` is a digest of everything that the detectors reported: two versions that decide the same have the
-same digest.
+disturbed. With --slice, ticks run in slices, between which frames arrive; the results must be the same. `events` is a
+digest of everything that the detectors reported: two versions that decide the same have the same digest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,8 +84,9 @@ class Parts:
         """Return the generator function with its CPU time added to this part."""
 
         def measured(*arguments: Any) -> Iterator[Any]:
-            following = self.timed(name, partial(next, made(*arguments), None))
-            while (found := following()) is not None:
+            following, end = self.timed(name, next), object()
+            parts = iter(made(*arguments))
+            while (found := following(parts, end)) is not end:
                 yield found
 
         return measured
@@ -121,14 +121,14 @@ def measured_parts(parts: Parts, watch: DetectionThread) -> Iterator[None]:
             detector.tick = parts.timed(name, detector.tick)  # type: ignore[method-assign]
     watch._go_on = parts.timed("tick", watch._go_on)  # type: ignore[method-assign]
     owners: tuple[tuple[str, type, str], ...] = (
-        ("telemetry", Look, "next"), ("pace", Paces, "take"), ("speeds for the scheduler", SpeedReports, "take"),
-        ("shared inputs", SharedState, "begin"), ("counters", CounterStatistics, "take"),
-        ("arbiter", SharedState, "conclude"),
+        ("telemetry", Look, "next_in_parts"), ("counters", CounterStatistics, "take_in_parts"),
+        ("pace", Paces, "take"), ("speeds for the scheduler", SpeedReports, "take"),
+        ("other shared inputs", SharedState, "context"), ("arbiter", SharedState, "conclude"),
     )  # fmt: skip
     before = [getattr(owner, method) for _, owner, method in owners]
     thresholds, collections = gc.get_threshold(), ShortCollections()
     for (name, owner, method), made in zip(owners, before, strict=True):
-        setattr(owner, method, parts.timed(name, made))
+        setattr(owner, method, (parts.timed_parts if method.endswith("_in_parts") else parts.timed)(name, made))
     gc.set_threshold(COLLECT_AFTER, *thresholds[1:])
     collections.start()
     try:
@@ -259,7 +259,7 @@ def measure(
                     parts.pauses.clear()
             return ended
 
-        watch.run_slice = run_slice  # type: ignore[method-assign]
+        watch.run_slice = run_slice  # type: ignore[method-assign, assignment]
         while len(parts.ticks) < warm + ticks:
             before = len(parts.ticks)
             simulated.advance(every)
@@ -317,8 +317,10 @@ def main() -> int:
         or min(arguments.warm, arguments.tick_seconds, arguments.lifetime) <= 0
         or arguments.slice < 0
     ):
-        parser.error("--nodes, --ticks and --every must be at least 1, --warm, --tick-seconds and --lifetime above 0, "
-                     "--slice not below 0")
+        parser.error(
+            "--nodes, --ticks and --every must be at least 1, --warm, --tick-seconds and --lifetime above 0, "
+            "--slice not below 0"
+        )
     found = measure(
         arguments.nodes, arguments.warm, arguments.ticks, arguments.tick_seconds, arguments.every,
         arguments.ended, arguments.seed, arguments.profile, arguments.lifetime,

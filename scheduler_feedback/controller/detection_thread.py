@@ -443,14 +443,16 @@ class DetectionThread:
             self._fleet.set_clock(wall_ns, monotonic_ns)
             self._forget()
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
-            yield
-            telemetry = self._look.next(wall_ns, monotonic_ns)
+            telemetry: Telemetry | None = None
+            for some in self._look.next_in_parts(wall_ns, monotonic_ns):
+                telemetry = some
+                yield
+            assert telemetry is not None
             self._set_failed_aside()
             self._log_refused()
         except Exception as error:
             self._begin_again(error)
             return []
-        yield
         self._take_pace(telemetry)
         events.extend(self._measured_speeds(telemetry))
         yield
@@ -464,7 +466,9 @@ class DetectionThread:
     def _detect(self, telemetry: Telemetry) -> Generator[None, None, list[Finding]]:
         """Run every detector that is in service; return the results that the arbiter (detectors/arbiter.py)
         publishes. Yields where the tick may pause."""
-        context = self._shared.begin(telemetry)
+        for _ in self._shared.take_in_parts(telemetry):
+            yield
+        context = self._shared.context(telemetry)
         yield
         results: dict[str, Sequence[Proposal]] = {}
         for name, detector in self._detectors.items():

@@ -80,7 +80,16 @@ class SharedState:
 
     def begin(self, telemetry: Telemetry) -> DetectionContext:
         """Process new telemetry, and return the detectors' inputs for this tick."""
-        self.counters.take(telemetry)
+        for _ in self.take_in_parts(telemetry):
+            pass
+        return self.context(telemetry)
+
+    def take_in_parts(self, telemetry: Telemetry) -> Iterator[None]:
+        """Process the counters of new telemetry, and yield where the tick may pause."""
+        return self.counters.take_in_parts(telemetry)
+
+    def context(self, telemetry: Telemetry) -> DetectionContext:
+        """Process the rest of new telemetry, and return the detectors' inputs for this tick."""
         telemetry, by_counters = self._waits.take(telemetry)
         if self._timed:
             self.speeds.take(telemetry, by_counters)

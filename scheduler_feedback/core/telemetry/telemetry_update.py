@@ -31,6 +31,9 @@ WINDOW_NS = 1_000_000_000
 
 NO_DEVICE = Device()
 
+JOBS_AT_ONCE = 32
+"""Number of jobs whose telemetry is one part of the work: some milliseconds."""
+
 
 @dataclass(slots=True, eq=False)
 class _Seen:
@@ -97,16 +100,29 @@ class Look:
         now_ns: wall time. received_now_ns: the same time on the receiver's clock; None: the receipt of the newest
         frame.
         """
+        *_, found = self.next_in_parts(now_ns, received_now_ns)
+        assert found is not None
+        return found
+
+    def next_in_parts(self, now_ns: int, received_now_ns: int | None = None) -> Iterator[Telemetry | None]:
+        """Do the same in parts: yield None after each of them, and the telemetry at the end. The fleet must not change
+        meanwhile."""
         fleet = self._fleet
         gangs = fleet.gangs
         for name in self._seen.keys() - gangs.keys():
             del self._seen[name]
         touched = fleet.touched()
-        jobs = tuple(self._jobs(gangs, touched))
+        yield None
+        found: list[JobTelemetry] = []
+        for job in self._jobs(gangs, touched):
+            found.append(job)
+            if not len(found) % JOBS_AT_ONCE:
+                yield None
+        jobs = tuple(found)
         events = fleet.occurrences.take()
         here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
         last_received_ns = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
-        return Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, last_received_ns)
+        yield Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, last_received_ns)
 
     def _jobs(self, gangs: Mapping[str, Gang], touched: set[str]) -> Iterator[JobTelemetry]:
         """Yield the telemetry of every gang with complete data. An exception excludes only the gang that raised it."""
