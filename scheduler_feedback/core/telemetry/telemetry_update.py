@@ -12,9 +12,8 @@ import numpy.typing as npt
 from agent.schema.frame import Member
 from scheduler_feedback.core.fabric import ALL_RAILS, Fabric
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.series.consumption_trail import Consumed
 from scheduler_feedback.core.telemetry.series.counter_features import COORDINATES, Device
-from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, GangConsumed, IntArray
 from scheduler_feedback.core.telemetry.telemetry import (
     FEATURES,
     Counters,
@@ -211,17 +210,13 @@ class Look:
                 seen.no_steps = StepTable(np.zeros(0, np.int64), np.zeros((0, len(shape)), np.int64), none, none)
             table = seen.no_steps
 
-        def consumed(at_ns: IntArray) -> Consumed:
-            found = gang.consumed(at_ns - offset_ns)
-            return Consumed(found.values, found.at_ns + offset_ns)
-
         return JobTelemetry(
             shape,
             table,
             _Once(lambda: _walled(gang.open_steps(), offset_ns)),
             _Once(lambda: _walled(gang.open_collectives(), offset_ns)),
             _Once(gang.newest_steps),
-            consumed,
+            GangConsumed(gang, offset_ns),
             seen.shared,
             _Once(lambda: self._frames(seen.nodes)),
             lambda: self._fleet.process_states(gang),
