@@ -32,15 +32,15 @@ class Observers:
         self._judged: list[tuple[int, np.ndarray[Any, np.dtype[np.int64]]]] = []
         self._slices: list[tuple[int, int, int, int]] = []  # start, end, CPU time of the thread, the thread
         self._ticks: list[tuple[int, int]] = []  # start of the first slice, end of the last one
-        self._tick = 0, 0  # start of the newest tick, and number of the frames that it judges
         self._cycles: list[tuple[int, int]] = []
         self._verdicts: list[tuple[int, str]] = []
         self._detection: DetectionThread | None = None
 
     def install(self) -> None:
         """Wrap those methods of the product's classes whose times are recorded."""
-        offer, run_slice, cycle, written = (
-            DetectionThread.offer, DetectionThread.run_slice, CycleThread._cycle, Controller._written,
+        offer, run_slice, run_tick, cycle, written = (
+            DetectionThread.offer, DetectionThread.run_slice, DetectionThread.run_tick, CycleThread._cycle,
+            Controller._written,
         )  # fmt: skip
 
         def observed_offer(of: DetectionThread, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
@@ -48,19 +48,19 @@ class Observers:
             self._waiting.append(frame.monotonic_ns)
 
         def observed_slice(of: DetectionThread, seconds: float = SLICE_SECONDS) -> bool:
-            self._detection = of
             begun_ns = time.monotonic_ns()
-            if of._running is None:
-                self._tick = begun_ns, len(self._waiting)
             ended = run_slice(of, seconds)
-            now_ns = time.monotonic_ns()
-            self._slices.append((begun_ns, now_ns, time.thread_time_ns(), threading.get_ident()))
-            if ended:
-                tick_begun_ns, count = self._tick
-                self._ticks.append((tick_begun_ns, now_ns))
-                self._judged.append((now_ns, np.array(self._waiting[:count], np.int64)))
-                del self._waiting[:count]
+            self._slices.append((begun_ns, time.monotonic_ns(), time.thread_time_ns(), threading.get_ident()))
             return ended
+
+        def observed_tick(of: DetectionThread) -> None:
+            self._detection = of
+            count, begun_ns = len(self._waiting), time.monotonic_ns()
+            run_tick(of)
+            now_ns = time.monotonic_ns()
+            self._ticks.append((begun_ns, now_ns))
+            self._judged.append((now_ns, np.array(self._waiting[:count], np.int64)))
+            del self._waiting[:count]
 
         def observed_cycle(of: CycleThread, requests: Any) -> None:
             begun_ns = time.monotonic_ns()
@@ -76,6 +76,7 @@ class Observers:
         wrapped: tuple[tuple[type, str, Callable[..., Any]], ...] = (
             (DetectionThread, "offer", observed_offer),
             (DetectionThread, "run_slice", observed_slice),
+            (DetectionThread, "run_tick", observed_tick),
             (CycleThread, "_cycle", observed_cycle),
             (Controller, "_written", observed_written),
         )

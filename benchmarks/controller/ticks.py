@@ -3,7 +3,7 @@
 The jobs, agents and disturbances are those of `benchmarks.controller`. All frames pass through the decoder and the
 product's detection thread, in one thread without sockets and on a simulated clock. As in a busy controller, agents send
 each second frame, and a tick covers several seconds. The CPU time of a tick's parts is measured after ranks are
-disturbed. With --slice, ticks run in slices, between which frames arrive; the results must be the same. `events` is a
+disturbed. With --slice, ticks run in slices; the results must be the same. `events` is a
 digest of everything that the detectors reported: two versions that decide the same have the same digest.
 """
 
@@ -307,7 +307,7 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--slice", type=float, default=0.0, metavar="MS",
-        help="CPU time in ms after which a tick pauses for a tenth of a simulated second (default 0: whole ticks)",
+        help="CPU time in ms after which a slice of a tick ends (default 0: whole ticks)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", default="", metavar="FILE", help="write a cProfile of the measured ticks")

@@ -4,8 +4,8 @@ The thread that reads the frames also runs detection (``between``). A separate t
 lock, which each thread holds for 5 ms at a time, while a frame takes five system calls. If no frames are read, a thread
 of its own runs detection.
 
-A long tick runs in slices, between which frames are read and other threads get detection's lock. No frame is processed
-during a tick, so its telemetry and its results do not depend on where it was divided.
+A long tick runs in slices, between which other threads get detection's lock and Python's. No frame is processed during
+a tick, so its telemetry and its results do not depend on where it was divided.
 
 Frames wait in a bounded queue. If detection is too slow, the oldest frames are dropped and counted, and the gap in the
 sequence counts as missing telemetry.
@@ -61,8 +61,8 @@ SLICE_SECONDS = 0.05
 """A tick pauses after this time, at the next gang or part of the tick. No part took more than a tenth of a second with
 100,000 ranks (docs/measurements/2026-11-30-ticks.md). Ticks of small clusters end before."""
 
-FOLDED_AT_ONCE = 2048
-"""Maximum number of queued frames that are processed at once: some 25 ms."""
+SLICE_REST_SECONDS = 0.001
+"""Pause between two slices: a thread that takes a lock again at once leaves none for others."""
 
 FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
@@ -139,7 +139,7 @@ class DetectionThread:
         self._measures: list[Sample] = []
         self._speeds: dict[str, Speed] | None = None
         self._patience_seconds = 0.0
-        self._due_ns = self._tick_begun_ns = self._tick_used_ns = 0
+        self._due_ns = 0
         self.ticks_ns = 0
         self._forgot_ns = self._ticked_ns = clock.monotonic_ns()
 
@@ -323,8 +323,7 @@ class DetectionThread:
         return frozenset(found)
 
     def between(self) -> float:
-        """Process queued frames, or run a slice of a tick if one is due or in progress; return the seconds until the
-        next one.
+        """Process queued frames, and run a tick if it is due; return the seconds until the next one.
 
         Usually called on the thread that offers frames.
 
@@ -334,26 +333,18 @@ class DetectionThread:
         """
         self._patience_seconds = PATIENCE_SECONDS
         now_ns = begun_ns = self._clock.monotonic_ns()
-        if self._running is not None or now_ns >= self._due_ns:
-            if self._running is None:
-                self._tick_begun_ns, self._tick_used_ns = begun_ns, 0
-            ended = self.run_slice()
+        if now_ns >= self._due_ns:
+            self.run_tick()
             now_ns = self._clock.monotonic_ns()
             self.ticks_ns += now_ns - begun_ns
-            self._tick_used_ns += now_ns - begun_ns
-            if not ended:
-                return 0.0
             tick_ns = int(self._tick_seconds * 1e9)
-            self._due_ns = max(self._tick_begun_ns + tick_ns, now_ns + PAUSE_TIMES * self._tick_used_ns)
+            self._due_ns = max(begun_ns + tick_ns, now_ns + PAUSE_TIMES * (now_ns - begun_ns))
         elif self._queue and not self._failures.is_out("fleet"):
             with self._lock:
-                if self._running is None:
-                    try:
-                        self._fold(FOLDED_AT_ONCE)
-                    except Exception as error:
-                        self._begin_again(error)
-            if self._queue:
-                return 0.0
+                try:
+                    self._fold()
+                except Exception as error:
+                    self._begin_again(error)
         return (self._due_ns - now_ns) / 1e9
 
     def step_seconds(self, job: str) -> float | None:
@@ -389,10 +380,11 @@ class DetectionThread:
                 self.run_tick()
 
     def run_tick(self) -> None:
-        """Process queued frames, and run one tick of every detector. A tick in progress is ended first."""
-        if self._running is not None:
-            self.run_slice(inf)
-        self.run_slice(inf)
+        """Process queued frames, and run one tick of every detector. A tick in progress is ended instead."""
+        ended = self.run_slice()
+        while not ended:
+            time.sleep(SLICE_REST_SECONDS)
+            ended = self._running is None or self.run_slice()  # a snapshot may have ended it
 
     def run_slice(self, seconds: float = SLICE_SECONDS) -> bool:
         """Run the next slice of the tick in progress, or the first one of a new tick. Return whether the tick has
@@ -436,12 +428,9 @@ class DetectionThread:
             self._pass_over_all()
             return []
         try:
-            for left in range(len(self._queue), 0, -FOLDED_AT_ONCE):
-                self._fold(min(left, FOLDED_AT_ONCE))
-                yield
-            wall_ns, monotonic_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
-            self._fleet.set_clock(wall_ns, monotonic_ns)
+            self._fold()
             self._forget()
+            wall_ns, monotonic_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
             telemetry: Telemetry | None = None
             for some in self._look.next_in_parts(wall_ns, monotonic_ns):
@@ -484,12 +473,10 @@ class DetectionThread:
                     results[name] = found
         return self._shared.conclude(context, results)
 
-    def _fold(self, most: int) -> None:
-        """Process at most this number of queued frames."""
+    def _fold(self) -> None:
         queue = self._queue
         self._fleet.set_clock(self._clock.wall_ns(), self._clock.monotonic_ns())
-        count = len(queue)
-        for left in range(count - 1, max(0, count - most) - 1, -1):
+        for left in range(len(queue) - 1, -1, -1):
             layout, frame, received_ns = queue.popleft()
             self._taken += 1
             if frame.node in self._aside and self._passes_over(frame.node, received_ns):

@@ -58,7 +58,7 @@ def test_the_controller_forgets_by_the_names_of_its_backend(tmp_path: Path, monk
     monkeypatch.setattr(MemoryBackend, "job_of", lambda _, gang: gang.partition(".")[0])
     with serving(tmp_path, World()) as site:
         watch = site.controller._detection
-        monkeypatch.setattr(watch, "run_slice", lambda _=0.0: True)  # its own thread runs no tick meanwhile
+        monkeypatch.setattr(watch, "run_tick", lambda: None)  # its own thread runs no tick meanwhile
         with watch._lock:
             for name in ("slurm-7.0", "slurm-8.0"):
                 watch._fleet._attempts.of(name, 1, 0)

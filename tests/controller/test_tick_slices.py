@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
 
 from agent.schema.clock import ManualClock
-from scheduler_feedback.controller.detection_thread import FOLDED_AT_ONCE, DetectionThread
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.verdict import Abstention
@@ -54,63 +57,67 @@ def watched(seconds: float, fails_at: str = "") -> tuple[DetectionThread, GangBy
     return DetectionThread((detector,), found.extend, clock, tick_seconds=2.0), detector, clock, found
 
 
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Functions that run in the next pauses between two slices, in turn."""
+    functions: list[Callable[[], None]] = []
+    monkeypatch.setattr(time, "sleep", lambda _: functions.pop(0)() if functions else None)
+    return functions
+
+
 def test_a_short_tick_is_one_slice() -> None:
     watch, detector, _, found = watched(0.01)
-    assert watch.between() == 1.97 and detector.judged == list(GANGS)
+    assert watch.run_slice() and detector.judged == list(GANGS)
     assert [one.gang for one in found if isinstance(one, Abstention)] == list(GANGS)
 
 
-def test_frames_are_read_between_slices_and_used_by_the_next_tick() -> None:
+def test_frames_that_arrive_between_slices_are_used_by_the_next_tick(rests: list[Callable[[], None]]) -> None:
     watch, detector, clock, found = watched(0.2)
-    layout = layout_of("n0")
+    layout, seen = layout_of("n0"), list[tuple[int, int]]()
+
+    def offer_another() -> None:
+        seen.append((len(detector.judged), len(found)))
+        watch.offer(layout, frame_of(layout, 2), clock.monotonic_ns())
+
     watch.offer(layout, frame_of(layout, 1), clock.monotonic_ns())
-    assert watch.between() == 0.0 and detector.judged == ["j-1"] and not found
-    watch.offer(layout, frame_of(layout, 2), clock.monotonic_ns())
-    assert [watch.between() for _ in range(2)] == [0.0, 0.0] and watch._fleet.nodes["n0"].seq == 1
-    assert watch.between() > 0.0 and detector.judged == list(GANGS) and len(found) == 3
+    rests.append(offer_another)
+    assert watch.between() == 1.4
+    assert seen == [(1, 0)], "the lock was free after the first gang"
+    assert detector.judged == list(GANGS) and len(found) == 3
     assert watch._fleet.nodes["n0"].seq == 1
     watch.between()
     assert watch._fleet.nodes["n0"].seq == 2 and len(detector.contexts) == 1
 
 
-def test_time_between_slices_does_not_count_as_time_of_the_tick() -> None:
-    """A tick is followed by a pause of twice its time, but not of twice the time in which frames were read."""
-    watch, _, clock, _ = watched(1.0)
-    for _ in GANGS:
-        assert watch.between() == 0.0
-        clock.advance(10.0)
-    assert watch.between() == 6.0 and watch.ticks_ns == 3 * SECOND
+def test_readers_get_the_lock_between_slices(rests: list[Callable[[], None]]) -> None:
+    watch, detector, *_ = watched(0.2)
+    read: list[int] = []
+    rests.append(lambda: read.append(len(detector.judged)) if watch.blocked_of("j-1") == [] else None)
+    watch.run_tick()
+    assert read == [1]
 
 
-def test_a_snapshot_ends_the_tick() -> None:
+def test_a_snapshot_ends_the_tick(rests: list[Callable[[], None]]) -> None:
     """Results that were reported only after a restart would be lost, because the detectors would know them already."""
     watch, detector, _, found = watched(0.2)
-    watch.between()
-    assert watch.snapshots()["gangs"] == b"3" and len(found) == 3
+    snapshots: list[dict[str, bytes]] = []
+    rests.append(lambda: snapshots.append(watch.snapshots()))
+    watch.run_tick()
+    assert snapshots[0]["gangs"] == b"3" and len(found) == 3 and len(detector.contexts) == 1
     watch.run_tick()
     assert len(detector.contexts) == 2 and len(found) == 6
 
 
-def test_a_whole_tick_ends_the_one_in_progress() -> None:
-    watch, detector, _, found = watched(0.2)
-    watch.between()
-    watch.run_tick()
-    assert detector.judged == [*GANGS, *GANGS] and len(found) == 6
+def test_a_snapshot_reports_the_results_of_a_tick_that_is_never_continued() -> None:
+    watch, _, _, found = watched(0.2)
+    assert not watch.run_slice() and not found
+    watch.snapshots()
+    assert len(found) == 3
 
 
 def test_a_detector_that_fails_in_a_later_slice_is_disabled() -> None:
     watch, detector, _, found = watched(0.2, "j-2")
-    assert [watch.between() for _ in range(2)] == [0.0, 1.6]
+    watch.run_tick()
     assert watch.broken().startswith("gangs failed") and not found and detector.judged == ["j-1"]
     watch.run_tick()
     assert len(detector.contexts) == 1
-
-
-def test_many_queued_frames_are_processed_in_parts() -> None:
-    watch, _, clock, _ = watched(0.0)
-    watch.between()
-    layout = layout_of("n0")
-    for seq in range(1, FOLDED_AT_ONCE + 2):
-        watch.offer(layout, frame_of(layout, seq), clock.monotonic_ns())
-    assert watch.between() == 0.0 and watch._fleet.nodes["n0"].seq == FOLDED_AT_ONCE
-    assert watch.between() > 0.0 and watch._fleet.nodes["n0"].seq == FOLDED_AT_ONCE + 1

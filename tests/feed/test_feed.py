@@ -637,14 +637,13 @@ def test_ticks_take_at_most_a_third_of_the_time() -> None:
     watch = DetectionThread((), lambda _: None, clock, tick_seconds=0.5)
     begun: list[int] = []
 
-    def run_tick(seconds: float) -> bool:
+    def run_tick(seconds: float) -> None:
         begun.append(clock.now_ns)
         clock.now_ns += int(seconds * 1e9)
-        return True
 
     for seconds, pause in ((0.1, 0.4), (0.4, 0.8), (2.0, 4.0)):
         clock.now_ns += 10**12
-        watch.run_slice = partial(run_tick, seconds)  # type: ignore[method-assign]
+        watch.run_tick = partial(run_tick, seconds)  # type: ignore[method-assign]
         assert watch.between() == pytest.approx(pause)
     clock.now_ns += 3_999_000_000
     assert watch.between() == pytest.approx(0.001) and len(begun) == 3, "no tick before that"
