@@ -71,6 +71,9 @@ PATIENCE_SECONDS = 10.0
 MEASURES_WAIT_SECONDS = 2.0
 """Longest time in seconds for which a scrape waits for a running tick: metrics must be there when detection is late."""
 
+BETWEEN_TICKS_SECONDS = 0.02
+"""Time after which a scrape that waits for a running tick checks again whether it has ended."""
+
 MEASURED_AT_ONCE, MEASURED_REST_SECONDS = 2000, 0.001
 """Number of metric samples that are computed before a waiting tick may run, which takes some milliseconds, and the
 pause after them."""
@@ -215,7 +218,7 @@ class DetectionThread:
         """
         samples: Iterator[Sample] | None = None
         while True:
-            if not self._lock.acquire(timeout=MEASURES_WAIT_SECONDS):
+            if not self._lock_between_ticks(MEASURES_WAIT_SECONDS):
                 return False
             try:
                 samples = iter(made()) if samples is None else samples
@@ -229,6 +232,21 @@ class DetectionThread:
             if len(some) < MEASURED_AT_ONCE:
                 return True
             time.sleep(MEASURED_REST_SECONDS)  # a thread that takes a lock again at once leaves none for others
+
+    def _lock_between_ticks(self, seconds: float) -> bool:
+        """Take the lock while no tick is in progress. Return False if that takes too long.
+
+        Metrics are computed for longer than a slice, and would delay each slice of a tick.
+        """
+        deadline = time.monotonic() + seconds
+        while self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            if self._running is None:
+                return True
+            self._lock.release()
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(BETWEEN_TICKS_SECONDS)
+        return False
 
     def _gang_of(self, job: str, gangs: Collection[str] | None = None) -> str:
         """Return the name under which agents report the job's newest gang, among those of the fleet or these. Needs the

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from agent.schema.clock import ManualClock
+from scheduler_feedback.controller import detection_thread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.telemetry.fleet import Sample
@@ -95,6 +96,19 @@ def test_readers_get_the_lock_between_slices(rests: list[Callable[[], None]]) ->
     rests.append(lambda: read.append(len(detector.judged)) if watch.blocked_of("j-1") == [] else None)
     watch.run_tick()
     assert read == [1]
+
+
+def test_metrics_wait_for_the_end_of_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would delay each slice, and be of half a tick."""
+    monkeypatch.setattr(detection_thread, "MEASURES_WAIT_SECONDS", 0.05)
+    watch, detector, *_ = watched(0.2)
+    monkeypatch.setattr(detector, "measures", lambda: iter([("gangwatch_x", (), float(len(detector.judged)))]))
+    assert not watch.run_slice()
+    assert "gangwatch_x" not in {name for name, _, _ in watch.measures()}
+    watch.snapshots()
+    assert ("gangwatch_x", (), 3.0) in watch.measures()
+    assert not watch.run_slice()
+    assert ("gangwatch_x", (), 3.0) in watch.measures(), "those of the last call"
 
 
 def test_a_snapshot_ends_the_tick(rests: list[Callable[[], None]]) -> None:
