@@ -21,6 +21,7 @@ from gangwatch.commands.options import (
 )
 from gangwatch.extras import needs
 from gangwatch.state_folder import NodePlan, StateFolder
+from scheduler_feedback.api.web.words import count
 
 if TYPE_CHECKING:
     from gangwatch.configuration.config_file import Config
@@ -186,7 +187,7 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
     elif not any(stopped.values()):
         say(f"nothing was running for {state}")
     else:
-        click.echo(f"stopped {stopped['jobs']} job(s) and {stopped['daemons']} daemon(s)")
+        click.echo(f"stopped {count(stopped['jobs'], 'job')} and {count(stopped['daemons'], 'daemon')}")
 
 
 @click.command(cls=CollectorCommand)

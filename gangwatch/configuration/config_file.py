@@ -201,7 +201,8 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
     sections = _sections()
     for name, section in tree.items():
         if name not in (*sections, "policy"):
-            raise ConfigError(f"{where}: {name}: unknown section{_nearest(name, (*sections, 'policy'))}")
+            hint = _elsewhere(name) or _nearest(name, (*sections, "policy"))
+            raise ConfigError(f"{where}: {name}: unknown section{hint}")
         if not isinstance(section, dict):
             raise ConfigError(f"{where}: {name}: {section!r} is not a section: write [{name}]")
     parts: dict[str, Any] = {
@@ -353,7 +354,10 @@ def _policy_value(key: str, value: object, name: str) -> Any:
                 found = re.match(r"Expected `(\w+)", reason)
                 reason = f"expected {_TYPE_WORDS.get(found[1], found[1])}" if found is not None else reason
                 reason += f" at {path.strip('`.')}" if path else ""
-            raise ConfigError(f"{name}: {reason}, not {value!r}") from None
+            hint = (
+                f": write [[policy.{key}]] for each, with a name" if key == "queues" and isinstance(value, dict) else ""
+            )
+            raise ConfigError(f"{name}: {reason}, not {value!r}{hint}") from None
     if isinstance(default, int):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"{name}: expected a whole number >= 0, not {value!r}")

@@ -12,6 +12,7 @@ from rich.text import Text
 from gangwatch.display.slot_map import slot_map
 from gangwatch.display.tables import add_row, output_console, print_table, shown, table_of
 from gangwatch.display.times import clock, span
+from scheduler_feedback.api.web.words import count
 from scheduler_feedback.core.verdict_text import spans_of
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def explanation(explained: dict[str, Any]) -> None:
 
 
 def _waits_for(one: dict[str, Any]) -> str:
-    return f"{one['job_id']} to free {one['ranks']} slot(s), expected by {clock(one['until_ns'])}"
+    return f"{one['job_id']} to free {count(one['ranks'], 'slot')}, expected by {clock(one['until_ns'])}"
 
 
 def _speed(one: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from agent.schema.verdicts.kinds import Tone, row_of
 from gangwatch.display.rendering import size_of
+from scheduler_feedback.api.web.words import count
 
 Document = dict[str, Any]
 Section = tuple[list[RenderableType], int]
@@ -89,7 +90,7 @@ def _header(document: Document, trouble: str) -> Iterable[Text]:
         if number:
             line.append(f"{number} {name}  ", style=_STYLES.get(name, ""))
     if document["verdicts_total"]:
-        line.append(f"{document['verdicts_total']} verdict(s)", style="red")
+        line.append(count(document["verdicts_total"], "verdict"), style="red")
     yield line
     if document["frozen"]:
         by = f" by {document['frozen_by']}" if document["frozen_by"] else ""

@@ -22,6 +22,7 @@ from agent.sources.rdma.netlink import RdmaNetlink
 from agent.sources.sysfs.sysfs import is_kernel_tree
 from gangwatch.configuration.sections import AgentSection
 from gangwatch.health.machine import Finding
+from scheduler_feedback.api.web.words import count
 
 SURVEY_SECONDS = 20.0
 """Time limit of the survey, in seconds. A driver without its persistence daemon needs seconds to open each GPU."""
@@ -252,4 +253,4 @@ def _rdma_namespaces(section: AgentSection) -> Finding | None:
             return Finding(
                 name, "missing", f"{error}; without it no {use}", "add CAP_SYS_ADMIN; in a pod, also set hostPID: true"
             )
-    return Finding(name, "found", f"{use}: {len(spaces)} network namespace(s)")
+    return Finding(name, "found", f"{use}: {count(len(spaces), 'network namespace')}")

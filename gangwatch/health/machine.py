@@ -20,6 +20,7 @@ import msgspec
 
 from agent.schema.errors import GangwatchError, SourceError
 from gangwatch.state_folder import StateFolder
+from scheduler_feedback.api.web.words import count
 
 _F_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -94,7 +95,7 @@ def _nvml(library: str | None = None) -> tuple[tuple[Gpu, ...], Finding]:
         nvml.close()
     if not gpus:
         return (), Finding("nvml", "limited", f"driver {driver}, no GPU", "")
-    return gpus, Finding("nvml", "found", f"driver {driver}, {len(gpus)} GPU(s): {gpus[0].model}")
+    return gpus, Finding("nvml", "found", f"driver {driver}, {count(len(gpus), 'GPU')}: {gpus[0].model}")
 
 
 # --- kernel ----------------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ def process_descriptors() -> Finding:
 def rdma(sys: Path) -> Finding:
     devices = sorted(path.name for path in (sys / "class" / "infiniband").glob("*"))
     if devices:
-        return Finding("rdma", "found", f"{len(devices)} device(s): {', '.join(devices)}")
+        return Finding("rdma", "found", f"{count(len(devices), 'device')}: {', '.join(devices)}")
     return Finding("rdma", "missing", f"nothing under {sys}/class/infiniband", "an RDMA NIC and its driver (rdma-core)")
 
 

@@ -20,6 +20,7 @@ from gangwatch.controller_client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
 from gangwatch.supervisor.daemon_ends import forget_ends
 from gangwatch.supervisor.supervisor import STOP_SECONDS
+from scheduler_feedback.api.web.words import count
 from scheduler_feedback.backends.local import attempt_files as records
 from scheduler_feedback.backends.local import local_processes, process_trees
 from scheduler_feedback.core.actions import StopGang
@@ -71,7 +72,7 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
             except RefusedError:
                 pass  # it ended meanwhile
         if waiting:
-            say(f"stopping {len(waiting)} job(s)")
+            say(f"stopping {count(len(waiting), 'job')}")
         if client.get("/api/queue?limit=1")["frozen"]:
             # A frozen controller accepts the requests but does not act on them: step 3 ends the jobs.
             return 0
@@ -218,7 +219,7 @@ def _end_attempts(state: StateFolder, say: Say) -> int:
     attempts = open_attempts(state)
     if not attempts:
         return 0
-    say(f"stopping {len(attempts)} attempt(s) without a controller")
+    say(f"stopping {count(len(attempts), 'attempt')} without a controller")
     backend = LocalBackend(state.path, ())
     for one in attempts:
         try:

@@ -13,8 +13,9 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 def make_authority(folder: Path) -> None:
     """Write ca.crt and ca.key, and the key accounts.key that signs the tokens of service accounts."""
     _openssl(
-        folder, "req", "-x509", *_KEY, "-keyout", "ca.key", "-out", "ca.crt", "-days", _DAYS, "-subj", "/CN=cluster"
-    )
+        folder, "req", "-x509", *_KEY, "-keyout", "ca.key", "-out", "ca.crt", "-days", _DAYS, "-subj", "/CN=cluster",
+        "-addext", "keyUsage=critical,keyCertSign,cRLSign",  # Python 3.13 accepts no authority without it
+    )  # fmt: skip
     _openssl(folder, "genrsa", "-out", "accounts.key", "2048")
 
 

@@ -76,6 +76,8 @@ class _Connection:
     stream: Stream
     decoder: StreamDecoder
     certificate_ends: float | None
+    interval_seconds: float | None = None
+    """Interval of the agent's frames, as the process knows it; None until the first layout."""
 
 
 @dataclass(slots=True, eq=False)
@@ -288,8 +290,8 @@ class FeedWithReaders(Feed):
             if is_layout is not (frame is None):
                 raise FrameError("the kind is not where agents write it")
             if frame is None:
-                if decoder.interval_seconds != stream.interval_seconds:
-                    stream.interval_seconds = decoder.interval_seconds
+                if decoder.interval_seconds != connection.interval_seconds:
+                    stream.interval_seconds = connection.interval_seconds = decoder.interval_seconds
                     reader.end.send(Interval(stream.node, decoder.interval_seconds))
                 return
             if not stream.connected:

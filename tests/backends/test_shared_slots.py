@@ -233,7 +233,7 @@ def test_jobs_run_in_turn_for_a_time_slice_each(one_slot: Callable[[Policy], One
     world = one_slot(Policy(order=Order.ROUND_ROBIN, preempt=True, slice_seconds=2.0))
     names = ("j-1", "j-2")
     for name in names:
-        world.submit(name, busy=0.001, idle=0.01)
+        world.submit(name, busy=0.001, idle=0.01, restart_cost_seconds=0.1)
     turns: list[str] = []
 
     def both_ran_twice() -> bool:

@@ -583,12 +583,14 @@ class Ordeal:
         check_index(self.state)
         self.cycle(FreezeSet(False), *(self.node(number) for number in range(len(self.sizes))))
         self.cycle(*(NodeCommanded(name, NodeCommand.RELEASE) for name in self.state.nodes))
-        for _ in range(1000):
+        last_ns = self.state.now_ns + 300_000 * SECOND
+        while self.state.now_ns < last_ns:
             if all(job.state.ended or job.state is JobState.PENDING for job in self.state.jobs.values()):
                 self.advance(0.1)
             if all(job.state.ended for job in self.state.jobs.values()):
                 return
-            if not self.alive and self.state.idle and cycle.next_wake_ns(self.state) is None:
+            wakes_ns = cycle.next_wake_ns(self.state)
+            if not self.alive and self.state.idle and (wakes_ns is None or wakes_ns > last_ns):
                 break
             self.advance(300.0)
         for job in self.state.jobs.values():

@@ -18,14 +18,15 @@ from pathlib import Path
 import pytest
 
 from agent.schema.clock import SystemClock
-from agent.schema.frame import AnyLayout, Frame
-from agent.schema.wire import encode_frame, with_length
+from agent.schema.frame import AnyLayout, Column, Frame, Tier, make_layout
+from agent.schema.wire import encode_frame, encode_layout, with_length
 from scheduler_feedback.feed import feed_with_readers as readers_module
 from scheduler_feedback.feed.agent_reporting import agent_statuses, silent
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
 from scheduler_feedback.feed.reader_channel import (
     EVENT,
     FRAME,
+    Command,
     ControllerEnd,
     EndOfChannelError,
     Interval,
@@ -164,6 +165,29 @@ def test_a_process_that_is_killed_is_started_again(
 
     asyncio.run(scene())
     assert any("ended with signal SIGKILL" in line and "another one starts" in line for line in caplog.messages)
+
+
+def test_each_process_knows_the_interval_of_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was started again: an agent that sends rarely is asked for fewer frames than others."""
+    slow = make_layout("n0", [Tier("host", 2.0)], [Column("gangwatch_rank_step")], [])
+    sent: list[object] = []
+    send = ControllerEnd.send
+
+    def sending_recorded(end: ControllerEnd, command: Command) -> None:
+        sent.append(command)
+        send(end, command)
+
+    monkeypatch.setattr(ControllerEnd, "send", sending_recorded)
+
+    async def scene() -> None:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(Agent(sending(with_length(encode_layout(slow)))).listening(tmp_path, "n0"))
+            feed, _ = await stack.enter_async_context(reading(tmp_path, 1))
+            await until(lambda: sent.count(Interval("n0", 2.0)) == 1)
+            os.kill(running(feed)[0], signal.SIGKILL)
+            await until(lambda: sent.count(Interval("n0", 2.0)) == 2)
+
+    asyncio.run(scene())
 
 
 def test_a_process_ends_with_its_controller_and_ignores_signals_of_the_group(tmp_path: Path) -> None:

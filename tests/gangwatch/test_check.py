@@ -102,7 +102,7 @@ def test_cgroups_that_are_not_delegated_are_reported(tmp_path: Path, monkeypatch
 def test_rdma_devices_are_named(tmp_path: Path) -> None:
     for name in ("mlx5_1", "mlx5_0"):
         (tmp_path / "class" / "infiniband" / name).mkdir(parents=True)
-    assert machine.rdma(tmp_path).detail == "2 device(s): mlx5_0, mlx5_1"
+    assert machine.rdma(tmp_path).detail == "2 devices: mlx5_0, mlx5_1"
 
 
 def test_a_port_in_use_is_reported(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_explain_prints_the_explanation(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert out.startswith("j-000002 is pending: 6 slots are needed, 2 are free\nexpected start: ")
     for part in (
-        "j-000001 to free 4 slot(s)",
+        "j-000001 to free 4 slots",
         "node-0 slot 1",
         "node-1 (quarantine, 0 free): verdict v-7",
         "    releasing",

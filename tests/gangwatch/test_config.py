@@ -274,6 +274,8 @@ def test_any_host_name_gives_a_node_name(host: str) -> None:
             r"queues\[1\]\.weigth: .*did you mean weight\?",
         ),
         ('[policy]\nqueues = [{name = "a", kwota = 2}]\n', r"queues\[0\]\.kwota: unknown key \(did you mean quota\?\)"),
+        ("[policy.queues.a]\nquota = 2\n", r"expected a list, not .*: write \[\[policy\.queues\]\]"),
+        ('[[queues]]\nname = "a"\n', r"queues: unknown section \(did you mean policy\.queues\?\)"),
         ("[policy]\nqueues = [3]\n", r"policy\.queues: expected a table at \[0\], not \[3\]"),
         ('[agent]\nmode = "act"\n', r"agent\.mode: unknown key \(did you mean controller\.mode or slurm\.mode\?\)"),
         ("[controller]\nminimum_confidence = 0.5\n", r"\(did you mean policy\.minimum_confidence\?\)"),

@@ -756,7 +756,7 @@ def test_reasons_of_nodes_that_a_job_cannot_use_now() -> None:
     world.now_ns += 90 * SECOND
     world.cycle(Tick())
     present = cycle.explain(world.state, running_one)
-    assert present is not None and present.why == f"attempt 1 is running on {full}:0,1,2,3 since 90 s"
+    assert present is not None and present.why == f"attempt 1 is running on {full}:0,1,2,3 for 90 s"
 
 
 def test_an_explanation_lists_only_ends_before_the_expected_start() -> None:

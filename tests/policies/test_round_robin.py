@@ -53,6 +53,19 @@ def test_a_gang_within_its_slice_is_not_stopped() -> None:
     assert any("its time slice of 60 s has ended" in one.text for one in world.entries if one.kind == "preempt")
 
 
+def test_a_gang_with_long_restarts_has_longer_slices() -> None:
+    """With slices shorter than its restarts, a gang would never progress."""
+    world = World({"n0": 2}, POLICY)
+    first = world.submit(2, 1000.0, **MOVABLE, restart_cost_seconds=30.0)
+    world.running()
+    world.submit(2, 1000.0, **MOVABLE)
+    _pass(world, 148)
+    assert world.state.jobs[first].stop_reason is None
+    _pass(world, 5)
+    assert world.state.jobs[first].attempt_ended_ns is not None
+    assert any("its time slice of 2 min has ended" in one.text for one in world.entries if one.kind == "preempt")
+
+
 def test_a_gang_past_its_slice_runs_on_while_no_job_waits_and_leaves_for_the_next_one() -> None:
     world = World({"n0": 2}, POLICY)
     first = world.submit(2, 1000.0, **MOVABLE)

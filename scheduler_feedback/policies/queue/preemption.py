@@ -23,7 +23,7 @@ from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
-from scheduler_feedback.policies.queue.order.round_robin import is_past_slice
+from scheduler_feedback.policies.queue.order.round_robin import is_past_slice, slice_seconds
 from scheduler_feedback.policies.queue.placement import may_borrow, place, usable_types
 
 RENEW_NS = 1800 * 1_000_000_000
@@ -316,6 +316,6 @@ def stop_for(context: CycleContext, job: Job, first: Job) -> None:
     job.preemptions += 1
     why = f"{first.job_id} goes first"
     if context.state.policy.order is Order.ROUND_ROBIN and is_past_slice(context.state, job, context.now_ns):
-        why = f"its time slice of {span(context.state.policy.slice_seconds)} has ended, and {why}"
+        why = f"its time slice of {span(slice_seconds(context.state, job))} has ended, and {why}"
     context.index.stop(job, StopReason.PREEMPT, f"preempted; {why}")
     context.decide(job.job_id, "preempt", f"is preempted; {why}")

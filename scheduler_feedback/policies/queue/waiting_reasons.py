@@ -249,7 +249,7 @@ def _explain_present(state: State, job: Job) -> str:
         return job.end_reason
     text = f"attempt {job.attempt} is {job.state.value} on {where(rank.slot for rank in job.ranks)}"
     if job.attempt_started_ns is not None:
-        text += f" since {span((state.now_ns - job.attempt_started_ns) / 1e9)}"
+        text += f" for {span((state.now_ns - job.attempt_started_ns) / 1e9)}"
     if job.stop_reason is not None:
         text += f"; it will be stopped: {job.stop_reason.value}"
         if job.state is not JobState.STOPPING and state.frozen:

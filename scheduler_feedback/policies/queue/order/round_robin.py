@@ -4,7 +4,7 @@ Gandiva (Xiao et al., OSDI'18, section 3.1) suspends and resumes gangs in this w
 whether it works. Here, a gang saves, ends and restarts (``docs/adr/0143``). A slice begins with the attempt. A gang
 within its slice is not stopped for another one of the same priority, and one past its slice goes behind all pending
 jobs. A job that needs more slots than end their slices together waits for ``Policy.starvation_seconds`` at most: then
-it goes before gangs within their slice.
+it goes before gangs within their slice. A gang whose restarts are long has longer slices, or it would only restart.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Order, State
+
+RESTARTS_OF_A_SLICE = 4.0
+"""A slice is at least a restart and this many times its cost, so that at most a fifth of a gang's time is restarts."""
 
 _WITHIN, _WAITS, _PAST = range(3)
 
@@ -52,4 +55,9 @@ def slice_ends_ns(state: State, job: Job) -> int | None:
     """Return when the time slice of the running gang ends, in ns; None before its start."""
     if job.attempt_started_ns is None or not job.state.holds_slots:
         return None
-    return job.attempt_started_ns + nanoseconds(state.policy.slice_seconds)
+    return job.attempt_started_ns + nanoseconds(slice_seconds(state, job))
+
+
+def slice_seconds(state: State, job: Job) -> float:
+    """Return the length of a time slice of this gang in seconds, from the start of an attempt."""
+    return max(state.policy.slice_seconds, (1.0 + RESTARTS_OF_A_SLICE) * job.spec.restart_cost_seconds)
