@@ -4,7 +4,6 @@ ranks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -258,13 +257,14 @@ ConsumedAt = Callable[[IntArray], Consumed]
 """Returns what a gang's ranks had consumed at the given times [n]."""
 
 
-@dataclass(frozen=True, slots=True)
 class GangConsumed:
     """A function that returns what a gang's ranks had consumed at times of their nodes' wall clocks."""
 
-    gang: Gang
-    offset_ns: IntArray
-    """int64 [n]: offset from each rank's host clock to wall time, in nanoseconds."""
+    __slots__ = ("gang", "offset_ns")
+
+    def __init__(self, gang: Gang, offset_ns: IntArray) -> None:
+        """offset_ns: int64 [n], offset from each rank's host clock to wall time, in nanoseconds."""
+        self.gang, self.offset_ns = gang, offset_ns
 
     def __call__(self, at_ns: IntArray) -> Consumed:
         found = self.gang.consumed(at_ns - self.offset_ns)
