@@ -1,7 +1,7 @@
 """``python -m benchmarks.controller.measured FILE ARGUMENT...``: runs `gangwatch ARGUMENT...` and records times.
 
 The command runs in this process. FILE gets the times when frames were created and used by the detectors, and the
-durations of ticks and cycles. Recording costs less than a microsecond per frame.
+durations of slices of ticks, of whole ticks and of cycles. Recording costs less than a microsecond per frame.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.schema.frame import AnyLayout, Frame
 from gangwatch.cli import run
 from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.controller.cycle_thread import CycleThread
-from scheduler_feedback.controller.detection_thread import DetectionThread
+from scheduler_feedback.controller.detection_thread import SLICE_SECONDS, DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.journal.store import NumberedEntry
@@ -30,27 +30,35 @@ class Observers:
     def __init__(self) -> None:
         self._waiting: list[int] = []  # when the frames were made that no tick has judged yet
         self._judged: list[tuple[int, np.ndarray[Any, np.dtype[np.int64]]]] = []
-        self._ticks: list[tuple[int, int, int, int]] = []  # start, end, CPU time of the thread, the thread
+        self._slices: list[tuple[int, int, int, int]] = []  # start, end, CPU time of the thread, the thread
+        self._ticks: list[tuple[int, int]] = []  # start of the first slice, end of the last one
         self._cycles: list[tuple[int, int]] = []
         self._verdicts: list[tuple[int, str]] = []
         self._detection: DetectionThread | None = None
 
     def install(self) -> None:
         """Wrap those methods of the product's classes whose times are recorded."""
-        offer, run_tick, cycle, written = (
-            DetectionThread.offer, DetectionThread.run_tick, CycleThread._cycle, Controller._written,
+        offer, run_slice, run_tick, cycle, written = (
+            DetectionThread.offer, DetectionThread.run_slice, DetectionThread.run_tick, CycleThread._cycle,
+            Controller._written,
         )  # fmt: skip
 
         def observed_offer(of: DetectionThread, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
             offer(of, layout, frame, received_ns)
             self._waiting.append(frame.monotonic_ns)
 
+        def observed_slice(of: DetectionThread, seconds: float = SLICE_SECONDS) -> bool:
+            begun_ns = time.monotonic_ns()
+            ended = run_slice(of, seconds)
+            self._slices.append((begun_ns, time.monotonic_ns(), time.thread_time_ns(), threading.get_ident()))
+            return ended
+
         def observed_tick(of: DetectionThread) -> None:
             self._detection = of
             count, begun_ns = len(self._waiting), time.monotonic_ns()
             run_tick(of)
             now_ns = time.monotonic_ns()
-            self._ticks.append((begun_ns, now_ns, time.thread_time_ns(), threading.get_ident()))
+            self._ticks.append((begun_ns, now_ns))
             self._judged.append((now_ns, np.array(self._waiting[:count], np.int64)))
             del self._waiting[:count]
 
@@ -65,8 +73,9 @@ class Observers:
             now_ns = time.monotonic_ns()
             self._verdicts += [(now_ns, event.gang) for event in events if isinstance(event, Verdict)]
 
-        wrapped: tuple[tuple[type, str, Callable[..., None]], ...] = (
+        wrapped: tuple[tuple[type, str, Callable[..., Any]], ...] = (
             (DetectionThread, "offer", observed_offer),
+            (DetectionThread, "run_slice", observed_slice),
             (DetectionThread, "run_tick", observed_tick),
             (CycleThread, "_cycle", observed_cycle),
             (Controller, "_written", observed_written),
@@ -81,7 +90,8 @@ class Observers:
         nodes = [] if fleet is None else list(fleet.nodes.values())
         np.savez(
             file,
-            ticks=np.array(self._ticks, np.int64).reshape(-1, 4),
+            slices=np.array(self._slices, np.int64).reshape(-1, 4),
+            ticks=np.array(self._ticks, np.int64).reshape(-1, 2),
             cycles=np.array(self._cycles, np.int64).reshape(-1, 2),
             judged_ns=np.repeat([at for at, _ in self._judged], [len(made) for _, made in self._judged]),
             made_ns=np.concatenate([np.zeros(0, np.int64), *(made for _, made in self._judged)]),

@@ -42,19 +42,24 @@ def quantile(values: Array, share: float, digits: int = 3) -> float | None:
 def score(recorded: Mapping[str, Array], window: Window) -> Figures:
     """Return the ages of frames and the durations of ticks and cycles in the window.
 
+    `tick_ms` is the duration of a slice: what the feed's thread does at one go, with detection's lock.
+    `all_gangs_judged_ms` is the duration of a whole tick, from the start of its first slice to the end of its last one.
+
     recorded: the arrays that ``measured.Observers.save`` writes.
     """
     judged = window.of(recorded["judged_ns"])
     ages = (recorded["judged_ns"][judged] - recorded["made_ns"][judged]) / 1e9
     ticks = recorded["ticks"][window.of(recorded["ticks"][:, 1])]
     cycles = recorded["cycles"][window.of(recorded["cycles"][:, 1])]
-    tick_ms, cycle_ms = (ticks[:, 1] - ticks[:, 0]) / 1e6, (cycles[:, 1] - cycles[:, 0]) / 1e6
+    slices = recorded["slices"][window.of(recorded["slices"][:, 1])]
+    tick_ms, whole_ms = ((times[:, 1] - times[:, 0]) / 1e6 for times in (slices, ticks))
+    cycle_ms = (cycles[:, 1] - cycles[:, 0]) / 1e6
     feed = None
-    if len(ticks) > 1:
+    if len(slices) > 1:
         # If the feed's thread is late, another thread runs some ticks.
-        of_threads = [ticks[ticks[:, 3] == thread] for thread in np.unique(ticks[:, 3])]
+        of_threads = [slices[slices[:, 3] == thread] for thread in np.unique(slices[:, 3])]
         used_ns = sum(int(of_one[-1, 2] - of_one[0, 2]) for of_one in of_threads)
-        feed = round(float(used_ns / (ticks[-1, 1] - ticks[0, 1])), 3)
+        feed = round(float(used_ns / (slices[-1, 1] - slices[0, 1])), 3)
     return {
         "feed_cpu_cores": feed,
         "frames_a_second": round(len(ages) / window.seconds, 1),
@@ -62,6 +67,8 @@ def score(recorded: Mapping[str, Array], window: Window) -> Figures:
         "frame_age_seconds_p99": quantile(ages, 0.99),
         "tick_ms_p50": quantile(tick_ms, 0.5, 1),
         "tick_ms_p99": quantile(tick_ms, 0.99, 1),
+        "all_gangs_judged_ms_p50": quantile(whole_ms, 0.5, 1),
+        "all_gangs_judged_ms_p99": quantile(whole_ms, 0.99, 1),
         "cycle_ms_p99": quantile(cycle_ms, 0.99, 1),
         "left_out_frames": int(recorded["left_out"]),
         "lost_records": int(recorded["records_missed"]),

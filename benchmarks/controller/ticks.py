@@ -3,13 +3,14 @@
 The jobs, agents and disturbances are those of `benchmarks.controller`. All frames pass through the decoder and the
 product's detection thread, in one thread without sockets and on a simulated clock. As in a busy controller, agents send
 each second frame, and a tick covers several seconds. The CPU time of a tick's parts is measured after ranks are
-disturbed. `events` is a digest of everything that the detectors reported: two versions that decide the same have the
-same digest.
+disturbed. With --slice, ticks run in slices; the results must be the same. `events` is a
+digest of everything that the detectors reported: two versions that decide the same have the same digest.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import gc
 import json
 import os
@@ -39,7 +40,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
-from scheduler_feedback.detectors.detection import SharedState
+from scheduler_feedback.detectors.detection import GangByGang, SharedState
 from scheduler_feedback.feed.feed import COLLECT_AFTER
 
 SECOND = 1_000_000_000
@@ -63,6 +64,8 @@ class Parts:
 
     def __init__(self) -> None:
         self.ticks: list[dict[str, float]] = []
+        self.slices: list[float] = []  # of the measured ticks
+        self.pauses: list[float] = []  # times from one place where a tick may pause to the next
         self._now: dict[str, float] = {}
 
     def timed(self, name: str, made: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,6 +77,17 @@ class Parts:
                 return made(*arguments, **named)
             finally:
                 self._now[name] = self._now.get(name, 0.0) + time.thread_time() - begun
+
+        return measured
+
+    def timed_parts(self, name: str, made: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """Return the generator function with its CPU time added to this part."""
+
+        def measured(*arguments: Any) -> Iterator[Any]:
+            following, end = self.timed(name, next), object()
+            parts = iter(made(*arguments))
+            while (found := following(parts, end)) is not end:
+                yield found
 
         return measured
 
@@ -92,21 +106,29 @@ class Parts:
         return dict(sorted(found.items(), key=lambda one: -one[1][0]))
 
 
+def quantiles_ms(seconds: list[float]) -> list[float]:
+    """Return the median, the 99 % quantile and the maximum in milliseconds."""
+    return [round(float(value) * 1e3, 2) for value in np.quantile(seconds, (0.5, 0.99, 1.0))]
+
+
 @contextmanager
 def measured_parts(parts: Parts, watch: DetectionThread) -> Iterator[None]:
     """Measure the parts of the thread's ticks, with the garbage collections of a controller."""
     for name, detector in watch._detectors.items():
-        detector.tick = parts.timed(name, detector.tick)  # type: ignore[method-assign]
-    watch.run_tick = parts.timed("tick", watch.run_tick)  # type: ignore[method-assign]
+        if isinstance(detector, GangByGang):
+            detector.tick_in_parts = parts.timed_parts(name, detector.tick_in_parts)  # type: ignore[method-assign]
+        else:
+            detector.tick = parts.timed(name, detector.tick)  # type: ignore[method-assign]
+    watch._go_on = parts.timed("tick", watch._go_on)  # type: ignore[method-assign]
     owners: tuple[tuple[str, type, str], ...] = (
-        ("telemetry", Look, "next"), ("pace", Paces, "take"), ("speeds for the scheduler", SpeedReports, "take"),
-        ("shared inputs", SharedState, "begin"), ("counters", CounterStatistics, "take"),
-        ("arbiter", SharedState, "conclude"),
+        ("telemetry", Look, "next_in_parts"), ("counters", CounterStatistics, "take_in_parts"),
+        ("pace", Paces, "take"), ("speeds for the scheduler", SpeedReports, "take"),
+        ("other shared inputs", SharedState, "context"), ("arbiter", SharedState, "conclude"),
     )  # fmt: skip
     before = [getattr(owner, method) for _, owner, method in owners]
     thresholds, collections = gc.get_threshold(), ShortCollections()
     for (name, owner, method), made in zip(owners, before, strict=True):
-        setattr(owner, method, parts.timed(name, made))
+        setattr(owner, method, (parts.timed_parts if method.endswith("_in_parts") else parts.timed)(name, made))
     gc.set_threshold(COLLECT_AFTER, *thresholds[1:])
     collections.start()
     try:
@@ -203,34 +225,48 @@ def measure(
     seed: int,
     profile: str = "",
     lifetime_seconds: float = LIFETIME_SECONDS,
+    slice_seconds: float = 0.0,
 ) -> dict[str, Any]:
     """Measure the ticks of one controller. warm_seconds: simulated time until ranks are disturbed. every: seconds
-    between two frames of an agent. profile: file for a profile of the measured ticks by cProfile; '' for none."""
+    between two frames of an agent. profile: file for a profile of the measured ticks by cProfile; '' for none.
+    slice_seconds: CPU time of a slice of a tick; 0 for whole ticks."""
     plan = Plan(nodes, seed, BEGUN_NS, BEGUN_NS + int(warm_seconds * SECOND), lifetime_seconds)
     simulated, parts = Simulated(plan, tick_seconds, ended_seconds), Parts()
     watch = simulated.watch
-    if profile:
-        import cProfile
-
-        profiler, run_tick = cProfile.Profile(), watch.run_tick
-        watch.run_tick = lambda: profiler.runcall(run_tick) if len(parts.ticks) >= warm else run_tick()  # type: ignore
     warm = int(warm_seconds / tick_seconds)
+    profiler = cProfile.Profile() if profile else None
     begun = time.thread_time()
     with measured_parts(parts, watch):
-        run_tick_of_parts = watch.run_tick
+        go_on = watch.run_slice
 
-        def tick() -> None:
-            run_tick_of_parts()
-            parts.end()
+        def run_slice(_: float = 0.0) -> bool:
+            """Run the parts of a tick, up to the next place where it may pause, until the CPU time of a slice is
+            used."""
+            if profiler is not None and len(parts.ticks) >= warm:
+                profiler.enable()
+            ended, slice_begun = False, time.thread_time()
+            while not ended and (not slice_seconds or time.thread_time() - slice_begun < slice_seconds):
+                part_begun = time.thread_time()
+                ended = go_on(0.0)
+                parts.pauses.append(time.thread_time() - part_begun)
+            if profiler is not None:
+                profiler.disable()
+            parts.slices.append(time.thread_time() - slice_begun)
+            if ended:
+                parts.end()
+                if len(parts.ticks) == warm:
+                    parts.slices.clear()
+                    parts.pauses.clear()
+            return ended
 
-        watch.run_tick = tick  # type: ignore[method-assign]
+        watch.run_slice = run_slice  # type: ignore[method-assign, assignment]
         while len(parts.ticks) < warm + ticks:
             before = len(parts.ticks)
             simulated.advance(every)
             if len(parts.ticks) > before and len(parts.ticks) % 10 == 0:
                 used = 1e3 * parts.ticks[-1]["tick"]
                 print(f"{len(parts.ticks)} ticks, the last one {used:.0f} ms of CPU time", file=sys.stderr)
-    if profile:
+    if profiler is not None:
         profiler.dump_stats(profile)
     if broken := watch.broken():
         raise RuntimeError(f"out of service: {broken}")
@@ -240,6 +276,9 @@ def measure(
         "known_gangs": len(watch._fleet.gangs),
         "ticks": ticks,
         "cpu_ms_mean_and_p95": parts.figures(ticks),
+        "slices": len(parts.slices),
+        "slice_cpu_ms_p50_p99_and_longest": quantiles_ms(parts.slices),
+        "cpu_ms_between_pauses_p50_p99_and_longest": quantiles_ms(parts.pauses),
         **simulated.verdicts(),
         "events": simulated.events,
         "events_digest": simulated.digest.hexdigest(),
@@ -266,17 +305,26 @@ def main() -> int:
         "--lifetime", type=float, default=LIFETIME_SECONDS,
         help=f"mean seconds from a job's start to its end (default {LIFETIME_SECONDS:.0f})",
     )  # fmt: skip
+    parser.add_argument(
+        "--slice", type=float, default=0.0, metavar="MS",
+        help="CPU time in ms after which a slice of a tick ends (default 0: whole ticks)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", default="", metavar="FILE", help="write a cProfile of the measured ticks")
     arguments = parser.parse_args()
     if (
         min(arguments.nodes, arguments.ticks, arguments.every) < 1
         or min(arguments.warm, arguments.tick_seconds, arguments.lifetime) <= 0
+        or arguments.slice < 0
     ):
-        parser.error("--nodes, --ticks and --every must be at least 1, --warm, --tick-seconds and --lifetime above 0")
+        parser.error(
+            "--nodes, --ticks and --every must be at least 1, --warm, --tick-seconds and --lifetime above 0, "
+            "--slice not below 0"
+        )
     found = measure(
         arguments.nodes, arguments.warm, arguments.ticks, arguments.tick_seconds, arguments.every,
         arguments.ended, arguments.seed, arguments.profile, arguments.lifetime,
+        arguments.slice / 1e3,
     )  # fmt: skip
     print(json.dumps(found, indent=2) if arguments.json else found)
     return 0

@@ -66,7 +66,8 @@ class Hashed:
             self._digest.update(repr((value.dtype.str, value.shape)).encode() + np.ascontiguousarray(value).tobytes())
         elif is_dataclass(value):
             for one in fields(value):
-                self.add((one.name, getattr(value, one.name)))
+                if not one.name.startswith("_"):  # a kept result
+                    self.add((one.name, getattr(value, one.name)))
         elif isinstance(value, msgspec.Struct):
             self._digest.update(msgspec.msgpack.encode(value))
         elif isinstance(value, Mapping):

@@ -4,6 +4,9 @@ The thread that reads the frames also runs detection (``between``). A separate t
 lock, which each thread holds for 5 ms at a time, while a frame takes five system calls. If no frames are read, a thread
 of its own runs detection.
 
+A long tick runs in slices, between which other threads get detection's lock and Python's. No frame is processed during
+a tick, so its telemetry and its results do not depend on where it was divided.
+
 Frames wait in a bounded queue. If detection is too slow, the oldest frames are dropped and counted, and the gap in the
 sequence counts as missing telemetry.
 
@@ -22,8 +25,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
@@ -43,7 +47,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import Detector
 from scheduler_feedback.detectors.context import Proposal
-from scheduler_feedback.detectors.detection import SHARED, SharedState, shared_of
+from scheduler_feedback.detectors.detection import SHARED, SharedState, in_parts, shared_of
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.part_failures import PartFailures
 
@@ -54,12 +58,22 @@ PAUSE_TIMES = 2
 """Pause after a tick in multiples of the time that the tick took, unless more than that is left of TICK_SECONDS. Ticks
 take a third of the time at most. Without this limit, a controller with 10,000 nodes did not catch up after a start."""
 
+SLICE_SECONDS = 0.05
+"""A tick pauses after this time, at the next gang or part of the tick. No part took more than a tenth of a second with
+100,000 ranks (docs/measurements/2026-11-30-ticks.md). Ticks of small clusters end before."""
+
+SLICE_REST_SECONDS = 0.001
+"""Pause between two slices: a thread that takes a lock again at once leaves none for others."""
+
 FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 """Seconds after which the detection thread takes over, if the thread that reads frames does not run detection."""
 
 MEASURES_WAIT_SECONDS = 2.0
 """Longest time in seconds for which a scrape waits for a running tick: metrics must be there when detection is late."""
+
+BETWEEN_TICKS_SECONDS = 0.02
+"""Time after which a scrape that waits for a running tick checks again whether it has ended."""
 
 MEASURED_AT_ONCE, MEASURED_REST_SECONDS = 2000, 0.001
 """Number of metric samples that are computed before a waiting tick may run, which takes some milliseconds, and the
@@ -115,8 +129,11 @@ class DetectionThread:
         self._queue: deque[tuple[AnyLayout, Frame, int]] = deque(maxlen=queue_frames)
         self._forgotten: deque[str] = deque()
         self._measured_again: deque[str] = deque()
-        # Held while the fleet or the detectors are used, so that a snapshot is taken between two ticks.
+        # Held while the fleet or the detectors are used.
         self._lock = threading.Lock()
+        self._running: Generator[None, None, list[Event]] | None = None  # the rest of the tick; None between two ticks
+        self._results: deque[list[Event]] = deque()  # of ended ticks, until they are delivered
+        self._delivery = threading.Lock()  # keeps the order of the results
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._good: dict[str, bytes] = {}
@@ -208,7 +225,7 @@ class DetectionThread:
         """
         samples: Iterator[Sample] | None = None
         while True:
-            if not self._lock.acquire(timeout=MEASURES_WAIT_SECONDS):
+            if not self._lock_between_ticks(MEASURES_WAIT_SECONDS):
                 return False
             try:
                 samples = iter(made()) if samples is None else samples
@@ -222,6 +239,21 @@ class DetectionThread:
             if len(some) < MEASURED_AT_ONCE:
                 return True
             time.sleep(MEASURED_REST_SECONDS)  # a thread that takes a lock again at once leaves none for others
+
+    def _lock_between_ticks(self, seconds: float) -> bool:
+        """Take the lock while no tick is in progress. Return False if that takes too long.
+
+        Metrics are computed for longer than a slice, and would delay each slice of a tick.
+        """
+        deadline = time.monotonic() + seconds
+        while self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            if self._running is None:
+                return True
+            self._lock.release()
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(BETWEEN_TICKS_SECONDS)
+        return False
 
     def _gang_of(self, job: str, gangs: Collection[str] | None = None) -> str:
         """Return the name under which agents report the job's newest gang, among those of the fleet or these. Needs the
@@ -259,15 +291,21 @@ class DetectionThread:
     def snapshots(self) -> dict[str, bytes]:
         """Return every detector's baselines, and their shared state, by name. A disabled detector has its last good
         ones.
+
+        A tick in progress is ended first: half of a tick would be lost with a restart.
         """
         with self._lock:
+            if self._running is not None:
+                self._go_on(inf)
             for name, part in self._kept.items():
                 if not self._failures.is_out(name):
                     try:
                         self._good[name] = part.snapshot()
                     except Exception as error:
                         self._failures.report(name, error, out=True)
-            return dict(self._good)
+            good = dict(self._good)
+        self._deliver()
+        return good
 
     # --- before the start --------------------------------------------------------------------------------------------
 
@@ -367,23 +405,63 @@ class DetectionThread:
                 self.run_tick()
 
     def run_tick(self) -> None:
-        """Process queued frames, and run one tick of every detector."""
-        with self._lock:
-            self._ticked_ns = self._clock.monotonic_ns()
-            events = self._tick()
-            self._frame_age.tick_ended(self._clock.wall_ns())
-        if events:
-            self._found(events)
+        """Process queued frames, and run one tick of every detector. A tick in progress is ended instead."""
+        ended = self.run_slice()
+        while not ended:
+            time.sleep(SLICE_REST_SECONDS)
+            ended = self._running is None or self.run_slice()  # a snapshot may have ended it
 
-    def _tick(self) -> list[Event]:
+    def run_slice(self, seconds: float = SLICE_SECONDS) -> bool:
+        """Run the next slice of the tick in progress, or the first one of a new tick. Return whether the tick has
+        ended.
+
+        seconds: time after which the tick pauses at the next possible place.
+        """
+        with self._lock:
+            ended = self._go_on(seconds)
+        self._deliver()
+        return ended
+
+    def _go_on(self, seconds: float) -> bool:
+        """Do the work of ``run_slice``, except for the delivery of the results. Needs the lock."""
+        self._ticked_ns = begun_ns = self._clock.monotonic_ns()
+        tick = self._tick() if self._running is None else self._running
+        self._running = None  # if it fails, the next slice begins a new tick
+        try:
+            while True:
+                next(tick)
+                if self._clock.monotonic_ns() - begun_ns >= seconds * 1e9:
+                    self._running = tick
+                    return False
+        except StopIteration as end:
+            events: list[Event] = end.value
+        self._frame_age.tick_ended(self._clock.wall_ns())
+        if events:
+            self._results.append(events)
+        return True
+
+    def _deliver(self) -> None:
+        """Report the results of ended ticks, in order."""
+        if self._results:
+            with self._delivery:
+                while self._results:
+                    self._found(self._results.popleft())
+
+    def _tick(self) -> Generator[None, None, list[Event]]:
+        """Run a tick, and return its results. Yields where the tick may pause."""
         if self._failures.is_out("fleet"):
             self._pass_over_all()
             return []
         try:
             self._fold()
             self._forget()
+            wall_ns, monotonic_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
-            telemetry = self._look.next(self._clock.wall_ns(), self._clock.monotonic_ns())
+            telemetry: Telemetry | None = None
+            for some in self._look.next_in_parts(wall_ns, monotonic_ns):
+                telemetry = some
+                yield
+            assert telemetry is not None
             self._set_failed_aside()
             self._log_refused()
         except Exception as error:
@@ -392,24 +470,33 @@ class DetectionThread:
         self._take_pace(telemetry)
         events.extend(self._measured_speeds(telemetry))
         events.extend(self._measured_memory(telemetry))
+        yield
         if not self._failures.is_out(SHARED):
             try:
-                events.extend(self._detect(telemetry))
+                events.extend((yield from self._detect(telemetry)))
             except Exception as error:
                 self._failures.report(SHARED, error, out=True)
         return events
 
-    def _detect(self, telemetry: Telemetry) -> list[Finding]:
+    def _detect(self, telemetry: Telemetry) -> Generator[None, None, list[Finding]]:
         """Run every detector that is in service; return the results that the arbiter (detectors/arbiter.py)
-        publishes."""
-        context = self._shared.begin(telemetry)
+        publishes. Yields where the tick may pause."""
+        for _ in self._shared.take_in_parts(telemetry):
+            yield
+        context = self._shared.context(telemetry)
+        yield
         results: dict[str, Sequence[Proposal]] = {}
         for name, detector in self._detectors.items():
             if not self._failures.is_out(name):
+                found: list[Proposal] = []
                 try:
-                    results[name] = detector.tick(context)
+                    for some in in_parts(detector, context):
+                        found += some
+                        yield
                 except Exception as error:
                     self._failures.report(name, error, out=True)
+                else:
+                    results[name] = found
         return self._shared.conclude(context, results)
 
     def _fold(self) -> None:

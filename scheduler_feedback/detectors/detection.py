@@ -4,7 +4,7 @@ verdicts."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -49,6 +49,24 @@ class Detector(Protocol):
         ...
 
 
+@runtime_checkable
+class GangByGang(Protocol):
+    """A detector whose tick can pause between two gangs."""
+
+    def tick_in_parts(self, context: DetectionContext) -> Iterator[Sequence[Proposal]]:
+        """Run a tick, and yield its results in parts: one or more for each gang with new data. Ends as ``tick`` does
+        only if it is read to the end, with the same context."""
+        ...
+
+
+def in_parts(detector: Detector, context: DetectionContext) -> Iterator[Sequence[Proposal]]:
+    """Run a tick of the detector, and yield its results in parts. Between two parts the tick may pause."""
+    if isinstance(detector, GangByGang):
+        yield from detector.tick_in_parts(context)
+    else:
+        yield detector.tick(context)
+
+
 class SharedState:
     """Inputs that the detectors of one stream share, and the arbiter. Owned by one thread."""
 
@@ -62,7 +80,16 @@ class SharedState:
 
     def begin(self, telemetry: Telemetry) -> DetectionContext:
         """Process new telemetry, and return the detectors' inputs for this tick."""
-        self.counters.take(telemetry)
+        for _ in self.take_in_parts(telemetry):
+            pass
+        return self.context(telemetry)
+
+    def take_in_parts(self, telemetry: Telemetry) -> Iterator[None]:
+        """Process the counters of new telemetry, and yield where the tick may pause."""
+        return self.counters.take_in_parts(telemetry)
+
+    def context(self, telemetry: Telemetry) -> DetectionContext:
+        """Process the rest of new telemetry, and return the detectors' inputs for this tick."""
         telemetry, by_counters = self._waits.take(telemetry)
         if self._timed:
             self.speeds.take(telemetry, by_counters)

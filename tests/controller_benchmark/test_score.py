@@ -18,15 +18,16 @@ def nanoseconds(*rows: tuple[float, ...]) -> np.ndarray[tuple[int, ...], np.dtyp
 
 
 def recorded() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """Return records of four ticks: two in the measured time, one before it and one after it."""
+    """Return records of four ticks of a slice each: two in the measured time, one before it and one after it."""
     judged = np.array([9, 12, 12, 19, 20], np.int64) * SECOND
     return {
         "judged_ns": judged,
         "made_ns": judged - np.array([50, 1, 1, 4, 50], np.int64) * SECOND,
         # start, end, CPU time of the thread, and the thread
-        "ticks": nanoseconds(
+        "slices": nanoseconds(
             (8.0, 9.0, 1.0, 7.0), (11.9, 12.0, 2.0, 7.0), (18.7, 19.0, 5.5, 7.0), (19.0, 20.0, 9.0, 7.0)
         ),
+        "ticks": nanoseconds((8.0, 9.0), (11.0, 12.0), (18.7, 19.0), (19.0, 20.0)),
         "cycles": nanoseconds((9.0, 9.9), (10.0, 10.25), (19.9, 20.5)),
         "verdict_ns": np.array([11, 16, 17], np.int64) * SECOND,
         "verdict_gang": np.array(["slurm-1.0", "slurm-2", "slurm-2"]),
@@ -40,6 +41,7 @@ def test_only_the_window_counts() -> None:
     assert found["frames_a_second"] == 0.3
     assert (found["frame_age_seconds_p50"], found["frame_age_seconds_p99"]) == (1.0, 3.94)
     assert (found["tick_ms_p50"], found["tick_ms_p99"]) == (200.0, 298.0)
+    assert (found["all_gangs_judged_ms_p50"], found["all_gangs_judged_ms_p99"]) == (650.0, 993.0)
     assert found["cycle_ms_p99"] == 250.0
     assert found["feed_cpu_cores"] == 0.5, "3.5 s of CPU time in the 7 s between the two ticks"
     assert (found["left_out_frames"], found["lost_records"]) == (3, 2)
@@ -48,7 +50,7 @@ def test_only_the_window_counts() -> None:
 def test_ticks_of_another_thread_count_by_its_own_cpu_time() -> None:
     records = recorded()
     between = nanoseconds((13.0, 13.2, 100.0, 8.0), (14.0, 14.2, 100.7, 8.0))
-    records["ticks"] = np.concatenate([records["ticks"][:2], between, records["ticks"][2:]])
+    records["slices"] = np.concatenate([records["slices"][:2], between, records["slices"][2:]])
     assert score(records, WINDOW)["feed_cpu_cores"] == 0.6, "3.5 and .7 s in 7 s"
 
 
@@ -96,7 +98,8 @@ def test_a_small_run_measures_the_whole_controller() -> None:
     found = measure(settings)
     assert found["lost_records"] == 0 and found["failed_responses"] == 0
     assert float(found["frames_a_second"] or 0) > 0
-    for name in ("frame_age_seconds_p99", "tick_ms_p99", "cycle_ms_p99", "api_ms_p99", "cpu_cores", "rss_mib"):
+    times = ("frame_age_seconds_p99", "tick_ms_p99", "all_gangs_judged_ms_p99", "cycle_ms_p99", "api_ms_p99")
+    for name in (*times, "cpu_cores", "rss_mib"):
         assert (found[name] or 0) > 0, name
     assert (found["jobs_started"] or 0) > 0
     assert 0 < (found["verdicts"] or 0) <= (found["disturbed_jobs"] or 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.series import consumption, series_queue
-from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, CPU, Trails
+from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, CPU, Consumed, Trails
 from scheduler_feedback.core.telemetry.series.frame_batch import Batch, rows_of
-from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.steps.gang_attempts import ConsumedAt, Gang, GangConsumed, consumed_together
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 
@@ -149,6 +150,27 @@ def test_ranks_use_the_time_of_their_own_node() -> None:
     assert (found.at_ns // SECOND).tolist() == [3, 3, 7203, 7203]
     between = np.array([5, 5, 14405, 14405]) * (SECOND // 2)
     assert fleet.gangs["j-1"].consumed(between).values[:, CPU].tolist() == [1500.0] * 4
+
+
+def test_gangs_are_read_together_as_alone() -> None:
+    """Also one that has left, whose samples another gang may have, and one of another fleet."""
+    fleets = [Fleet(), Fleet()]
+    for number, ranks in enumerate((2, 3, 1, 2)):
+        machine = Machine(f"n{number}", tuple((f"j-{number}", rank) for rank in range(ranks)))
+        two_frames_each(fleets[number == 3], machine)
+    gangs = [fleets[number == 3].gangs[f"j-{number}"] for number in range(4)]
+    asked: list[tuple[ConsumedAt, np.ndarray[Any, np.dtype[np.int64]]]] = []
+    for number, gang in enumerate(gangs):
+        offset_ns = np.arange(len(gang)) * SECOND + number
+        for half_seconds in (2, 3):
+            asked.append((GangConsumed(gang, offset_ns), offset_ns + half_seconds * SECOND // 2))
+    asked.append((lambda at_ns: Consumed(np.zeros((len(at_ns), 6)), at_ns), np.arange(3)))
+    fleets[0].forget("j-1")
+    assert gangs[1].left
+    for found, (of, at_ns) in zip(consumed_together(asked), asked, strict=True):
+        alone = of(at_ns)
+        np.testing.assert_array_equal(found.values, alone.values)
+        assert found.at_ns.tolist() == alone.at_ns.tolist() and found.values.base is None
 
 
 def test_slow_tier_keeps_its_whole_history() -> None:

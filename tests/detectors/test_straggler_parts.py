@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from agent.schema.frame import Frame, Member, StepRecord, Tier, make_layout
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.series.consumption_trail import Consumed
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Cause, Evidence
@@ -18,7 +19,7 @@ from scheduler_feedback.detectors.stats.log_odds import BOUND, bounded, confiden
 from scheduler_feedback.detectors.stats.medians import median_of_others
 from scheduler_feedback.detectors.stats.spread import spread_of_others
 from scheduler_feedback.detectors.steps.places import Places, places
-from scheduler_feedback.detectors.steps.windows import Window, blame_stopped, cut
+from scheduler_feedback.detectors.steps.windows import Window, blame_stopped, cut, prepare
 from scheduler_feedback.detectors.straggler import cusum
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, rest
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
@@ -62,6 +63,29 @@ def at(nodes: list[str]) -> Places:
 
 def windows_of(gang: Gang) -> list[Window]:
     return cut(table_of(gang), at(list(gang.nodes)), gang.consumed)[0]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_windows_are_the_same_with_counters_that_were_read_before(missing: bool) -> None:
+    random, asked = np.random.default_rng(1), list[int]()
+    gang = gang_of(random.uniform(0.1, 0.4, (12, 3)), np.full((12, 3), 0.1))
+    table, where = table_of(gang), at(list(gang.nodes))
+    if missing:
+        table.seconds[4, 1] = np.nan
+
+    def consumed(at_ns: IntArray) -> Consumed:
+        asked.append(int(at_ns[0]))
+        return Consumed(np.outer(at_ns, np.arange(6.0)), at_ns)
+
+    direct, used = cut(table, where, consumed)
+    count = len(asked)
+    (prepared, none) = prepare([(table, consumed), (table, None)], timed=True)
+    assert none is None
+    windows, used_then = cut(table, where, prepared)
+    assert used_then == used and len(asked) == 2 * count and len(windows) == count // 2
+    for one, other in zip(windows, direct, strict=True):
+        np.testing.assert_array_equal(one.began.values, other.began.values)
+        np.testing.assert_array_equal(one.stopped, other.stopped)
 
 
 @settings(max_examples=60)

@@ -459,7 +459,7 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.steps.step_ring:StepRing._finish_together",
-        "if in_use.any() or len(np.unique(cell)) < len(cell):",
+        "if in_use.any() or _repeats(column if is_one_step else cell):",
         "if False:",
         ("tests/core/test_step_ring.py",),
     ),
@@ -507,7 +507,7 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.series.consumption_trail:Trails.consumed",
-        "np.clip(at_ns, low_ns, high_ns)",
+        "np.minimum(np.maximum(at_ns, low_ns), high_ns)",
         "at_ns",
         ("tests/core/test_gang_attempts.py", "tests/core/test_fleet.py"),
     ),
@@ -570,10 +570,16 @@ MUTANTS = (
         ("tests/core/test_telemetry_update.py",),
     ),
     Mutant(
-        "core.telemetry.telemetry_update:Look._job",
-        "gang.consumed(at_ns - offset_ns)",
+        "core.telemetry.steps.gang_attempts:GangConsumed.__call__",
+        "gang.consumed(at_ns - self.offset_ns)",
         "gang.consumed(at_ns)",
-        ("tests/core/test_telemetry_update.py",),
+        ("tests/core/test_telemetry_update.py", "tests/core/test_consumption.py"),
+    ),
+    Mutant(
+        "core.telemetry.steps.gang_attempts:consumed_together",
+        "and not of.gang.left",
+        "",
+        ("tests/core/test_consumption.py",),
     ),
     Mutant(
         "core.telemetry.telemetry_update:Look._counters",
@@ -600,7 +606,7 @@ MUTANTS = (
         ("tests/core/test_reported_places.py",),
     ),
     Mutant(
-        "core.telemetry.telemetry_update:Look.next",
+        "core.telemetry.telemetry_update:Look.next_in_parts",
         "now_ns - (here_ns - node.received_ns)",
         "now_ns",
         ("tests/core/test_telemetry_update.py",),
@@ -917,8 +923,8 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.telemetry:Telemetry.columns",
-        "slice(end - len(job.shape), end)",
-        "slice(end, end + len(job.shape))",
+        "zip((0, *ends), ends, strict=False)",
+        "zip(ends, (*ends[1:], 0), strict=False)",
         ("tests/core/test_shapes.py",),
     ),
     Mutant(

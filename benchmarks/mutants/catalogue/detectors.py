@@ -62,7 +62,7 @@ MUTANTS = (
         ("tests/detectors/test_arbiter.py",),
     ),
     Mutant(
-        "detectors.detection:SharedState.begin",
+        "detectors.detection:SharedState.context",
         "fault_history, self.switches, arbiter",
         "fault_history, Switches(), arbiter",
         ("tests/detectors/test_counter_statistics.py::test_detectors_of_a_stream_share_statistics_and_switches",),
@@ -1186,7 +1186,7 @@ MUTANTS = (
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
-        "detectors.straggler.straggler:StragglerDetector.tick",
+        "detectors.straggler.straggler:StragglerDetector.tick_in_parts",
         "telemetry.now_ns - w.seen_ns > ABSENT_NS",
         "telemetry.now_ns - w.seen_ns > 0",
         (_S + "memory_is_bounded_and_ended_jobs_are_dropped", "tests/detectors/test_verdict_building.py"),
@@ -1644,7 +1644,7 @@ MUTANTS = (
     # --- windows ---
     Mutant("detectors.steps.windows:blame_stopped", "or len(set(where.index[stopped].tolist())) > 1", "", _WINDOWS),
     Mutant("detectors.steps.windows:blame_stopped", "wait[rank] -= excess", "wait[rank] += excess", _WINDOWS),
-    Mutant("detectors.steps.windows:cut", "max(by_time, min(first + WINDOW_STEPS - 1, long))", "by_time", _WINDOWS),
+    Mutant("detectors.steps.windows:divide", "max(by_time, min(first + WINDOW_STEPS - 1, long))", "by_time", _WINDOWS),
     Mutant("detectors.steps.windows:_gain", "largest - flat.max(axis=1)", "largest", _WINDOWS),
     Mutant("detectors.steps.windows:_filled_by_peers", "by_step + apart", "by_step", _WINDOWS),
     Mutant(

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -384,11 +385,15 @@ class Telemetry:
     """Events of nodes that were reported since the previous ``Telemetry``."""
     last_received_ns: Mapping[str, int] = field(default_factory=dict)
     """Time at which the last frame of each known agent was received, by name of the node."""
+    _columns: list[slice] = field(default_factory=list, init=False, repr=False)
+    """The result of `columns`, once it has been computed."""
 
-    def columns(self) -> list[slice]:
+    def columns(self) -> Sequence[slice]:
         """Return the range of columns that each job has in the counters, in the order of `jobs`."""
-        ends = np.cumsum([len(job.shape) for job in self.jobs]).tolist()
-        return [slice(end - len(job.shape), end) for end, job in zip(ends, self.jobs, strict=True)]
+        if len(self._columns) != len(self.jobs):
+            ends = list(accumulate(len(job.shape) for job in self.jobs))
+            self._columns[:] = [slice(first, end) for first, end in zip((0, *ends), ends, strict=False)]
+        return self._columns
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

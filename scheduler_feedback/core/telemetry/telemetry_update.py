@@ -12,9 +12,8 @@ import numpy.typing as npt
 from agent.schema.frame import Member
 from scheduler_feedback.core.fabric import ALL_RAILS, Fabric
 from scheduler_feedback.core.telemetry.fleet import Fleet
-from scheduler_feedback.core.telemetry.series.consumption_trail import Consumed
 from scheduler_feedback.core.telemetry.series.counter_features import COORDINATES, Device
-from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import Gang, GangConsumed, IntArray
 from scheduler_feedback.core.telemetry.telemetry import (
     FEATURES,
     Counters,
@@ -30,6 +29,9 @@ WINDOW_NS = 1_000_000_000
 """Length of a window of counters: one second, because frames arrive once a second."""
 
 NO_DEVICE = Device()
+
+JOBS_AT_ONCE = 32
+"""Number of jobs whose telemetry is one part of the work: some milliseconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,16 +99,29 @@ class Look:
         now_ns: wall time. received_now_ns: the same time on the receiver's clock; None: the receipt of the newest
         frame.
         """
+        *_, found = self.next_in_parts(now_ns, received_now_ns)
+        assert found is not None
+        return found
+
+    def next_in_parts(self, now_ns: int, received_now_ns: int | None = None) -> Iterator[Telemetry | None]:
+        """Do the same in parts: yield None after each of them, and the telemetry at the end. The fleet must not change
+        meanwhile."""
         fleet = self._fleet
         gangs = fleet.gangs
         for name in self._seen.keys() - gangs.keys():
             del self._seen[name]
         touched = fleet.touched()
-        jobs = tuple(self._jobs(gangs, touched))
+        yield None
+        found: list[JobTelemetry] = []
+        for job in self._jobs(gangs, touched):
+            found.append(job)
+            if not len(found) % JOBS_AT_ONCE:
+                yield None
+        jobs = tuple(found)
         events = fleet.occurrences.take()
         here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
         last_received_ns = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
-        return Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, last_received_ns)
+        yield Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, last_received_ns)
 
     def _jobs(self, gangs: Mapping[str, Gang], touched: set[str]) -> Iterator[JobTelemetry]:
         """Yield the telemetry of every gang with complete data. An exception excludes only the gang that raised it."""
@@ -195,17 +210,13 @@ class Look:
                 seen.no_steps = StepTable(np.zeros(0, np.int64), np.zeros((0, len(shape)), np.int64), none, none)
             table = seen.no_steps
 
-        def consumed(at_ns: IntArray) -> Consumed:
-            found = gang.consumed(at_ns - offset_ns)
-            return Consumed(found.values, found.at_ns + offset_ns)
-
         return JobTelemetry(
             shape,
             table,
             _Once(lambda: _walled(gang.open_steps(), offset_ns)),
             _Once(lambda: _walled(gang.open_collectives(), offset_ns)),
             _Once(gang.newest_steps),
-            consumed,
+            GangConsumed(gang, offset_ns),
             seen.shared,
             _Once(lambda: self._frames(seen.nodes)),
             lambda: self._fleet.process_states(gang),

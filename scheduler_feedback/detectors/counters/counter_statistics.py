@@ -10,7 +10,7 @@ and a CUSUM (a running sum of excesses) with an alarm threshold.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -163,6 +163,11 @@ class CounterStatistics:
 
     def take(self, telemetry: Telemetry) -> None:
         """Update the statistics with new telemetry."""
+        for _ in self.take_in_parts(telemetry):
+            pass
+
+    def take_in_parts(self, telemetry: Telemetry) -> Iterator[None]:
+        """Do the same, and yield after each feature. Until the end, the statistics are those of no time."""
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._move(shapes)
@@ -179,10 +184,11 @@ class CounterStatistics:
         one = np.float32(math.log1p(1.0 / telemetry.counters.seconds))
         self._floor = np.where(COUNTS, np.maximum(FLOOR, one), FLOOR)
         for window in range(values.shape[1]):
-            self._take(values[:, window])
+            yield from self._take(values[:, window])
         self._now_ns = telemetry.now_ns
-        for shape in self._shapes:
-            if (shape.job, shape.attempt) not in self._learned_ns and self._has_learned(self.columns[shape.job]):
+        learning = [shape for shape in self._shapes if (shape.job, shape.attempt) not in self._learned_ns]
+        for shape, has_learned in zip(learning, self._have_learned(learning), strict=True):
+            if has_learned:
                 self._learned_ns[shape.job, shape.attempt] = self._now_ns
 
     # --- over a restart ---------------------------------------------------------------------------------------------
@@ -256,8 +262,20 @@ class CounterStatistics:
         learned_ns = self._learned_ns.get((shape.job, shape.attempt), self._now_ns)
         return (self._now_ns - learned_ns) / 1e9
 
+    def _have_learned(self, shapes: Sequence[Shape]) -> list[bool]:
+        """Return for each job whether the warm-up of all counters that its ranks report is over."""
+        if len(shapes) < FEW:
+            return [self._has_learned(self.columns[shape.job]) for shape in shapes]
+        # Sums up to each column, of all counters: three array operations for each of a thousand jobs take longer.
+        over, begun = self._taken >= self._enough, self._taken > 0
+        sums = np.zeros((2, self._taken.shape[1] + 1), np.intp)
+        np.cumsum(np.stack((over.any(axis=0), (begun & ~over).any(axis=0))), axis=1, out=sums[:, 1:])
+        places = [self.columns[shape.job] for shape in shapes]
+        learned, warming = sums[:, [one.stop for one in places]] > sums[:, [one.start for one in places]]
+        found: list[bool] = (learned & ~warming).tolist()
+        return found
+
     def _has_learned(self, columns: slice) -> bool:
-        """Return whether the warm-up of all counters that these columns report is over."""
         taken = self._taken[:, columns]
         return bool(
             (taken.max(axis=1, initial=0.0) >= self._enough).any() and not ((taken > 0) & (taken < self._enough)).any()
@@ -269,7 +287,7 @@ class CounterStatistics:
 
     # --- one window -------------------------------------------------------------------------------------------------
 
-    def _take(self, values: Float32Array) -> None:
+    def _take(self, values: Float32Array) -> Iterator[None]:
         if not values.shape[1]:
             return
         dense: dict[ValidityMask, list[int]] = {}
@@ -284,14 +302,17 @@ class CounterStatistics:
             if usual_value(x, usual, self.peers_of, known):
                 x -= np.float32(usual)
                 self._one(feature, row, x, usual == 0.0)
+                yield
             else:
                 dense.setdefault(known, []).append(feature)
         for known, features in dense.items():
             middles = known_median(self._scaled, features, self.peers_of, known)
+            yield
             for feature, middle in zip(features, middles, strict=True):
                 x = self._scaled[feature]
                 x -= self.peers_of.spread(middle, self._scratch[0])
                 self._one(feature, np.ascontiguousarray(values[feature], np.float32), x, False)
+                yield
 
     def _one(self, feature: int, values: Float32Array, x: Float32Array, zeros: bool) -> None:
         """Update the statistics of one feature, for all N ranks.

@@ -171,8 +171,12 @@ class InterferenceDetector:
 
     def tick(self, context: DetectionContext) -> list[Finding]:
         """Update the history of all jobs that share a resource, and return the new verdict events."""
+        return [result for some in self.tick_in_parts(context) for result in some]
+
+    def tick_in_parts(self, context: DetectionContext) -> Iterator[list[Finding]]:
+        """Do the same job by job, and yield the new verdict events of each tested job."""
         if not self._timed:
-            return []
+            return
         telemetry, self._counters = context.telemetry, context.counters
         present = {job.shape.job: job for job in telemetry.jobs}
         for gone in self._courses.keys() - present.keys():
@@ -189,21 +193,20 @@ class InterferenceDetector:
         for job in telemetry.jobs:
             if job.steps is not None and len(job.steps) and len(ends):
                 self._steps(job, job.steps, ends, telemetry.counters.seconds)
+                yield []
         apart = (self._windows - self._tested) * telemetry.counters.seconds
         if (
             not self._windows > self._tested
             or apart < TEST_SECONDS
             or len(self._ends) < least(telemetry.counters.seconds)[0]
         ):
-            return []
+            return
         self._tested = self._windows
-        findings: list[Finding] = []
         accusing = {name for name, _ in (*self._active, *self._idle)}
         for name, course in self._courses.items():
             self._forget_hosts(course)
             if name in accusing or self._may_be_disturbed(present[name], course):
-                findings += self._judge(present[name], course, telemetry)
-        return findings
+                yield self._judge(present[name], course, telemetry)
 
     def measures(self) -> Iterator[Sample]:
         """Yield no samples: this detector has no metrics."""

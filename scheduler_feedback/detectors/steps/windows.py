@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED, STOPPED, Consumed
-from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.steps.gang_attempts import ConsumedAt, FloatArray, IntArray, consumed_together
 from scheduler_feedback.core.telemetry.telemetry import StepTable
 from scheduler_feedback.detectors.steps.expected_work import Work
 from scheduler_feedback.detectors.steps.places import Places
@@ -98,9 +98,6 @@ _NONE, _NO_STEPS = np.zeros(0), np.zeros(0, np.int64)
 _NOT_CONSUMED = Consumed(np.zeros((0, len(CONSUMED))), _NO_STEPS)
 
 
-ConsumedAt = Callable[[IntArray], Consumed]
-
-
 def cut(
     steps: StepTable, where: Places, consumed: ConsumedAt | None, timed: bool = True, work: Work | None = None
 ) -> tuple[list[Window], int]:
@@ -109,19 +106,71 @@ def cut(
     Steps that do not fill a window are not used yet. timed: whether a window lasts about a second; if not, each step is
     one window. work: fitted model of the compute time that each rank needs for its sequences.
     """
+    spans = divide(steps, timed)
+    return [_window(steps, rows, where, consumed, work) for rows in spans], spans[-1].stop if spans else 0
+
+
+def divide(steps: StepTable, timed: bool) -> list[slice]:
+    """Return the rows of the steps that each window contains."""
     if not timed:
-        return [_window(steps, slice(k, k + 1), where, consumed, work) for k in range(len(steps))], len(steps)
+        return [slice(k, k + 1) for k in range(len(steps))]
     elapsed = np.cumsum(_mean_of_known(steps.seconds))
-    windows: list[Window] = []
+    spans: list[slice] = []
     first, before = 0, 0.0
     while True:
         by_time = int(np.searchsorted(elapsed, before + WINDOW_SECONDS))
         long = int(np.searchsorted(elapsed, before + LONG_WINDOW_SECONDS))
         last = max(by_time, min(first + WINDOW_STEPS - 1, long))
         if last >= len(elapsed):
-            return windows, first
-        windows.append(_window(steps, slice(first, last + 1), where, consumed, work))
+            return spans
+        spans.append(slice(first, last + 1))
         first, before = last + 1, float(elapsed[last])
+
+
+class Prepared:
+    """What a gang's ranks had consumed at the start and the end of its next windows, read together with other
+    gangs."""
+
+    __slots__ = ("_consumed", "_known")
+
+    def __init__(self, consumed: ConsumedAt, known: list[tuple[IntArray, Consumed]]) -> None:
+        """consumed: returns what was not read. known: times and results, in the order in which `cut` needs them."""
+        self._consumed, self._known = consumed, known[::-1]
+
+    def __call__(self, at_ns: IntArray) -> Consumed:
+        if self._known and np.array_equal(self._known[-1][0], at_ns):
+            return self._known.pop()[1]
+        return self._consumed(at_ns)
+
+
+def prepare(gangs: Sequence[tuple[StepTable, ConsumedAt | None]], timed: bool) -> list[ConsumedAt | None]:
+    """Read the counters that `cut` needs for the steps of several gangs. Return the argument `consumed` for each."""
+    times = [[] if of is None else _times(steps, timed) for steps, of in gangs]
+    asked = [(of, at_ns) for (_, of), some in zip(gangs, times, strict=True) if of is not None for at_ns in some]
+    found = iter(consumed_together(asked))
+    return [
+        None if of is None else Prepared(of, [(at_ns, next(found)) for at_ns in some])
+        for (_, of), some in zip(gangs, times, strict=True)
+    ]
+
+
+def _times(steps: StepTable, timed: bool) -> list[IntArray]:
+    """Return the start and the end of each window; nothing if a step is missing, because the start then depends on
+    other ranks."""
+    if not np.isfinite(steps.seconds).all():
+        return []
+    ends_ns, seconds = steps.end_ns, steps.seconds
+    return [
+        at_ns
+        for rows in divide(steps, timed)
+        for at_ns in (_began_ns(ends_ns[rows.start], seconds[rows.start]), ends_ns[rows.stop - 1])
+    ]
+
+
+def _began_ns(end_ns: IntArray, seconds: FloatArray) -> IntArray:
+    """Return the start of a step that ended at these times: [n] -> [n]."""
+    began_ns: IntArray = end_ns - np.rint(np.minimum(seconds, LONGEST_SECONDS) * 1e9).astype(np.int64)
+    return began_ns
 
 
 def _mean_of_known(values: FloatArray) -> FloatArray:
@@ -146,8 +195,7 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
     if not whole:
         seconds, waits, compute = (_filled(array, where) for array in (seconds, waits, compute))
     end_ns = steps.end_ns[rows]
-    first_seconds = np.minimum(seconds[0] if whole else np.nan_to_num(seconds[0]), LONGEST_SECONDS)
-    began_ns: IntArray = end_ns[0] - np.rint(first_seconds * 1e9).astype(np.int64)
+    began_ns = _began_ns(end_ns[0], seconds[0] if whole else np.nan_to_num(seconds[0]))
     if consumed is None:
         began = Consumed(np.full((ranks, len(CONSUMED)), np.nan), began_ns)
         stopped = np.zeros(ranks)

@@ -66,7 +66,10 @@ class WorkloadDetector:
 
     def tick(self, context: DetectionContext) -> list[Finding]:
         """Evaluate the steps completed since the last tick, and return the new verdict events."""
-        findings: list[Finding] = []
+        return [result for some in self.tick_in_parts(context) for result in some]
+
+    def tick_in_parts(self, context: DetectionContext) -> Iterator[list[Finding]]:
+        """Do the same job by job, and yield the new verdict events of each job with new steps."""
         telemetry = context.telemetry
         present = {job.shape.job for job in telemetry.jobs}
         for name in [name for name in self._courses if name not in present]:
@@ -88,10 +91,11 @@ class WorkloadDetector:
             if take_in(course, job.steps) and course.taken - course.evaluated >= every:
                 course.evaluated = course.taken
                 is_crowded = bool(self._crowded) and not self._crowded.isdisjoint(job.shape.sharing.get("host", ()))
-                findings += self._conclude(course, job, is_crowded, context)
+                yield self._conclude(course, job, is_crowded, context)
+            else:
+                yield []
         if self._timed:
-            findings += self._unreported.evaluate(context)
-        return findings
+            yield self._unreported.evaluate(context)
 
     def measures(self) -> Iterator[Sample]:
         """Yield no samples: this detector has no metrics."""

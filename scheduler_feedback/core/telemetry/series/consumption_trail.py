@@ -38,6 +38,8 @@ LEAST_SLOTS = 64
 
 NO_OWNER = -1
 
+NEVER_NS = np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
@@ -120,14 +122,14 @@ class Trails:
         """
         times = self.sampled_ns[slots]
         here = np.arange(len(slots))
-        kept = times >= 0
-        before = np.where(kept & (times <= at_ns[:, None]), times, -1)
-        after = np.where(kept & (times >= at_ns[:, None]), times, np.iinfo(np.int64).max)
+        at = np.maximum(at_ns, 0)[:, None]  # no sample: -1, which is before any time
+        before = np.where(times <= at_ns[:, None], times, -1)
+        after = np.where(times >= at, times, NEVER_NS)
         low, high = before.argmax(axis=1), after.argmin(axis=1)
-        has_low, has_high = before[here, low] >= 0, after[here, high] < np.iinfo(np.int64).max
+        has_low, has_high = before[here, low] >= 0, after[here, high] < NEVER_NS
         low, high = np.where(has_low, low, high), np.where(has_high, high, low)
         low_ns, high_ns = times[here, low], times[here, high]
-        actual_ns = np.clip(at_ns, low_ns, high_ns)
+        actual_ns = np.minimum(np.maximum(at_ns, low_ns), high_ns)
         share = (actual_ns - low_ns) / np.maximum(high_ns - low_ns, 1)
         values_low, values_high = self._values[slots, low], self._values[slots, high]
         between = values_low + share[:, None] * (values_high - values_low)
