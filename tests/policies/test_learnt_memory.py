@@ -115,6 +115,8 @@ def test_jobs_of_a_measured_class_share_a_slot(policy: Policy) -> None:
     assert explained is not None
     assert explained.memory_in_words == "its memory is learnt: at most 2.9 GiB in 1 run of this class, 4.4 GiB planned"
     assert [(row.ranks, row.largest_mib, row.runs) for row in explained.memory] == [(1, 3000, 1)]
+    measure(world, second, 3100)
+    assert need_mib(rows([3000, 3100])) < world.state.jobs[second].learnt_mib == need_mib(rows([3000]))
 
 
 def test_without_the_setting_the_need_is_only_shown() -> None:
