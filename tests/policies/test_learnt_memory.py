@@ -200,6 +200,18 @@ def test_a_job_that_outgrows_its_plan_gets_a_larger_one_while_the_slot_has_room(
     assert job.learnt_mib > 5001 and state_of(world, third) is JobState.RUNNING
 
 
+@pytest.mark.parametrize("policy", [FGD, replace(FGD, sharing=Sharing.MURI)])
+def test_no_job_joins_one_without_a_large_enough_plan(policy: Policy) -> None:
+    world = world_of(policy)
+    first, other = (job_of(world, slot_memory_mib=mib, stages=(1.0, 1.0, 1.0)) for mib in (4500, 1000))
+    assert state_of(world, other) is JobState.RUNNING
+    measure(world, first, 3000)
+    measure(world, other, 5300)
+    assert world.state.jobs[other].learnt_mib == 0, "5 % more do not fit"
+    third = job_of(world, slot_memory_mib=1000, stages=(1.0, 1.0, 1.0))
+    assert state_of(world, third) is JobState.PENDING and world.state.jobs[other].stop_reason is None
+
+
 @pytest.mark.parametrize("policy", [FGD, GANDIVA])
 def test_the_younger_job_leaves_before_the_slot_is_full(policy: Policy) -> None:
     world, first, other = pair_of(policy, **TAUGHT)
