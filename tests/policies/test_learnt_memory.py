@@ -296,6 +296,13 @@ def test_a_job_that_ran_out_of_memory_beside_others_runs_alone() -> None:
     assert explained is not None and "1 of them out of memory beside other jobs" in explained.memory_in_words
 
 
+def test_such_a_job_joins_no_host() -> None:
+    world, first, other = pair_of(GANDIVA)
+    assert world.state.jobs[other].guest_of == (first,)
+    fails(world, other, shown=True)
+    assert state_of(world, other) is JobState.PENDING and world.state.jobs[other].alone
+
+
 def test_a_failure_on_a_full_slot_counts_and_another_does_not() -> None:
     world, first, other = pair_of(nodes=2, preemptible=False, restartable=False, max_retries=1)
     world.state.jobs[first].spec = structs.replace(world.state.jobs[first].spec, preemptible=False)
