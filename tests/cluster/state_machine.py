@@ -34,7 +34,7 @@ from scheduler_feedback.core.events import (
     Tick,
     VerdictJudged,
 )
-from scheduler_feedback.core.job import After, Dependency, Group, JobSpec, JobState, Packing
+from scheduler_feedback.core.job import After, Dependency, Group, Job, JobSpec, JobState, Packing
 from scheduler_feedback.core.state import (
     Backfilling,
     Cell,
@@ -499,29 +499,44 @@ class Invariants(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.calm and self._shares_memory())
     @rule(
-        jobs=st.lists(st.sampled_from([0, 0, 0, 20]), min_size=2, max_size=6),
-        peaks=st.lists(st.sampled_from([4, 9, 15, 22, 30, 45]), min_size=2, max_size=6),
+        declared=st.lists(st.sampled_from([0, 0, 0, 20]), min_size=4, max_size=4),
+        first=st.sampled_from([4, 9, 15]),
+        peaks=st.lists(st.sampled_from([9, 15, 22, 30, 45]), min_size=2, max_size=8),
         opportunistic=st.booleans(),
         seconds=st.sampled_from([0.0, 1.0, 15.0]),
     )
-    def recur(self, jobs: list[int], peaks: list[int], opportunistic: bool, seconds: float) -> None:
-        """Submit jobs of one class, some of which declare their memory, and measure them while others join them."""
-        Invariants.steps += len(jobs) + len(peaks)
-        for number, declared in enumerate(jobs):
-            spec = JobSpec(
-                "again", ("train",), 1, queue="c", user="ann", workload="m", time_limit_seconds=60.0,
-                exact_seconds=60.0, grace_seconds=2.0, shareable=True, restartable=True, preemptible=number % 3 > 0,
-                opportunistic=opportunistic and number % 3 > 1, slot_memory_mib=declared, slot_share=0.1 * (number % 2),
-            )  # fmt: skip
-            self.world.submit((spec, 60.0, 0))
+    def recur(self, declared: list[int], first: int, peaks: list[int], opportunistic: bool, seconds: float) -> None:
+        """Fill the cluster with jobs of one class, measure them, let others of the class join them, and let some grow.
+
+        declared: memory of the jobs, in turn; 0: none. first: measured memory before others join.
+        """
+        Invariants.steps += 2 + len(peaks)
+        slots = sum(self.world.sizes)
+        for number, count in enumerate((slots, min(slots, 8))):
+            jobs = [
+                JobSpec(
+                    "again", ("train",), 1, queue="c", user="ann", workload="m", time_limit_seconds=60.0,
+                    exact_seconds=60.0, grace_seconds=2.0, shareable=True, restartable=True, preemptible=one % 3 > 0,
+                    opportunistic=opportunistic and number == 1 and one % 3 > 1, slot_memory_mib=declared[one % 4],
+                    slot_share=0.1 * (one % 2),
+                )
+                for one in range(count)
+            ]  # fmt: skip
+            self.world.submit(*((spec, 60.0, 0) for spec in jobs))
             self.world.seen()
+            if not number:
+                self.world.cycle(*(MemoryMeasured(one.job_id, one.attempt, first) for one in self._recurring()[:4]))
+                self.world.seen()
         for number, peak in enumerate(peaks):
-            held = [one for one in self.world.state.jobs.values() if one.state.holds_slots and one.spec.workload == "m"]
-            if held:
-                job = held[number % len(held)]
+            together = [one for one in self._recurring() if index_of(self.world.state).partners(one.job_id)]
+            if together:
+                job = together[number % len(together)]
                 self.world.cycle(MemoryMeasured(job.job_id, job.attempt, peak))
                 self.world.seen()
             self.world.advance(seconds)
+
+    def _recurring(self) -> list[Job]:
+        return [one for one in self.world.state.jobs.values() if one.state.holds_slots and one.spec.workload == "m"]
 
     def _shares_memory(self) -> bool:
         """Return whether jobs may share slots whose device memory is known."""

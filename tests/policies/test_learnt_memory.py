@@ -115,6 +115,8 @@ def test_jobs_of_a_measured_class_share_a_slot(policy: Policy) -> None:
     assert explained is not None
     assert explained.memory_in_words == "its memory is learnt: at most 2.9 GiB in 1 run of this class, 4.4 GiB planned"
     assert [(row.ranks, row.largest_mib, row.runs) for row in explained.memory] == [(1, 3000, 1)]
+    measure(world, second, 3100)
+    assert need_mib(rows([3000, 3100])) < world.state.jobs[second].learnt_mib == need_mib(rows([3000]))
 
 
 def test_without_the_setting_the_need_is_only_shown() -> None:
@@ -196,6 +198,18 @@ def test_a_job_that_outgrows_its_plan_gets_a_larger_one_while_the_slot_has_room(
     world.end(other, 0)
     world.running()
     assert job.learnt_mib > 5001 and state_of(world, third) is JobState.RUNNING
+
+
+@pytest.mark.parametrize("policy", [FGD, replace(FGD, sharing=Sharing.MURI)])
+def test_no_job_joins_one_without_a_large_enough_plan(policy: Policy) -> None:
+    world = world_of(policy)
+    first, other = (job_of(world, slot_memory_mib=mib, stages=(1.0, 1.0, 1.0)) for mib in (4500, 1000))
+    assert state_of(world, other) is JobState.RUNNING
+    measure(world, first, 3000)
+    measure(world, other, 5300)
+    assert world.state.jobs[other].learnt_mib == 0, "5 % more do not fit"
+    third = job_of(world, slot_memory_mib=1000, stages=(1.0, 1.0, 1.0))
+    assert state_of(world, third) is JobState.PENDING and world.state.jobs[other].stop_reason is None
 
 
 @pytest.mark.parametrize("policy", [FGD, GANDIVA])
@@ -280,6 +294,13 @@ def test_a_job_that_ran_out_of_memory_beside_others_runs_alone() -> None:
     assert "ran out of device memory beside j-000001 (its output shows it)" in str(world.entries)
     explained = cycle.explain(world.state, other)
     assert explained is not None and "1 of them out of memory beside other jobs" in explained.memory_in_words
+
+
+def test_such_a_job_joins_no_host() -> None:
+    world, first, other = pair_of(GANDIVA)
+    assert world.state.jobs[other].guest_of == (first,)
+    fails(world, other, shown=True)
+    assert state_of(world, other) is JobState.PENDING and world.state.jobs[other].alone
 
 
 def test_a_failure_on_a_full_slot_counts_and_another_does_not() -> None:

@@ -93,14 +93,14 @@ MUTANTS = (
     ),
     Mutant(
         "backends.local.memory_errors:shows_full_device",
-        "max(about.st_size - TAIL_BYTES, 0)",
+        "max(size - TAIL_BYTES, 0)",
         "0",
         ("tests/backends/test_memory_errors.py",),
     ),
     Mutant(
         "backends.local.memory_errors:shows_full_device",
-        "not stat.S_ISREG(about.st_mode)",
-        "False",
+        "os.O_NOFOLLOW | ",
+        "",
         ("tests/backends/test_memory_errors.py",),
     ),
     Mutant(

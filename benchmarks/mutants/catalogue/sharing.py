@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant("policies.sharing.room_on_slots:may_join", "and not job.alone", "", _MEMORY),
     Mutant("policies.sharing.memory_pressure:memory_measured", "job.attempt != event.attempt", "False", _MEMORY),
     Mutant("policies.sharing.memory_pressure:separate_full_slots", "_used_mib(staying) <= full_mib", "False", _MEMORY),
-    Mutant("policies.sharing.memory_pressure:_stays", "not job.spec.opportunistic,", "False,", _MEMORY),
+    Mutant("policies.sharing.memory_pressure:_stays", "not job.guest_of,", "False,", _MEMORY),
     Mutant("policies.sharing.memory_pressure:_stays", "-(job.attempt_started_ns or 0)", "0", _MEMORY),
     Mutant("policies.sharing.memory_pressure:_left_mib", "total_mib - _used_mib(others)", "total_mib", _MEMORY),
     Mutant("policies.sharing.memory_pressure:ran_out", "index.keep_alone(job)", "pass", _MEMORY),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 
 TAIL_BYTES = 16_384
 """Size of the end of the output that is searched. An error ends a program, so its message is near the end."""
@@ -26,11 +25,9 @@ def shows_full_device(log: str) -> bool:
     except OSError:
         return False
     try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            return False
-        return _MESSAGES.search(os.pread(descriptor, TAIL_BYTES, max(about.st_size - TAIL_BYTES, 0))) is not None
-    except OSError:
+        size = os.fstat(descriptor).st_size
+        return _MESSAGES.search(os.pread(descriptor, TAIL_BYTES, max(size - TAIL_BYTES, 0))) is not None
+    except OSError:  # it is a pipe or a folder
         return False
     finally:
         os.close(descriptor)

@@ -80,10 +80,13 @@ def separate_full_slots(context: CycleContext) -> None:
                 context.record(grown[0].job_id, "memory", f"{text}; no job there may be stopped")
 
 
-def _stays(job: Job) -> tuple[bool, bool, bool, int, str]:
-    """Return a sort key: the first job leaves the slot. Of equal jobs, the younger one leaves."""
+def _stays(job: Job) -> tuple[bool, bool, int, str]:
+    """Return a sort key: the first job leaves the slot. Guests, which all opportunistic jobs are, go first.
+
+    A job within its declared memory goes last. Of equal jobs, the younger one leaves.
+    """
     within = bool(job.spec.slot_memory_mib) and not has_outgrown(job)
-    return (not job.spec.opportunistic, not job.guest_of, within, -(job.attempt_started_ns or 0), job.job_id)
+    return (not job.guest_of, within, -(job.attempt_started_ns or 0), job.job_id)
 
 
 def _stop(context: CycleContext, job: Job, why: str) -> None:
