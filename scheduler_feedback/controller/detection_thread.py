@@ -171,7 +171,7 @@ class DetectionThread:
         self._forgotten.append(job)
 
     def measure_again(self, job: str) -> None:
-        """Measure the job's speed anew from the next tick on, because its power limit has changed."""
+        """Measure the job's speed again from the next tick on, because its power limit has changed."""
         self._measured_again.append(job)
 
     def broken(self) -> str:

@@ -1,4 +1,4 @@
-"""Power of GPUs in the frames of agents: what the scheduler is told about it, and the orders that follow.
+"""Power of GPUs in the frames of agents: the reports for the scheduler, and the orders to the agents.
 
 Frames arrive on the feed's thread, and ``measure`` runs on the cycle's thread once a second. An agent that has not sent
 a frame for SILENT_SECONDS counts as one that has given back the GPUs' own limits, because its lease may end.
@@ -41,10 +41,10 @@ CALM_SECONDS = 10.0
 """Time since the end of a gang after which a GPU's power counts as that of an idle one."""
 
 IDLE_SECONDS = 5.0
-"""Least time between two looks at the idle power of a node's GPUs."""
+"""Least time between two readings of the idle power of a node's GPUs."""
 
 IDLE_AT_ONCE = 200
-"""Maximum number of nodes whose idle power is looked at in one call, so that no cycle waits long: 40 ms at most."""
+"""Maximum number of nodes whose idle power is read in one call, so that no cycle waits long: 40 ms at most."""
 
 LINES_SECONDS = 60.0
 """Time after which all orders are made again, although nothing that is known to matter has changed."""
@@ -83,7 +83,7 @@ class _Agent:
     seen: tuple[object, ...] = ()
     """What the last report was made from."""
     idle_due_ns: int = 0
-    """Time at which the idle power is looked at again."""
+    """Time at which the idle power is read again."""
 
 
 _NAMES = {"least": "least", "most": "most", "current": "current", "own": "own"}
@@ -103,7 +103,7 @@ class PowerReports:
         self._known: tuple[object, ...] = ()
         self._lines_due_ns = 0
         self.enabled = False
-        """Whether frames are looked at: only with a power budget."""
+        """Whether frames are read: only with a power budget."""
 
     # --- the feed's thread -------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class PowerReports:
         return (SlotPower(limit, limit, limit, min(idle, limit), False, True),) * node.slots
 
     def _idle_watts(self, node: Node, number: int, power: float, now_ns: int, together: bool, before: float) -> float:
-        """Return the idle power of a slot's GPU in steps; `before` while it is busy, or was lately."""
+        """Return the idle power of a slot's GPU in steps; `before` while it is busy, or was until CALM_SECONDS ago."""
         places = [(node.name, one) for one in range(node.slots)] if together else [(node.name, number)]
         busy_ns = max(self._busy_ns.get(place, 0) for place in places)
         place = (node.name, number)

@@ -587,4 +587,4 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     """Measured speeds at several power limits by job class, the class with the newest measurement last; see
     `policies/power`."""
     power_rise_ns: int = 0
-    """Time at which a power limit may be raised that has changed lately; 0: none is to be raised."""
+    """Time at which a power limit may be raised that has changed a short time ago; 0: none is to be raised."""

@@ -322,7 +322,7 @@ class Feed:
             self._write_later(follower, connection)
 
     def _write_later(self, follower: Follower, connection: Connection) -> None:
-        """Wait until the socket accepts the rest of what was said, if there is one."""
+        """Wait until the socket accepts the rest of the sent line, if there is one."""
         if connection.writes and follower.deadline_ns != NEVER_NS:
             follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 

@@ -71,13 +71,15 @@ def test_the_configuration_of_logins_on_the_page_is_valid(tmp_path: Path) -> Non
 
 
 def test_the_agents_configuration_on_the_page_is_valid(tmp_path: Path) -> None:
-    first, collectors, labels, quotas = re.findall(
+    power, first, collectors, labels, quotas = re.findall(
         r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL
     )
     (tmp_path / "gangwatch.toml").write_text(first + collectors + quotas)
     loaded = config_file.load(tmp_path / "gangwatch.toml")
     assert (loaded.agent.listen, loaded.exporter.compatibility) == ("0.0.0.0:9400", ("dcgm",))
     assert loaded.agent.collectors == {"nfs": False, "*": True}
+    (tmp_path / "power.toml").write_text(power)
+    assert config_file.load(tmp_path / "power.toml").agent.power_limits == "300..700"
     (tmp_path / "labels.toml").write_text(labels)
     assert len(config_file.load(tmp_path / "labels.toml").agent.pod_label_names) == 2
     assert loaded.step_quotas == config_file.StepQuotasSection(), "the page shows the defaults"

@@ -102,7 +102,7 @@ def _add_waiting(state: State, index: SchedulingIndex, choices: dict[str, Choice
 def _next_rise_ns(
     state: State, account: Account, choices: Mapping[str, Choice], chosen: Mapping[str, int], watts: float
 ) -> int:
-    """Return when the first limit may rise that is kept only because it has changed lately; 0 if there is none."""
+    """Return when the first limit may rise that is kept only because of HOLD_SECONDS; 0 if there is none."""
     held = [unit for unit in account.units if not choices[unit.name].may_rise]
     if not held or choose({name: replace(one, may_rise=True) for name, one in choices.items()}, watts) == chosen:
         return 0
