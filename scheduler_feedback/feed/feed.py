@@ -312,14 +312,17 @@ class Feed:
             if not stream.connected or connection is None or not connection.takes_limits:
                 continue
             line = orders.due(stream.node, connection.limits, connection.limits_ns, now_ns)
-            if not line or connection.writes:
-                continue
-            try:
-                connection.order_limits(line, now_ns)
-            except OSError as error:
-                self._lost(follower, reason_of(error))
-                continue
-            self._write_later(follower, connection)
+            if line and not connection.writes:
+                self._order(follower, connection, line, now_ns)
+
+    def _order(self, follower: Follower, connection: Connection, line: bytes, now_ns: int) -> None:
+        """Send an order of power limits to an agent."""
+        try:
+            connection.order_limits(line, now_ns)
+        except OSError as error:
+            self._lost(follower, reason_of(error))
+            return
+        self._write_later(follower, connection)
 
     def _write_later(self, follower: Follower, connection: Connection) -> None:
         """Wait until the socket accepts the rest of the sent line, if there is one."""

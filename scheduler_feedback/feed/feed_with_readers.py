@@ -37,6 +37,7 @@ from scheduler_feedback.feed.reader_channel import (
     Interval,
     Logged,
     Opened,
+    Order,
     Rate,
     Reached,
     ReaderEvent,
@@ -78,6 +79,9 @@ class _Connection:
     certificate_ends: float | None
     interval_seconds: float | None = None
     """Interval of the agent's frames, as the process knows it; None until the first layout."""
+    limits: bytes = b""
+    limits_ns: int = 0
+    """The last order of power limits, and when it was sent to the process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +152,7 @@ class FeedWithReaders(Feed):
                     if now_ns - self._swept_ns >= DISCOVERY_SECONDS * 1e9:
                         self._swept_ns = now_ns
                         self._send_rates(now_ns)
+                        self._send_orders(now_ns)
                         self._read_expiry(now_ns)
                     wait_seconds = min(self._run_between(), DISCOVERY_SECONDS)
                     if self._due_shares:
@@ -253,6 +258,16 @@ class FeedWithReaders(Feed):
             if every != reader.sent_every:
                 reader.sent_every = every
                 reader.end.send(Rate(every))
+
+    def _send_orders(self, now_ns: int) -> None:
+        """Send the orders of power limits that are due to the processes."""
+        if (orders := self.orders) is None:
+            return
+        for reader in self._readers.values():
+            for number, one in reader.connections.items():
+                if one.stream.connected and (line := orders.due(one.stream.node, one.limits, one.limits_ns, now_ns)):
+                    one.limits, one.limits_ns = line, now_ns
+                    reader.end.send(Order(number, line))
 
     def _read_expiry(self, now_ns: int) -> None:
         """Read changed credentials, for the metric of their expiry. The processes log it if they are unusable."""

@@ -154,7 +154,14 @@ class Interval(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-Command = Start | Used | Accept | Refuse | Rate | Watch | Interval
+class Order(msgspec.Struct, frozen=True, tag=True):
+    """Send an order of power limits (``power_orders``) to the agent, if it accepts them."""
+
+    connection: int
+    line: bytes
+
+
+Command = Start | Used | Accept | Refuse | Rate | Watch | Interval | Order
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_event: msgspec.msgpack.Decoder[ReaderEvent] = msgspec.msgpack.Decoder(ReaderEvent)

@@ -38,6 +38,7 @@ from scheduler_feedback.feed.reader_channel import (
     Interval,
     Logged,
     Opened,
+    Order,
     Rate,
     Reached,
     ReaderEnd,
@@ -86,6 +87,8 @@ class ForwardingFeed(Feed):
                 if (follower := self._numbers.get(command.connection)) is not None:
                     self._connected(follower)
                     follower.stream.frames += 1
+            elif isinstance(command, Order):
+                self._pass_order(command)
             elif isinstance(command, Rate):
                 self._every = command.every
             elif isinstance(command, Watch):
@@ -93,6 +96,12 @@ class ForwardingFeed(Feed):
             elif isinstance(command, Interval) and (stream := self.streams.get(command.node)) is not None:
                 stream.interval_seconds = command.seconds
         return DISCOVERY_SECONDS
+
+    def _pass_order(self, command: Order) -> None:
+        follower = self._numbers.get(command.connection)
+        connection = follower.connection if follower is not None else None
+        if follower is not None and connection is not None and connection.takes_limits:
+            self._order(follower, connection, command.line, self._clock.monotonic_ns())
 
     def _refuse(self, command: Refuse) -> None:
         follower = self._numbers.get(command.connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from gangwatch.daemons.agent_daemon import _leases_of, _limit_with
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
+from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
 from scheduler_feedback.feed.power_orders import NONE, OLD_SECONDS, RENEW_SECONDS, PowerOrders, order_line
 from tests.exporter.sample_frames import small_frame, small_layout
 from tests.feed import test_feed_over_tls
@@ -38,10 +40,12 @@ def made_frame() -> tuple[Layout, Frame]:
     return layout, structs.replace(small_frame(layout), node="n0", layout_id=layout.layout_id)
 
 
+@pytest.mark.parametrize("processes", [0, 1])
 def test_the_controllers_certificate_sets_limits_and_a_revoked_one_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.05)
+    monkeypatch.setattr(test_feed_over_tls, "Feed", partial(FeedWithReaders, processes=processes))
     site, made = Site(tmp_path), made_frame()
     readers = FrameReaders((CONTROLLER,), site.authority.path / "revoked.json")
     leases = PowerLeases(Allowed(200.0, 700.0), tmp_path / "leases.json", "boot")
