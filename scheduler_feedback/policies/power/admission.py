@@ -14,7 +14,7 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.power.account import account_of
-from scheduler_feedback.policies.power.gpus import TINY, gpus_of, in_force
+from scheduler_feedback.policies.power.gpus import TINY, gpus_of, in_force, never_fits
 
 RETRY_SECONDS = 5.0
 """Time after which a gang that would share slots tries again to start within the budget."""
@@ -58,7 +58,10 @@ def delayed(context: CycleContext, job: Job, slots: tuple[Slot, ...]) -> bool:
     why = refusal(state, index, slots) or refusal(state, index, slots, waiting_need_watts(state, index))
     if not why:
         return False
-    if any(index.sharers.get(slot) for slot in slots):
+    if job.spec.opportunistic and never_fits(state, slots):  # such jobs are not in the queue, which checks that
+        index.plan.give([slot for slot in slots if not index.sharers.get(slot)])
+        return True
+    if never_fits(state, slots) or any(index.sharers.get(slot) for slot in slots):
         index.plan.give([slot for slot in slots if not index.sharers.get(slot)])
         index.requeue(job, f"waits for power: {why}", context.after(RETRY_SECONDS))
     else:

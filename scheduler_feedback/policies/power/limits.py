@@ -20,7 +20,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.power.account import Account, Unit, account_of, unit_of
 from scheduler_feedback.policies.power.admission import in_watts
 from scheduler_feedback.policies.power.allocation import Choice, choose, steps_of
-from scheduler_feedback.policies.power.gpus import TINY, Gpus, gpus_of, in_force
+from scheduler_feedback.policies.power.gpus import TINY, Gpus, gpus_of, in_force, never_fits
 from scheduler_feedback.policies.power.power_speeds import sensitivity, speed_at
 from scheduler_feedback.policies.queue import order
 
@@ -61,6 +61,10 @@ def set_limits(context: CycleContext) -> None:
         return
     account = account_of(state, index)
     choices = {unit.name: _choice(state, unit) for unit in account.units}
+    for job_id in sorted(index.claimants):
+        if never_fits(state, state.jobs[job_id].claim):
+            index.reserve(state.jobs[job_id], ())
+            context.record(job_id, "claim-lost", "its reserved slots exceed the power budget")
     left = state.policy.power_budget_watts - account.idle_watts + TINY
     left += _add_waiting(state, index, choices, left)
     chosen = choose(choices, left)
