@@ -235,8 +235,6 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
         )
     if config.client.url and not config.client.url.startswith(("http://", "https://")):
         raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
-    if config.policy.power_budget_watts and config.feed.processes:
-        raise ConfigError(f"{where}: policy.power_budget_watts: needs feed.processes = 0, which sends the power limits")
     if config.policy.network_classes > 1 and config.slurm.enabled:
         raise ConfigError(f"{where}: policy.network_classes: Slurm starts the jobs, without a class; leave it out")
     advised = config.slurm.enabled and config.slurm.mode == "advise"
