@@ -7,7 +7,7 @@ import pytest
 from scheduler_feedback.core.events import FreezeSet, PolicySet, PowerSeen, SpeedMeasured
 from scheduler_feedback.core.job import JobState, Slot
 from scheduler_feedback.core.power import SlotPower
-from scheduler_feedback.core.state import Mode, Policy, Sharing
+from scheduler_feedback.core.state import Mode, Policy, Sharing, Sizes
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.cycle import explain, next_wake_ns, why_waits
 from scheduler_feedback.policies.index.scheduling_index import index_of
@@ -65,6 +65,24 @@ def explain_text(world: World, job: str) -> str:
     found = explain(world.state, job)
     assert found is not None
     return found.why
+
+
+@pytest.mark.parametrize("sizes", list(Sizes))
+def test_an_elastic_gang_gets_only_the_ranks_that_the_budget_allows(sizes: Sizes) -> None:
+    """600 W are 240 W for eight idle GPUs, and 70 W more for each of five busy ones."""
+    world = world_of(600.0, sizes=sizes)
+    job = world.submit(
+        8, 10_000.0, min_ranks=2, max_ranks=8, restartable=True, grace_seconds=1.0, restart_cost_seconds=1.0
+    )
+    world.confirm()
+    for _ in range(20):
+        world.advance(60.0)
+        world.confirm()
+    found = world.state.jobs[job]
+    assert (found.state, found.attempt) == (JobState.RUNNING, 1), [one.text for one in world.entries]
+    assert 2 <= len(found.ranks) <= 5
+    assert not any("budget of 600 W is left" in one.text for one in world.entries)
+    assert world.job_state(world.submit(8, 10.0)) is JobState.PENDING
 
 
 def test_a_start_waits_until_the_limits_of_others_are_confirmed_to_be_lower() -> None:

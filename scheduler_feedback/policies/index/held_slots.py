@@ -18,7 +18,7 @@ from scheduler_feedback.policies.index import uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import Release, job_releases
 from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
-from scheduler_feedback.policies.power.gpus import never_fits
+from scheduler_feedback.policies.power.gpus import most_ranks, never_fits
 from scheduler_feedback.policies.queue.placement import Capacity, pods_on
 from scheduler_feedback.policies.speeds.learnt_speeds import class_of, learnt_of
 
@@ -241,7 +241,8 @@ class HeldSlots:
     def capacity(self) -> Capacity:
         """Return the capacity of the nodes as if no job were running."""
         if self.capacity_or_none is None:
-            self.capacity_or_none = Capacity(self.state.nodes, partial(never_fits, self.state))
+            exceeds, most = partial(never_fits, self.state), most_ranks(self.state)
+            self.capacity_or_none = Capacity(self.state.nodes, exceeds, most)
         return self.capacity_or_none
 
     @property
@@ -299,10 +300,12 @@ class HeldSlots:
         Its present slots count as free for the limit of its queue.
         """
         most = max(job.spec.ranks, len(job.ranks))  # a gang that has grown may keep its size
+        if self.capacity.most is not None and job.spec.min_ranks is not None and self.capacity.most < most:
+            most = max(self.capacity.most, job.spec.min_ranks)
         left = self.shares.left(job.spec.queue) if self.shares.limited else None
         if left is not None:
             return min(left + len(job.ranks), most)
-        return most if most > job.spec.ranks else None
+        return most if most != job.spec.ranks else None
 
     def idle_seconds(self) -> float:
         """Return for how many seconds no job has been pending; 0 if a job is pending.

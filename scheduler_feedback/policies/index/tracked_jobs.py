@@ -446,9 +446,15 @@ class TrackedJobs(HeldSlots):
     def most_ranks(self, job: Job) -> int | None:
         """Return the maximum number of ranks with which the job may start now; None: the number that the job asks for.
 
-        The limits of its queue can reduce the number. An elastic job that is the only pending job can get more, after a
-        long enough idle period.
+        The limits of its queue can reduce the number, and the power budget that of an elastic job. An elastic job that
+        is the only pending job can get more, after a long enough idle period.
         """
+        found, most = self._most_ranks_of_queue(job), self.capacity.most
+        if most is None or job.spec.min_ranks is None or (job.spec.ranks if found is None else found) <= most:
+            return found
+        return most
+
+    def _most_ranks_of_queue(self, job: Job) -> int | None:
         spec = job.spec
         alone = (
             spec.max_ranks is not None

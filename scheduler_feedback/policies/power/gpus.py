@@ -74,6 +74,20 @@ def gpus_of(state: State, slots: Iterable[Slot]) -> Gpus:
     return Gpus(tuple(sorted(kinds.items())), idle, tuple(sorted(unknown)))
 
 
+def most_ranks(state: State) -> int | None:
+    """Return with how many ranks a gang could run if all other GPUs were idle; None: the budget allows all slots."""
+    if not in_force(state) or not state.power or any(name not in state.power for name in state.nodes):
+        return None
+    reported = [one for slots in state.power.values() for one in slots]
+    left = state.policy.power_budget_watts - sum(one.idle_watts for one in reported) + TINY
+    needs = sorted((one.least_watts if one.settable else one.limit_watts) - one.idle_watts for one in reported)
+    for number, need in enumerate(needs):
+        left -= max(need, 0.0)
+        if left < 0:
+            return number
+    return None
+
+
 def never_fits(state: State, slots: Sequence[Slot]) -> bool:
     """Return whether a gang on these slots would exceed the budget if all other GPUs were idle."""
     if not in_force(state) or not state.power:

@@ -417,15 +417,19 @@ class Capacity:
 
     slots: number of slots on healthy and suspect nodes. unusable: names of unavailable nodes. spares: names of the
     spare nodes. spare_slots: number of slots on spare nodes. exceeds: returns whether a gang on these slots would
-    exceed another limit of the cluster (its power budget), even if no other job ran.
+    exceed another limit of the cluster (its power budget), even if no other job ran. most: with how many ranks that
+    limit lets a gang run; None: with any.
     """
 
-    __slots__ = ("_empty", "_exceeds", "_held", "_nodes", "slots", "spare_slots", "spares", "unusable")
+    __slots__ = ("_empty", "_exceeds", "_held", "_nodes", "most", "slots", "spare_slots", "spares", "unusable")
 
     def __init__(
-        self, nodes: Mapping[str, Node], exceeds: Callable[[Sequence[Slot]], bool] = lambda _slots: False
+        self,
+        nodes: Mapping[str, Node],
+        exceeds: Callable[[Sequence[Slot]], bool] = lambda _slots: False,
+        most: int | None = None,
     ) -> None:
-        self._nodes, self._exceeds = nodes, exceeds
+        self._nodes, self._exceeds, self.most = nodes, exceeds, most
         self._empty = Plan(nodes.values())
         self._held: dict[Shape, bool] = {}
         self.slots = self._empty.free(Tier.HEALTHY) + self._empty.free(Tier.SUSPECT)

@@ -115,6 +115,8 @@ def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] 
     most = job.spec.max_ranks or job.spec.ranks
     if (left := index.shares.left(job.spec.queue)) is not None:
         most = min(most, ranks + left)
+    if index.capacity.most is not None:
+        most = min(most, index.capacity.most)
     wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + job.spec.unit))
     most = _worth(state, index, job, most)
     if most <= ranks:

@@ -121,7 +121,10 @@ def _options(state: State, index: SchedulingIndex, job: Job, now_ns: int) -> lis
     """Return the options of the job with their values, after the cost of the restart that each needs."""
     policy = state.policy
     left = left_at_full_speed_ns(policy, job, now_ns) / 1e9
-    found = valued(policy.sizes, job, options_of(index.plan, job, policy), max(left, 1.0))
+    options, most = options_of(index.plan, job, policy), index.capacity.most
+    if most is not None:  # the power budget allows no more ranks
+        options = [one for one in options if one.ranks <= max(most, len(job.ranks))]
+    found = valued(policy.sizes, job, options, max(left, 1.0))
     if not job.state.holds_slots:
         return found
     ahead = min(max(left_ns(policy, job, now_ns) / 1e9, 1.0), policy.resize_horizon_seconds)
