@@ -75,7 +75,7 @@ class _Agent:
     """(UUID, name) of each value. Those of limits are before those of power."""
     positions: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
     """Positions of the values in the gauges of a frame: intp [values]."""
-    limits: int = 0
+    limit_count: int = 0
     """Number of values that are limits."""
     values: FloatArray = field(default_factory=lambda: np.zeros(0))
     """Values of the newest frame: float64 [values]."""
@@ -118,7 +118,7 @@ class PowerReports:
             places = _places(layout)
             agent.names, agent.layout_id = [place[1:] for place in places], layout.layout_id
             agent.positions = np.array([place[0] for place in places], np.intp)
-            agent.limits = sum(name != "power" for _, name in agent.names)
+            agent.limit_count = sum(name != "power" for _, name in agent.names)
         agent.values, agent.received_ns = frame.gauges.take(agent.positions), received_ns
 
     # --- the cycle's thread ------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class PowerReports:
                 continue
             silent = now_ns - agent.received_ns > SILENT_SECONDS * 1e9
             before = state.power.get(name, ())
-            seen = (silent, node.devices, node.slots, agent.layout_id, agent.values[: agent.limits].tobytes(), before)
+            seen = (silent, node.devices, node.slots, agent.layout_id, agent.values[: agent.limit_count].tobytes(), before)
             if seen == agent.seen:
                 if now_ns < agent.idle_due_ns or not idle_left:
                     continue
