@@ -144,7 +144,14 @@ class PowerReports:
                 continue
             silent = now_ns - agent.received_ns > SILENT_SECONDS * 1e9
             before = state.power.get(name, ())
-            seen = (silent, node.devices, node.slots, agent.layout_id, agent.values[: agent.limit_count].tobytes(), before)
+            seen = (
+                silent,
+                node.devices,
+                node.slots,
+                agent.layout_id,
+                agent.values[: agent.limit_count].tobytes(),
+                before,
+            )
             if seen == agent.seen:
                 if now_ns < agent.idle_due_ns or not idle_left:
                     continue
