@@ -120,8 +120,6 @@ class Ordeal:
     journal: list[tuple[int, list[Event], cycle.Outcome]] = field(default_factory=list)
     snapshot: bytes = b""
     promised: tuple[str, int, int, int] | None = None
-    limited: list[dict[str, float]] = field(default_factory=lambda: [{}, {}])
-    """Power limits of jobs after the last two cycles."""
     submitted: int = 0
     cycles: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -530,18 +528,14 @@ class Ordeal:
             entry.kind == "started" and entry.subject != before[0] for entry in outcome.entries
         )
         head = state.reserved_for
-        # Power limits change the ends of running gangs, and the next cycle moves the reserved start.
-        limits = {job.job_id: job.power_limit_watts for job in state.jobs.values() if job.power_limit_watts}
-        powered = limits != self.limited[-1] or self.limited[0] != self.limited[-1]
-        self.limited = [self.limited[-1], limits]
         self.promised = None
         # A verdict may have taken nodes after the reservation, so that the head no longer fits the cluster.
         if head is not None and state.reserved_from_ns is not None and head in index_of(state).line:
             self.promised = (head, state.jobs[head].attempt, *self._reserved_ns(head))
         if before is None or not harmless or not exact or stopped or asked or overrun or overtaken or state.frozen:
             return
-        if powered:
-            return
+        if state.power and state.policy.power_budget_watts:
+            return  # limits change the ends of running gangs, and the head may wait for watts
         job = state.jobs.get(before[0])
         if job is not None and 0 < job.awaited_until_ns <= self.now_ns:
             return  # its patience with faster GPU types has ended

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler_feedback.core.job import Job, JobState, Slot
+from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
@@ -58,7 +58,8 @@ def delayed(context: CycleContext, job: Job, slots: tuple[Slot, ...]) -> bool:
     why = refusal(state, index, slots) or refusal(state, index, slots, waiting_need_watts(state, index))
     if not why:
         return False
-    if job.spec.opportunistic and never_fits(state, slots):  # such jobs are not in the queue, which checks that
+    is_probe = job.spec.kind is JobKind.PROBE  # it waits without slots, and its node takes no other job meanwhile
+    if is_probe or (job.spec.opportunistic and never_fits(state, slots)):  # neither is in the queue, which checks that
         index.plan.give([slot for slot in slots if not index.sharers.get(slot)])
         return True
     if never_fits(state, slots) or any(index.sharers.get(slot) for slot in slots):
