@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_feedback.core.events import FreezeSet, PolicySet, PowerSeen, SpeedMeasured
-from scheduler_feedback.core.job import JobState, Slot
+from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot
 from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Mode, Policy, Sharing, Sizes
 from scheduler_feedback.core.verdict import Cause
@@ -83,6 +83,24 @@ def test_an_elastic_gang_gets_only_the_ranks_that_the_budget_allows(sizes: Sizes
     assert 2 <= len(found.ranks) <= 5
     assert not any("budget of 600 W is left" in one.text for one in world.entries)
     assert world.job_state(world.submit(8, 10.0)) is JobState.PENDING
+
+
+def test_a_probe_that_waits_for_power_reserves_no_slots() -> None:
+    """75 W are left, which would be enough for the probe, but a gang of the queue waits for 280 W."""
+    world = world_of(715.0, nodes=3)
+    first, second = world.submit(4, 1000.0), world.submit(4, 1000.0)
+    for _ in range(3):
+        world.confirm()
+        world.advance(1.0)
+    waiting = world.state.jobs[second]
+    assert (world.limit(first), waiting.state, len(waiting.claim)) == (LEAST, JobState.PENDING, 4)
+    busy = {rank.slot.node for rank in world.state.jobs[first].ranks} | {slot.node for slot in waiting.claim}
+    node = next(world.state.nodes[name] for name in world.nodes if name not in busy)
+    spec = JobSpec("probe", ("probe",), 1, kind=JobKind.PROBE, pinned_node=node.name)
+    index_of(world.state).add_probe(node, Job("probe", spec, JobState.PENDING, world.state.now_ns))
+    world.submit(1, 10.0)
+    probe = world.state.jobs["probe"]
+    assert (probe.state, len(probe.claim)) == (JobState.PENDING, 0)
 
 
 def test_a_start_waits_until_the_limits_of_others_are_confirmed_to_be_lower() -> None:
