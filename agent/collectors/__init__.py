@@ -24,10 +24,10 @@ from agent.collectors.host.rank_processes import ProcessCollector
 from agent.collectors.rdma.rdma import RdmaCollector
 from agent.collectors.steps.step_collector import StepCollector
 from agent.gpu_inventory import Inventory
+from agent.power_leases import PowerLeases
 from agent.rank_attribution import Attribution
 from agent.schema.errors import ConfigError, UnsupportedError
 from agent.sources.kubelet.pod_resources import SOCKET as KUBELET_SOCKET
-from agent.sources.nvml.power_leases import PowerLeases
 from agent.sources.steps.tenants import Quotas
 
 

@@ -7,8 +7,8 @@ import logging
 import random
 from collections.abc import Mapping
 
+from agent.power_leases import Allowed, PowerLeases
 from agent.schema.clock import ManualClock
-from agent.sources.nvml.power_leases import Allowed, PowerLeases
 from benchmarks.fuzz.files import written
 from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.openb import _parser, _table
@@ -62,7 +62,7 @@ def _make_leases(chance: random.Random) -> bytes:
 
 
 def _parse_leases(data: bytes) -> str:
-    logging.getLogger("agent.sources.nvml.power_leases").disabled = True
+    logging.getLogger("agent.power_leases").disabled = True
     file = written(data, ".leases.json")
     leases = PowerLeases(Allowed(200.0, 700.0), file, "b", ManualClock())
     restore = leases.to_restore("GPU-1")
@@ -77,5 +77,5 @@ TARGETS = (
         "power-curves", _make_curves, _parser(gpu_power.read_curves, b"workload,limit"), (f"{_CURVES}:read_curves",)
     ),
     Target("power-orders", _make_orders, _parse_orders, ("exporter.server:FrameStream.take_request",)),
-    Target("power-leases", _make_leases, _parse_leases, ("agent.sources.nvml.power_leases:PowerLeases._read",)),
+    Target("power-leases", _make_leases, _parse_leases, ("agent.power_leases:PowerLeases._read",)),
 )

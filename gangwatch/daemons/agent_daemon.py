@@ -23,7 +23,7 @@ from gangwatch.state_folder import AgentRecord, StateFolder, agent_name, this_pr
 from gangwatch.supervisor.service_manager import notify, reloading, watchdog_seconds
 
 if TYPE_CHECKING:
-    from agent.sources.nvml.power_leases import PowerLeases
+    from agent.power_leases import PowerLeases
     from exporter.prometheus.exposition import Settings
     from exporter.push.target import PushTarget
     from exporter.security.frame_readers import FrameReaders
@@ -273,7 +273,7 @@ def _leases_of(
 
     Raises ConfigError for an invalid range, and if anyone but the controller could set limits.
     """
-    from agent.sources.nvml.power_leases import PowerLeases, parse_allowed
+    from agent.power_leases import PowerLeases, parse_allowed
     from agent.sources.proc.proc import read_boot_id
 
     allowed = parse_allowed(section.power_limits)

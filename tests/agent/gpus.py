@@ -12,8 +12,8 @@ from agent.collectors.block import Block, Collector
 from agent.collectors.gpu.nvml_collector import NvmlCollector
 from agent.collectors.gpu.xid import XidHistory
 from agent.gpu_inventory import Inventory
+from agent.power_leases import Allowed, PowerLeases
 from agent.schema.clock import ManualClock
-from agent.sources.nvml.power_leases import Allowed, PowerLeases
 from tests.fakes.nvml.control import FakeNvml
 
 BEGAN_SECONDS = 1000.0

@@ -11,9 +11,9 @@ import pytest
 
 from agent.collectors.block import Block
 from agent.collectors.gpu.gpu_power_limits import METRIC
+from agent.power_leases import LEASE_SECONDS, Allowed, PowerLeases, parse_allowed
 from agent.schema.clock import ManualClock
 from agent.schema.errors import ConfigError
-from agent.sources.nvml.power_leases import LEASE_SECONDS, Allowed, PowerLeases, parse_allowed
 from tests.agent.catalogued import gauge
 from tests.agent.gpus import Machine, uuid
 from tests.fakes.nvml.control import INVALID_ARGUMENT, NO_PERMISSION, NOT_SUPPORTED, FakeNvml

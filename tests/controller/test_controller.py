@@ -735,6 +735,11 @@ def test_every_metric_is_in_the_catalogue(tmp_path: Path, world: World) -> None:
         "gangwatch_verdict_slowdown_ratio",
         "gangwatch_verdict_lost_slots",
         "gangwatch_abstentions_total",
+        # These require a power budget.
+        "gangwatch_power_budget_watts",
+        "gangwatch_power_committed_watts",
+        "gangwatch_gang_power_limit_watts",
+        "gangwatch_gang_power_speed_ratio",
         # These require queues in the configuration.
         "gangwatch_queue_quota_slots",
         "gangwatch_queue_used_slot_seconds",

@@ -258,7 +258,7 @@ def test_common_amounts_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("part", "set_by_the_chart"),
     [
-        ("agent", {"state", "config", "node", "listen", "web-config"}),
+        ("agent", {"state", "config", "node", "listen", "web-config", "allow-power-limits"}),  # the last needs root
         ("controller", {"state", "config", "kubeconfig", "lease", "port", "listen", "web-config"}),
     ],
 )

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec import structs
 
+from agent.power_leases import Allowed, PowerLeases
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout, make_layout
 from agent.schema.identity import CONTROLLER, Certificate
-from agent.sources.nvml.power_leases import Allowed, PowerLeases
 from exporter.security.frame_readers import FrameReaders
 from exporter.security.security import Security
 from exporter.server import LIMITS_HEADER, FrameStream, ThreadedServer, agent_app

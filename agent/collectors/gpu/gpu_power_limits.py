@@ -15,10 +15,10 @@ import pynvml
 
 from agent.collectors.block import Block
 from agent.collectors.gpu.device import WORKER, series
+from agent.power_leases import PowerLeases
 from agent.schema.errors import SourceError
 from agent.sources.nvml.nvml import Device
 from agent.sources.nvml.nvml_codes import code_text
-from agent.sources.nvml.power_leases import PowerLeases
 
 METRIC = "gangwatch_gpu_settable_power_limit_watts"
 

@@ -21,13 +21,13 @@ from agent.collectors.gpu.gpu_topology import GpuTopologyCollector
 from agent.collectors.gpu.mig import mig_collector
 from agent.collectors.gpu.xid import XidHistory
 from agent.gpu_inventory import GpuDevice, GpuProcess, Inventory, MigDevice
+from agent.power_leases import PowerLeases
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, Library
 from agent.sources.nvml.nvml_enumeration import describe_device, find_devices
 from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
-from agent.sources.nvml.power_leases import PowerLeases
 
 INTERVAL_SECONDS = 10.0
 
