@@ -196,7 +196,8 @@ def test_without_the_variable_no_thread_and_no_memory_file_is_created() -> None:
     with reporter.step(tokens=1) as step, reporter.wait():
         pass
     reporter.report(step.number, 1.0)
-    assert (threading.active_count(), open_descriptors()) == (threads, descriptors)
+    # Threads of earlier tests may end meanwhile.
+    assert threading.active_count() <= threads and open_descriptors() <= descriptors
     assert reporter.status == "off: GANGWATCH_SOCKET is not set"
     assert reporter.dropped == 0
     reporter.close()
