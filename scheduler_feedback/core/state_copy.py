@@ -9,69 +9,59 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace as replaced
 
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import Job
-from scheduler_feedback.core.state import Decision, MeasuredSpeed, OpenDecision, State
+from scheduler_feedback.core.power import PowerRates
+from scheduler_feedback.core.state import Decision, MeasuredSpeed, State
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
+_Row = TypeVar("_Row", MeasuredSpeed, PowerRates)
+
 _OF_NODE = attrgetter(*(field.name for field in fields(Node)))
+
+OMITTED = frozenset({"history", "recently_ended", "trust"})
+"""Fields that only the cycle's estimates need. They are large."""
+
+COPIED_DEEPLY = frozenset(
+    {
+        *("jobs", "nodes", "decisions", "open_decisions", "pair_speeds", "speeds", "power_rates", "datasets"),
+        "requests",
+    }
+)
+"""Fields whose values the cycle changes in place. Values of all other fields are replaced."""
+
+_PLAIN = tuple(name for name in State.__struct_fields__ if name not in OMITTED | COPIED_DEEPLY)
 
 
 def frozen(state: State, before: State | None = None) -> State:
     """Return a copy of the state that later cycles do not change. Callers must not change it either.
 
-    before: an earlier copy, whose equal parts are shared. The fields history, recently_ended and trust are omitted,
-    because only the cycle's estimates need them.
+    before: an earlier copy, whose equal parts are shared. The fields OMITTED are empty.
     """
     old = before or State()
     return State(
-        policy=state.policy,
-        now_ns=state.now_ns,
-        cycle=state.cycle,
-        action_count=state.action_count,
-        frozen=state.frozen,
         jobs=_shared(state.jobs, old.jobs, _job),
         nodes=_shared(state.nodes, old.nodes, _node),
-        verdicts=dict(state.verdicts),
-        judged=dict(state.judged),
         decisions=_decisions(state, old),
-        reserved_for=state.reserved_for,
-        reserved_from_ns=state.reserved_from_ns,
-        reserved_nodes=dict(state.reserved_nodes),
-        counts=dict(state.counts),
-        open_decisions=_shared(state.open_decisions, old.open_decisions, _open_decision),
-        decision_count=state.decision_count,
-        frozen_by=state.frozen_by,
-        reserved_slots=state.reserved_slots[:],
-        past_verdicts=state.past_verdicts[:],
-        idle=state.idle,
-        planned_ns=state.planned_ns,
-        renewed_ns=state.renewed_ns,
-        first_turn=state.first_turn,
-        last_turn=state.last_turn,
-        chosen_turn=state.chosen_turn,
-        queue_use=dict(state.queue_use),
-        queue_use_ns=state.queue_use_ns,
-        queue_turns=dict(state.queue_turns),
-        waits=state.waits,
-        emptied_ns=state.emptied_ns,
-        host_waits=state.host_waits,
-        replan_owed=state.replan_owed,
-        speeds=_shared(state.speeds, old.speeds, _speeds),
-        traffic=dict(state.traffic),
-        memory=dict(state.memory),
+        open_decisions=_shared(state.open_decisions, old.open_decisions, replaced),
+        pair_speeds={name: dict(speeds) for name, speeds in state.pair_speeds.items()},
+        speeds=_shared(state.speeds, old.speeds, _rows),
+        power_rates=_shared(state.power_rates, old.power_rates, _rows),
         datasets={name: dict(nodes) for name, nodes in state.datasets.items()},
-        sized_ns=state.sized_ns,
-        types_ns=state.types_ns,
-        types_inputs=state.types_inputs,
-        bound_cells=dict(state.bound_cells),
+        requests=replaced(state.requests, counts=dict(state.requests.counts)),
+        **{name: _plain(getattr(state, name)) for name in _PLAIN},
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy of a field whose values never change."""
+    return value.copy() if isinstance(value, dict | list) else value
 
 
 def _shared(
@@ -95,11 +85,7 @@ def _node(node: Node) -> Node:
     return Node(*_OF_NODE(node))
 
 
-def _open_decision(opened: OpenDecision) -> OpenDecision:
-    return replaced(opened)
-
-
-def _speeds(rows: list[MeasuredSpeed]) -> list[MeasuredSpeed]:
+def _rows(rows: list[_Row]) -> list[_Row]:
     return [replaced(row) for row in rows]
 
 

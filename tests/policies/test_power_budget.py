@@ -8,6 +8,7 @@ from scheduler_feedback.core.events import FreezeSet, PolicySet, PowerSeen, Spee
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot
 from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Mode, Policy, Sharing, Sizes
+from scheduler_feedback.core.state_copy import frozen
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.cycle import explain, next_wake_ns, why_waits
 from scheduler_feedback.policies.index.scheduling_index import index_of
@@ -101,6 +102,18 @@ def test_a_probe_that_waits_for_power_reserves_no_slots() -> None:
     world.submit(1, 10.0)
     probe = world.state.jobs["probe"]
     assert (probe.state, len(probe.claim)) == (JobState.PENDING, 0)
+
+
+def test_readers_get_the_same_explanations_as_the_cycle() -> None:
+    """`gangwatch explain` reads a copy of the state."""
+    world = world_of(1000.0)
+    first = world.submit(4, 1000.0)
+    world.confirm()
+    second = world.submit(4, 1000.0)
+    found = {job: explain(world.state, job) for job in (first, second)}
+    assert "power budget" in str(found[first]) and "it needs 280 W more" in str(found[second])
+    copied = frozen(world.state)
+    assert {job: explain(copied, job) for job in (first, second)} == found
 
 
 def test_a_start_waits_until_the_limits_of_others_are_confirmed_to_be_lower() -> None:
