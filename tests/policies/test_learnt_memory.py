@@ -331,3 +331,12 @@ def test_a_replay_learns_the_same() -> None:
     job_of(world)
     state, _ = replay(world.initial, world.journal)
     assert encode_state(state) == encode_state(world.state)
+
+
+def test_a_job_that_declares_more_memory_than_any_slot_has_waits_for_no_other_job() -> None:
+    world = World({"n0": 1}, Policy(sharing=Sharing.FGD), jobs_per_slot=4, slot_memory_mib=1000)
+    world.submit(1, 500.0, shareable=True, slot_memory_mib=600)
+    found = cycle.explain(world.state, world.submit(1, 500.0, shareable=True, slot_memory_mib=1200))
+    assert found is not None
+    assert (found.binds, found.waits_for) == ("capacity", ())
+    assert found.what_would_change_it == ("it is submitted again with less device memory (--slot-memory)",)

@@ -303,7 +303,8 @@ def _explain_waiting(state: State, job: Job) -> Explanation:
     until_ns = forecast(state, job) if held else None
     binds, why = what_binds(state, job)
     awaited: list[WaitsFor] = []
-    for release in index.ends if until_ns is None or until_ns > now_ns else ():
+    # A job that would not fit if all nodes were empty waits for no other job.
+    for release in index.ends if held and (until_ns is None or until_ns > now_ns) else ():
         if len(awaited) == MOST_NAMED or (until_ns is not None and release.at_ns > until_ns):
             break
         if release.slots and release.at_ns > now_ns:
@@ -448,7 +449,10 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
             found.append(f"one of its excluded nodes recovers: {', '.join(job.excluded_nodes)}")
         if index_of(state).capacity.spares and not may_borrow(job.spec):
             found.append("it is submitted again as preemptible: such jobs may use spare nodes")
-        found.append("it is submitted again with fewer ranks")
+        if not index_of(state).has_memory(job.spec):
+            found.append("it is submitted again with less device memory (--slot-memory)")
+        elif (job.spec.min_ranks or job.spec.ranks) > 1:
+            found.append("it is submitted again with fewer ranks")
         return tuple(found)
     if state.frozen:
         return tuple(found)
