@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_feedback.core.events import FreezeSet, PolicySet, PowerSeen, SpeedMeasured
@@ -84,6 +86,17 @@ def test_an_elastic_gang_gets_only_the_ranks_that_the_budget_allows(sizes: Sizes
     assert 2 <= len(found.ranks) <= 5
     assert not any("budget of 600 W is left" in one.text for one in world.entries)
     assert world.job_state(world.submit(8, 10.0)) is JobState.PENDING
+
+
+def test_an_elastic_gang_moves_with_the_ranks_that_a_lower_budget_allows() -> None:
+    world = world_of(2000.0)
+    job = world.state.jobs[world.submit(8, 1000.0, min_ranks=2, max_ranks=8, restartable=True)]
+    world.confirm()
+    assert (len(job.ranks), index_of(world.state).most_ranks_instead(job)) == (8, None)
+    world.cycle(PolicySet(replace(world.state.policy, power_budget_watts=600.0)))
+    assert index_of(world.state).most_ranks_instead(job) == 5
+    world.cycle(PolicySet(replace(world.state.policy, power_budget_watts=310.0)))
+    assert index_of(world.state).most_ranks_instead(job) == 2, "never fewer than its fewest"
 
 
 def test_a_probe_that_waits_for_power_reserves_no_slots() -> None:
