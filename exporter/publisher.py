@@ -47,7 +47,7 @@ class Publisher:
         """Bind the server.
 
         readers: clients that may read frames over TLS; None: all clients that may read metrics. limit: sets power
-        limits of GPUs for the controller; None: nobody may set any. Raises ConfigError for an address, a web
+        limits of GPUs for the controller; None: no client may set any. Raises ConfigError for an address, a web
         configuration or a target that can't be used.
         """
         self._source = source

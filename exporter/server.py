@@ -405,7 +405,7 @@ def agent_app(
     newest: returns the latest frame and its layout, None before the first. add_listener: registers a callback for
     every frame, from any thread, and returns a function that removes it. clock: the clock of the frames' timestamps.
     own: returns additional samples for /metrics. plugins: metrics of the process, plug-ins and text files, for
-    /metrics. limit: sets power limits for the controller; None: nobody may set any.
+    /metrics. limit: sets power limits for the controller; None: no client may set any.
     """
     return AgentApp(newest, add_listener, clock or SystemClock(), settings, own, plugins, limit)
 

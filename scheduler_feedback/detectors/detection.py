@@ -54,8 +54,8 @@ class GangByGang(Protocol):
     """A detector whose tick can pause between two gangs."""
 
     def tick_in_parts(self, context: DetectionContext) -> Iterator[Sequence[Proposal]]:
-        """Run a tick, and yield its results in parts: one or more for each gang with new data. Ends as ``tick`` does
-        only if it is read to the end, with the same context."""
+        """Run a tick, and yield its results in parts: one or more for each gang with new data. All parts together
+        are the result of ``tick``. They must be read to the end, with the same context."""
         ...
 
 

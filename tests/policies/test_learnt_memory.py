@@ -157,7 +157,7 @@ def test_a_need_above_the_device_memory_takes_the_slot_alone() -> None:
 def test_measurements_of_ended_attempts_and_wrong_values_are_ignored() -> None:
     world = world_of()
     first = job_of(world)
-    for event in (MemoryMeasured(first, 7, 100), MemoryMeasured("nobody", 1, 100), MemoryMeasured(first, 1, 0)):
+    for event in (MemoryMeasured(first, 7, 100), MemoryMeasured("j-none", 1, 100), MemoryMeasured(first, 1, 0)):
         world.cycle(event)
     world.cycle(MemoryMeasured(first, 1, 1 << 40))
     world.end(first, 0)
@@ -193,7 +193,7 @@ def test_a_job_that_outgrows_its_plan_gets_a_larger_one_while_the_slot_has_room(
     measure(world, first, 5001)
     assert job.learnt_mib == 5000, "the other job declares the rest"
     third = job_of(world, slot_memory_mib=1)
-    assert state_of(world, third) is JobState.PENDING, "nobody joins a job without a plan"
+    assert state_of(world, third) is JobState.PENDING, "no job joins one without a plan"
     assert state_of(world, other) is JobState.RUNNING
     world.end(other, 0)
     world.running()

@@ -127,7 +127,7 @@ def test_orders_are_parsed_strictly(line: bytes, taken: dict[str, float] | None)
     stream = FrameStream((), lambda _: None, limit=limit)
     assert stream.take_request(line[:7]) and stream.take_request(line[7:]) is (taken is not None)
     assert found == ([] if taken is None else [taken])
-    assert FrameStream((), lambda _: None).take_request(order_line({GPU: 300.0})) is False, "nobody may set any"
+    assert FrameStream((), lambda _: None).take_request(order_line({GPU: 300.0})) is False, "no client may set any"
 
 
 def test_an_agent_that_others_could_order_refuses_to_start(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from agent.collectors.block import Block
-from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, Query, Values
 
@@ -119,8 +118,7 @@ class DeviceCollector:
 
     def collect(self) -> Block:
         device = self.device
-        if device.library.dead:
-            raise SourceError("NVML: the library is dead; collector nvml reopens it at its next run")
+        device.library.check_alive()
         with device.library.using():
             device.check_present()
             if self._parts is None:

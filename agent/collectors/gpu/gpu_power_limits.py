@@ -46,8 +46,7 @@ class PowerLimitSetter:
 
     def collect(self) -> Block:
         device = self._device
-        if device.library.dead:
-            raise SourceError("NVML: the library is dead; collector nvml reopens it at its next run")
+        device.library.check_alive()
         with device.library.using():
             device.check_present()
             if not self._asked:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from agent.collectors.block import Block
 from agent.collectors.gpu.device import WORKER, series
 from agent.gpu_inventory import GpuProcess
-from agent.schema.errors import SourceError, UnsupportedError
+from agent.schema.errors import UnsupportedError
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device
 from agent.sources.nvml.nvml_processes import ProcessLister, ProcessUse
@@ -51,8 +51,7 @@ class GpuProcessCollector:
 
     def collect(self) -> Block:
         device = self._device
-        if device.library.dead:
-            raise SourceError("NVML: the library is dead; collector nvml reopens it at its next run")
+        device.library.check_alive()
         with device.library.using():
             device.check_present()
             if self._lister is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from agent.collectors.block import Block
 from agent.collectors.gpu import nvlink
 from agent.collectors.gpu.device import WORKER, series
-from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, GpuLostError
 from agent.sources.nvml.nvml_topology import links, numa_node, peers
@@ -33,8 +32,7 @@ class GpuTopologyCollector:
         missing = [device for device in self._devices if device.uuid not in self._found]
         if not missing:
             return self._block
-        if missing[0].library.dead:
-            raise SourceError("NVML: the library is dead; collector nvml reopens it at its next run")
+        missing[0].library.check_alive()
         for device in missing:
             try:
                 with device.library.using():

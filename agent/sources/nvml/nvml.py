@@ -126,6 +126,11 @@ class Library:
             self.dead = True
             raise LibraryDeadError(f"NVML: {what}: {code_text(code)}")
 
+    def check_alive(self) -> None:
+        """Raise SourceError if the library is dead already."""
+        if self.dead:
+            raise SourceError("NVML: the library is dead; collector nvml reopens it at its next run")
+
     @property
     def missing(self) -> frozenset[str]:
         """Names of the functions that were requested and are missing in this driver's library."""

@@ -167,7 +167,7 @@ class CounterStatistics:
             pass
 
     def take_in_parts(self, telemetry: Telemetry) -> Iterator[None]:
-        """Do the same, and yield after each feature. Until the end, the statistics are those of no time."""
+        """Do the same, and yield after each feature. Until the end, the statistics are those of two different times."""
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._move(shapes)

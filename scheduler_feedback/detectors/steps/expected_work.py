@@ -111,7 +111,7 @@ def _error(design: FloatArray, left: FloatArray, explained: FloatArray, ranks: I
     """Return the standard error of the explained part, relative to it.
 
     The larger of two estimates is used: for independent residuals, and for residuals that are correlated within each
-    rank (Liang and Zeger 1986). Ranks drift slowly, so that consecutive windows say the same.
+    rank (Liang and Zeger 1986). Ranks drift slowly, so that consecutive windows are not independent.
     design: float64 [s, columns]. left, explained: residuals and explained parts, [s]. ranks: index of each rank, [s].
     """
     count = len(left)
