@@ -14,25 +14,30 @@ _FAIR = 'policy.order = "fair"'
 _PREEMPT = "policy.preempt = true"
 
 
-def notices(policy: Policy, jobs_per_slot: int, slurm: bool = False, slot_memory_mib: int = 0) -> tuple[str, ...]:
+def notices(
+    policy: Policy, jobs_per_slot: int, slurm: bool = False, slot_memory_mib: int = 0, sets_power: bool = True
+) -> tuple[str, ...]:
     """Return a sentence for each setting that has no effect: its key, and the change that makes it effective.
 
     jobs_per_slot, slurm, slot_memory_mib: `cluster.jobs_per_slot`, `slurm.enabled` and `cluster.slot_memory_mib` of the
-    same configuration.
+    same configuration. sets_power: whether it sets `agent.power_limits`.
     """
-    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib)
+    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib, sets_power)
     return tuple(f"{what}; set {change}" for what, change in found)
 
 
 def notices_of(config: Config) -> tuple[str, ...]:
     """Return the notices about a configuration."""
     cluster = config.cluster
-    return notices(config.policy, cluster.jobs_per_slot, config.slurm.enabled, cluster.slot_memory_mib)
+    slurm, sets_power = config.slurm.enabled, bool(config.agent.power_limits)
+    return notices(config.policy, cluster.jobs_per_slot, slurm, cluster.slot_memory_mib, sets_power)
 
 
-def finding(policy: Policy, jobs_per_slot: int, slurm: bool = False, slot_memory_mib: int = 0) -> Finding:
+def finding(
+    policy: Policy, jobs_per_slot: int, slurm: bool = False, slot_memory_mib: int = 0, sets_power: bool = True
+) -> Finding:
     """Return the notices as one check result of `gangwatch check`."""
-    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib)
+    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib, sets_power)
     if not found:
         return Finding("policy", "found", f'order = "{policy.order.value}"')
     return Finding("policy", "limited", "; ".join(what for what, _ in found), found[0][1])
@@ -50,10 +55,13 @@ def finding_of(state: StateFolder, config: Config, named: bool) -> Finding:
             return Finding("policy", "limited", str(error), "gangwatch reload writes the file again")
         config = config if in_force is None else in_force.config
     cluster = config.cluster
-    return finding(config.policy, cluster.jobs_per_slot, config.slurm.enabled, cluster.slot_memory_mib)
+    slurm, sets_power = config.slurm.enabled, bool(config.agent.power_limits)
+    return finding(config.policy, cluster.jobs_per_slot, slurm, cluster.slot_memory_mib, sets_power)
 
 
-def _without_effect(policy: Policy, jobs_per_slot: int, slurm: bool, slot_memory_mib: int) -> list[tuple[str, str]]:
+def _without_effect(
+    policy: Policy, jobs_per_slot: int, slurm: bool, slot_memory_mib: int, sets_power: bool
+) -> list[tuple[str, str]]:
     """Return each setting that has no effect, with the change that makes it effective."""
     found = _queues_without_effect(policy)
     if policy.order is Order.ROUND_ROBIN and not policy.preempt:
@@ -66,6 +74,11 @@ def _without_effect(policy: Policy, jobs_per_slot: int, slurm: bool, slot_memory
         found.append(("policy.power_budget_watts: no limit is set in mode observe", 'controller.mode = "act"'))
     if slurm:
         return found + _without_effect_with_slurm(policy)
+    if policy.power_budget_watts and not sets_power:
+        what = (
+            "policy.power_budget_watts: gangs wait for watts, and no limit is lowered, because the agents may set none"
+        )
+        found.append((what, "agent.power_limits (docs/how-to/agent.md)"))
     if policy.sharing is not Sharing.NONE and jobs_per_slot < 2:
         what = f'policy.sharing: "{policy.sharing.value}" has no effect, because a slot holds one job'
         found.append((what, "cluster.jobs_per_slot = 2 or more (a cluster of `gangwatch up` only)"))

@@ -143,3 +143,10 @@ def test_settings_that_contradict_cells_are_refused(tmp_path: Path, policy: str,
     with pytest.raises(ConfigError) as refused:
         load(file)
     assert wrong in str(refused.value)
+
+
+def test_a_power_budget_whose_agents_may_set_no_limits() -> None:
+    (only,) = notices(Policy(power_budget_watts=1000.0), 1, sets_power=False)
+    assert "agents may set none; set agent.power_limits" in only
+    assert notices(Policy(power_budget_watts=1000.0), 1) == notices(Policy(), 1, sets_power=False) == ()
+    assert notices(Policy(power_budget_watts=1000.0), 1, slurm=True, sets_power=False) == (), "other nodes' agents"
