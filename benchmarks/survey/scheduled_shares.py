@@ -3,7 +3,7 @@
 The tasks and their order are those of ``scheduler_feedback/sim/studies/share_study``, without the tasks that need no
 GPU, because a job here holds a slot. So the study is run on the same tasks for comparison. Nodes report their free
 processors and memory, as Kubernetes does. Each task is a submitted job; a job that does not start in its cycle is
-cancelled; the study drops it. FGD knows no task beforehand, and learns the typical requests from those that arrive.
+cancelled; the study drops it. FGD knows no task beforehand: it learns the typical requests from arriving tasks.
 """
 
 from __future__ import annotations

@@ -100,6 +100,6 @@ class Explanation:
     speeds: tuple[LearntSpeed, ...] = ()
     """Learnt speeds of the job's class, by GPU type, placement and ranks; empty if none was measured."""
     memory_in_words: str = ""
-    """What is known about the device memory of the job's class, as a sentence; '' if nothing is."""
+    """Facts about the device memory of the job's class, as a sentence; '' if there are none."""
     memory: tuple[LearntMemory, ...] = ()
     """Learnt device memory of the job's class, by number of ranks."""

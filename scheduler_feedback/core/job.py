@@ -391,7 +391,7 @@ class Job(msgspec.Struct):
     peak_mib: int = 0
     """Largest measured device memory of a rank of the newest attempt, in MiB; 0: not measured."""
     alone: bool = False
-    """Whether the job gets slots of its own, because it ran out of device memory beside other jobs."""
+    """Whether the job shares no slots, because it ran out of device memory beside other jobs."""
     overdue: bool = False
     """Whether the job has waited longer than Policy.starvation_seconds. It may then start before all other jobs, within
     Policy.starvation_share of the slots."""

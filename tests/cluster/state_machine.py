@@ -483,7 +483,7 @@ class Invariants(RuleBasedStateMachine):
     @rule(number=SMALL, all_of_them=st.booleans(), confirms=st.sampled_from([True, True, True, False]),
           settable=st.sampled_from([None, None, None, True, False]))  # fmt: skip
     def power(self, number: int, all_of_them: bool, confirms: bool, settable: bool | None) -> None:
-        """Let agents report power limits: those that are wanted, old ones, or that they set none."""
+        """Let agents report power limits: the wanted ones, old ones, or none."""
         Invariants.steps += 1
         count = len(self.world.sizes)
         numbers = range(count) if all_of_them else [number % count]

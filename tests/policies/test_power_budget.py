@@ -1,4 +1,4 @@
-"""Power budget: limits of running gangs, starts within the budget, and what is reported about them."""
+"""Power budget: limits of running gangs, starts within the budget, and their reports."""
 
 from __future__ import annotations
 

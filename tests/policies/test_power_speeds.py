@@ -1,4 +1,4 @@
-"""Speeds at power limits: the default curve, and what is learnt about classes of jobs."""
+"""Speeds at power limits: the default curve, and learnt sensitivities of job classes."""
 
 from __future__ import annotations
 

@@ -361,7 +361,7 @@ class SchedulingIndex(TrackedJobs):
             self.outgrown.discard(job.job_id)
 
     def keep_alone(self, job: Job) -> None:
-        """Record that the job gets slots of its own from now on. The caller must call ``requeue`` or ``end`` next."""
+        """Record that the job shares no slots from now on. The caller must call ``requeue`` or ``end`` next."""
         job.alone = True
 
     def set_power_limit(self, job: Job, watts: float, speed: float) -> None:

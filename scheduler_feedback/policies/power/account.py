@@ -70,7 +70,7 @@ class Account:
 
     @property
     def room_watts(self) -> float:
-        """What is left of the budget now; negative if it is exceeded."""
+        """Unused part of the budget now; negative if it is exceeded."""
         return self._state.policy.power_budget_watts - self.committed_watts
 
     def fresh(self, slots: Sequence[Slot]) -> list[Slot]:

@@ -1,6 +1,6 @@
 """Power limits of running gangs within the budget: chosen in each cycle in which something happened.
 
-Limits are lowered at once, and raised only by watts that are free now: those that agents have confirmed. A limit is
+Limits are lowered at once, and raised only by watts that are free now, as confirmed by agents. A limit is
 raised again only after HOLD_SECONDS.
 """
 

@@ -2,7 +2,7 @@
 
 Jobs share a slot only if their planned memory fits into it. A job that grows beyond its plan may fill the slot, and any
 job on it then runs out of memory. So one of them is stopped as soon as their measured memory is close to the total. If
-a job runs out of memory beside others nevertheless, its class learns it, and the job gets slots of its own.
+a job runs out of memory beside others nevertheless, its class learns it, and the job then shares no slots.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def ran_out(context: CycleContext, job: Job, event: AttemptEnded) -> str:
     plan_class(context, job)
     names = ", ".join(partners)
     how = "its output shows it" if event.out_of_memory else f"{where(crowded)} was almost full"
-    return f"ran out of device memory beside {names} ({how}); it gets slots of its own"
+    return f"ran out of device memory beside {names} ({how}); it shares no slots from now on"
 
 
 def _left_mib(index: SchedulingIndex, job: Job, slot: Slot, total_mib: int) -> int:

@@ -145,7 +145,7 @@ def record_out_of_memory(state: State, job: Job, least_mib: int) -> None:
 
 
 def in_words(state: State, job: Job) -> str:
-    """Return what is known about the memory of the job's class, as a sentence; '' if nothing is."""
+    """Return the facts about the memory of the job's class, as a sentence; '' if there are none."""
     row = row_of(state, job)
     if row is None:
         return ""
