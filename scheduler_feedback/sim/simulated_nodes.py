@@ -18,6 +18,7 @@ from pathlib import Path
 
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.mig import MigProfile
 from scheduler_feedback.sim.table import CellError, Row, rows
 
 RACK_NODES = 32
@@ -53,6 +54,7 @@ def grid(
     gpu_type: str = "",
     jobs_per_slot: int = 1,
     slot_memory_mib: int = 0,
+    mig_profiles: tuple[MigProfile, ...] = (),
 ) -> tuple[NodeSeen, ...]:
     """Return `count` equal nodes. Sorting them by name sorts them by number."""
     digits, rack_digits = len(str(count - 1)), len(str((count - 1) // rack))
@@ -65,6 +67,7 @@ def grid(
             gpu_type=gpu_type,
             jobs_per_slot=jobs_per_slot,
             slot_memory_mib=slot_memory_mib,
+            mig_profiles=mig_profiles,
         )
         for number in range(count)
     )
