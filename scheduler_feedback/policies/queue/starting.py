@@ -210,7 +210,7 @@ def start(
     if context.state.policy.divides:
         starts_in = mig_words.starts_in_words(context.index, job, slots)
         why += starts_in or part_placement.in_words(context.state, context.index, job, slots)
-        for other in part_placement.partners_on(context.index, job, slots):
+        for other in () if starts_in else part_placement.partners_on(context.index, job, slots):
             context.record(other, "shares", f"shares {where(slots)} with {job.job_id}")
     context.index.start(job, slots, context.action_id(), speed, guest_of, part, starts)
     spec = with_class(resized(job.spec, len(slots)), job.network_class)
