@@ -139,8 +139,7 @@ class HeldSlots:
             self.sharers[slot] = tuple(sorted((*others, job.job_id)))
             if others:
                 self.touched.update(others)
-                if job.spec.shareable:  # MIG instances do not slow one another
-                    self.regrouped |= {job.job_id, *others}
+                self.regrouped |= {job.job_id, *others}
             if job.mig_starts:
                 self._divide(slot)
 
@@ -169,8 +168,7 @@ class HeldSlots:
             if others:
                 self.touched.update(others)
                 self.sharers[slot] = others
-                if job.spec.shareable:  # MIG instances do not slow one another
-                    self.regrouped |= {job.job_id, *others}
+                self.regrouped |= {job.job_id, *others}
                 kept.add(slot)
             else:
                 self.sharers.pop(slot, None)
@@ -354,7 +352,10 @@ class HeldSlots:
             if found and self.partners(job.job_id):
                 self.own_ends[job.job_id] = found[-1].at_ns
                 heappush(self.own_due, (found[-1].at_ns, job.job_id))
-            found = [one for one in map(self._release_of_all, found) if one.slots]
+            if job.mig_starts:
+                found = [one for release in found for one in self._releases_by_slot(release)]
+            else:
+                found = [one for one in map(self._release_of_all, found) if one.slots]
         if found:
             self.ends_of[job.job_id] = found
             for release in found:
@@ -388,6 +389,24 @@ class HeldSlots:
                 found = job_releases(self.state, jobs[other], self.state.now_ns)
                 ends += [one.at_ns for one in found if not set(one.slots).isdisjoint(release.slots)]
         return Release(max(ends, default=release.at_ns), release.job_id, slots)
+
+    def _releases_by_slot(self, release: Release) -> list[Release]:
+        """Return the releases of the GPUs of a job in MIG instances, each at the latest end of all jobs on it.
+
+        A GPU is in the releases of the first job on it by id only, so that it counts once.
+        """
+        own, jobs = self.held.get(release.job_id, _NONE), self.state.jobs
+        at: dict[int, list[Slot]] = {}
+        for slot in dict.fromkeys(release.slots):
+            here = self.sharers.get(slot, ()) if slot in own else ()
+            if here and here[0] != release.job_id:
+                continue
+            ends = [release.at_ns]
+            for other in here[1:]:
+                found = job_releases(self.state, jobs[other], self.state.now_ns)
+                ends += [one.at_ns for one in found if slot in one.slots]
+            at.setdefault(max(ends), []).append(slot)
+        return [Release(at_ns, release.job_id, tuple(slots)) for at_ns, slots in sorted(at.items())]
 
     def _clear_ns(self, job: Job) -> int:
         """Return when the pending job's reserved slots are expected to be free; 0 if no gang holds any of them."""

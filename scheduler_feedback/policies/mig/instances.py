@@ -25,13 +25,11 @@ def place_instances(
     job: Job,
     reserved: Collection[Slot] = (),
     divided_only: bool = False,
-    slow_none: bool = False,
 ) -> tuple[Slot, ...] | None:
     """Take the slots of the instances of all ranks, by rank; None if they do not fit now.
 
     A slot occurs once for each instance on its GPU. reserved: slots that the job must not use. divided_only: whether no
-    idle GPU may be divided. slow_none: whether it joins no job with several GPUs, all of which count as held until the
-    latest end on any of them, because ends are promised to another job.
+    idle GPU may be divided.
     """
     if not index.places_instances():
         return None
@@ -39,7 +37,7 @@ def place_instances(
     for pools in _pools(index, job):
         nodes = allowed_nodes(index, pools) & ~barred
         mark = index.plan.checkpoint()
-        slots = _place(index, job, pools, nodes, kept, divided_only, slow_none) if nodes else None
+        slots = _place(index, job, pools, nodes, kept, divided_only) if nodes else None
         if slots is not None:
             return slots
         index.plan.rollback(mark)
@@ -53,7 +51,6 @@ def _place(
     nodes: int,
     kept: Mapping[int, int],
     divided_only: bool,
-    slow_none: bool,
 ) -> tuple[Slot, ...] | None:
     """Take slots on these nodes. nodes: as a bit mask. kept: slots not to use, as bit masks by number of the node."""
     number, state, name = index.plan.topology.number, index.state, job.spec.mig_profile
@@ -62,7 +59,6 @@ def _place(
         for slot, slices in index.divided.items()
         if nodes >> number[slot.node] & 1
         and not kept.get(number[slot.node], 0) >> slot.slot & 1
-        and not (slow_none and _has_wide_job(index, slot))
     }
     found: list[Slot] = []
     while len(found) < job.spec.ranks:
@@ -81,10 +77,6 @@ def _place(
         busy[chosen] |= profile.mask(start[1])
         found.append(chosen)
     return tuple(found)
-
-
-def _has_wide_job(index: SchedulingIndex, slot: Slot) -> bool:
-    return any(len(set(index.held[one])) > 1 for one in index.sharers.get(slot, ()))
 
 
 def _best(index: SchedulingIndex, busy: Mapping[Slot, int], name: str) -> Slot | None:

@@ -193,13 +193,13 @@ def start(
     kind: kind of the log entry. guest_of: ids of the jobs with which it shares the slots. part: largest part of the
     computing power of each slot that it may use; 0: not limited.
     """
+    if delayed(context, job, tuple(dict.fromkeys(slots))):
+        return
     starts: tuple[int, ...] = ()
     if job.spec.mig_profile:
         found = laid_out(context.index, job, slots)
         assert found is not None, f"{job.job_id}: the instances that were placed do not fit on {where(slots)}"
         slots, starts = found
-    if delayed(context, job, slots):
-        return
     gpu_type = context.state.nodes[slots[0].node].gpu_type
     if job.awaited_until_ns and gpu_type:
         why += f"; it waited for a faster GPU type and starts on {gpu_type}"

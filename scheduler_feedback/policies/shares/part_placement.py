@@ -70,7 +70,7 @@ def place_now(
     if spec.mig_profile:
         if most is not None and most < spec.ranks:
             return None
-        return place_instances(index, job, reserved, slow_none=slow_none)
+        return place_instances(index, job, reserved)
     if uses_part(policy, job):
         if most is not None and most < spec.ranks:
             return None
@@ -117,11 +117,9 @@ def slows_none(index: SchedulingIndex, job: Job, slots: Iterable[Slot]) -> bool:
     False beside a job with several slots: all of them count as held until the latest end on any of them.
     """
     state = index.state
+    if job.spec.mig_profile:  # an instance has slices of its own
+        return True
     for slot in slots:
-        if job.spec.mig_profile:  # an instance has slices of its own
-            if any(len(set(index.held[one])) > 1 for one in partners_on(index, job, (slot,))):
-                return False
-            continue
         there = {one: state.jobs[one].spec for one in partners_on(index, job, (slot,))}
         if any(len(index.held[one]) > 1 for one in there):
             return False
