@@ -28,14 +28,20 @@ def best_start(
 ) -> tuple[float, int] | None:
     """Return (lost room, start) of the start that takes least room from typical instances; None if none is free.
 
-    Ties go to the lowest start. The rule is that of FGD (Weng et al., USENIX ATC'23) for instances instead of shares.
+    Ties go to the start that takes least room from instances of all profiles, then to the lowest one. The rule is that
+    of FGD (Weng et al., USENIX ATC'23) for instances instead of shares.
     """
     profile = named(profiles, name)
     if profile is None:
         return None
-    before = room_for(profiles, busy, demand)
-    found = [
-        (round(before - room_for(profiles, busy | profile.mask(start), demand), 9), start)
-        for start in free_starts(busy, profile)
-    ]
-    return min(found, default=None)
+    every = {one.name: 1.0 for one in profiles}
+    before, of_all = room_for(profiles, busy, demand), room_for(profiles, busy, every)
+    found = []
+    for start in free_starts(busy, profile):
+        then = busy | profile.mask(start)
+        lost = round(before - room_for(profiles, then, demand), 9)
+        found.append((lost, of_all - room_for(profiles, then, every), start))
+    if not found:
+        return None
+    lost, _, start = min(found)
+    return lost, start

@@ -122,6 +122,11 @@ def may_borrow(spec: JobSpec) -> bool:
     return spec.preemptible and spec.restartable
 
 
+def in_parts(policy: Policy, spec: JobSpec) -> bool:
+    """Return whether the job may run beside others that stay when it leaves: in MIG instances or declared parts."""
+    return bool(spec.mig_profile) or (spec.shareable and policy.sharing.divides)
+
+
 def place(
     plan: Plan,
     job: Job,

@@ -24,7 +24,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, 
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order.round_robin import is_past_slice, slice_seconds
-from scheduler_feedback.policies.queue.placement import may_borrow, place, usable_types
+from scheduler_feedback.policies.queue.placement import in_parts, may_borrow, place, usable_types
 
 RENEW_NS = 1800 * 1_000_000_000
 """Interval, in ns, at which the expected run times of all pending jobs are updated from similar jobs."""
@@ -64,7 +64,7 @@ def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
     spec, since_ns = job.spec, job.attempt_started_ns
     if job.guest_of:  # it frees no slots
         return False
-    if spec.joins_slots and state.policy.divides and index_of(state).partners(job.job_id):
+    if in_parts(state.policy, spec) and index_of(state).partners(job.job_id):
         return False  # the other jobs on its slot stay
     if since_ns is None or job.stop_reason is not None or not (spec.preemptible and spec.restartable):
         return False
@@ -145,7 +145,7 @@ def _counted(index: SchedulingIndex, job: Job) -> int:
     if job.guest_of:  # the slots count for the jobs that it joined
         return 0
     slots: Collection[Slot] = [rank.slot for rank in job.ranks]
-    if job.spec.joins_slots and index.sharers and index.policy.divides:
+    if index.sharers and in_parts(index.policy, job.spec):
         # A slot counts for the first job on it, and once for all of its MIG instances.
         slots = {slot for slot in slots if index.sharers.get(slot, (job.job_id,))[0] == job.job_id}
     plan = index.plan

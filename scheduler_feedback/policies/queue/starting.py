@@ -207,10 +207,11 @@ def start(
     job.network_class = chosen_class(context.state, context.index.plan, job, slots)
     why += in_words(context.state, context.index.plan, job, slots)
     why += dataset_cache.in_words(context.state, job.spec, slots)
-    if context.state.policy.divides:
-        starts_in = mig_words.starts_in_words(context.index, job, slots)
-        why += starts_in or part_placement.in_words(context.state, context.index, job, slots)
-        for other in () if starts_in else part_placement.partners_on(context.index, job, slots):
+    if job.spec.mig_profile:
+        why += mig_words.starts_in_words(context.index, job, slots)
+    elif context.state.policy.sharing.divides:
+        why += part_placement.in_words(context.state, context.index, job, slots)
+        for other in part_placement.partners_on(context.index, job, slots):
             context.record(other, "shares", f"shares {where(slots)} with {job.job_id}")
     context.index.start(job, slots, context.action_id(), speed, guest_of, part, starts)
     spec = with_class(resized(job.spec, len(slots)), job.network_class)
