@@ -185,5 +185,7 @@ def _measured() -> Outcome:
     best = max(fixed, key=lambda name: found[name])
     ratios = tuple(working("policy.mig", seed) / working(best, seed) for seed in SEEDS)
     every = ", ".join(f"{name} {mean:.3f}" for name, mean in found.items())
-    reason = f"the best fixed layout is {best}; policy.mig x {fmean(ratios):.3f} +-{interval(ratios):.3f} of it; {every}"
+    reason = (
+        f"the best fixed layout is {best}; policy.mig x {fmean(ratios):.3f} +-{interval(ratios):.3f} of it; {every}"
+    )
     return Outcome(None, round(fmean(ratios), 4), reason)

@@ -75,7 +75,7 @@ def test_the_driver_reports_the_profiles_of_the_documentation(gpus: MigGpus) -> 
 def test_instances_are_created_where_they_fit_and_destroyed_one_by_one(gpus: MigGpus) -> None:
     first, second = gpus.create(GPU(0), "3g.40gb", 4), gpus.create(GPU(0), "1g.10gb", 0)
     assert first.startswith("MIG-") and first != second and gpus.instances(GPU(0)) == (0, 4)
-    with pytest.raises(SourceError, match="Insufficient|nvmlDeviceCreateGpuInstance"):
+    with pytest.raises(SourceError, match="nvmlDeviceCreateGpuInstance"):
         gpus.create(GPU(0), "4g.40gb", 0)
     assert gpus.destroy(GPU(0), 0) and gpus.instances(GPU(0)) == (4,)
     assert not gpus.destroy(GPU(0), 0)
@@ -203,7 +203,7 @@ def test_a_controller_killed_while_it_creates_instances_leaks_none(library: Path
 
 
 def test_a_gpu_without_mig_mode_or_with_unknown_instances_is_refused(gpus: MigGpus, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="nvidia-smi -i GPU-.* -mig 1"):
+    with pytest.raises(BackendError, match=r"nvidia-smi -i GPU-.* -mig 1"):
         LocalGangs(tmp_path, [LocalNode("n0", 1, (GPU(2),))], mig=gpus)
     gpus.create(GPU(0), "1g.10gb", 0)
     with pytest.raises(BackendError, match="not created"):

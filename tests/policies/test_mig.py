@@ -201,3 +201,23 @@ def test_the_reasons_name_the_instance_and_the_jobs_beside_it() -> None:
     assert "most room for typical instances is left there" in started[1]
     third = world.submit(1, mig_profile="4g.40gb")
     assert "no GPU has room for 4g.40gb: 1 GPU has this profile" in why(world, third)
+
+
+def test_the_demand_follows_the_newest_requests() -> None:
+    world = cluster(1)
+    for ranks in (2, 3):
+        world.submit(ranks, mig_profile="1g.10gb")
+    assert world.state.mig_requests == {"1g.10gb": 5.0}
+    world.state.mig_requests = {"7g.80gb": 999.0}
+    world.submit(2, mig_profile="1g.10gb")
+    assert world.state.mig_requests == {"7g.80gb": 499.5, "1g.10gb": 1.0}
+
+
+def test_an_idle_gpu_that_is_reserved_is_not_divided() -> None:
+    """The only running job ends after 100 s: the head then needs both slots, so a long job uses none of them."""
+    world = cluster(2, Policy(mig=True, backfill=Backfilling.EASY))
+    world.submit(1, 100.0, time_limit_seconds=100.0)
+    world.submit(2, 50.0, time_limit_seconds=50.0)
+    long = world.submit(1, 500.0, mig_profile="1g.10gb", time_limit_seconds=500.0)
+    short = world.submit(1, 50.0, mig_profile="1g.10gb", time_limit_seconds=50.0)
+    assert world.state.jobs[long].state is JobState.PENDING and instances(world, short)

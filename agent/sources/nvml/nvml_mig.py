@@ -151,7 +151,7 @@ def _profiles(device: Device) -> list[Profile]:
             continue
         starts = tuple(sorted(int(places[each].start) for each in range(count.value)))
         found.append(Profile(name, int(info.id), int(info.sliceCount), int(places[0].size), starts))
-    return found
+    return sorted(found, key=lambda one: (one.compute, one.memory))
 
 
 def _created(device: Device, profile: Profile) -> list[tuple[int, c_void_p]]:

@@ -23,12 +23,12 @@ from gangwatch.commands.offline.trace_options import (
     fault_options,
     gpu_model,
     load_option,
+    mig_option,
     power_options,
     real_speeds,
     restart_cost_option,
     shared_slots,
     sharing_options,
-    mig_option,
     speeds_option,
     trace_options,
 )

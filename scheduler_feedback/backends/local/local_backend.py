@@ -251,11 +251,15 @@ class LocalBackend(Backend):
         divided = self._instances is not None and all(s.node in self._instances.profiles for s in action.placement)
         if self._instances is None or not divided:
             if action.spec.mig_profile:
-                raise BackendError(f"{action.action_id} ({action.job_id}): the GPUs of its nodes are not divided by MIG")
+                raise BackendError(
+                    f"{action.action_id} ({action.job_id}): the GPUs of its nodes are not divided by MIG"
+                )
             return []
         return self._instances.create(action)
 
-    def _destroy_instances(self, instances: MigInstances, held: Collection[tuple[str, int]], now_seconds: float) -> None:
+    def _destroy_instances(
+        self, instances: MigInstances, held: Collection[tuple[str, int]], now_seconds: float
+    ) -> None:
         """Destroy the MIG instances of attempts that have ended, or that were never started.
 
         An attempt that runs although it is not in `held` is killed first, as a stray.

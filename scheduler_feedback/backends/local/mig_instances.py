@@ -51,7 +51,9 @@ class MigInstances:
             job_id, _, attempt = path.stem.rpartition(".")
             record = attempt_files.read(str(path))
             if record is None or not attempt.isdigit():
-                raise BackendError(f"{path}: is no record of MIG instances; see which GPUs have unknown ones, remove it")
+                raise BackendError(
+                    f"{path}: is no record of MIG instances; see which GPUs have unknown ones, remove it"
+                )
             self._known[job_id, int(attempt)] = [(one["gpu"], one["start"]) for one in record["instances"]]
         self._devices = {name: tuple(uuids) for name, uuids in nodes.items()}
         self.profiles = {name: self._profiles_of(name, uuids) for name, uuids in self._devices.items() if uuids}

@@ -56,7 +56,9 @@ def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
         if spec.get("opportunistic") and spec.get("slot_share"):  # under MPS, a limit of the client's multiprocessors
             environment.setdefault("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * spec['slot_share']:.0f}")
         mine = plan.get("mig_devices")  # a process can use one MIG instance only
-        environment["CUDA_VISIBLE_DEVICES"] = mine[rank] if mine else ",".join(devices[plan["placement"][each]["slot"]] for each in local)
+        environment["CUDA_VISIBLE_DEVICES"] = (
+            mine[rank] if mine else ",".join(devices[plan["placement"][each]["slot"]] for each in local)
+        )
     else:
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment.setdefault(name, "1")

@@ -20,8 +20,8 @@ from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import malformed
 from scheduler_feedback.policies.intake.verdict_events import drop_verdict, subject_of
-from scheduler_feedback.policies.nodes import draining, quarantine
 from scheduler_feedback.policies.mig.demand import note_instances
+from scheduler_feedback.policies.nodes import draining, quarantine
 from scheduler_feedback.policies.shares.seen_requests import note_request
 
 

@@ -57,8 +57,7 @@ def _place(
     busy = {
         slot: slices
         for slot, slices in index.divided.items()
-        if nodes >> number[slot.node] & 1
-        and not kept.get(number[slot.node], 0) >> slot.slot & 1
+        if nodes >> number[slot.node] & 1 and not kept.get(number[slot.node], 0) >> slot.slot & 1
     }
     found: list[Slot] = []
     while len(found) < job.spec.ranks:

@@ -18,9 +18,7 @@ def room_for(profiles: Sequence[MigProfile], busy: int, demand: Mapping[str, flo
     The starts of one profile do not overlap, so it has room for as many instances as there are free starts. profiles:
     those of the GPU. demand: weight of each profile among the requests.
     """
-    return sum(
-        demand[one.name] * one.compute * len(free_starts(busy, one)) for one in profiles if demand.get(one.name)
-    )
+    return sum(demand[one.name] * one.compute * len(free_starts(busy, one)) for one in profiles if demand.get(one.name))
 
 
 def best_start(

@@ -494,7 +494,7 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
         if name != job.awaited_type and _fits(plan, structs.replace(job, job_id=""), policy, gpu_types=(name,)):
             found.append(f"with {name} as its only GPU type, it could start now")
     most = 0
-    if spec.pinned_node is None and not spec.groups and spec.ranks > 1:
+    if spec.pinned_node is None and not spec.groups and not spec.mig_profile and spec.ranks > 1:
         most = _fits(plan, job, policy, min_ranks=1)
     plan.rollback(mark)
     if 0 < most < spec.ranks:
