@@ -45,7 +45,7 @@ class Topology:
     refused: bit mask of the nodes that do not meet a constraint, by the constraint's name.
     limits: limits by other resources than slots, by the constraint's name and the node's number.
     free: free amounts of other resources, by the node's number, for nodes with limits.
-    mig: for each MIG profile, the nodes that have it, as a bit mask, and how many of its instances fit on any of their GPUs.
+    mig: for each MIG profile, the nodes that have it, as a bit mask, and how many of its instances fit on each GPU there.
     domains: all domains by number; number 0 is the whole cluster.
     above: for each node, the numbers of the domains that contain it, including 0.
     """
@@ -93,8 +93,8 @@ class Topology:
         self.mig: dict[str, tuple[int, int]] = {}
         for number, node in enumerate(ordered):
             for profile in node.mig_profiles:
-                nodes, least = self.mig.get(profile.name, (0, len(profile.starts)))
-                self.mig[profile.name] = nodes | self.bits[number], min(least, len(profile.starts))
+                having, least = self.mig.get(profile.name, (0, len(profile.starts)))
+                self.mig[profile.name] = having | self.bits[number], min(least, len(profile.starts))
         self.domains = [Domain(0, None, "the cluster")]
         self.by_level: dict[Level, list[int]] = {level: [] for level in WIDE}
         self.above: list[tuple[int, ...]] = []
