@@ -63,8 +63,8 @@ def mig_option(command: Command) -> Command:
         "--mig",
         "mig_model",
         metavar="MODEL",
-        help="All GPUs are of this model, such as A100-80GB, and the scheduler divides them into MIG instances for jobs "
-        "with mig_profile.",
+        help="All GPUs are of this model, such as A100-80GB, and the scheduler divides them into MIG instances for "
+        "jobs with mig_profile.",
     )(command)
 
 

@@ -1,8 +1,9 @@
 """Inputs for the start of a rank: its place in the gang, its environment, and its program.
 
 A plan is the content of attempt.json: the fields of StartGang, and ``state_folder``, ``environment`` (the base below
-the submitter's), ``nodes`` (by name: ``devices``, ``socket``), ``mig_devices`` (UUID of each rank's MIG instance; empty: whole GPUs), ``master_address``, ``master_port``, ``use_cgroups``,
-``decision_timeout_seconds``. Standard library only: see local_processes.py.
+the submitter's), ``nodes`` (by name: ``devices``, ``socket``), ``mig_devices`` (UUIDs of the MIG instances by rank;
+empty: whole GPUs), ``master_address``, ``master_port``, ``use_cgroups``, ``decision_timeout_seconds``. Standard library
+only: see local_processes.py.
 """
 
 from __future__ import annotations

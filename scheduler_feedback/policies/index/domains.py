@@ -45,7 +45,7 @@ class Topology:
     refused: bit mask of the nodes that do not meet a constraint, by the constraint's name.
     limits: limits by other resources than slots, by the constraint's name and the node's number.
     free: free amounts of other resources, by the node's number, for nodes with limits.
-    mig: for each MIG profile, the nodes that have it, as a bit mask, and how many of its instances fit on each GPU there.
+    mig: for each MIG profile, the nodes that have it, as a bit mask, and how many of its instances a GPU holds.
     domains: all domains by number; number 0 is the whole cluster.
     above: for each node, the numbers of the domains that contain it, including 0.
     """
